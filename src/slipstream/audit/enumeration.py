@@ -1,0 +1,94 @@
+"""Every outcome of every draw, with its probability: the shipped loop as a tree of decisions.
+
+A universe is one row that follows a script of decisions and, past the end of the script, takes the first option and
+notes the others for later universes. All universes known so far run as one ragged batch, so the packed code is what is
+enumerated. Each draw is identified by where it happens; one that happens twice in a universe is not random any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from slipstream.core.law import Law
+from slipstream.core.loop import NoiseFactory
+from slipstream.core.noise import Noise, Purpose, Site
+from slipstream.core.shapes import Bool, Float, Int, Tensor
+from slipstream.core.types import Row
+
+Key = tuple[int, int, int, int]  # committed length at the start of the cycle, node, purpose, stage
+
+
+@dataclass
+class Universe:
+    script: list[int]
+    prob: float = 1.0
+    taken: list[int] = field(default_factory=list)
+    untried: list[list[int]] = field(default_factory=list)
+    keys: set[Key] = field(default_factory=set)
+    faults: set[str] = field(default_factory=set)
+
+    def decide(self, probs: Sequence[float], key: Key) -> int:
+        """Take one option; certain ones are no decision."""
+        if key in self.keys:
+            self.faults.add("a random number is used for two draws")
+        if abs(sum(probs) - 1) > 1e-9:
+            self.faults.add("a law that is drawn from does not sum to 1")
+        self.keys.add(key)
+        options = [i for i, p in enumerate(probs) if p > 0]
+        choice = options[0] if options else 0
+        if len(options) > 1:
+            done = len(self.taken)
+            if done < len(self.script):
+                choice = self.script[done]
+            else:
+                self.untried += [[*self.taken, other] for other in options[1:]]
+            self.taken.append(choice)
+        self.prob *= probs[choice]
+        return choice
+
+
+class Scripted(Noise):
+    """The draws of one cycle, decided by the universes of its rows."""
+
+    def __init__(self, universes: Sequence[Universe], starts: Sequence[int]) -> None:
+        self._universes, self._starts = universes, starts
+
+    def flip(self, prob: Float[Tensor, " n"], site: Site) -> Bool[Tensor, " n"]:
+        options = [[1 - p, p] for p in prob.tolist()]
+        return torch.tensor(self._decide(options, site, Purpose.ACCEPT, 0), dtype=torch.bool)
+
+    def draw(self, law: Law, site: Site, purpose: Purpose, stage: int = 0) -> Int[Tensor, " n"]:
+        ids, probs = law.support()
+        chosen = self._decide(probs.tolist(), site, purpose, stage)
+        return ids.gather(1, torch.tensor(chosen, dtype=torch.long)[:, None])[:, 0]
+
+    def _decide(self, options: list[list[float]], site: Site, purpose: Purpose, stage: int) -> list[int]:
+        places = zip(site.row.tolist(), site.node.tolist(), options, strict=True)
+        return [self._universes[r].decide(p, (self._starts[r], node, purpose, stage)) for r, node, p in places]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    prob: float
+    row: Row
+    faults: set[str]
+
+
+def outcomes(new_row: Callable[[], Row], run: Callable[[list[Row], NoiseFactory], object]) -> Iterator[Outcome]:
+    """All that can happen to one row under `run`, which decodes the rows it is given with the noise it is given."""
+    scripts: list[list[int]] = [[]]
+    while scripts:
+        universes = {new_row(): Universe(script) for script in scripts}
+
+        def noise(rows: Sequence[Row], shared: Sequence[bool], universes: dict[Row, Universe] = universes) -> Noise:
+            assert not any(shared), (
+                "a shared field is one draw for several laws; it is audited by closed form and replay"
+            )
+            return Scripted([universes[row] for row in rows], [row.length for row in rows])
+
+        run(list(universes), noise)
+        yield from (Outcome(universe.prob, row, universe.faults) for row, universe in universes.items())
+        scripts = [script for universe in universes.values() for script in universe.untried]

@@ -1,0 +1,93 @@
+"""The law of the shipped loop by enumeration, against the joint law of the target's table.
+
+After any number of cycles the text so far, continued by plain decoding, must have the target's joint law. So two
+cycles are enumerated with everything that can happen in them, each ending is continued with the target's own
+probabilities, and the sum is compared with the target's joint law of the same length, sequence by sequence.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from slipstream.audit.check import Check
+from slipstream.audit.enumeration import outcomes
+from slipstream.audit.subject import Pair, Subject
+from slipstream.core.interfaces import Policy
+from slipstream.core.types import Budget, Draft, Row, Verdict
+from slipstream.models.table import Table
+
+TOLERANCE = 1e-12
+Joint = dict[tuple[int, ...], float]
+
+
+def joint_law(table: Table, start: Sequence[int], length: int) -> Joint:
+    """Probability of every continuation of `length` tokens under plain decoding."""
+    joint: Joint = {(): 1.0}
+    for _ in range(length):
+        joint = {
+            (*text, token): probability * p
+            for text, probability in joint.items()
+            for token, p in enumerate(table.law([*start, *text]).tolist())
+            if p > 0
+        }
+    return joint
+
+
+def check_cycles(name: str, subject: Subject, pair: Pair, depth: int = 2, cycles: int = 2) -> Check:
+    """Enumerate whole cycles; `depth` is the most the subject's policy may ask for."""
+    length, target = cycles * (depth + 1), subject.table(pair.target)
+    found: Joint = defaultdict(float)
+    faults: set[str] = set()
+    for outcome in outcomes(
+        lambda: subject.row(pair, 1 << 20), lambda rows, noise: subject.run(pair, rows, cycles, noise)
+    ):
+        found[tuple(outcome.row.output)] += outcome.prob
+        faults |= outcome.faults
+    continued: Joint = defaultdict(float)
+    for text, probability in found.items():
+        for rest, p in joint_law(target, [*pair.prompt, *text], length - len(text)).items():
+            continued[text + rest] += probability * p
+    expected = joint_law(target, pair.prompt, length)
+    return _compare(name, expected, continued, faults)
+
+
+def check_endings(name: str, subject: Subject, pair: Pair, max_tokens: int = 4, end: int = 0) -> Check:
+    """Enumerate to the end: an end token, or the limit, wherever in a draft it falls."""
+    ends = frozenset({end})
+    found: Joint = defaultdict(float)
+    faults: set[str] = set()
+    for outcome in outcomes(
+        lambda: subject.row(pair, max_tokens, ends=ends), lambda rows, noise: subject.run(pair, rows, None, noise)
+    ):
+        found[tuple(outcome.row.output)] += outcome.prob
+        faults |= outcome.faults
+    expected: Joint = defaultdict(float)
+    for text, probability in joint_law(subject.table(pair.target), pair.prompt, max_tokens).items():
+        cut = text.index(end) + 1 if end in text else max_tokens
+        expected[text[:cut]] += probability
+    return _compare(name, expected, found, faults)
+
+
+def _compare(name: str, expected: Joint, found: Joint, faults: set[str]) -> Check:
+    worst = max(abs(expected.get(text, 0.0) - found.get(text, 0.0)) for text in expected.keys() | found.keys())
+    detail = f"{len(expected)} sequences, largest deviation {worst:.1e}"
+    return Check(name, "exact", worst <= TOLERANCE and not faults, "; ".join([detail, *sorted(faults)]))
+
+
+class Nosy(Policy):
+    """An adaptive policy that reads everything it may: accepted counts and discarded tokens of all earlier cycles."""
+
+    def __init__(self, depth: int = 2) -> None:
+        self._depth = depth
+        self._memory: dict[Row, int] = {}
+
+    def budget(self, rows: Sequence[Row]) -> list[Budget]:
+        return [Budget(self._memory.get(row, self._depth) % (self._depth + 1)) for row in rows]
+
+    def observe(self, rows: Sequence[Row], draft: Draft, verdict: Verdict) -> None:
+        seen = [0] * len(rows)
+        for (r, _), token in zip(draft.tree.lists, draft.token.tolist(), strict=True):
+            seen[r] += token
+        for row, tokens, accepted in zip(rows, seen, verdict.accepted.tolist(), strict=True):
+            self._memory[row] = tokens + accepted

@@ -1,0 +1,63 @@
+"""What is audited: a target, a drafter, a rule and a policy, made afresh for every run of the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from slipstream.core.interfaces import Drafter, Model, Policy, Verifier
+from slipstream.core.loop import NoiseFactory, decode
+from slipstream.core.noise import CounterNoise
+from slipstream.core.sampling import Sampling, law
+from slipstream.core.types import Request, Row, Step
+from slipstream.drafters.table import TableDrafter
+from slipstream.models.table import Table, TableModel
+from slipstream.plan.policy import Fixed
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Tables of a target and a draft model, and the prompt continuations start from."""
+
+    target: Table
+    draft: Table
+    prompt: tuple[int, ...] = (0, 1)
+
+    @staticmethod
+    def random(seed: int, vocab: int = 3, order: int = 2) -> Pair:
+        return Pair(Table.random(vocab, order, 2 * seed), Table.random(vocab, order, 2 * seed + 1), (0, 1 % vocab))
+
+
+def same(noise: NoiseFactory) -> NoiseFactory:
+    return noise
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The loop on a pair of tables. A planted bug replaces one of the parts."""
+
+    rule: Callable[[], Verifier]
+    policy: Callable[[], Policy] = field(default=lambda: Fixed(2))
+    sampling: Sampling = Sampling()
+    model: Callable[[Table], Model] = TableModel
+    drafter: Callable[[Table], Drafter] = TableDrafter
+    noise: Callable[[NoiseFactory], NoiseFactory] = same
+
+    def run(
+        self, pair: Pair, rows: Sequence[Row], cycles: int | None = None, noise: NoiseFactory = CounterNoise
+    ) -> list[list[Step]]:
+        """Decode the rows, for a number of cycles or to their end."""
+        loop = decode(
+            rows, self.model(pair.target), self.drafter(pair.draft), self.rule(), self.policy(), self.noise(noise)
+        )
+        with closing(loop):
+            return list(islice(loop, cycles))
+
+    def row(self, pair: Pair, max_tokens: int, seed: int = 0, ends: frozenset[int] = frozenset()) -> Row:
+        return Row(Request(pair.prompt, replace(self.sampling, seed=seed), max_tokens, ends))
+
+    def table(self, table: Table) -> Table:
+        """The honest laws of all contexts: the table's, under this subject's sampling."""
+        return Table(law(table.probs.log(), [self.sampling] * len(table.probs)).dense().double(), table.order)

@@ -1,0 +1,89 @@
+"""The five seams. Implementations are final, compose by wrapping, and are never asked what kind they are.
+
+Models and drafters keep their own length per row and catch up by themselves: a row's committed tokens are the truth,
+and whatever a model has not seen of them it reads in its next pass. So a prompt, a plain step and another drafter's
+turn all look alike.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from slipstream.core.law import Law
+from slipstream.core.noise import Noise
+from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
+
+
+class Model(ABC):
+    """Scores drafted tokens, all rows in one pass, and remembers what was committed."""
+
+    vocab: int
+    context: int  # the longest row, prompt and output together
+
+    @abstractmethod
+    def open(self, rows: Sequence[Row]) -> None:
+        """Make room for new rows."""
+
+    @abstractmethod
+    def close(self, rows: Sequence[Row]) -> None:
+        """Forget rows and give their room back."""
+
+    @abstractmethod
+    def score(self, rows: Sequence[Row], draft: Draft) -> Scores:
+        """Read what is new of each row and all drafted nodes; the logits after every slot."""
+
+    @abstractmethod
+    def commit(self, rows: Sequence[Row], verdict: Verdict) -> None:
+        """Keep the accepted path of the draft scored last, forget the rest of it."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a drafter wants of the target: hidden states of these layers in every `Scores`."""
+
+    features: tuple[int, ...] = ()
+
+
+class Drafter(ABC):
+    """Guesses ahead. Says for each token the exact law it was drawn from; stops after an end token."""
+
+    needs: Needs = Needs()
+
+    def open(self, rows: Sequence[Row]) -> None:
+        """Make room for new rows."""
+
+    def close(self, rows: Sequence[Row]) -> None:
+        """Forget rows."""
+
+    @abstractmethod
+    def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:
+        """Draft at most what the budget of each row allows."""
+
+    def observe(self, rows: Sequence[Row], verdict: Verdict, scores: Scores) -> None:
+        """Learn what became of the draft proposed last."""
+
+
+class Verifier(ABC):
+    """Decides what to keep of a draft. Pure: laws and draws in, verdict out."""
+
+    name: ClassVar[str]
+    lossless: ClassVar[bool]
+    shared: ClassVar[bool] = False  # draft and target race on one field of noise per position
+
+    @abstractmethod
+    def verify(self, draft: Draft, target: Law, noise: Noise) -> Verdict:
+        """`target` holds one law per slot of the draft's tree."""
+
+
+class Policy(ABC):
+    """Decides each cycle whether and how far to draft."""
+
+    @abstractmethod
+    def budget(self, rows: Sequence[Row]) -> list[Budget]:
+        """What each row may spend in the coming cycle."""
+
+    def observe(self, rows: Sequence[Row], draft: Draft, verdict: Verdict) -> None:
+        """Learn what the cycle brought."""

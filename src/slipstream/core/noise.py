@@ -1,0 +1,114 @@
+"""Random draws as a function of who asks, where and what for: no state, no order, no batch mate.
+
+A draw is the hash of a key. Ordinarily the key is (seed, sample index, committed length at the start of the cycle,
+node, stage, purpose): every draw of every cycle is fresh, also a draw for a position that an earlier cycle drew for
+and discarded. Keyed by position alone it would be biased: block verification conditions on draws beyond the accepted
+prefix, and a policy may have seen the discarded ones.
+
+Under the coupled rule the key is (seed, sample index, position) on purpose: draft, target and plain decoding run the
+same race at a position, and the same seed gives the same tokens whoever drafts, and however far.
+
+A token is drawn by the exponential race argmin E_x / law(x), one exponential per token id, over the support only; a
+token of probability zero cannot win. 52 random bits per number; the integers are the same on every device.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+from slipstream.core.law import Law
+from slipstream.core.shapes import Bool, Float, Int, Tensor
+from slipstream.core.types import Row
+
+
+class Purpose(IntEnum):
+    """What a draw decides; two purposes never share a number."""
+
+    DRAFT = 1
+    ACCEPT = 2
+    EMIT = 3
+    FIELD = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """Where a draw happens: the row in this cycle, the node within the row, and the drafted tokens before it."""
+
+    row: Int[Tensor, " n"]
+    node: Int[Tensor, " n"]
+    depth: Int[Tensor, " n"]
+
+
+class Noise(ABC):
+    """The draws of one cycle. A rule or drafter says what to decide and where; how is not its business."""
+
+    @abstractmethod
+    def flip(self, prob: Float[Tensor, " n"], site: Site) -> Bool[Tensor, " n"]:
+        """True with the given probability, at each site."""
+
+    @abstractmethod
+    def draw(self, law: Law, site: Site, purpose: Purpose, stage: int = 0) -> Int[Tensor, " n"]:
+        """A token from each law, at each site."""
+
+
+class CounterNoise(Noise):
+    """Noise by hashing counters; rows marked `shared` draw tokens from the field of their position."""
+
+    def __init__(self, rows: Sequence[Row], shared: Sequence[bool], device: torch.device | str = "cpu") -> None:
+        fields = torch.tensor([[row.seed, row.sample, row.length] for row in rows], dtype=torch.long, device=device)
+        seed, sample, self._start = fields.reshape(-1, 3).unbind(1)
+        self._stream = fold(seed, sample)
+        self._shared = torch.tensor(shared, dtype=torch.bool, device=device)
+
+    def flip(self, prob: Float[Tensor, " n"], site: Site) -> Bool[Tensor, " n"]:
+        what = torch.full_like(site.node, int(Purpose.ACCEPT))
+        return uniform(fold(self._stream[site.row], self._start[site.row], site.node, what)) < prob
+
+    def draw(self, law: Law, site: Site, purpose: Purpose, stage: int = 0) -> Int[Tensor, " n"]:
+        shared = self._shared[site.row]
+        time = self._start[site.row] + torch.where(shared, site.depth, 0)
+        node = torch.where(shared, 0, site.node)
+        what = torch.where(shared, int(Purpose.FIELD), int(purpose) + 16 * stage)
+        return race(law, fold(self._stream[site.row], time, node, what))
+
+
+def race(law: Law, key: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+    """argmin over the support of E_x / law(x): token x wins with probability law(x)."""
+    ids, probs = law.support()
+    if ids.shape[1] == 1:
+        return ids[:, 0]
+    finish = -torch.log(uniform(fold(key[:, None], ids))) / probs.double()
+    return ids.gather(1, finish.argmin(1, keepdim=True))[:, 0]
+
+
+def uniform(key: Int[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """A number strictly between 0 and 1 for each key, from its upper 52 bits."""
+    return (_shift(key, 12).double() + 0.5) * 2.0**-52
+
+
+def fold(key: Int[Tensor, "..."], *fields: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+    """Absorb each field into the key. The mixer is the SplitMix64 finaliser; int64 wraps alike on every device."""
+    for field in fields:
+        key = _mix(_mix(key) + (field + 1) * _GOLDEN)
+    return key
+
+
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+_FIRST = 0xBF58476D1CE4E5B9 - 2**64
+_SECOND = 0x94D049BB133111EB - 2**64
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift(x, 30)) * _FIRST
+    x = (x ^ _shift(x, 27)) * _SECOND
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift: int64 shifts copy the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,0 +1,93 @@
+"""From logits to a law: temperature, then top-k, then top-p, then min-p. One function for target and draft.
+
+Tokens with equal logits are kept or dropped together, so a law depends on the numbers alone and never on the order a
+sort happened to leave. Temperature 0 is greedy: all probability on the largest logit, the lowest id among equals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from slipstream.core.law import Dense, Law, OneHot
+from slipstream.core.shapes import Bool, Float, Tensor
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to draw the next token. The defaults are the model's own distribution, untouched."""
+
+    temperature: float = 1.0
+    top_k: int = 0  # 0: no limit
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None  # None: a fresh one per request
+
+    def __post_init__(self) -> None:
+        if not (self.temperature >= 0 and math.isfinite(self.temperature)):
+            raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy) or a positive number")
+        if self.top_k < 0:
+            raise ValueError(f"top_k is {self.top_k}; it must be 0 (no limit) or more")
+        if not 0 <= self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}; it must be between 0 and 1")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p is {self.min_p}; it must be between 0 and 1")
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed is {self.seed}; it must be between 0 and 2**63 - 1")
+
+
+def law(logits: Float[Tensor, "n vocab"], sampling: Sequence[Sampling]) -> Law:
+    """The law of the next token for each row of logits, under that row's own parameters."""
+    assert len(logits) == len(sampling)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    best = logits.amax(-1, keepdim=True) if len(logits) else logits[:, :1]
+    if not bool(best.isfinite().all()):
+        raise FloatingPointError("logits hold NaN, infinity or no possible token, so there is no law to draw from")
+    if all(s.temperature == 0 for s in sampling):
+        return OneHot(logits.argmax(-1), logits.shape[-1])
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=logits.dtype, device=logits.device)[:, None]
+
+    greedy = [s.temperature == 0 for s in sampling]
+    scaled = (logits - best) / column([s.temperature or 1.0 for s in sampling])
+    if any(0 < s.top_k < logits.shape[-1] for s in sampling):
+        scaled = scaled.masked_fill(~_top_k(scaled, [s.top_k for s in sampling]), -math.inf)
+    probs = scaled.softmax(-1)
+    if any(s.top_p < 1 for s in sampling):
+        probs = _normal(probs * _top_p(probs, column([s.top_p for s in sampling])))
+    if any(s.min_p > 0 for s in sampling):
+        probs = _normal(probs * (probs >= column([s.min_p for s in sampling]) * probs.amax(-1, keepdim=True)))
+    if any(greedy):
+        chosen = OneHot(logits.argmax(-1), logits.shape[-1]).dense().to(probs.dtype)
+        probs = torch.where(torch.tensor(greedy, device=probs.device)[:, None], chosen, probs)
+    return Dense(probs)
+
+
+def _top_k(logits: Float[Tensor, "n vocab"], k: list[int]) -> Bool[Tensor, "n vocab"]:
+    """Every token whose logit is at least the k-th largest."""
+    vocab = logits.shape[-1]
+    limits = [min(x, vocab) if x else vocab for x in k]
+    widest = max(x for x in limits if x < vocab)
+    ranked = logits.topk(widest).values
+    index = torch.tensor([min(x, widest) - 1 for x in limits], device=logits.device)[:, None]
+    free = torch.tensor([x == vocab for x in limits], device=logits.device)[:, None]
+    return free | (logits >= ranked.gather(1, index))
+
+
+def _top_p(probs: Float[Tensor, "n vocab"], mass: Float[Tensor, "n 1"]) -> Bool[Tensor, "n vocab"]:
+    """The most probable tokens up to the first at which their sum reaches `mass`, and all that equal that one."""
+    free = mass >= 1
+    for width in (min(512, probs.shape[-1]), probs.shape[-1]):  # a nucleus is small: sort it all only where it is not
+        ranked = probs.topk(width).values
+        below = (ranked.cumsum(-1, dtype=torch.float64) < mass).sum(-1, keepdim=True)
+        if bool((free | (below < width)).all()):
+            break
+    return free | (probs >= ranked.gather(1, below.clamp(max=width - 1)))
+
+
+def _normal(weights: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
+    return weights / weights.sum(-1, keepdim=True)

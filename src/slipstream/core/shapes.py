@@ -1,0 +1,21 @@
+"""Array types for signatures: `Float[Tensor, "nodes vocab"]` says the shape where the argument stands.
+
+jaxtyping checks them at run time in the tests. Where it is not installed (a bare GPU machine) the same annotations
+are plain words and cost nothing.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+try:
+    from jaxtyping import Bool, Float, Int
+except ImportError:
+
+    class _Shaped:
+        def __class_getitem__(cls, _: object) -> type[Tensor]:
+            return Tensor
+
+    Bool = Float = Int = _Shaped  # type: ignore[assignment,misc]
+
+__all__ = ["Bool", "Float", "Int", "Tensor"]

@@ -1,0 +1,149 @@
+"""Topology of drafted tokens: packed nodes of several rows, each hanging off its parent.
+
+A node is one drafted token. Nodes of all rows stand on one axis, parents before children; `parent` is the packed index
+of the node before it, or -1 where the node continues the row's committed text. A chain is a tree with one path, a row
+with nothing drafted a tree with no node.
+
+Where a distribution is needed *after* every place (the target's next-token law), places are numbered as *slots*: slot
+r < rows is the committed end of row r, slot rows + i is node i. The law of node i's own token stands at the slot of
+its parent, `origin[i]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from slipstream.core.shapes import Bool, Int, Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Tree:
+    rows: int
+    row: Int[Tensor, " nodes"]
+    parent: Int[Tensor, " nodes"]
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    @staticmethod
+    def chains(depths: Sequence[int], device: torch.device | str = "cpu") -> Tree:
+        """One chain per row, row r with `depths[r]` nodes, packed row after row."""
+        row = [r for r, depth in enumerate(depths) for _ in range(depth)]
+        parent = [i - 1 if i and row[i - 1] == r else -1 for i, r in enumerate(row)]
+        return Tree(len(depths), _ints(row, device), _ints(parent, device))
+
+    @staticmethod
+    def of(rows: int, row: Sequence[int], parent: Sequence[int], device: torch.device | str = "cpu") -> Tree:
+        """A checked tree: raises ValueError where it is not a forest in packed order."""
+        for i, (r, p) in enumerate(zip(row, parent, strict=True)):
+            if not 0 <= r < rows:
+                raise ValueError(f"node {i} names row {r}; rows are 0 to {rows - 1}")
+            if not -1 <= p < i:
+                raise ValueError(f"node {i} has parent {p}; a parent is -1 or a node before it, 0 to {i - 1}")
+            if p >= 0 and row[p] != r:
+                raise ValueError(f"node {i} of row {r} has parent {p} in row {row[p]}")
+        return Tree(rows, _ints(row, device), _ints(parent, device))
+
+    @cached_property
+    def origin(self) -> Int[Tensor, " nodes"]:
+        """The slot whose law node i was to follow: its parent's, or its row's committed end."""
+        return torch.where(self.parent < 0, self.row, self.parent + self.rows)
+
+    @cached_property
+    def slot_row(self) -> Int[Tensor, " slots"]:
+        return torch.cat([torch.arange(self.rows, device=self.row.device), self.row])
+
+    @cached_property
+    def lists(self) -> list[tuple[int, int]]:
+        """(row, parent) of every node on the host, where a walk over the tree is shorter than its algebra."""
+        return list(zip(self.row.tolist(), self.parent.tolist(), strict=True))
+
+    @cached_property
+    def depth(self) -> Int[Tensor, " nodes"]:
+        """0 for a node that continues the committed text, one more for each drafted token before it."""
+        depth: list[int] = []
+        for _, p in self.lists:
+            depth.append(0 if p < 0 else depth[p] + 1)
+        return _ints(depth, self.row.device)
+
+    @cached_property
+    def slot_depth(self) -> Int[Tensor, " slots"]:
+        """Drafted tokens before the token that would follow each slot."""
+        return torch.cat([torch.zeros(self.rows, dtype=torch.long, device=self.row.device), self.depth + 1])
+
+    @cached_property
+    def node(self) -> Int[Tensor, " nodes"]:
+        """Number of each node within its own row: what noise is keyed by, so that batch mates never matter."""
+        count = [0] * self.rows
+        number = []
+        for r, _ in self.lists:
+            number.append(count[r])
+            count[r] += 1
+        return _ints(number, self.row.device)
+
+    @cached_property
+    def ancestors(self) -> Bool[Tensor, "nodes nodes"]:
+        """ancestors[i, j]: node j is a proper ancestor of node i."""
+        mask = [[False] * len(self) for _ in range(len(self))]
+        for i, (_, p) in enumerate(self.lists):
+            if p >= 0:
+                mask[i] = mask[p].copy()
+                mask[i][p] = True
+        return torch.tensor(mask, dtype=torch.bool, device=self.row.device).reshape(len(self), len(self))
+
+    @cached_property
+    def paths(self) -> list[list[int]]:
+        """Every path from committed text to a leaf, as packed node numbers, in order of the leaves."""
+        parents = [p for _, p in self.lists]
+        leaves = sorted(set(range(len(self))) - set(parents))
+        return [_climb(parents, leaf) for leaf in leaves]
+
+    @cached_property
+    def chain(self) -> Int[Tensor, "rows depth"]:
+        """The one path of each row, -1 beyond its end; ValueError where a row branches."""
+        table: list[list[int]] = [[] for _ in range(self.rows)]
+        for i, (r, p) in enumerate(self.lists):
+            if p != (table[r][-1] if table[r] else -1):
+                raise ValueError(f"row {r} drafts a tree, and this rule verifies chains; use a tree rule or width 1")
+            table[r].append(i)
+        return _padded(table, self.row.device)
+
+    def follow(self, choice: Int[Tensor, " slots"], token: Int[Tensor, " nodes"]) -> Int[Tensor, "rows depth"]:
+        """From each row's committed end, step to the child whose token is the slot's choice, while there is one."""
+        wanted = (choice[self.origin] == token).tolist()
+        table: list[list[int]] = [[] for _ in range(self.rows)]
+        for i, (r, p) in enumerate(self.lists):
+            if wanted[i] and p == (table[r][-1] if table[r] else -1):
+                table[r].append(i)
+        return _padded(table, self.row.device)
+
+    def end(self, path: Int[Tensor, "rows depth"]) -> Int[Tensor, " rows"]:
+        """The slot each path ends at: that of its last node, or the row's committed end where the path is empty."""
+        start = torch.arange(self.rows, device=path.device)
+        if path.shape[1] == 0:
+            return start
+        count = (path >= 0).sum(1)
+        last = path.gather(1, (count - 1).clamp(min=0)[:, None])[:, 0]
+        return torch.where(count > 0, last + self.rows, start)
+
+
+def _climb(parents: list[int], node: int) -> list[int]:
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
+def _padded(table: list[list[int]], device: torch.device) -> Int[Tensor, "rows depth"]:
+    width = max(map(len, table), default=0)
+    padded = [line + [-1] * (width - len(line)) for line in table]
+    return torch.tensor(padded, dtype=torch.long, device=device).reshape(len(table), width)
+
+
+def _ints(values: Sequence[int], device: torch.device | str) -> Int[Tensor, " n"]:
+    return torch.tensor(list(values), dtype=torch.long, device=device)

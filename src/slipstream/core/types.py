@@ -1,0 +1,161 @@
+"""The words of slipstream, and the few records that travel through a cycle.
+
+target, draft model    the model whose distribution the output keeps; a cheaper one that guesses ahead
+target_probs p, draft_probs q
+                       their next-token probabilities; never swapped, never one letter outside a formula
+law                    the exact distribution a token was drawn from, after temperature, top-k and the rest
+row                    one request while it decodes: its committed tokens and its limits
+cycle                  draft, score, verify, commit: one pass of the target
+node                   one drafted token; nodes of all rows are packed on one axis (`core/tree.py`)
+slot                   a place a next token may follow: the committed end of a row, or a node
+depth, width           drafted tokens along one path (K in the papers); candidates per position
+accepted               drafted tokens that verification keeps
+recovered              the token drawn instead of the first rejected one
+bonus                  the token the target adds where a whole path was accepted
+plain                  a token of a row that drafted nothing in its cycle
+emitted                accepted tokens and the one recovered, bonus or plain token of each cycle
+tau                    mean emitted tokens per target pass
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from slipstream.core.law import Law
+from slipstream.core.sampling import Sampling
+from slipstream.core.shapes import Bool, Float, Int, Tensor
+from slipstream.core.tree import Tree
+
+
+class Origin(StrEnum):
+    """How a token came to be emitted."""
+
+    ACCEPTED = "accepted"
+    RECOVERED = "recovered"
+    BONUS = "bonus"
+    PLAIN = "plain"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks for: a prompt of token ids, how to sample, and where to stop."""
+
+    prompt: Sequence[int]
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int = 128
+    ends: frozenset[int] = frozenset()
+    sample: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise ValueError("the prompt is empty; give at least one token")
+        if self.max_tokens < 0:
+            raise ValueError(f"max_tokens is {self.max_tokens}; it must be 0 or more")
+        if self.sample < 0:
+            raise ValueError(f"sample is {self.sample}; it must be 0 or more")
+
+
+class Row:
+    """One request while it decodes. `finish` names why it ended; the end token itself is emitted."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
+        self.sample = request.sample
+        self.tokens = list(request.prompt)
+        self.origins: list[Origin] = []
+        self.finish: str | None = None if request.max_tokens else "length"
+
+    @property
+    def length(self) -> int:
+        """Committed tokens, prompt included."""
+        return len(self.tokens)
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[len(self.request.prompt) :]
+
+    def room(self, context: int) -> int:
+        """How many tokens may still be emitted before the request's limit or the model's context ends."""
+        left = self.request.max_tokens - len(self.output)
+        return max(0, min(left, context - self.length))
+
+    def extend(self, tokens: Sequence[int], origins: Sequence[Origin], context: int) -> int:
+        """Commit emitted tokens up to the first end token; how many were kept."""
+        ends = self.request.ends
+        kept = next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))
+        self.tokens += tokens[:kept]
+        self.origins += origins[:kept]
+        if self.tokens[-1] in ends:
+            self.finish = "stop"
+        elif self.room(context) == 0:
+            self.finish = "length"
+        return kept
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one row may spend on drafting in one cycle; depth 0 is plain decoding.
+
+    Drafting stops early before a position whose draft law has no token of probability `stop_below` or more. That
+    decision may look at the tokens drafted so far and at the law of the next one, never at the next token itself.
+    """
+
+    depth: int
+    width: int = 1
+    stop_below: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.depth < 0:
+            raise ValueError(f"depth is {self.depth}; it must be 0 (plain decoding) or more")
+        if self.width < 1:
+            raise ValueError(f"width is {self.width}; it must be 1 or more")
+        if not 0 <= self.stop_below <= 1:
+            raise ValueError(f"stop_below is {self.stop_below}; it must be between 0 and 1")
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """Drafted tokens of several rows and, for each, the law it was drawn from."""
+
+    tree: Tree
+    token: Int[Tensor, " nodes"]
+    law: Law
+
+    def __post_init__(self) -> None:
+        assert len(self.tree) == len(self.token) == len(self.law), "a draft has one token and one law per node"
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """The target's view of every slot: logits of the token that follows, and hidden layers drafters asked for."""
+
+    logits: Float[Tensor, "slots vocab"]
+    features: dict[int, Float[Tensor, "slots hidden"]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """What verification decided: the accepted nodes of each row, root first, and the one token after them."""
+
+    path: Int[Tensor, "rows depth"]  # packed node numbers, -1 beyond the accepted ones
+    token: Int[Tensor, " rows"]
+    bonus: Bool[Tensor, " rows"]  # nothing was rejected: the token follows a whole drafted path
+
+    @property
+    def accepted(self) -> Int[Tensor, " rows"]:
+        return (self.path >= 0).sum(1)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one cycle did for one row."""
+
+    row: Row
+    tokens: list[int]
+    origins: list[Origin]
+    drafted: int
+    accepted: int

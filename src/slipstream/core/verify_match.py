@@ -1,0 +1,51 @@
+"""Rules that decide by matching: the target's own choice at every slot is fixed first, drafts are kept while they hit.
+
+greedy   the choice is the argmax of the target's law (temperature 0).
+coupled  the choice is the winner of the race argmin E_x / p(x) on the field of noise of its position. The drafter ran
+         argmin E_x / q(x) on the same field, so the two agree with probability at least (1 - TV) / (1 + TV)
+         (arXiv 2408.07978). What is emitted is the target's choice at every position: a function of seed and target
+         alone, whoever drafted and however far.
+
+Both hold for chains and trees alike.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from slipstream.core.interfaces import Verifier
+from slipstream.core.law import Law, OneHot
+from slipstream.core.noise import Noise, Purpose, Site
+from slipstream.core.shapes import Int, Tensor
+from slipstream.core.types import Draft, Verdict
+
+
+class Greedy(Verifier):
+    name: ClassVar[str] = "greedy"
+    lossless: ClassVar[bool] = True
+
+    def verify(self, draft: Draft, target: Law, noise: Noise) -> Verdict:
+        if not isinstance(target, OneHot):
+            raise ValueError("the greedy rule needs temperature 0; use token, block or coupled for sampling")
+        return keep_matches(draft, target.token)
+
+
+class Coupled(Verifier):
+    name: ClassVar[str] = "coupled"
+    lossless: ClassVar[bool] = True
+    shared: ClassVar[bool] = True
+
+    def verify(self, draft: Draft, target: Law, noise: Noise) -> Verdict:
+        tree = draft.tree
+        site = Site(tree.slot_row, torch.zeros_like(tree.slot_row), tree.slot_depth)
+        return keep_matches(draft, noise.draw(target, site, Purpose.FIELD))
+
+
+def keep_matches(draft: Draft, choice: Int[Tensor, " slots"]) -> Verdict:
+    """Accept along the target's choices; the choice after the last accepted node is emitted with them."""
+    path = draft.tree.follow(choice, draft.token)
+    end = draft.tree.end(path)
+    inner = torch.isin(end, draft.tree.origin)
+    return Verdict(path, choice[end], bonus=~inner)

@@ -1,0 +1,111 @@
+"""Prompt lookup: what followed the same few tokens last time is likely to follow them again.
+
+The longest suffix of the text that occurred before is looked up, and what came after it is copied; a copy that runs
+into the end of the text goes on copying itself, as LZ77 does. The index grows token by token, so a guess costs the
+same at any length of context.
+
+With a reference (the text to be corrected, rewritten or quoted) the draft follows a pointer into it from its first
+token, which is input-guided "aggressive" decoding (arXiv 2106.04970). Where the output diverges, the pointer is found
+again as soon as the last tokens of the output occur in the reference, first after the old place, then anywhere.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slipstream.core.types import Row
+from slipstream.drafters.per_row import PerRow, RowDrafter
+
+
+@dataclass(frozen=True)
+class NGramConfig:
+    longest: int = 3
+    shortest: int = 1
+    reference: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.shortest <= self.longest:
+            raise ValueError(
+                f"shortest is {self.shortest} and longest {self.longest}; 1 <= shortest <= longest is needed"
+            )
+
+
+class Index:
+    """Where every n-gram of a growing text was followed by something: n-gram -> positions of what followed."""
+
+    def __init__(self, config: NGramConfig) -> None:
+        self.sizes = range(config.longest, config.shortest - 1, -1)
+        self.text: list[int] = []
+        self.follows: dict[tuple[int, ...], list[int]] = {}
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            end = len(self.text)
+            for size in self.sizes:
+                if size <= end:
+                    self.follows.setdefault(tuple(self.text[end - size : end]), []).append(end)
+            self.text.append(token)
+
+    def find(self, suffix: Sequence[int], after: int | None = None) -> int | None:
+        """Position after the longest suffix found: the latest one, or the first at or past `after` if there is one."""
+        for size in self.sizes:
+            places = self.follows.get(tuple(suffix[-size:])) if size <= len(suffix) else None
+            if places:
+                first = bisect_left(places, after) if after is not None else -1
+                return places[first if first < len(places) else 0]
+        return None
+
+    def copy(self, start: int, depth: int) -> list[int]:
+        """`depth` tokens from `start` on, going round where the copy reaches the end of the text."""
+        period = len(self.text) - start
+        return [self.text[start + i % period] for i in range(depth)] if period else []
+
+
+class Lookup(RowDrafter):
+    """Guesses for one row from its own text."""
+
+    def __init__(self, config: NGramConfig) -> None:
+        self.config = config
+        self.index = Index(config)
+
+    def guess(self, tokens: Sequence[int], depth: int) -> list[int]:
+        self.index.extend(tokens[len(self.index.text) :])
+        start = self.index.find(tokens[-self.config.longest :])
+        return [] if start is None else self.index.copy(start, depth)
+
+
+class Guided(RowDrafter):
+    """Guesses for one row along a reference text, falling back to its own text while the two are apart."""
+
+    def __init__(self, config: NGramConfig, prompt: int) -> None:
+        self.config = config
+        self.reference = Index(config)
+        self.reference.extend(config.reference)
+        self.own = Lookup(config)
+        self.seen, self.at, self.lost = prompt, 0, False
+
+    def guess(self, tokens: Sequence[int], depth: int) -> list[int]:
+        for token in tokens[self.seen :]:
+            text = self.reference.text
+            self.lost |= self.at >= len(text) or text[self.at] != token
+            self.at += not self.lost
+        if (
+            self.lost
+            and (found := self.reference.find(tokens[self.seen :][-self.config.longest :], self.at)) is not None
+        ):
+            self.at, self.lost = found, False
+        self.seen = len(tokens)
+        return self.own.guess(tokens, depth) if self.lost else self.reference.text[self.at : self.at + depth]
+
+
+class NGram(PerRow):
+    """Prompt lookup for every row, each over its own text and the reference, if there is one."""
+
+    def __init__(self, vocab: int, config: NGramConfig | None = None) -> None:
+        super().__init__(vocab)
+        self.config = config or NGramConfig()
+
+    def new(self, row: Row) -> RowDrafter:
+        return Guided(self.config, row.length) if self.config.reference else Lookup(self.config)

@@ -1,0 +1,1 @@
+"""Models: run one, own its cache, roll back."""

@@ -1,0 +1,8 @@
+"""Plan: decisions about drafting."""
+
+from __future__ import annotations
+
+from slipstream.core.interfaces import Policy
+from slipstream.core.registry import Registry
+
+policies: Registry[Policy] = Registry("policy", {"fixed": "slipstream.plan.policy:Fixed"})
