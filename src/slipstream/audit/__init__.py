@@ -1,1 +1,1 @@
-"""Audit: is the output distributed exactly as the target alone would have it? Proofs, tests with known error, replays."""
+"""Audit: is the output distributed exactly as the target alone would have it? Proofs, tests, replays."""

@@ -26,7 +26,7 @@ class Pair:
     prompt: tuple[int, ...] = (0, 1)
 
     @staticmethod
-    def random(seed: int, vocab: int = 3, order: int = 2) -> Pair:
+    def random(seed: int, vocab: int = 4, order: int = 2) -> Pair:
         return Pair(Table.random(vocab, order, 2 * seed), Table.random(vocab, order, 2 * seed + 1), (0, 1 % vocab))
 
 
@@ -40,7 +40,7 @@ class Subject:
 
     rule: Callable[[], Verifier]
     policy: Callable[[], Policy] = field(default=lambda: Fixed(2))
-    sampling: Sampling = Sampling()
+    sampling: Sampling = field(default_factory=Sampling)
     model: Callable[[Table], Model] = TableModel
     drafter: Callable[[Table], Drafter] = TableDrafter
     noise: Callable[[NoiseFactory], NoiseFactory] = same

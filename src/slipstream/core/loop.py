@@ -6,7 +6,7 @@ decoding through the same lines.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 
 from slipstream.core import sampling
@@ -25,7 +25,7 @@ def decode(
     verifier: Verifier,
     policy: Policy,
     make_noise: NoiseFactory = CounterNoise,
-) -> Iterator[list[Step]]:
+) -> Generator[list[Step]]:
     """Yield what each cycle emitted, one step per row that took part."""
     for row in rows:
         check_fits(row, model)

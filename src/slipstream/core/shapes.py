@@ -16,6 +16,6 @@ except ImportError:
         def __class_getitem__(cls, _: object) -> type[Tensor]:
             return Tensor
 
-    Bool = Float = Int = _Shaped  # type: ignore[assignment,misc]
+    Bool = Float = Int = _Shaped  # type: ignore[assignment]
 
 __all__ = ["Bool", "Float", "Int", "Tensor"]

@@ -32,7 +32,7 @@ class Block(Verifier):
         ratio = ratios(target.select(tree.origin).prob(draft.token), draft.law.prob(draft.token))
         weight = weights(ratio, tree.parent)
         kept = noise.flip(prefix_acceptance(draft, target, weight), Site(tree.row, tree.node, tree.depth))
-        reached = along(kept, tree.chain, beyond=False).long()
+        reached = along(kept, tree.chain).long()
         steps = torch.arange(1, reached.shape[1] + 1, device=reached.device)
         accepted = (reached * steps).amax(1) if reached.shape[1] else reached.sum(1)
         return settle(draft, target, accepted, before(weight, tree.parent), noise)

@@ -15,7 +15,7 @@ import torch
 from slipstream.core.interfaces import Verifier
 from slipstream.core.law import Dense, Law
 from slipstream.core.noise import Noise, Purpose, Site
-from slipstream.core.shapes import Float, Int, Tensor
+from slipstream.core.shapes import Bool, Float, Int, Tensor
 from slipstream.core.types import Draft, Verdict
 
 
@@ -27,7 +27,7 @@ def acceptance(target_prob: Float[Tensor, " *n"], draft_prob: Float[Tensor, " *n
 
 
 def residual(weight: Float[Tensor, "n vocab"], draft: Law) -> Float[Tensor, "n vocab"]:
-    """max(weight - q, 0), normalised. Where nothing is left (p = q, and no token is rejected) it is the target's law."""
+    """max(weight - q, 0), normalised; the target's law where nothing is left (p = q, and no token is rejected)."""
     left = draft.excess(weight)
     left = torch.where(left.sum(-1, keepdim=True) > 0, left, weight)
     return left / left.sum(-1, keepdim=True)
@@ -49,14 +49,13 @@ class Token(Verifier):
         target_prob = target.select(tree.origin).prob(draft.token)
         accept = self.acceptance(target_prob, draft.law.prob(draft.token))
         kept = noise.flip(accept, Site(tree.row, tree.node, tree.depth))
-        accepted = along(kept, tree.chain, beyond=False).long().cumprod(1).sum(1)
+        accepted = along(kept, tree.chain).long().cumprod(1).sum(1)
         return settle(draft, target, accepted, torch.ones_like(target_prob), noise, self.residual)
 
 
-def along(value: Tensor, chain: Int[Tensor, "rows depth"], beyond: float) -> Tensor:
-    """Values of packed nodes laid along each row's chain, `beyond` past its end."""
-    padded = torch.cat([value, value.new_full((1,), beyond)])
-    return padded[chain]  # -1, past the end, is the last element
+def along(kept: Bool[Tensor, " nodes"], chain: Int[Tensor, "rows depth"]) -> Bool[Tensor, "rows depth"]:
+    """Verdicts on packed nodes laid along each row's chain, False past its end."""
+    return torch.cat([kept, kept.new_zeros(1)])[chain]  # -1, past the end, is the last element
 
 
 def settle(

@@ -1,0 +1,35 @@
+# `make demo` and `make test` each set everything up by themselves: Python 3.11+, pip, make and a C++ compiler are enough.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check lint format docs clean
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+demo: .venv/ready
+	$(BIN)/python examples/demo.py
+
+test: .venv/ready
+	$(BIN)/python -m pytest -n auto
+
+check: .venv/ready lint test
+
+lint: .venv/ready
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python docs/make_cli.py --check
+
+format: .venv/ready
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+docs: .venv/ready
+	$(BIN)/python docs/make_cli.py
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

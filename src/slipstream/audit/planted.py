@@ -1,0 +1,182 @@
+"""Twelve bugs of real speculative samplers, planted one at a time. An audit that misses one is no audit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from slipstream.audit.subject import Subject
+from slipstream.core import sampling
+from slipstream.core.interfaces import Drafter, Verifier
+from slipstream.core.law import Dense, Law
+from slipstream.core.loop import NoiseFactory
+from slipstream.core.noise import Noise, Purpose, Site
+from slipstream.core.sampling import Sampling
+from slipstream.core.shapes import Tensor
+from slipstream.core.tree import Tree
+from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
+from slipstream.core.verify_token import Token
+from slipstream.drafters.table import TableDrafter
+from slipstream.models.table import Table, TableModel
+
+HONEST = Subject(Token)
+
+
+class ShiftedModel(TableModel):
+    """Hands out the logits before a drafted token where those after it were asked for."""
+
+    def score(self, rows: Sequence[Row], draft: Draft) -> Scores:
+        before = torch.cat([torch.arange(len(rows)), draft.tree.origin])
+        return Scores(super().score(rows, draft).logits[before])
+
+
+class Misreporting(Drafter):
+    """Draws honestly and tells a different law from the one it drew from."""
+
+    def __init__(self, table: Table, draw: Sampling | None, tell: Callable[[Tensor, Sampling], Law]) -> None:
+        self._inner, self._table, self._draw, self._tell = TableDrafter(table), table, draw, tell
+
+    def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:
+        drawn = [_with_sampling(row, self._draw) for row in rows]
+        draft = self._inner.propose(drawn, budget, noise)
+        texts: list[list[int]] = []
+        for (r, p), token in zip(draft.tree.lists, draft.token.tolist(), strict=True):
+            texts.append([*(rows[r].tokens if p < 0 else texts[p]), token])
+        if not texts:
+            return draft
+        logits = torch.stack([self._table.law(text[:-1]) for text in texts]).log()
+        return replace(draft, law=self._tell(logits, rows[0].request.sampling))
+
+
+def _with_sampling(row: Row, draw: Sampling | None) -> Row:
+    if draw is None:
+        return row
+    other = Row(replace(row.request, sampling=draw))
+    other.tokens = row.tokens
+    return other
+
+
+def tell_temperature_one(logits: Tensor, asked: Sampling) -> Law:
+    return sampling.law(logits, [Sampling()] * len(logits))
+
+
+def tell_low_precision(logits: Tensor, asked: Sampling) -> Law:
+    return Dense(sampling.law(logits, [asked] * len(logits)).dense().bfloat16().double())
+
+
+def tell_as_asked(logits: Tensor, asked: Sampling) -> Law:
+    return sampling.law(logits, [asked] * len(logits))
+
+
+class Regretting(Drafter):
+    """Drops the token it has just drawn where that token looks unlikely."""
+
+    def __init__(self, table: Table) -> None:
+        self._inner = TableDrafter(table)
+
+    def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:
+        draft = self._inner.propose(rows, budget, noise)
+        kept, depths = [], [0] * len(rows)
+        for i, prob in enumerate(draft.law.prob(draft.token).tolist()):
+            r, depth = draft.tree.lists[i][0], int(draft.tree.depth[i])
+            if prob >= 0.35 and depths[r] == depth:
+                kept.append(i)
+                depths[r] += 1
+        index = torch.tensor(kept, dtype=torch.long)
+        return Draft(Tree.chains(depths), draft.token[index], draft.law.select(index))
+
+
+class WrongBonus(Verifier):
+    """Draws the bonus token from the law before the last drafted token."""
+
+    name, lossless = "token", True
+
+    def verify(self, draft: Draft, target: Law, noise: Noise) -> Verdict:
+        tree = draft.tree
+        slots = torch.arange(tree.rows + len(tree))
+        leaf = ~torch.isin(slots, tree.origin) & (slots >= tree.rows)
+        before = torch.cat([torch.arange(tree.rows), tree.origin])
+        return Token().verify(draft, target.select(torch.where(leaf, before, slots)), noise)
+
+
+@dataclass(frozen=True)
+class Tampered(Noise):
+    """Passes draws on, with another purpose or another place."""
+
+    inner: Noise
+    purpose: Callable[[Purpose], Purpose] = lambda purpose: purpose
+    site: Callable[[Site], Site] = lambda site: site
+
+    def flip(self, prob: Tensor, site: Site) -> Tensor:
+        return self.inner.flip(prob, self.site(site))
+
+    def draw(self, law: Law, site: Site, purpose: Purpose, stage: int = 0) -> Tensor:
+        return self.inner.draw(law, site, self.purpose(purpose), stage)
+
+
+def share_with_residual(make: NoiseFactory) -> NoiseFactory:
+    return lambda rows, shared: Tampered(make(rows, shared), purpose=lambda _: Purpose.DRAFT)
+
+
+def reseed(make: NoiseFactory) -> NoiseFactory:
+    def always_first(site: Site) -> Site:
+        return Site(site.row, torch.zeros_like(site.node), site.depth)
+
+    return lambda rows, shared: Tampered(make(rows, shared), site=always_first)
+
+
+def reuse_across_cycles(make: NoiseFactory) -> NoiseFactory:
+    """Forgets how far the text has come: every cycle draws the numbers of the first."""
+    return lambda rows, shared: make([_Stuck(row) for row in rows], shared)
+
+
+class _Stuck(Row):
+    """Passes for another row, and stands at the end of its prompt for ever."""
+
+    def __init__(self, row: Row) -> None:
+        super().__init__(row.request)
+        self._row, self.seed = row, row.seed
+
+    def __hash__(self) -> int:
+        return hash(self._row)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self._row
+
+
+def residual_is_target(weight: Tensor, draft: Law) -> Tensor:
+    return weight
+
+
+def residual_unnormalised(weight: Tensor, draft: Law) -> Tensor:
+    """What is missing to 1 falls on the last token, as it does when a cumulative sum is searched."""
+    left = draft.excess(weight)
+    left[:, -1] += 1 - left.sum(-1)
+    return left
+
+
+def acceptance_upside_down(target_prob: Tensor, draft_prob: Tensor) -> Tensor:
+    return (draft_prob / target_prob.clamp(min=1e-30)).clamp(max=1)
+
+
+COOL, NUCLEUS = Sampling(temperature=0.6), Sampling(top_p=0.7)
+PLANTED: dict[str, Subject] = {
+    "target row shifted by one": replace(HONEST, model=ShiftedModel),
+    "residual is the target's law": replace(HONEST, rule=lambda: Token(residual=residual_is_target)),
+    "residual not renormalised": replace(HONEST, rule=lambda: Token(residual=residual_unnormalised)),
+    "noise shared between draft and residual": replace(HONEST, noise=share_with_residual),
+    "draws reused across cycles": replace(HONEST, noise=reuse_across_cycles),
+    "draft temperature not applied to q": replace(
+        HONEST, sampling=COOL, drafter=lambda table: Misreporting(table, None, tell_temperature_one)
+    ),
+    "law in low precision": replace(HONEST, drafter=lambda table: Misreporting(table, None, tell_low_precision)),
+    "bonus from the wrong row": replace(HONEST, rule=WrongBonus),
+    "reseeding before every draw": replace(HONEST, noise=reseed),
+    "acceptance ratio upside down": replace(HONEST, rule=lambda: Token(acceptance=acceptance_upside_down)),
+    "stopping looks at the drawn token": replace(HONEST, drafter=Regretting),
+    "q truncated by top-p in verification only": replace(
+        HONEST, sampling=NUCLEUS, drafter=lambda table: Misreporting(table, Sampling(), tell_as_asked)
+    ),
+}

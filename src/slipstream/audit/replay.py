@@ -1,0 +1,25 @@
+"""Token for token: what speculation emits is what plain decoding of the target emits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from slipstream.audit.check import Check
+from slipstream.audit.subject import Pair, Subject
+from slipstream.plan.policy import Fixed
+
+
+def check_replay(name: str, subject: Subject, pair: Pair, depths: Sequence[int], length: int = 40) -> Check:
+    """The same seeds at several depths, depth 0 being plain decoding: every row must come out the same."""
+    seeds = range(32)
+
+    def texts(depth: int) -> list[list[int]]:
+        rows = [subject.row(pair, length, seed=seed) for seed in seeds]
+        replace(subject, policy=lambda: Fixed(depth)).run(pair, rows)
+        return [row.output for row in rows]
+
+    plain = texts(0)
+    apart = [depth for depth in depths if texts(depth) != plain]
+    detail = f"{len(seeds)} seeds, {length} tokens, depths {', '.join(map(str, depths))}"
+    return Check(name, "replay", not apart, detail + (f"; differs at depth {apart}" if apart else ""))

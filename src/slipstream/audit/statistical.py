@@ -1,0 +1,99 @@
+"""Sampled outcomes against exact probabilities, with a false-alarm rate that is stated and kept.
+
+Chi-squared asymptotics do not hold at 1e-6, so every bin gets its exact binomial tail, and Bonferroni divides the
+error among all bins of a run. One run raises a false alarm with probability below `ALARM`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from slipstream.audit.check import Check
+from slipstream.audit.exact import joint_law
+from slipstream.audit.subject import Pair, Subject
+from slipstream.core.law import Dense, Law
+from slipstream.core.shapes import Float, Tensor
+from slipstream.core.verify_token import acceptance, residual
+
+ALARM = 1e-7  # per check; an audit runs at most a few
+
+
+def binomial_tail(count: int, trials: int, prob: float) -> float:
+    """P(X <= count) or P(X >= count), whichever is the smaller, for X binomial. Terms shrink away from the mean."""
+    if prob <= 0 or prob >= 1:
+        return 1.0 if count == (trials if prob >= 1 else 0) else 0.0
+    step = 1 if count > trials * prob else -1
+    log_term = (
+        math.lgamma(trials + 1) - math.lgamma(count + 1) - math.lgamma(trials - count + 1)
+        + count * math.log(prob) + (trials - count) * math.log1p(-prob)
+    )  # fmt: skip
+    term = total = math.exp(log_term)
+    odds = prob / (1 - prob)
+    while 0 <= count + step <= trials and term > total * 1e-17:
+        term *= (trials - count) / (count + 1) * odds if step > 0 else count / ((trials - count + 1) * odds)
+        count += step
+        total += term
+    return min(1.0, total)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The most surprising bin of a sample."""
+
+    worst: Hashable
+    tail: float
+    bins: int
+    trials: int
+
+    @property
+    def passed(self) -> bool:
+        return 2 * self.tail * self.bins >= ALARM
+
+    def __str__(self) -> str:
+        return f"{self.trials} samples, {self.bins} bins, smallest tail {self.tail:.1e} (alarm below {ALARM / 2 / self.bins:.0e})"
+
+
+def fit(counts: Counter[Hashable], expected: Mapping[Hashable, float]) -> Fit:
+    """Hold counts against probabilities; an outcome of probability zero that happened is a bin of its own."""
+    trials = counts.total()
+    bins = expected.keys() | counts.keys()
+    tails = {key: binomial_tail(counts[key], trials, expected.get(key, 0.0)) for key in bins}
+    worst = min(tails, key=lambda key: tails[key])
+    return Fit(worst, tails[worst], len(bins), trials)
+
+
+def check_sampled(name: str, subject: Subject, pair: Pair, samples: int, length: int = 3, seed: int = 1) -> Check:
+    """Many short continuations by the shipped loop and noise, as one ragged batch, against the target's joint law."""
+    rows = [subject.row(pair, length, seed=seed * samples + i) for i in range(samples)]
+    subject.run(pair, rows)
+    counts: Counter[Hashable] = Counter(tuple(row.output) for row in rows)
+    expected: dict[Hashable, float] = {**joint_law(subject.table(pair.target), pair.prompt, length)}
+    found = fit(counts, expected)
+    return Check(name, "sampled", found.passed, str(found))
+
+
+def check_rows(name: str, target_probs: Float[Tensor, "n vocab"], draft: Law) -> Check:
+    """Accepted mass plus residual mass is the target's law, on rows of p and q as a pair produced them."""
+    target_probs, draft_probs = target_probs.double(), draft.dense().double()
+    target_probs = target_probs / target_probs.sum(-1, keepdim=True)
+    draft_probs = draft_probs / draft_probs.sum(-1, keepdim=True)
+    kept = draft_probs * acceptance(target_probs, draft_probs)
+    rejected = 1 - kept.sum(-1, keepdim=True)
+    emitted = kept + rejected * residual(target_probs, Dense(draft_probs))
+    worst = float((emitted - target_probs).abs().max())
+    detail = f"{len(target_probs)} rows of {target_probs.shape[1]} tokens, largest deviation {worst:.1e}"
+    return Check(name, "rows", worst < 1e-12, detail)
+
+
+def random_rows(rows: int, vocab: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Peaky random p and q of a large vocabulary, some entries exactly zero."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 6 * torch.randn(2, rows, vocab, generator=generator, dtype=torch.float64)
+    logits[torch.rand(logits.shape, generator=generator) < 0.3] = -torch.inf
+    p, q = logits.softmax(-1)
+    return p, 0.7 * p + 0.3 * q

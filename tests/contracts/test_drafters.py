@@ -1,0 +1,94 @@
+"""What every drafter must keep, whoever wrote it. A new drafter is tested by registering it and naming how to make it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from slipstream.audit.enumeration import outcomes
+from slipstream.audit.exact import check_cycles
+from slipstream.audit.subject import Pair, Subject
+from slipstream.core.interfaces import Drafter
+from slipstream.core.noise import CounterNoise
+from slipstream.core.rules import rules
+from slipstream.core.sampling import Sampling
+from slipstream.core.types import Budget, Request, Row
+from slipstream.drafters import drafters
+from slipstream.models.table import Table
+
+PAIR = Pair.random(1)
+MAKE: dict[str, Callable[[Table], Drafter]] = {
+    "none": lambda table: drafters.get("none")(table.vocab),
+    "ngram": lambda table: drafters.get("ngram")(table.vocab),
+    "table": lambda table: drafters.get("table")(table),
+}
+NEEDS_A_MODEL = {"draft_model"}  # its own suite runs it on real architectures
+
+
+def test_every_registered_drafter_is_in_this_suite():
+    assert set(drafters.names()) == MAKE.keys() | NEEDS_A_MODEL
+
+
+@pytest.fixture(params=sorted(MAKE))
+def drafter(request):
+    return MAKE[request.param](PAIR.draft)
+
+
+def rows(n: int, ends=()) -> list[Row]:
+    return [Row(Request([1, 2, 1, 2, i % 4], Sampling(seed=i), ends=frozenset(ends))) for i in range(n)]
+
+
+def propose(drafter, some, budget):
+    drafter.open(some)
+    draft = drafter.propose(some, budget, CounterNoise(some, [False] * len(some)))
+    drafter.close(some)
+    return draft
+
+
+def test_budgets_are_kept_row_by_row(drafter):
+    budget = [Budget(d) for d in (0, 1, 2, 5, 0, 3)]
+    draft = propose(drafter, rows(6), budget)
+    depth = [0] * 6
+    for r, _ in draft.tree.lists:
+        depth[r] += 1
+    assert all(d <= b.depth for d, b in zip(depth, budget, strict=True))
+
+
+def test_every_drafted_token_is_possible_under_its_law(drafter):
+    draft = propose(drafter, rows(30), [Budget(4)] * 30)
+    draft.law.check()
+    assert bool((draft.law.prob(draft.token) > 0).all())
+
+
+def test_nothing_is_drafted_past_an_end_token(drafter):
+    draft = propose(drafter, rows(40, ends=(1,)), [Budget(5)] * 40)
+    inner = draft.tree.parent[draft.tree.parent >= 0]
+    assert 1 not in draft.token[inner].tolist()
+
+
+def test_the_same_rows_draft_the_same_alone_and_together(drafter):
+    together = propose(drafter, rows(8), [Budget(3)] * 8)
+    for r, one in enumerate(rows(8)):
+        alone = propose(drafter, [one], [Budget(3)])
+        assert alone.token.tolist() == together.token[together.tree.row == r].tolist()
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_the_loop_is_exact_with_it(drafter, rule, request):
+    make = MAKE[request.node.callspec.params["drafter"]]
+    check = check_cycles("x", Subject(rules.get(rule), drafter=make), PAIR)
+    assert check.passed, check.detail
+
+
+def test_its_draws_are_the_only_randomness(drafter):
+    """Two runs of one universe must take the same decisions."""
+    subject = Subject(rules.get("token"), drafter=lambda table: drafter)
+
+    def total() -> list[float]:
+        found = outcomes(lambda: subject.row(PAIR, 100), lambda rs, noise: subject.run(PAIR, rs, 1, noise))
+        return [outcome.prob for outcome in found]
+
+    first = total()
+    assert first == total()
+    assert sum(first) == pytest.approx(1, abs=1e-12)

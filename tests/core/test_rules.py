@@ -1,0 +1,146 @@
+"""The rules' laws: exact on tables in tests/audit, and safe at every edge of their domain here."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.core.law import Dense, OneHot, Sparse
+from slipstream.core.noise import CounterNoise
+from slipstream.core.rules import rules
+from slipstream.core.sampling import Sampling
+from slipstream.core.tree import Tree
+from slipstream.core.types import Draft, Request, Row
+from slipstream.core.verify_token import acceptance, residual
+
+SAMPLED = [name for name in rules.names() if name != "greedy"]
+
+
+def noise(rows: int, shared: bool = False, seed: int = 0) -> CounterNoise:
+    return CounterNoise([Row(Request([0], Sampling(seed=seed + i))) for i in range(rows)], [shared] * rows)
+
+
+def verify(name: str, draft: Draft, target, seed: int = 0):
+    rule = rules.get(name)()
+    return rule.verify(draft, target, noise(draft.tree.rows, rule.shared, seed))
+
+
+def law_of(rows: int, vocab: int, seed: int) -> Dense:
+    return Dense((torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3).softmax(-1))
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_a_draft_equal_to_the_target_is_accepted_whole(name):
+    target = law_of(4, 50, 1)
+    for seed in range(30):
+        draft_law = target.select(torch.tensor([0, 1, 2]))
+        rule = rules.get(name)()
+        draws = noise(1, rule.shared, seed)
+        tree = Tree.chains([3])
+        from slipstream.core.noise import Purpose, Site
+
+        token = draws.draw(draft_law, Site(tree.row, tree.node, tree.depth), Purpose.DRAFT)
+        verdict = rule.verify(Draft(tree, token, draft_law), target, draws)
+        assert verdict.accepted.tolist() == [3]
+        assert bool(verdict.bonus)
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_impossible_tokens_are_never_accepted_nor_emitted(name):
+    p = torch.tensor([[0.0, 0.7, 0.3, 0.0]] * 2)
+    for seed in range(50):
+        draft = Draft(Tree.chains([1]), torch.tensor([0]), OneHot(torch.tensor([0]), 4))
+        verdict = verify(name, draft, Dense(p), seed)
+        assert verdict.accepted.tolist() == [0]
+        assert int(verdict.token) in (1, 2)
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_a_token_its_own_law_excludes_is_rejected_without_nan(name):
+    q = Sparse(torch.tensor([[0, 1]]), torch.tensor([[1.0, 0.0]]), 3)
+    draft = Draft(Tree.chains([1]), torch.tensor([1]), q)
+    verdict = verify(name, draft, Dense(torch.tensor([[0.2, 0.2, 0.6]] * 2)))
+    assert 0 <= int(verdict.token) < 3
+
+
+@pytest.mark.parametrize("name", rules.names())
+def test_a_vocabulary_of_150000_in_a_ragged_batch(name):
+    vocab, tree = 150_000, Tree.chains([2, 0, 1])
+    target = law_of(6, vocab, 2)
+    if name == "greedy":
+        target = OneHot(target.probs.argmax(-1), vocab)
+    draft = Draft(tree, torch.tensor([5, 6, 7]), OneHot(torch.tensor([5, 6, 7]), vocab))
+    verdict = verify(name, draft, target)
+    assert verdict.token.shape == (3,)
+    assert bool(((verdict.token >= 0) & (verdict.token < vocab)).all())
+    assert verdict.accepted[1] == 0
+    assert bool(verdict.bonus[1])
+
+
+@pytest.mark.parametrize("name", rules.names())
+def test_rows_that_draft_nothing_are_plain(name):
+    target = OneHot(torch.tensor([3, 1]), 5)
+    draft = Draft(Tree.chains([0, 0]), torch.zeros(0, dtype=torch.long), OneHot(torch.zeros(0, dtype=torch.long), 5))
+    verdict = verify(name, draft, target)
+    assert verdict.token.tolist() == [3, 1]
+    assert verdict.accepted.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("name", rules.names())
+def test_batch_mates_do_not_change_a_row(name):
+    """The same row alone and among others: same verdict."""
+    vocab, depths = 12, [3, 1, 2]
+    tree = Tree.chains(depths)
+    target, q = law_of(3 + 6, vocab, 4), law_of(6, vocab, 5)
+    if name == "greedy":
+        target = OneHot(target.probs.argmax(-1), vocab)
+    token = torch.arange(6)
+    together = verify(name, Draft(tree, token, q), target)
+    for r, depth in enumerate(depths):
+        nodes = (tree.row == r).nonzero()[:, 0]
+        slots = torch.cat([torch.tensor([r]), nodes + 3])
+        rule = rules.get(name)()
+        alone = rule.verify(
+            Draft(Tree.chains([depth]), token[nodes], q.select(nodes)), target.select(slots), noise(1, rule.shared, r)
+        )
+        assert int(alone.token) == int(together.token[r])
+        assert int(alone.accepted) == int(together.accepted[r])
+
+
+def test_greedy_refuses_to_guess_what_a_temperature_means():
+    draft = Draft(Tree.chains([0]), torch.zeros(0, dtype=torch.long), OneHot(torch.zeros(0, dtype=torch.long), 3))
+    with pytest.raises(ValueError, match="temperature 0"):
+        verify("greedy", draft, law_of(1, 3, 0))
+
+
+def test_greedy_follows_a_tree():
+    tree = Tree.of(1, [0, 0, 0], [-1, -1, 1])
+    token = torch.tensor([4, 2, 3])
+    target = OneHot(torch.tensor([2, 0, 3, 1]), 5)  # after the text: 2; after node 1 (slot 2): 3; after node 2: 1
+    verdict = verify("greedy", Draft(tree, token, OneHot(token, 5)), target)
+    assert verdict.path.tolist() == [[1, 2]]
+    assert verdict.token.tolist() == [1]
+
+
+distributions = st.lists(st.integers(0, 6), min_size=4, max_size=4).filter(any)
+
+
+def normal(weights):
+    return torch.tensor([weights], dtype=torch.float64) / sum(weights)
+
+
+@settings(deadline=None)
+@given(distributions, distributions)
+def test_accepted_and_residual_mass_is_the_target(p_weights, q_weights):
+    p, q = normal(p_weights), normal(q_weights)
+    kept = q * acceptance(p, q)
+    rest = residual(p, Dense(q))
+    assert torch.allclose(kept + (1 - kept.sum()) * rest, p, atol=1e-14)
+    assert torch.allclose(rest.sum(), torch.ones((), dtype=torch.float64))
+
+
+def test_the_residual_of_equal_laws_is_the_law_itself():
+    p = torch.tensor([[0.25, 0.75]], dtype=torch.float64)
+    assert torch.equal(residual(p, Dense(p)), p)
