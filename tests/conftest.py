@@ -1,5 +1,8 @@
-"""Shapes in signatures are checked while tests run."""
+"""Shapes in signatures are checked while tests run, where the checker is installed."""
 
-from jaxtyping import install_import_hook
+from importlib.util import find_spec
 
-install_import_hook(["slipstream.core", "slipstream.models", "slipstream.drafters"], "typecheck.check")
+if find_spec("beartype") and find_spec("jaxtyping"):
+    from jaxtyping import install_import_hook
+
+    install_import_hook(["slipstream.core", "slipstream.models", "slipstream.drafters"], "typecheck.check")

@@ -1,0 +1,37 @@
+"""slipstream: speculative sampling of language models, exact.
+
+    import slipstream as ss
+    with ss.Engine("smollm2-135m", drafter="ngram") as engine:
+        for chunk in engine.stream("Once upon a time"):
+            print(chunk.text, end="")
+
+Names are imported when first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_PUBLIC = {
+    "Engine": "slipstream.engines.native.engine:NativeEngine",
+    "Limits": "slipstream.engines.native.scheduler:Limits",
+    "Sampling": "slipstream.core.sampling:Sampling",
+    "Penalties": "slipstream.core.sampling:Penalties",
+    "Speculation": "slipstream.engines.base:Speculation",
+    "Wish": "slipstream.engines.base:Wish",
+}
+
+__all__ = sorted(_PUBLIC)
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"slipstream has no {name!r}; it has {', '.join(__all__)}")
+    module, _, attribute = _PUBLIC[name].partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -120,9 +120,7 @@ def test_the_sampled_layer_sees_a_small_bias():
     warm = Subject(rules.get("token"), sampling=Sampling(2.0))
     rows = [warm.row(pair, 3, seed=i) for i in range(1000)]
     warm.run(pair, rows)
-    from slipstream.audit.exact import joint_law
-
-    assert not fit(Counter(tuple(r.output) for r in rows), {**joint_law(pair.target, pair.prompt, 3)}).passed
+    assert not fit(Counter(tuple(r.output) for r in rows), {**honest.joint(pair, 3)}).passed
 
 
 def test_a_universe_that_reuses_a_number_says_so():

@@ -9,34 +9,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 from slipstream.audit.check import Check
 from slipstream.audit.enumeration import outcomes
-from slipstream.audit.subject import Pair, Subject
+from slipstream.audit.subject import Joint, Pair, Subject
 from slipstream.core.interfaces import Policy
 from slipstream.core.types import Budget, Draft, Row, Verdict
-from slipstream.models.table import Table
 
 TOLERANCE = 1e-12
-Joint = dict[tuple[int, ...], float]
-
-
-def joint_law(table: Table, start: Sequence[int], length: int) -> Joint:
-    """Probability of every continuation of `length` tokens under plain decoding."""
-    joint: Joint = {(): 1.0}
-    for _ in range(length):
-        joint = {
-            (*text, token): probability * p
-            for text, probability in joint.items()
-            for token, p in enumerate(table.law([*start, *text]).tolist())
-            if p > 0
-        }
-    return joint
 
 
 def check_cycles(name: str, subject: Subject, pair: Pair, depth: int = 2, cycles: int = 2) -> Check:
     """Enumerate whole cycles; `depth` is the most the subject's policy may ask for."""
-    length, target = cycles * (depth + 1), subject.table(pair.target)
+    length = cycles * (depth + 1)
     found: Joint = defaultdict(float)
     faults: set[str] = set()
     for outcome in outcomes(
@@ -46,24 +32,26 @@ def check_cycles(name: str, subject: Subject, pair: Pair, depth: int = 2, cycles
         faults |= outcome.faults
     continued: Joint = defaultdict(float)
     for text, probability in found.items():
-        for rest, p in joint_law(target, [*pair.prompt, *text], length - len(text)).items():
+        for rest, p in subject.joint(pair, length - len(text), text).items():
             continued[text + rest] += probability * p
-    expected = joint_law(target, pair.prompt, length)
+    expected = subject.joint(pair, length)
     return _compare(name, expected, continued, faults)
 
 
-def check_endings(name: str, subject: Subject, pair: Pair, max_tokens: int = 4, end: int = 0) -> Check:
+def check_endings(
+    name: str, subject: Subject, pair: Pair, max_tokens: int = 4, end: int = 0, min_tokens: int = 0
+) -> Check:
     """Enumerate to the end: an end token, or the limit, wherever in a draft it falls."""
-    ends = frozenset({end})
+    limits: dict[str, Any] = {"ends": frozenset({end}), "min_tokens": min_tokens}
     found: Joint = defaultdict(float)
     faults: set[str] = set()
     for outcome in outcomes(
-        lambda: subject.row(pair, max_tokens, ends=ends), lambda rows, noise: subject.run(pair, rows, None, noise)
+        lambda: subject.row(pair, max_tokens, **limits), lambda rows, noise: subject.run(pair, rows, None, noise)
     ):
         found[tuple(outcome.row.output)] += outcome.prob
         faults |= outcome.faults
     expected: Joint = defaultdict(float)
-    for text, probability in joint_law(subject.table(pair.target), pair.prompt, max_tokens).items():
+    for text, probability in subject.joint(pair, max_tokens, **limits).items():
         cut = text.index(end) + 1 if end in text else max_tokens
         expected[text[:cut]] += probability
     return _compare(name, expected, found, faults)

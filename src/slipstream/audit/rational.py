@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
-from itertools import product
+from itertools import pairwise, product
 
 from slipstream.audit.check import Check
 from slipstream.audit.subject import Pair
@@ -112,7 +112,7 @@ def _integral(p: Row, q: Row, low: Fraction, high: Fraction | None, bends: Seque
 
     points = [low, *(x for x in bends if x > low and (high is None or x < high))]
     points += [high] if high is not None else []
-    total = sum(((r2 - r1) / (c(r1) * c(r2)) for r1, r2 in zip(points, points[1:], strict=False)), ZERO)
+    total = sum(((r2 - r1) / (c(r1) * c(r2)) for r1, r2 in pairwise(points)), ZERO)
     if high is None:  # beyond the last bend C(r) = sum(q) r + (p where q = 0), to infinity: 1 / (slope * C)
         total += 1 / (sum(q) * c(points[-1]))
     return total
@@ -131,9 +131,7 @@ def joint_deviation(rule: str, pair: Pair, depth: int = 2, cycles: int = 2) -> F
             for (_, emitted), probability in CYCLES[rule](target, draft, pair.prompt + text, depth).items():
                 after[text + emitted] += mass * probability
         found = after
-    expected, got = (
-        {text: ZERO for text in product(range(pair.target.vocab), repeat=cycles * (depth + 1))} for _ in "12"
-    )
+    expected, got = (dict.fromkeys(product(range(pair.target.vocab), repeat=cycles * (depth + 1)), ZERO) for _ in "12")
     for text in expected:
         expected[text] = _chain(target, pair.prompt, text)
         got[text] = sum(

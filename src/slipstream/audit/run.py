@@ -14,8 +14,17 @@ from slipstream.audit.statistical import check_rows, check_sampled, random_rows
 from slipstream.audit.subject import Pair, Subject
 from slipstream.core.law import Dense
 from slipstream.core.rules import rules
-from slipstream.core.sampling import Sampling
+from slipstream.core.sampling import Penalties, Sampling
 from slipstream.plan.policy import Fixed
+
+EVERYTHING = Sampling(
+    temperature=0.8,
+    top_p=0.95,
+    min_p=0.02,
+    penalties=Penalties(repetition=1.3, presence=0.4, frequency=0.2),
+    bias={0: 0.5, 1: -0.3},
+    banned=frozenset({2}),
+)
 
 
 def audit_rule(rule: str, pair: Pair, depth: int, samples: int) -> Iterator[Check]:
@@ -36,7 +45,10 @@ def audit_rule(rule: str, pair: Pair, depth: int, samples: int) -> Iterator[Chec
         yield check_cycles(f"{rule}: two cycles, early stopping", stopping, pair, depth)
         warped = replace(subject, sampling=Sampling(temperature=0.7, top_k=2, top_p=0.9, min_p=0.05))
         yield check_cycles(f"{rule}: temperature, top-k, top-p, min-p", warped, pair, depth)
+        everything = replace(subject, sampling=EVERYTHING)
+        yield check_cycles(f"{rule}: penalties, bias, banned tokens", everything, pair, depth)
         yield check_endings(f"{rule}: end token and limit", subject, pair)
+        yield check_endings(f"{rule}: minimum length", everything, pair, min_tokens=2)
         p, q = random_rows(8, 5000, seed=3)
         yield check_rows(f"{rule}: accepted + residual = p", p, Dense(q))
     if rule == "block":

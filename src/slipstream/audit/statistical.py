@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 
 from slipstream.audit.check import Check
-from slipstream.audit.exact import joint_law
 from slipstream.audit.subject import Pair, Subject
 from slipstream.core.law import Dense, Law
 from slipstream.core.shapes import Float, Tensor
@@ -55,7 +54,8 @@ class Fit:
         return 2 * self.tail * self.bins >= ALARM
 
     def __str__(self) -> str:
-        return f"{self.trials} samples, {self.bins} bins, smallest tail {self.tail:.1e} (alarm below {ALARM / 2 / self.bins:.0e})"
+        limit = ALARM / 2 / self.bins
+        return f"{self.trials} samples, {self.bins} bins, smallest tail {self.tail:.1e} (alarm below {limit:.0e})"
 
 
 def fit(counts: Counter[Hashable], expected: Mapping[Hashable, float]) -> Fit:
@@ -72,7 +72,7 @@ def check_sampled(name: str, subject: Subject, pair: Pair, samples: int, length:
     rows = [subject.row(pair, length, seed=seed * samples + i) for i in range(samples)]
     subject.run(pair, rows)
     counts: Counter[Hashable] = Counter(tuple(row.output) for row in rows)
-    expected: dict[Hashable, float] = {**joint_law(subject.table(pair.target), pair.prompt, length)}
+    expected: dict[Hashable, float] = {**subject.joint(pair, length)}  # type: ignore[dict-item]
     found = fit(counts, expected)
     return Check(name, "sampled", found.passed, str(found))
 

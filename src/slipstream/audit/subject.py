@@ -6,11 +6,15 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Any
+
+import torch
 
 from slipstream.core.interfaces import Drafter, Model, Policy, Verifier
 from slipstream.core.loop import NoiseFactory, decode
 from slipstream.core.noise import CounterNoise
-from slipstream.core.sampling import Sampling, law
+from slipstream.core.sampling import Sampling
+from slipstream.core.shaping import law_at
 from slipstream.core.types import Request, Row, Step
 from slipstream.drafters.table import TableDrafter
 from slipstream.models.table import Table, TableModel
@@ -28,6 +32,9 @@ class Pair:
     @staticmethod
     def random(seed: int, vocab: int = 4, order: int = 2) -> Pair:
         return Pair(Table.random(vocab, order, 2 * seed), Table.random(vocab, order, 2 * seed + 1), (0, 1 % vocab))
+
+
+Joint = dict[tuple[int, ...], float]
 
 
 def same(noise: NoiseFactory) -> NoiseFactory:
@@ -55,9 +62,20 @@ class Subject:
         with closing(loop):
             return list(islice(loop, cycles))
 
-    def row(self, pair: Pair, max_tokens: int, seed: int = 0, ends: frozenset[int] = frozenset()) -> Row:
-        return Row(Request(pair.prompt, replace(self.sampling, seed=seed), max_tokens, ends))
+    def row(self, pair: Pair, max_tokens: int, seed: int = 0, **limits: Any) -> Row:
+        return Row(Request(pair.prompt, replace(self.sampling, seed=seed), max_tokens, **limits))
 
-    def table(self, table: Table) -> Table:
-        """The honest laws of all contexts: the table's, under this subject's sampling."""
-        return Table(law(table.probs.log(), [self.sampling] * len(table.probs)).dense().double(), table.order)
+    def joint(self, pair: Pair, length: int, text: tuple[int, ...] = (), **limits: Any) -> Joint:
+        """Probability of every continuation of prompt and `text` by `length` tokens, under plain decoding."""
+        row = self.row(pair, 1 << 20, **limits)
+        joint: Joint = {(): 1.0}
+        for _ in range(length):
+            logits = torch.stack([pair.target.law([*pair.prompt, *text, *path]).log() for path in joint])
+            laws = law_at(logits, [(row, text + path) for path in joint]).dense().tolist()
+            joint = {
+                (*path, token): probability * p
+                for (path, probability), law in zip(joint.items(), laws, strict=True)
+                for token, p in enumerate(law)
+                if p > 0
+            }
+        return joint

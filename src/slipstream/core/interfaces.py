@@ -31,6 +31,10 @@ class Model(ABC):
     def close(self, rows: Sequence[Row]) -> None:
         """Forget rows and give their room back."""
 
+    def prefill(self, rows: Sequence[Row], limit: int) -> list[int]:
+        """Read up to `limit` more committed tokens of each row ahead of its score; how many were read."""
+        return [0] * len(rows)
+
     @abstractmethod
     def score(self, rows: Sequence[Row], draft: Draft) -> Scores:
         """Read what is new of each row and all drafted nodes; the logits after every slot."""
@@ -87,3 +91,6 @@ class Policy(ABC):
 
     def observe(self, rows: Sequence[Row], draft: Draft, verdict: Verdict) -> None:
         """Learn what the cycle brought."""
+
+    def price(self, drafting: float, scoring: float, tokens: int) -> None:
+        """Learn what the cycle cost: seconds to draft, seconds to score so many tokens in one pass."""

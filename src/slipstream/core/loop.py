@@ -6,14 +6,15 @@ decoding through the same lines.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 
-from slipstream.core import sampling
 from slipstream.core.interfaces import Drafter, Model, Policy, Verifier
 from slipstream.core.law import Law
 from slipstream.core.noise import CounterNoise, Noise
-from slipstream.core.types import Budget, Draft, Origin, Row, Scores, Step, Verdict
+from slipstream.core.shaping import law_at, places
+from slipstream.core.types import Budget, Draft, News, Origin, Row, Scores, Step, Verdict
 
 NoiseFactory = Callable[[Sequence[Row], Sequence[bool]], Noise]
 
@@ -66,22 +67,29 @@ def within_limits(budget: Sequence[Budget], rows: Sequence[Row], context: int) -
 
 
 def target_law(rows: Sequence[Row], draft: Draft, scores: Scores) -> Law:
-    """The law of the token after every slot, under its own row's parameters."""
-    return sampling.law(scores.logits, [rows[r].request.sampling for r in draft.tree.slot_row.tolist()])
+    """The law of the token after every slot, under its own row's parameters and with its own path as history."""
+    return law_at(scores.logits, places(rows, draft.tree, draft.token.tolist()))
 
 
 def advance(rows: Sequence[Row], draft: Draft, verdict: Verdict, context: int) -> list[Step]:
-    """Commit the emitted tokens to their rows: the one place where the host reads what was decided."""
+    """Commit the emitted tokens to their rows."""
+    steps = []
+    for row, news in zip(rows, read(draft, verdict), strict=True):
+        kept = row.extend(news.tokens, news.origins, context)
+        accepted = min(kept, len(news.path))
+        steps.append(Step(row, news.tokens[:kept], news.origins[:kept], news.drafted, accepted))
+    return steps
+
+
+def read(draft: Draft, verdict: Verdict) -> list[News]:
+    """What was decided, row by row: the one place where the host looks."""
     tokens, paths = draft.token.tolist(), verdict.path.tolist()
     last, bonus = verdict.token.tolist(), verdict.bonus.tolist()
-    drafted = [0] * len(rows)
-    for r, _ in draft.tree.lists:
-        drafted[r] += 1
-    steps = []
-    for r, row in enumerate(rows):
-        accepted = [tokens[i] for i in paths[r] if i >= 0]
+    drafted = Counter(r for r, _ in draft.tree.lists)
+    news = []
+    for r, line in enumerate(paths):
+        path = [i for i in line if i >= 0]
         final = Origin.PLAIN if not drafted[r] else Origin.BONUS if bonus[r] else Origin.RECOVERED
-        emitted, origins = [*accepted, last[r]], [Origin.ACCEPTED] * len(accepted) + [final]
-        kept = row.extend(emitted, origins, context)
-        steps.append(Step(row, emitted[:kept], origins[:kept], drafted[r], min(kept, len(accepted))))
-    return steps
+        emitted = [*(tokens[i] for i in path), last[r]]
+        news.append(News(path, emitted, [Origin.ACCEPTED] * len(path) + [final], drafted[r]))
+    return news

@@ -7,13 +7,29 @@ sort happened to leave. Temperature 0 is greedy: all probability on the largest 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from slipstream.core.law import Dense, Law, OneHot
 from slipstream.core.shapes import Bool, Float, Tensor
+
+
+@dataclass(frozen=True)
+class Penalties:
+    """What repeating a token costs. Repetition looks at prompt and output, the other two at the output alone."""
+
+    repetition: float = 1.0  # a seen token's logit is divided by it where positive, multiplied where negative
+    presence: float = 0.0  # subtracted once for a token seen
+    frequency: float = 0.0  # subtracted for every time it was seen
+
+    def __post_init__(self) -> None:
+        if not (self.repetition > 0 and math.isfinite(self.repetition)):
+            raise ValueError(f"repetition is {self.repetition}; it must be a positive number, 1 for none")
+        for name in ("presence", "frequency"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be a number, 0 for none")
 
 
 @dataclass(frozen=True)
@@ -25,8 +41,16 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None  # None: a fresh one per request
+    penalties: Penalties = Penalties()
+    bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits of these tokens
+    allowed: frozenset[int] | None = None  # None: every token
+    banned: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
+        if not all(math.isfinite(value) for value in self.bias.values()):
+            raise ValueError("bias holds a value that is no number; ban a token with banned instead")
+        if self.allowed is not None and not self.allowed - self.banned:
+            raise ValueError("allowed and banned leave no token to draw")
         if not (self.temperature >= 0 and math.isfinite(self.temperature)):
             raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy) or a positive number")
         if self.top_k < 0:

@@ -20,7 +20,8 @@ tau                    mean emitted tokens per target pass
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -39,6 +40,18 @@ class Origin(StrEnum):
     PLAIN = "plain"
 
 
+class Constraint(ABC):
+    """A grammar that follows one row and says which tokens may come next."""
+
+    @abstractmethod
+    def allowed(self, path: Sequence[int]) -> Bool[Tensor, " vocab"] | None:
+        """Tokens that may follow the committed text and then `path`; None where `path` itself is not allowed."""
+
+    @abstractmethod
+    def advance(self, tokens: Sequence[int]) -> None:
+        """These tokens were committed."""
+
+
 @dataclass(frozen=True)
 class Request:
     """What a user asks for: a prompt of token ids, how to sample, and where to stop."""
@@ -48,12 +61,16 @@ class Request:
     max_tokens: int = 128
     ends: frozenset[int] = frozenset()
     sample: int = 0
+    min_tokens: int = 0  # no end token before so many are emitted
+    grammar: Callable[[], Constraint] | None = None
 
     def __post_init__(self) -> None:
-        if not self.prompt:
-            raise ValueError("the prompt is empty; give at least one token")
         if self.max_tokens < 0:
             raise ValueError(f"max_tokens is {self.max_tokens}; it must be 0 or more")
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            raise ValueError(f"min_tokens is {self.min_tokens}; it must be between 0 and max_tokens, {self.max_tokens}")
+        if not self.prompt:
+            raise ValueError("the prompt is empty; give at least one token")
         if self.sample < 0:
             raise ValueError(f"sample is {self.sample}; it must be 0 or more")
 
@@ -68,6 +85,7 @@ class Row:
         self.tokens = list(request.prompt)
         self.origins: list[Origin] = []
         self.finish: str | None = None if request.max_tokens else "length"
+        self.constraint = request.grammar() if request.grammar else None
 
     @property
     def length(self) -> int:
@@ -89,6 +107,8 @@ class Row:
         kept = next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))
         self.tokens += tokens[:kept]
         self.origins += origins[:kept]
+        if self.constraint:
+            self.constraint.advance(tokens[:kept])
         if self.tokens[-1] in ends:
             self.finish = "stop"
         elif self.room(context) == 0:
@@ -151,8 +171,18 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class News:
+    """What a verdict says of one row: its accepted nodes, and the tokens to emit with their origins."""
+
+    path: list[int]
+    tokens: list[int]
+    origins: list[Origin]
+    drafted: int
+
+
+@dataclass(frozen=True)
 class Step:
-    """What one cycle did for one row."""
+    """What one cycle did for one row, its limits kept."""
 
     row: Row
     tokens: list[int]

@@ -11,5 +11,6 @@ drafters: Registry[Drafter] = Registry(
         "none": "slipstream.drafters.none:NoDrafter",
         "ngram": "slipstream.drafters.ngram:NGram",
         "table": "slipstream.drafters.table:TableDrafter",
+        "draft_model": "slipstream.drafters.draft_model:DraftModel",
     },
 )

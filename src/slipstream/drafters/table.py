@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from slipstream.core import sampling
 from slipstream.core.interfaces import Drafter
 from slipstream.core.law import Law
 from slipstream.core.noise import Noise
+from slipstream.core.shaping import law_at
 from slipstream.core.types import Budget, Draft, Row
 from slipstream.drafters.chain import draw_chains
 from slipstream.models.table import Table
@@ -22,6 +22,6 @@ class TableDrafter(Drafter):
     def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:
         def next_law(active: list[int], drafted: list[list[int]]) -> Law:
             logits = torch.stack([self.table.law([*rows[r].tokens, *drafted[r]]) for r in active]).log()
-            return sampling.law(logits, [rows[r].request.sampling for r in active])
+            return law_at(logits, [(rows[r], drafted[r]) for r in active])
 
         return draw_chains(rows, budget, noise, next_law, self.table.vocab)

@@ -1,0 +1,83 @@
+"""From raw logits to the logits a request asked for, at every drafted position with the history of its own path.
+
+Bias, allowed and banned tokens, the minimum length, penalties and the grammar all depend on what stands before the
+token. So each row of logits comes with its *place*: the row, and the drafted tokens between its committed end and here.
+Target and draft go through the same function. Rows that ask for nothing are left alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from slipstream.core import sampling
+from slipstream.core.law import Law
+from slipstream.core.sampling import Penalties
+from slipstream.core.shapes import Float, Tensor
+from slipstream.core.tree import Tree
+from slipstream.core.types import Row
+
+Place = tuple[Row, Sequence[int]]
+
+
+def law_at(logits: Float[Tensor, "n vocab"], places: Sequence[Place]) -> Law:
+    """The law of the next token at each place."""
+    return sampling.law(shape(logits, places), [row.request.sampling for row, _ in places])
+
+
+def places(rows: Sequence[Row], tree: Tree, token: Sequence[int]) -> list[Place]:
+    """The place of every slot."""
+    found: list[Place] = [(row, ()) for row in rows]
+    for i, (r, p) in enumerate(tree.lists):
+        row, path = found[r if p < 0 else len(rows) + p]
+        found.append((row, (*path, token[i])))
+    return found
+
+
+def shape(logits: Float[Tensor, "n vocab"], places: Sequence[Place]) -> Float[Tensor, "n vocab"]:
+    """Apply what each request asked for; the argument is not changed."""
+    touched = [i for i, (row, _) in enumerate(places) if asks(row)]
+    if not touched:
+        return logits
+    logits = logits.clone() if logits.dtype == torch.float64 else logits.float().clone()
+    for i in touched:
+        _shape_one(logits[i], *places[i])
+    return logits
+
+
+def asks(row: Row) -> bool:
+    wish = row.request.sampling
+    plain = wish.penalties == Penalties() and not wish.bias and wish.allowed is None and not wish.banned
+    return not plain or row.constraint is not None or len(row.output) < row.request.min_tokens
+
+
+def _shape_one(logits: Float[Tensor, " vocab"], row: Row, path: Sequence[int]) -> None:
+    wish, request = row.request.sampling, row.request
+    if wish.penalties != Penalties():
+        _penalise(logits, wish.penalties, request.prompt, [*row.output, *path])
+    if wish.bias:
+        logits[list(wish.bias)] += logits.new_tensor(list(wish.bias.values()))
+    if wish.allowed is not None:
+        keep = logits.new_zeros(logits.shape, dtype=torch.bool)
+        keep[list(wish.allowed)] = True
+        logits.masked_fill_(~keep, -math.inf)
+    if wish.banned:
+        logits[list(wish.banned)] = -math.inf
+    if len(row.output) + len(path) < request.min_tokens:
+        logits[list(request.ends)] = -math.inf
+    if row.constraint is not None and (keep_tokens := row.constraint.allowed(path)) is not None:
+        logits.masked_fill_(~keep_tokens.to(logits.device), -math.inf)
+
+
+def _penalise(
+    logits: Float[Tensor, " vocab"], penalties: Penalties, prompt: Sequence[int], output: Sequence[int]
+) -> None:
+    """Touches only tokens that were seen, in the order the field settled on: repetition first, then the others."""
+    seen = torch.tensor(sorted({*prompt, *output}), dtype=torch.long, device=logits.device)
+    value = logits[seen]
+    logits[seen] = torch.where(value > 0, value / penalties.repetition, value * penalties.repetition)
+    if output:
+        ids, count = torch.tensor(output, device=logits.device).unique(return_counts=True)  # type: ignore[no-untyped-call]
+        logits[ids] -= penalties.presence + penalties.frequency * count.to(logits.dtype)

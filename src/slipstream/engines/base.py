@@ -1,0 +1,205 @@
+"""What every engine takes and gives, whoever runs the model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slipstream.core.sampling import Sampling
+from slipstream.core.types import Origin
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, token ids, or a chat
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How one request is sped up; None means as the engine was built. `Speculation(off=True)` is plain decoding."""
+
+    off: bool = False
+    drafter: str | None = None
+    depth: int | None = None
+    verify: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.depth is not None and self.depth < 0:
+            raise ValueError(f"depth is {self.depth}; it must be 0 (plain decoding) or more")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a request asks for besides its prompt and its sampling."""
+
+    max_tokens: int = 128
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()  # the text ends before the first of these
+    stop_tokens: frozenset[int] = frozenset()  # besides the model's own end tokens
+    ignore_ends: bool = False  # go on past the model's own end tokens
+    logprobs: int | None = None  # so many alternatives beside each token's own
+    n: int = 1  # samples of one seed
+    grammar: Mapping[str, Any] | None = None  # {"json": schema}, {"regex": …} or {"ebnf": …}
+    raw: bool = False  # no chat template
+    speculation: Speculation = field(default_factory=Speculation)
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise ValueError(f"n is {self.n}; it must be 1 or more")
+        if self.logprobs is not None and not 0 <= self.logprobs <= 100:
+            raise ValueError(f"logprobs is {self.logprobs}; it must be between 0 and 100")
+        if "" in self.stop:
+            raise ValueError("a stop string is empty; leave it out")
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """log p of an emitted token under the target's own distribution, before any shaping, and the likeliest others."""
+
+    token: int
+    value: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one cycle brought for one request; `finish` is set on the last one."""
+
+    text: str
+    tokens: tuple[int, ...]
+    origins: tuple[Origin, ...]
+    logprobs: tuple[Logprob, ...] = ()
+    finish: str | None = None
+    error: str | None = None
+
+
+@dataclass
+class Tally:
+    """Counts of drafting, for one request or many."""
+
+    cycles: int = 0
+    emitted: int = 0
+    drafted: list[int] = field(default_factory=list)  # by position
+    accepted: list[int] = field(default_factory=list)
+
+    def add(self, drafted: int, accepted: int, emitted: int) -> None:
+        self.cycles += 1
+        self.emitted += emitted
+        for counts, upto in ((self.drafted, drafted), (self.accepted, accepted)):
+            counts += [0] * (upto - len(counts))
+            for i in range(upto):
+                counts[i] += 1
+
+    @property
+    def tau(self) -> float:
+        return self.emitted / self.cycles if self.cycles else 0.0
+
+    @property
+    def acceptance(self) -> list[float]:
+        """Share of drafted tokens kept, by position."""
+        kept = [*self.accepted, *[0] * len(self.drafted)]
+        return [a / d for a, d in zip(kept, self.drafted, strict=False)]
+
+    @property
+    def wasted(self) -> int:
+        return sum(self.drafted) - sum(self.accepted)
+
+    def merge(self, other: Tally) -> None:
+        self.cycles += other.cycles
+        self.emitted += other.emitted
+        for mine, theirs in ((self.drafted, other.drafted), (self.accepted, other.accepted)):
+            mine += [0] * (len(theirs) - len(mine))
+            for i, count in enumerate(theirs):
+                mine[i] += count
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One finished sample of one request."""
+
+    prompt_tokens: int
+    text: str
+    tokens: list[int]
+    origins: list[Origin]
+    logprobs: list[Logprob]
+    finish: str
+    error: str | None
+    tally: Tally
+
+    @property
+    def tau(self) -> float:
+        return self.tally.tau
+
+    @property
+    def acceptance(self) -> list[float]:
+        return self.tally.acceptance
+
+
+class Ticket(ABC):
+    """A request under way: iterate over its chunks, or wait for its completion."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Chunk]: ...
+
+    @abstractmethod
+    def result(self) -> Completion: ...
+
+    @abstractmethod
+    def cancel(self) -> None: ...
+
+
+class Engine(ABC):
+    """Takes requests from any thread, gives their text in chunks."""
+
+    @abstractmethod
+    def submit(self, prompt: Prompt, sampling: Sampling | None = None, wish: Wish | None = None) -> list[Ticket]:
+        """Start `wish.n` samples of a request."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what is under way and give everything back."""
+
+    @property
+    @abstractmethod
+    def stats(self) -> dict[str, Any]:
+        """Counts since the start."""
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        **wish: Any,
+    ) -> list[Completion]:
+        """Complete one prompt or several, all at once; `n` samples of a prompt stand side by side."""
+        many = _prompts(prompts)
+        each = list(sampling) if isinstance(sampling, Sequence) else [sampling] * len(many)
+        if len(each) != len(many):
+            raise ValueError(f"there are {len(many)} prompts and {len(each)} samplings; give one, or one for each")
+        asked = Wish(**wish)
+        tickets = [ticket for prompt, how in zip(many, each, strict=True) for ticket in self.submit(prompt, how, asked)]
+        try:
+            return [ticket.result() for ticket in tickets]
+        except BaseException:
+            for ticket in tickets:
+                ticket.cancel()
+            raise
+
+    def stream(self, prompt: Prompt, sampling: Sampling | None = None, **wish: Any) -> Iterator[Chunk]:
+        """The chunks of one sample as they come; leaving the loop cancels the request."""
+        (ticket,) = self.submit(prompt, sampling, Wish(**wish))
+        try:
+            yield from ticket
+        finally:
+            ticket.cancel()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt is a string, a list of ids or a list of messages; anything else is a list of prompts."""
+    if isinstance(prompts, str) or not prompts or isinstance(prompts[0], int | Mapping):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]

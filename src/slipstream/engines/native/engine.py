@@ -1,0 +1,142 @@
+"""The native engine as users hold it: requests from any thread, text in chunks, one worker that turns the crank."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from slipstream.core.interfaces import Drafter, Verifier
+from slipstream.core.rules import rules
+from slipstream.core.sampling import Sampling
+from slipstream.core.types import Request
+from slipstream.engines.base import Engine, Prompt, Speculation, Ticket, Wish
+from slipstream.engines.native.batch import Batch
+from slipstream.engines.native.build import Options, Target, build_drafter, build_target
+from slipstream.engines.native.job import Course, Job
+from slipstream.engines.native.scheduler import Limits
+from slipstream.plan.policy import Adaptive
+
+
+class NativeEngine(Engine):
+    """`drafter` is a name, a model's name or folder, or "none"; `depth` None lets the policy decide every cycle."""
+
+    def __init__(
+        self,
+        model: str | Target = "smollm2-135m",
+        drafter: str = "ngram",
+        verify: str = "block",
+        depth: int | None = None,
+        *,
+        options: Options | None = None,
+        limits: Limits | None = None,
+        **loading: Any,
+    ) -> None:
+        self._default = Speculation(drafter=drafter, depth=depth, verify=verify)
+        rules.get(verify)
+        self.target = model if isinstance(model, Target) else build_target(model, **loading)
+        self._drafters: dict[str, Drafter] = {drafter: build_drafter(drafter, self.target, options)}
+        self._rules: dict[str, Verifier] = {}
+        self._batch = Batch(self.target.model, self.drafter, self._rule, Adaptive(), limits or Limits())
+        self._inbox: list[Job] = []
+        self._ready = threading.Condition()
+        self._closed = False
+        self._worker: threading.Thread | None = None
+
+    def drafter(self, name: str) -> Drafter:
+        if name not in self._drafters:
+            self._drafters[name] = build_drafter(name, self.target)
+        return self._drafters[name]
+
+    def _rule(self, name: str) -> Verifier:
+        if name not in self._rules:
+            self._rules[name] = rules.get(name)()
+        return self._rules[name]
+
+    def submit(self, prompt: Prompt, sampling: Sampling | None = None, wish: Wish | None = None) -> list[Ticket]:
+        sampling, wish = sampling or Sampling(), wish or Wish()
+        tokens = self._encode(prompt, wish.raw)
+        ends = frozenset() if wish.ignore_ends else self.target.text.ends
+        request = Request(
+            tokens, sampling, wish.max_tokens, ends | wish.stop_tokens, 0, wish.min_tokens, self._grammar(wish)
+        )
+        if sampling.seed is None and wish.n > 1:
+            request = replace(request, sampling=replace(sampling, seed=int(torch.randint(2**62, (1,)))))
+        course, text = self._course(wish.speculation, sampling), self.target.text
+        jobs = [Job(replace(request, sample=i), course, text.stream(), wish.stop, wish.logprobs) for i in range(wish.n)]
+        self._send(jobs)
+        return list(jobs)
+
+    def _encode(self, prompt: Prompt, raw: bool) -> list[int]:
+        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], int):
+            return list(prompt)  # type: ignore[arg-type]
+        return self.target.text.encode(prompt, raw)  # type: ignore[arg-type]
+
+    def _course(self, asked: Speculation, sampling: Sampling) -> Course:
+        """Names made whole. At temperature 0 the greedy rule and any other have one and the same outcome."""
+        rule = asked.verify or self._default.verify or ""
+        rules.get(rule)
+        if rule == "greedy" and sampling.temperature != 0:
+            raise ValueError("the greedy rule needs temperature 0; use token, block or coupled for sampling")
+        rule = "greedy" if sampling.temperature == 0 else rule
+        depth = self._default.depth if asked.depth is None else asked.depth
+        if asked.off or depth == 0:
+            return Course("none", rule, 0)
+        return Course(asked.drafter or self._default.drafter or "none", rule, depth)
+
+    def _grammar(self, wish: Wish) -> Any:
+        if wish.grammar is None:
+            return None
+        from slipstream.engines.native.grammar import compiled
+
+        return compiled(wish.grammar, self.target.text.tokenizer, self.target.model.vocab)
+
+    def _send(self, jobs: list[Job]) -> None:
+        with self._ready:
+            if self._closed:
+                raise ValueError("the engine is closed; make a new one")
+            for job in jobs:
+                self._batch.add(job)
+            if self._worker is None:
+                self._worker = threading.Thread(target=self._work, name="slipstream", daemon=True)
+                self._worker.start()
+            self._ready.notify()
+
+    def _work(self) -> None:
+        while True:
+            with self._ready:
+                plan = self._batch.scheduler
+                while not (plan.waiting or plan.running or self._closed):
+                    self._ready.wait()
+                if self._closed:
+                    break
+                with torch.inference_mode():
+                    self._batch.step()
+
+    def close(self) -> None:
+        with self._ready:
+            self._closed = True
+            for job in [*self._batch.scheduler.running, *self._batch.scheduler.waiting]:
+                job.cancel()
+            self._batch.schedule()
+            self._ready.notify()
+        if self._worker is not None:
+            self._worker.join()
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        tally, plan = self._batch.tally, self._batch.scheduler
+        return {
+            "model": self.target.label,
+            "running": len(plan.running),
+            "waiting": len(plan.waiting),
+            "row_cycles": tally.cycles,
+            "tokens": tally.emitted,
+            "tau": tally.tau,
+            "acceptance": tally.acceptance,
+            "drafted": sum(tally.drafted),
+            "wasted": tally.wasted,
+            "failures": dict(self._batch.failures),
+        }

@@ -1,0 +1,71 @@
+"""Rows with different drafters and rules in one score pass.
+
+Rows stand in groups, one per drafter and rule, side by side. Each group drafts and verifies by itself with its own kind
+of law; for the target their drafts are laid together, and its scores are cut apart again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from slipstream.core.interfaces import Drafter, Verifier
+from slipstream.core.law import OneHot
+from slipstream.core.shapes import Int, Tensor
+from slipstream.core.tree import Tree
+from slipstream.core.types import Draft, Scores, Verdict
+from slipstream.engines.native.job import Job
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    jobs: list[Job]
+    drafter: Drafter
+    rule: Verifier
+
+
+def merge(drafts: Sequence[Draft], vocab: int) -> Draft:
+    """All drafts as one, rows and nodes renumbered. The target asks for no law, so none is carried along."""
+    if len(drafts) == 1:
+        return drafts[0]
+    rows = nodes = 0
+    row, parent = [], []
+    for draft in drafts:
+        row.append(draft.tree.row + rows)
+        parent.append(torch.where(draft.tree.parent < 0, -1, draft.tree.parent + nodes))
+        rows += draft.tree.rows
+        nodes += len(draft.tree)
+    token = torch.cat([draft.token for draft in drafts])
+    return Draft(Tree(rows, torch.cat(row), torch.cat(parent)), token, OneHot(token, vocab))
+
+
+def slots(drafts: Sequence[Draft]) -> list[Int[Tensor, " slots"]]:
+    """The slots of each draft within the merged one."""
+    total = sum(draft.tree.rows for draft in drafts)
+    found, row, node = [], 0, total
+    for draft in drafts:
+        found.append(torch.cat([torch.arange(draft.tree.rows) + row, torch.arange(len(draft.tree)) + node]))
+        row += draft.tree.rows
+        node += len(draft.tree)
+    return found
+
+
+def part(scores: Scores, index: Int[Tensor, " slots"]) -> Scores:
+    index = index.to(scores.logits.device)
+    return Scores(scores.logits[index], {layer: state[index] for layer, state in scores.features.items()})
+
+
+def join(verdicts: Sequence[Verdict], drafts: Sequence[Draft]) -> Verdict:
+    """The verdicts of the groups as one about the merged draft."""
+    if len(verdicts) == 1:
+        return verdicts[0]
+    depth = max(verdict.path.shape[1] for verdict in verdicts)
+    paths, nodes = [], 0
+    for verdict, draft in zip(verdicts, drafts, strict=True):
+        path = torch.where(verdict.path < 0, -1, verdict.path + nodes)
+        paths.append(torch.nn.functional.pad(path, (0, depth - path.shape[1]), value=-1))
+        nodes += len(draft.tree)
+    token = torch.cat([verdict.token for verdict in verdicts])
+    return Verdict(torch.cat(paths), token, torch.cat([verdict.bonus for verdict in verdicts]))

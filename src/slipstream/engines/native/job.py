@@ -1,0 +1,97 @@
+"""One request from submission to its last chunk: its row, its text, its counts, and who waits for it."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from slipstream.core.types import Origin, Request, Row
+from slipstream.engines.base import Chunk, Completion, Logprob, Tally, Ticket
+from slipstream.engines.native.stops import Stops
+from slipstream.models.detokenizer import Detokenizer
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a job is decoded: the names of its drafter and rule, and a fixed depth or None for the policy's choice."""
+
+    drafter: str
+    rule: str
+    depth: int | None
+
+
+class Job(Ticket):
+    def __init__(
+        self,
+        request: Request,
+        course: Course,
+        decoder: Detokenizer | None = None,
+        stop: Sequence[str] = (),
+        logprobs: int | None = None,
+    ) -> None:
+        self.row, self.course, self.top = Row(request), course, logprobs
+        self.tally = Tally()
+        self.prefilled = 0
+        self.cancelled = False
+        self.error: str | None = None
+        self._decoder, self._stops = decoder, Stops(stop)
+        self._chunks: queue.SimpleQueue[Chunk] = queue.SimpleQueue()
+        self._seen: list[Chunk] = []
+
+    def take(self, tokens: Sequence[int], origins: Sequence[Origin], logprobs: Sequence[Logprob]) -> None:
+        """Show newly committed tokens one by one, as plain decoding would; a stop string takes back the rest."""
+        text, kept = "", 0
+        for token in tokens:
+            kept += 1
+            text += self._stops.feed(self._decoder.push([token])) if self._decoder else ""
+            if self._stops.hit:
+                self._take_back(len(tokens) - kept)
+                break
+        if self.row.finish and not self._stops.hit:
+            text += self._rest()
+        self._put(Chunk(text, tuple(tokens[:kept]), tuple(origins[:kept]), tuple(logprobs[:kept]), self.row.finish))
+
+    def _rest(self) -> str:
+        tail = self._stops.feed(self._decoder.flush()) if self._decoder else ""
+        return tail if self._stops.hit else tail + self._stops.flush()
+
+    def _take_back(self, count: int) -> None:
+        if count:
+            del self.row.tokens[-count:], self.row.origins[-count:]
+        self.row.finish = "stop"
+
+    def end(self, reason: str, error: str | None = None) -> None:
+        """Finish outside a cycle: cancelled, failed, or nothing to do."""
+        self.row.finish, self.error = reason, error
+        self._put(Chunk(self._rest(), (), (), (), reason, error))
+
+    def _put(self, chunk: Chunk) -> None:
+        self._chunks.put(chunk)
+
+    @property
+    def done(self) -> bool:
+        return self.row.finish is not None
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def __iter__(self) -> Iterator[Chunk]:
+        while not self._seen or self._seen[-1].finish is None:
+            self._seen.append(self._chunks.get())
+            yield self._seen[-1]
+
+    def result(self) -> Completion:
+        for _ in self:
+            pass
+        seen = self._seen
+        return Completion(
+            prompt_tokens=len(self.row.request.prompt),
+            text="".join(chunk.text for chunk in seen),
+            tokens=self.row.output,
+            origins=self.row.origins,
+            logprobs=[entry for chunk in seen for entry in chunk.logprobs],
+            finish=seen[-1].finish or "",
+            error=self.error,
+            tally=self.tally,
+        )

@@ -1,0 +1,65 @@
+"""Who decodes now, who waits: first come, first served, within the rows and the memory there are.
+
+The cache is a rectangle of rows times places, both growing by doubling, so that is what a request is charged for: it is
+admitted when the rectangle that holds it and everyone already there is within the budget.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from slipstream.engines.native.job import Job
+
+
+@dataclass(frozen=True)
+class Limits:
+    rows: int = 16
+    tokens: int = 1 << 17  # places of the cache in all, rows times the longest
+    prefill: int = 512  # prompt tokens read in one step
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "tokens", "prefill"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+
+
+class Scheduler:
+    def __init__(self, limits: Limits, context: int) -> None:
+        self.limits, self.context = limits, context
+        self.waiting: deque[Job] = deque()
+        self.running: list[Job] = []
+
+    def check(self, job: Job) -> None:
+        """Refuse what could never be admitted."""
+        if self.footprint([job]) > self.limits.tokens:
+            need, have = self.places(job), self.limits.tokens
+            raise ValueError(f"prompt and max_tokens need {need} places of the cache; the memory budget holds {have}")
+
+    def places(self, job: Job) -> int:
+        request = job.row.request
+        return min(len(request.prompt) + request.max_tokens, self.context)
+
+    def footprint(self, jobs: list[Job]) -> int:
+        """Places of the rectangle that holds these jobs."""
+        return _power(len(jobs)) * _power(max(map(self.places, jobs)))
+
+    def admit(self) -> list[Job]:
+        """Move jobs from the queue to the rows while they fit; the new ones."""
+        new: list[Job] = []
+        while self.waiting and len(self.running) < self.limits.rows:
+            if self.footprint([*self.running, self.waiting[0]]) > self.limits.tokens:
+                break
+            new.append(self.waiting.popleft())
+            self.running.append(new[-1])
+        return new
+
+    def leave(self) -> list[Job]:
+        """Take out the jobs that are done."""
+        done = [job for job in self.running if job.done]
+        self.running = [job for job in self.running if not job.done]
+        return done
+
+
+def _power(n: int) -> int:
+    return 1 << (n - 1).bit_length()

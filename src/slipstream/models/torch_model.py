@@ -1,0 +1,242 @@
+"""Any Hugging Face causal language model, with a cache that rolls back.
+
+The model's own modules run; only attention and cache are ours (`attention`, `cache`). All rows of a cycle travel as
+one packed sequence of one batch: what each row has not read yet of its committed text, then its drafted nodes
+(`packing`). The output matrix, often the largest of all, is applied to slots alone.
+
+A pass may end after the first n layers (`peek`) and be taken up there by the next `score`: a drafter that shares the
+target's first layers leaves their work, and their part of the cache, behind for it. At all layers, `peek` reads only
+what was added to a growing draft since the last call: that is how a draft model steps.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from slipstream.core.interfaces import Model
+from slipstream.core.shapes import Float, Tensor
+from slipstream.core.types import Draft, Row, Scores, Verdict
+from slipstream.models.attention import WHOLE, view
+from slipstream.models.cache import Cache
+from slipstream.models.layers import only, watch
+from slipstream.models.packing import Entry, Line, Piece, agree, local_nodes, nodes_by_row, slot_index
+from slipstream.models.refuse import check_config, probe, refuse
+
+LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+
+
+@dataclass(eq=False)
+class Seat:
+    """A row's place in the cache, what is committed there, and what was run beyond it without being committed."""
+
+    index: int
+    tokens: list[int] = field(default_factory=list)
+    run: list[Entry] = field(default_factory=list)
+    depth: int = 0  # layers that ran over `run`
+    hidden: dict[int, Tensor] = field(default_factory=dict)  # what `peek` kept of it, by layer
+
+    def known(self, entries: Sequence[Entry], depth: int) -> int:
+        """How many leading entries have hidden states after `depth` layers."""
+        return agree(self.run, entries) if self.hidden and self.depth == depth else 0
+
+    def forget(self) -> None:
+        self.run, self.depth, self.hidden = [], 0, {}
+
+
+class TorchModel(Model):
+    """Wraps `model` for good: its attention is ours until `set_attn_implementation` puts another in."""
+
+    def __init__(
+        self, model: Any, features: tuple[int, ...] = (), context: int | None = None, prefill_chunk: int = 512
+    ) -> None:
+        check_config(model)
+        self.model = model.eval()
+        with torch.inference_mode():
+            self._anatomy = probe(model)
+        self.vocab, self.layers = self._anatomy.vocab, len(self._anatomy.layers)
+        self.context = _context(model, context)
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        self.features, self.prefill_chunk = features, prefill_chunk
+        if prefill_chunk < 1:
+            raise ValueError(f"prefill_chunk is {prefill_chunk}; it must be 1 or more")
+        for layer in features:
+            if not 0 <= layer < self.layers:
+                raise ValueError(f"features names layer {layer}; the model has layers 0 to {self.layers - 1}")
+        self._trims = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._whole = WHOLE.to(self.device)
+        self._cache = Cache()
+        self._seats: dict[Row, Seat] = {}
+        self._draft: Draft | None = None
+
+    def open(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            assert row not in self._seats, "the row is open already"
+            self._seats[row] = Seat(self._cache.take())
+
+    def close(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            self._cache.give(self._seats.pop(row).index)
+
+    @torch.inference_mode()
+    def prefill(self, rows: Sequence[Row], limit: int) -> list[int]:
+        """Read up to `limit` more committed tokens of each row, never the last one; how many of each were read."""
+        fed = [min(limit, len(self._pending(row)) - 1) for row in rows]
+        seats = [self._seats[row] for row in rows]
+        new = [self._pending(row)[:count] for row, count in zip(rows, fed, strict=True)]
+        lines = [Line.of(seat.index, len(seat.tokens), tokens) for seat, tokens in zip(seats, new, strict=True)]
+        pieces = [Piece(line) for line in lines if len(line)]
+        if pieces:
+            self._forward(self.model.base_model, pieces)
+        for seat, tokens in zip(seats, new, strict=True):
+            seat.tokens += tokens
+            seat.forget()
+        return fed
+
+    @torch.inference_mode()
+    def score(self, rows: Sequence[Row], draft: Draft) -> Scores:
+        depth = max((self._seats[row].depth for row in rows if self._seats[row].hidden), default=0)
+        if depth:
+            self.peek(rows, draft, depth)
+        lines = self._lines(rows, draft)
+        seats = [self._seats[row] for row in rows]
+        slots = torch.tensor(slot_index(lines, draft), device=self.device)
+        held = {layer: torch.cat([seat.hidden[layer] for seat in seats]) for layer in seats[0].hidden} if depth else {}
+        resumed = held[depth - 1] if depth else None
+        with (
+            watch(self._anatomy.layers, [layer for layer in self.features if layer >= depth]) as found,
+            only(self._anatomy.layers, depth, self.layers, resumed, self._anatomy.as_tuple),
+        ):
+            logits = self._forward(self.model, [Piece(line) for line in lines], slots)
+        for seat, line in zip(seats, lines, strict=True):
+            seat.run, seat.depth, seat.hidden = line.entries, self.layers, {}
+        self._draft = draft
+        return Scores(logits, {layer: (held | found)[layer][slots] for layer in self.features})
+
+    @torch.inference_mode()
+    def peek(self, rows: Sequence[Row], draft: Draft, layers: int) -> Float[Tensor, "slots hidden"]:
+        """The hidden state after the first `layers` layers at every slot. What an earlier call with the same rows and
+        the beginning of the same draft has run is not run again."""
+        if not 1 <= layers <= self.layers:
+            raise ValueError(f"layers is {layers}; the model has 1 to {self.layers}")
+        lines = self._lines(rows, draft)
+        seats = [self._seats[row] for row in rows]
+        pieces = [Piece(line, seat.known(line.entries, layers)) for seat, line in zip(seats, lines, strict=True)]
+        wanted = sorted({layers - 1, *(layer for layer in self.features if layer < layers)})
+        found: dict[int, Tensor] = {}
+        if any(map(len, pieces)):
+            with (
+                watch(self._anatomy.layers, wanted) as found,
+                only(self._anatomy.layers, 0, layers, None, self._anatomy.as_tuple),
+            ):
+                self._forward(self.model.base_model, [piece for piece in pieces if len(piece)])
+        self._hold(seats, pieces, found, layers)
+        hidden = torch.cat([seat.hidden[layers - 1] for seat in seats])
+        return hidden[torch.tensor(slot_index(lines, draft), device=self.device)]
+
+    def _hold(self, seats: Sequence[Seat], pieces: Sequence[Piece], found: dict[int, Tensor], layers: int) -> None:
+        """Lay what a partial pass found beside what each row held of the entries before."""
+        offset = 0
+        for seat, piece in zip(seats, pieces, strict=True):
+            new = {layer: state[offset : offset + len(piece)] for layer, state in found.items()}
+            old = {layer: state[: piece.skip] for layer, state in seat.hidden.items()} if piece.skip else {}
+            both = {layer: torch.cat([old[layer], new[layer]]) for layer in old.keys() & new.keys()}
+            seat.run, seat.depth, seat.hidden = piece.line.entries, layers, old | new | both
+            offset += len(piece)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
+        """The model's own norm and head on hidden states after some layer: no layer runs."""
+        token = torch.zeros(1, len(hidden), dtype=torch.long, device=self.device)
+        with only(self._anatomy.layers, self.layers, self.layers, hidden, self._anatomy.as_tuple):
+            output = self.model(token, attention_mask=self._whole, position_ids=token, use_cache=False)
+        logits: Tensor = output[0][0]
+        return logits
+
+    @torch.inference_mode()
+    def commit(self, rows: Sequence[Row], verdict: Verdict, draft: Draft | None = None) -> None:
+        """`draft` is the one the verdict speaks of, where it is not the one scored last; nodes of it that never ran
+        are not kept, and are read again as committed text."""
+        draft = self._draft if draft is None else draft
+        assert draft is not None, "commit follows score"
+        number = {i: n for numbers in nodes_by_row(draft) for n, i in enumerate(numbers)}
+        moves: list[tuple[int, int, int]] = []
+        for row, path, nodes in zip(rows, verdict.path.tolist(), local_nodes(draft), strict=True):
+            moves += self._keep(row, nodes, [number[i] for i in path if i >= 0])
+        if moves:
+            self._cache.move(*torch.tensor(moves, device=self.device).T)
+
+    def _keep(self, row: Row, nodes: Sequence[Entry], path: Sequence[int]) -> list[tuple[int, int, int]]:
+        """Make the pending tokens and the accepted nodes of one row its cached text; the entries to move for it."""
+        seat, pending = self._seats[row], self._pending(row)
+        start, count = len(seat.tokens), len(pending)
+        entries = Line.of(seat.index, start, pending, nodes).entries
+        whole = agree(seat.run, entries) if seat.depth == self.layers else 0
+        kept = [i for i in (*range(count), *(count + n for n in path)) if i < whole]
+        seat.tokens += [entries[i][0] for i in kept]
+        seat.forget()
+        return [(seat.index, start + i, start + n) for n, i in enumerate(kept) if i != n]
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every row's cache is the beginning of its text and the cache agrees."""
+        for row, seat in self._seats.items():
+            size = min(len(seat.tokens), row.length)  # an end token may cut what was accepted
+            assert seat.tokens[:size] == row.tokens[:size], f"the cache holds {seat.tokens}, the row {row.tokens}"
+        seats = self._seats.values()
+        self._cache.check_integrity([seat.index for seat in seats], [len(seat.tokens) for seat in seats])
+
+    def _pending(self, row: Row) -> list[int]:
+        """Committed tokens not cached yet: at least the last one, whose logits are always asked for."""
+        seat = self._seats[row]
+        if len(seat.tokens) >= row.length:
+            del seat.tokens[row.length - 1 :]
+            seat.forget()
+        return row.tokens[len(seat.tokens) :]
+
+    def _lines(self, rows: Sequence[Row], draft: Draft) -> list[Line]:
+        """What each row reads next, its backlog beyond one chunk fed beforehand."""
+        assert rows, "there is nothing to read"
+        assert draft.tree.rows == len(rows), f"the draft speaks of {draft.tree.rows} rows, not {len(rows)}"
+        while long := [row for row in rows if len(self._pending(row)) > self.prefill_chunk]:
+            self.prefill(long, self.prefill_chunk)
+        lines = [
+            Line.of(self._seats[row].index, len(self._seats[row].tokens), self._pending(row), nodes)
+            for row, nodes in zip(rows, local_nodes(draft), strict=True)
+        ]
+        longest = max(position for line in lines for position in line.position) + 1
+        assert longest <= self.context, f"{longest} tokens do not fit the context of {self.context}"
+        return lines
+
+    def _forward(self, module: Any, pieces: Sequence[Piece], keep: Tensor | None = None) -> Tensor:
+        """Run packed entries; logits at `keep`, or whatever `module` gives first where none are wanted."""
+        token = [token for piece in pieces for token, _ in piece.line.entries[piece.skip :]]
+        position = [n for piece in pieces for n in piece.line.position[piece.skip :]]
+        token_ids, position_ids = torch.tensor([[token], [position]], device=self.device)
+        context = view(self._cache, self._anatomy.windows, pieces, self.device)
+        trim = {"logits_to_keep": keep} if keep is not None and self._trims else {}
+        output = module(
+            token_ids,
+            attention_mask=self._whole,
+            position_ids=position_ids,
+            use_cache=False,
+            slipstream=context,
+            **trim,
+        )
+        result: Tensor = output[0][0]
+        return result if keep is None or trim else result[keep]
+
+
+def _context(model: Any, wanted: int | None) -> int:
+    """The longest row: what the configuration says, or less."""
+    config = model.config.get_text_config()
+    longest = next((value for name in LIMITS if isinstance(value := getattr(config, name, None), int)), wanted)
+    if longest is None:
+        raise refuse(model, "its configuration names no longest context; give one as `context`")
+    if wanted is not None and not 1 <= wanted <= longest:
+        raise ValueError(f"context is {wanted}; the model takes 1 to {longest}")
+    return longest if wanted is None else wanted

@@ -1,0 +1,185 @@
+"""Prompts begin with one BOS, and streamed text equals text decoded at once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from slipstream.models.catalog import load_text, resolve
+from slipstream.models.text import Text, fingerprint, same_tokenizer
+
+SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+PHRASES = [
+    "Hello, world! ",
+    "Größe und Maß ",
+    "こんにちは世界",
+    "नमस्ते ",
+    "👩‍👩‍👧‍👦🏳️‍🌈",
+    "مرحبا ",
+    "e\u0301\u0302 ",
+    "\n\t  x",
+    "\ufffd",
+    "\U00010348\U0001f600",
+]
+
+
+def byte_level(extra: tuple[str, ...] = (), bos: str | None = None) -> PreTrainedTokenizerFast:
+    """Byte-level BPE, as GPT-2 and its heirs have it: one token per byte and a few merges."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("Ġ", "w"), ("ð", "Ł")]
+    words = [*SPECIALS, *alphabet, *("".join(pair) for pair in merges), *extra]
+    backend = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    if bos:
+        pair = [(bos, words.index(bos))]
+        backend.post_processor = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=pair)
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=bos or SPECIALS[1], eos_token=SPECIALS[2])
+    made.add_special_tokens({"additional_special_tokens": SPECIALS[:1]})
+    return made
+
+
+def sentencepiece() -> PreTrainedTokenizerFast:
+    """SentencePiece-like, as Llama 2 and Gemma have it: spaces begin words, unknown characters fall back to bytes."""
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    words = ["<unk>", "<s>", "</s>", *bytes_, "▁", "a", "b", "▁a", "▁b", "ab", "▁▁", ".", "é"]
+    backend = Tokenizer(
+        models.BPE({word: i for i, word in enumerate(words)}, [], unk_token="<unk>", byte_fallback=True)
+    )
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(steps)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+TEXTS = {"byte_level": Text(byte_level()), "sentencepiece": Text(sentencepiece())}
+CHUNKS = st.lists(st.integers(1, 40), min_size=1, max_size=20)
+
+
+def streamed(text: Text, ids: list[int], chunks: list[int]) -> str:
+    stream, out, at = text.stream(), "", 0
+    while at < len(ids):
+        for chunk in chunks:
+            part = stream.push(ids[at : at + chunk])
+            out, at = out + part, at + chunk
+            assert text.decode(ids).startswith(out), "what is handed out is final"
+    return out + stream.flush()
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+@settings(deadline=None, max_examples=150)
+@given(data=st.data(), chunks=CHUNKS)
+def test_a_stream_of_any_ids_equals_decoding_at_once(kind: str, data: st.DataObject, chunks: list[int]) -> None:
+    text = TEXTS[kind]
+    ids = data.draw(st.lists(st.integers(0, len(text.tokenizer) + 3), max_size=120))  # padding ids too
+    assert streamed(text, ids, chunks) == text.decode(ids)
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.data(), chunks=CHUNKS)
+def test_a_stream_of_bytes_in_any_order_equals_decoding_at_once(data: st.DataObject, chunks: list[int]) -> None:
+    """Runs of byte tokens, whole, broken and invalid, between other tokens."""
+    text = TEXTS["sentencepiece"]
+    raw = b"".join(data.draw(st.lists(st.sampled_from([p.encode() for p in PHRASES] + [b"\xe2\x82", b"\x80"]))))
+    names = [f"<0x{byte:02X}>" if byte > 32 else "▁a" for byte in raw]
+    ids = [text.tokenizer.convert_tokens_to_ids(name) for name in names]
+    assert streamed(text, ids, chunks) == text.decode(ids)
+
+
+@settings(deadline=None, max_examples=100)
+@given(phrases=st.lists(st.sampled_from(PHRASES) | st.text(max_size=8), max_size=12), chunks=CHUNKS)
+def test_text_of_many_scripts_comes_back(phrases: list[str], chunks: list[int]) -> None:
+    text, said = TEXTS["byte_level"], "".join(phrases)
+    said = "".join(char for char in said if not "\ud800" <= char <= "\udfff")
+    assert streamed(text, text.encode(said, raw=True), chunks) == said
+
+
+def test_a_character_appears_when_it_is_whole() -> None:
+    text = TEXTS["byte_level"]
+    stream = text.stream()
+    assert [stream.push([i]) for i in text.encode("a€b", raw=True)] == ["a", "", "", "€", "b"]
+    assert stream.flush() == ""
+
+
+def test_the_cost_of_a_token_does_not_grow_with_the_text() -> None:
+    for text in TEXTS.values():
+        lengths: list[int] = []
+        stream = text.stream()
+        decode = stream._decode
+        stream._decode = lambda ids, decode=decode, lengths=lengths: lengths.append(len(ids)) or decode(ids)
+        for i in range(3000):
+            stream.push([(i * 7919) % len(text.tokenizer)])
+        assert max(lengths) < 100  # the longest run of byte tokens and the window
+        assert len(lengths) < 3 * 3000
+
+
+def test_ids_beyond_the_vocabulary_are_no_text() -> None:
+    text = TEXTS["sentencepiece"]
+    euro = [text.tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in "€".encode()]
+    ids = [euro[0], len(text.tokenizer) + 2, *euro[1:], len(text.tokenizer)]
+    assert text.decode(ids) == "€"
+    assert streamed(text, ids, [1]) == "€"
+
+
+def test_special_and_end_tokens_are_no_text() -> None:
+    text = Text(byte_level(), ends=[[5], None, 6])
+    assert {0, 2, 5, 6} <= text.ends
+    assert text.decode([0, 1, 2, *text.encode("hell", raw=True), 5, 2]) == "hell"
+    stream = text.stream()
+    assert stream.push([*text.encode("hell", raw=True), 5, 2]) + stream.flush() == "hell"
+
+
+def test_bos_comes_once() -> None:
+    with_bos, without = byte_level(bos="<|im_start|>"), byte_level()
+    assert Text(without).encode("hell", raw=True) == without.encode("hell", add_special_tokens=False)
+    assert Text(with_bos).encode("hell", raw=True) == [1, *without.encode("hell")]
+    assert Text(with_bos).encode("<|im_start|>hell", raw=True)[:2] == [1, *without.encode("hell")][:2]
+    with_bos.chat_template = CHATML
+    chat = Text(with_bos).encode("hell")
+    assert chat[0] == 1
+    assert chat[1] != 1
+    with_bos.chat_template = "{{ messages[0].content }}"  # forgets it
+    assert Text(with_bos).encode("hell") == [1, *without.encode("hell")]
+
+
+def test_chat_templates() -> None:
+    made = byte_level()
+    with pytest.raises(ValueError, match="no chat template"):
+        Text(made).encode([{"role": "user", "content": "x"}])
+    assert Text(made).encode("x") == Text(made).encode("x", raw=True)
+    made.chat_template = CHATML
+    text = Text(made)
+    assert text.instruct
+    assert text.encode("hi") == text.encode([{"role": "user", "content": "hi"}])
+    assert made.decode(text.encode("hi")) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    with pytest.raises(ValueError, match="raw is on"):
+        text.encode([{"role": "user", "content": "x"}], raw=True)
+    made.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(ValueError, match="roles must alternate"):
+        text.encode("hi")
+
+
+def test_same_tokenizer() -> None:
+    plain, padded, other = byte_level(), byte_level(("[PAD264]", "[PAD265]")), byte_level(("hello", "[PAD265]"))
+    assert same_tokenizer(plain, padded) is None
+    assert fingerprint(plain) == fingerprint(padded) != fingerprint(other)
+    assert "id 264 is nothing in one and 'hello' in the other" in str(same_tokenizer(plain, other))
+    assert "id 0 is '<|endoftext|>' in one and '<unk>'" in str(same_tokenizer(plain, sentencepiece()))
+
+
+@pytest.mark.model
+def test_the_default_tokenizer() -> None:
+    text = load_text(resolve("smollm2-135m", fetch=False))
+    said = "".join(PHRASES) * 3
+    for chunks in ([1], [3, 1, 5]):
+        assert streamed(text, text.encode(said, raw=True), chunks) == said
+    assert text.instruct
+    assert {0, 2} == text.ends
+    assert text.encode("hi")[:2] == [1, *text.encode("system", raw=True)]
+    assert [text.token(i) for i in text.encode("12 345", raw=True)] == ["1", "2", "Ġ", "3", "4", "5"]
