@@ -50,7 +50,8 @@ def shape(logits: Float[Tensor, "n vocab"], places: Sequence[Place]) -> Float[Te
 def asks(row: Row) -> bool:
     wish = row.request.sampling
     plain = wish.penalties == Penalties() and not wish.bias and wish.allowed is None and not wish.banned
-    return not plain or row.constraint is not None or len(row.output) < row.request.min_tokens
+    limited = row.constraint is not None or len(row.output) < row.request.min_tokens
+    return not plain or limited or row.request.processor is not None
 
 
 def _shape_one(logits: Float[Tensor, " vocab"], row: Row, path: Sequence[int]) -> None:
@@ -67,6 +68,8 @@ def _shape_one(logits: Float[Tensor, " vocab"], row: Row, path: Sequence[int]) -
         logits[list(wish.banned)] = -math.inf
     if len(row.output) + len(path) < request.min_tokens:
         logits[list(request.ends)] = -math.inf
+    if request.processor is not None:
+        logits.copy_(request.processor([*row.tokens, *path], logits))
     if row.constraint is not None and (keep_tokens := row.constraint.allowed(path)) is not None:
         logits.masked_fill_(~keep_tokens.to(logits.device), -math.inf)
 

@@ -52,6 +52,10 @@ class Constraint(ABC):
         """These tokens were committed."""
 
 
+Processor = Callable[[Sequence[int], Tensor], Tensor]
+"""All tokens before a place, and its logits; the logits to use instead. It must depend on nothing else."""
+
+
 @dataclass(frozen=True)
 class Request:
     """What a user asks for: a prompt of token ids, how to sample, and where to stop."""
@@ -63,6 +67,7 @@ class Request:
     sample: int = 0
     min_tokens: int = 0  # no end token before so many are emitted
     grammar: Callable[[], Constraint] | None = None
+    processor: Processor | None = None  # the user's own shaping of logits
 
     def __post_init__(self) -> None:
         if self.max_tokens < 0:

@@ -40,11 +40,6 @@ def build_target(name: str, dtype: str = "auto", device: str = "auto", context: 
 
 
 def prepared(model: Any) -> Any:
-    """On a CPU in float32, linears made for few rows take over."""
-    if model.device.type == "cpu" and model.dtype == torch.float32:
-        from slipstream.models.linears import pack_linears
-
-        pack_linears(model)
     return model
 
 
