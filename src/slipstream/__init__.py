@@ -20,6 +20,7 @@ _PUBLIC = {
     "Penalties": "slipstream.core.sampling:Penalties",
     "Speculation": "slipstream.engines.base:Speculation",
     "Wish": "slipstream.engines.base:Wish",
+    "Completion": "slipstream.engines.base:Completion",
 }
 
 __all__ = sorted(_PUBLIC)

@@ -15,7 +15,7 @@ from slipstream.core.loop import NoiseFactory, decode
 from slipstream.core.noise import CounterNoise
 from slipstream.core.sampling import Sampling
 from slipstream.core.shaping import law_at
-from slipstream.core.types import Request, Row, Step
+from slipstream.core.types import Constraint, Request, Row, Step
 from slipstream.drafters.table import TableDrafter
 from slipstream.models.table import Table, TableModel
 from slipstream.plan.policy import Fixed
@@ -51,6 +51,7 @@ class Subject:
     model: Callable[[Table], Model] = TableModel
     drafter: Callable[[Table], Drafter] = TableDrafter
     noise: Callable[[NoiseFactory], NoiseFactory] = same
+    grammar: Callable[[], Constraint] | None = None
 
     def run(
         self, pair: Pair, rows: Sequence[Row], cycles: int | None = None, noise: NoiseFactory = CounterNoise
@@ -63,7 +64,8 @@ class Subject:
             return list(islice(loop, cycles))
 
     def row(self, pair: Pair, max_tokens: int, seed: int = 0, **limits: Any) -> Row:
-        return Row(Request(pair.prompt, replace(self.sampling, seed=seed), max_tokens, **limits))
+        sampling = replace(self.sampling, seed=seed)
+        return Row(Request(pair.prompt, sampling, max_tokens, grammar=self.grammar, **limits))
 
     def joint(self, pair: Pair, length: int, text: tuple[int, ...] = (), **limits: Any) -> Joint:
         """Probability of every continuation of prompt and `text` by `length` tokens, under plain decoding."""

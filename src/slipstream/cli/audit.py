@@ -8,18 +8,30 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from slipstream.cli import options as given
 from slipstream.cli.show import Json, console, mark, print_json
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from slipstream.audit.check import Check
     from slipstream.audit.subject import Pair
 
 
 def audit(
+    model: Annotated[
+        str | None, typer.Option("-m", "--model", help="Audit this model with a drafter, instead of tables.")
+    ] = None,
+    drafter: given.DrafterName = "ngram",
     verify: Annotated[str | None, typer.Option(help="One rule; all of them by default.")] = None,
-    depth: Annotated[int, typer.Option(help="Drafted tokens per cycle.")] = 2,
+    depth: Annotated[int | None, typer.Option(help="Drafted tokens per cycle: 2 on tables, 4 on a model.")] = None,
+    option: given.Settings = None,
+    temperature: given.Temperature = 1.0,
     table: Annotated[Path | None, typer.Option(help="Audit on these tables (JSON) instead of random ones.")] = None,
     seed: Annotated[int, typer.Option(help="Which random tables.")] = 2,
-    samples: Annotated[int, typer.Option(help="Sampled continuations per rule.")] = 20000,
+    samples: Annotated[
+        int | None, typer.Option(help="Sampled continuations per rule: 20000 on tables, 1024 on a model.")
+    ] = None,
     self_test: Annotated[bool, typer.Option("--self-test", help="Plant known bugs and show which are caught.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -29,25 +41,60 @@ def audit(
     from slipstream.core.rules import rules
     from slipstream.models.table import Table
 
-    if not 1 <= depth <= 3:
-        raise ValueError(f"depth is {depth}; an audit by enumeration takes 1 to 3")
-    if samples < 1000:
-        raise ValueError(f"samples is {samples}; at least 1000 are needed to see anything")
-    if seed < 0:
-        raise ValueError(f"seed is {seed}; it must be 0 or more")
     names = [verify] if verify else rules.names()
     for name in names:
         rules.get(name)
-    pair = Pair(*Table.load(table)) if table else Pair.random(seed)
-    if self_test:
-        _self_test(pair, samples, as_json)
-        return
+    if samples is not None and samples < 1000:
+        raise ValueError(f"samples is {samples}; at least 1000 are needed to see anything")
+    if seed < 0:
+        raise ValueError(f"seed is {seed}; it must be 0 or more")
+    if model:
+        found = _real(model, drafter, given.settings(option), names, depth or 4, samples or 1024, temperature)
+    else:
+        if depth is not None and not 1 <= depth <= 3:
+            raise ValueError(f"depth is {depth}; an audit by enumeration takes 1 to 3")
+        pair = Pair(*Table.load(table)) if table else Pair.random(seed)
+        if self_test:
+            _self_test(pair, samples or 20000, as_json)
+            return
+        found = audit_rules(names, pair, depth or 2, samples or 20000)
     out, checks = console(), []
-    for check in audit_rules(names, pair, depth, samples):
+    for check in found:
         checks.append(check)
         out.print(f"{mark(check.passed)} {check.name:46} [dim]{check.layer:9}[/] {check.detail}")
     passed = all(check.passed for check in checks)
     _finish(passed, "exact" if passed else "NOT exact", {"checks": [asdict(check) for check in checks]}, as_json)
+
+
+PROMPTS = (
+    "What is the capital of France, and what is it known for?",
+    "Write a Python function that adds two numbers, and then call it twice.",
+    "Repeat after me: the quick brown fox jumps over the lazy dog. The quick brown fox",
+)
+
+
+def _real(
+    model: str,
+    drafter: str,
+    options: dict[str, str],
+    names: Sequence[str],
+    depth: int,
+    samples: int,
+    temperature: float,
+) -> Iterator[Check]:
+    from slipstream.audit.real import RealPair, audit_real
+    from slipstream.engines.native.build import build_drafter, build_target
+
+    if not 1 <= depth <= 16:
+        raise ValueError(f"depth is {depth}; it must be between 1 and 16")
+    target = build_target(model)
+    text = target.text
+    prompts = [text.encode(prompt) for prompt in PROMPTS]
+    pair = RealPair(
+        target.model, build_drafter(drafter, target, options), prompts, text.encode("The way to", raw=True), depth
+    )
+    console().print(f"[dim]{target.label}, drafted by {drafter}, depth {depth}, temperature {temperature}[/]")
+    yield from audit_real(pair, names, samples, temperature)
 
 
 def _self_test(pair: Pair, samples: int, as_json: bool) -> None:

@@ -43,6 +43,8 @@ class Wish:
     speculation: Speculation = field(default_factory=Speculation)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        object.__setattr__(self, "stop_tokens", frozenset(self.stop_tokens))
         if self.n < 1:
             raise ValueError(f"n is {self.n}; it must be 1 or more")
         if self.logprobs is not None and not 0 <= self.logprobs <= 100:
@@ -70,6 +72,7 @@ class Chunk:
     logprobs: tuple[Logprob, ...] = ()
     finish: str | None = None
     error: str | None = None
+    pieces: tuple[str, ...] = ()  # the text that became final with each token; together with a last rest, `text`
 
 
 @dataclass
@@ -174,9 +177,10 @@ class Engine(ABC):
         each = list(sampling) if isinstance(sampling, Sequence) else [sampling] * len(many)
         if len(each) != len(many):
             raise ValueError(f"there are {len(many)} prompts and {len(each)} samplings; give one, or one for each")
-        asked = Wish(**wish)
-        tickets = [ticket for prompt, how in zip(many, each, strict=True) for ticket in self.submit(prompt, how, asked)]
+        asked, tickets = Wish(**wish), list[Ticket]()
         try:
+            for prompt, how in zip(many, each, strict=True):
+                tickets += self.submit(prompt, how, asked)
             return [ticket.result() for ticket in tickets]
         except BaseException:
             for ticket in tickets:
@@ -185,17 +189,24 @@ class Engine(ABC):
 
     def stream(self, prompt: Prompt, sampling: Sampling | None = None, **wish: Any) -> Iterator[Chunk]:
         """The chunks of one sample as they come; leaving the loop cancels the request."""
-        (ticket,) = self.submit(prompt, sampling, Wish(**wish))
-        try:
-            yield from ticket
-        finally:
-            ticket.cancel()
+        asked = Wish(**wish)
+        if asked.n != 1:
+            raise ValueError(f"n is {asked.n}; a stream is one sample, so use generate or submit for more")
+        (ticket,) = self.submit(prompt, sampling, asked)
+        return _followed(ticket)
 
     def __enter__(self) -> Engine:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _followed(ticket: Ticket) -> Iterator[Chunk]:
+    try:
+        yield from ticket
+    finally:
+        ticket.cancel()
 
 
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -25,7 +25,7 @@ from slipstream.models.attention import WHOLE, view
 from slipstream.models.cache import Cache
 from slipstream.models.layers import only, watch
 from slipstream.models.packing import Entry, Line, Piece, agree, local_nodes, nodes_by_row, slot_index
-from slipstream.models.refuse import check_config, probe, refuse
+from slipstream.models.refuse import Anatomy, check_config, probe, refuse
 
 LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
@@ -52,13 +52,19 @@ class TorchModel(Model):
     """Wraps `model` for good: its attention is ours until `set_attn_implementation` puts another in."""
 
     def __init__(
-        self, model: Any, features: tuple[int, ...] = (), context: int | None = None, prefill_chunk: int = 512
+        self,
+        model: Any,
+        features: tuple[int, ...] = (),
+        context: int | None = None,
+        prefill_chunk: int = 512,
+        anatomy: Anatomy | None = None,
     ) -> None:
+        """`anatomy` is what an earlier wrapper found out about a model that has our attention in it again."""
         check_config(model)
         self.model = model.eval()
         with torch.inference_mode():
-            self._anatomy = probe(model)
-        self.vocab, self.layers = self._anatomy.vocab, len(self._anatomy.layers)
+            self.anatomy = probe(model) if anatomy is None else anatomy
+        self.vocab, self.layers = self.anatomy.vocab, len(self.anatomy.layers)
         self.context = _context(model, context)
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
@@ -109,8 +115,8 @@ class TorchModel(Model):
         held = {layer: torch.cat([seat.hidden[layer] for seat in seats]) for layer in seats[0].hidden} if depth else {}
         resumed = held[depth - 1] if depth else None
         with (
-            watch(self._anatomy.layers, [layer for layer in self.features if layer >= depth]) as found,
-            only(self._anatomy.layers, depth, self.layers, resumed, self._anatomy.as_tuple),
+            watch(self.anatomy.layers, [layer for layer in self.features if layer >= depth]) as found,
+            only(self.anatomy.layers, depth, self.layers, resumed, self.anatomy.as_tuple),
         ):
             logits = self._forward(self.model, [Piece(line) for line in lines], slots)
         for seat, line in zip(seats, lines, strict=True):
@@ -131,8 +137,8 @@ class TorchModel(Model):
         found: dict[int, Tensor] = {}
         if any(map(len, pieces)):
             with (
-                watch(self._anatomy.layers, wanted) as found,
-                only(self._anatomy.layers, 0, layers, None, self._anatomy.as_tuple),
+                watch(self.anatomy.layers, wanted) as found,
+                only(self.anatomy.layers, 0, layers, None, self.anatomy.as_tuple),
             ):
                 self._forward(self.model.base_model, [piece for piece in pieces if len(piece)])
         self._hold(seats, pieces, found, layers)
@@ -153,7 +159,7 @@ class TorchModel(Model):
     def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
         """The model's own norm and head on hidden states after some layer: no layer runs."""
         token = torch.zeros(1, len(hidden), dtype=torch.long, device=self.device)
-        with only(self._anatomy.layers, self.layers, self.layers, hidden, self._anatomy.as_tuple):
+        with only(self.anatomy.layers, self.layers, self.layers, hidden, self.anatomy.as_tuple):
             output = self.model(token, attention_mask=self._whole, position_ids=token, use_cache=False)
         logits: Tensor = output[0][0]
         return logits
@@ -217,7 +223,7 @@ class TorchModel(Model):
         token = [token for piece in pieces for token, _ in piece.line.entries[piece.skip :]]
         position = [n for piece in pieces for n in piece.line.position[piece.skip :]]
         token_ids, position_ids = torch.tensor([[token], [position]], device=self.device)
-        context = view(self._cache, self._anatomy.windows, pieces, self.device)
+        context = view(self._cache, self.anatomy.windows, pieces, self.device)
         trim = {"logits_to_keep": keep} if keep is not None and self._trims else {}
         output = module(
             token_ids,

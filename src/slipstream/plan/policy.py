@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, insort
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipstream.core.interfaces import Policy
@@ -23,34 +24,43 @@ class Fixed(Policy):
 class Costs:
     """What passes cost on this machine, learnt as they happen: seconds by tokens in a pass, seconds per drafted step.
 
-    A size never seen is read off the straight line between its neighbours, and beyond them by their slope. The mean
-    follows slowly, so one hiccup does not move it.
+    A size never seen is read off the straight line between its neighbours, beyond the largest off the line through the
+    smallest and the largest. Times are never too short by accident, so a shorter one is believed at once, and a longer
+    one slowly: a hiccup does not move it.
     """
 
     def __init__(self) -> None:
         self._score: dict[int, float] = {}
+        self._sizes: list[int] = []
         self.step = 0.0  # seconds to draft one step, all rows together
 
     def learn(self, drafting: float, scoring: float, tokens: int, steps: int) -> None:
-        old = self._score.get(tokens, scoring)
-        self._score[tokens] = min(scoring, old + 0.1 * (scoring - old)) if scoring < old else old + 0.1 * (scoring - old)
+        if tokens not in self._score:
+            insort(self._sizes, tokens)
+        self._score[tokens] = _believe(self._score.get(tokens), scoring)
         if steps:
-            each = drafting / steps
-            self.step = each if not self.step else self.step + 0.1 * (each - self.step)
+            self.step = _believe(self.step or None, drafting / steps)
+
+    def seen(self, tokens: int) -> bool:
+        return tokens in self._score
 
     def score(self, tokens: int) -> float:
         """Seconds of a target pass over so many tokens."""
-        known = sorted(self._score)
-        if not known:
-            return 1.0
-        below = max((n for n in known if n <= tokens), default=None)
-        above = min((n for n in known if n >= tokens), default=None)
-        if below is None or above is None:
-            return self._score[above if below is None else below]  # type: ignore[index]
-        if below == above:
-            return self._score[below]
-        share = (tokens - below) / (above - below)
-        return self._score[below] * (1 - share) + self._score[above] * share
+        sizes, known = self._sizes, self._score
+        if not sizes or tokens in known:
+            return known.get(tokens, 1.0)
+        at = bisect_left(sizes, tokens)
+        if at == 0 or len(sizes) == 1:
+            return known[sizes[0]]
+        low, high = (sizes[at - 1], sizes[at]) if at < len(sizes) else (sizes[0], sizes[-1])
+        slope = (known[high] - known[low]) / (high - low)
+        if at == len(sizes):
+            return known[high] + max(0.0, slope) * (tokens - high)
+        return known[low] + slope * (tokens - low)
+
+
+def _believe(old: float | None, new: float) -> float:
+    return new if old is None or new < old else old + 0.1 * (new - old)
 
 
 @dataclass
@@ -83,34 +93,39 @@ class Adaptive(Policy):
         self.deepest, self.costs = deepest, Costs()
         self._trust: dict[Row, Trust] = defaultdict(Trust)
         self._steps = 0
+        self._plain: Counter[int] = Counter()  # cycles left plain to learn what so many rows cost
 
     def budget(self, rows: Sequence[Row]) -> list[Budget]:
+        self._steps = 0
         self._trust = defaultdict(Trust, {row: self._trust[row] for row in rows})
-        depth = self._best(rows, self._trust)
-        for row in rows:
+        depths = self._best([self._trust[row].rate for row in rows])
+        for r, row in enumerate(rows):
             trust = self._trust[row]
             trust.quiet += 1
-            if depth[row] == 0 and trust.quiet > trust.wait:
-                depth[row], trust.quiet = 2, 0
-        return [Budget(depth[row]) for row in rows]
+            if depths[r] == 0 and trust.quiet > trust.wait:
+                depths[r], trust.quiet = 2, 0
+        return [Budget(depth) for depth in depths]
 
-    def _best(self, rows: Sequence[Row], trust: Mapping[Row, Trust]) -> dict[Row, int]:
-        depth = dict.fromkeys(rows, 0)
-        gain = {row: trust[row].rate for row in rows}  # chance that the next drafted token of the row is emitted
-        emitted, tokens = float(len(rows)), len(rows)
-        best, rate = dict(depth), emitted / self.costs.score(tokens)
-        for _ in range(self.deepest * len(rows)):
-            row = max((r for r in rows if depth[r] < self.deepest), key=lambda r: gain[r], default=None)
-            if row is None:
-                break
-            emitted += gain[row]
-            tokens += 1
-            depth[row] += 1
-            gain[row] *= trust[row].rate
-            seconds = self.costs.score(tokens) + self.costs.step * max(depth.values())
-            if emitted / seconds > rate:
-                best, rate = dict(depth), emitted / seconds
-        return best
+    def _best(self, rates: Sequence[float]) -> list[int]:
+        """The best depth of each row. A row's n-th drafted token is emitted with the n-th power of its rate, so sorted
+        by that chance they stand in the order in which they are worth adding, each after the ones before it."""
+        if not self.costs.seen(len(rates)) and self._plain[len(rates)] < 3:  # rows of others may always ride along
+            self._plain[len(rates)] += 1
+            return [0] * len(rates)  # what drafting is held against: without it drafting might look free for ever
+        steps = [(-(rate**depth), depth, r) for r, rate in enumerate(rates) for depth in range(1, self.deepest + 1)]
+        steps.sort()
+        emitted, deepest = float(len(rates)), 0
+        taken, speed = 0, emitted / self.costs.score(len(rates))
+        for n, (chance, depth, _) in enumerate(steps, 1):
+            emitted -= chance
+            deepest = max(deepest, depth)
+            now = emitted / (self.costs.score(len(rates) + n) + self.costs.step * deepest)
+            if now > speed:
+                taken, speed = n, now
+        depths = [0] * len(rates)
+        for _, _, r in steps[:taken]:
+            depths[r] += 1
+        return depths
 
     def observe(self, rows: Sequence[Row], draft: Draft, verdict: Verdict) -> None:
         drafted = [0] * len(rows)
@@ -123,4 +138,3 @@ class Adaptive(Policy):
 
     def price(self, drafting: float, scoring: float, tokens: int) -> None:
         self.costs.learn(drafting, scoring, tokens, self._steps)
-        self._steps = 0

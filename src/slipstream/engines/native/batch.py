@@ -1,32 +1,34 @@
 """All rows under way, and the step that moves every one of them: schedule, draft, score, verify, commit, publish.
 
 Rows join and leave at any step, each advances by what was accepted of its own draft, and rows of different drafters,
-rules, depths and parameters share one pass of the target. What goes wrong with one row ends that row alone.
+rules, depths and parameters share one pass of the target. What goes wrong with one row harms that row alone: a drafter
+that fails on it is taken away from it, a pass that fails is tried again on halves of its rows, and a row that reaches a
+place without a law ends there.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
-
-import torch
 
 from slipstream.core import sampling
 from slipstream.core.interfaces import Drafter, Model, Policy, Verifier
-from slipstream.core.loop import check_fits, read, within_limits
+from slipstream.core.loop import NoiseFactory, check_fits, read, within_limits
 from slipstream.core.noise import CounterNoise
-from slipstream.core.shapes import Tensor
-from slipstream.core.shaping import places, shape
-from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
-from slipstream.drafters.none import NoDrafter
-from slipstream.engines.base import Logprob, Tally
+from slipstream.core.shaping import places
+from slipstream.core.types import Budget, Draft, News, Scores, Verdict
+from slipstream.engines.base import Tally
 from slipstream.engines.native.groups import Group, join, merge, part, slots
 from slipstream.engines.native.job import Job
+from slipstream.engines.native.laws import check_request, lawful, tops
 from slipstream.engines.native.scheduler import Limits, Scheduler
 
 
 class Batch:
+    """`drafter` and `rule` give the part of a name; "none" must be among the drafters."""
+
     def __init__(
         self,
         model: Model,
@@ -34,137 +36,172 @@ class Batch:
         rule: Callable[[str], Verifier],
         policy: Policy,
         limits: Limits,
+        make_noise: NoiseFactory = CounterNoise,
     ) -> None:
         self.model, self.policy = model, policy
-        self._drafter, self._rule = drafter, rule
+        self._drafter, self._rule, self._make_noise = drafter, rule, make_noise
         self.scheduler = Scheduler(limits, model.context)
         self.tally = Tally()
         self.failures: dict[str, int] = {}
 
-    def add(self, job: Job) -> None:
+    def check(self, job: Job) -> None:
+        """Refuse what could never run; safe from any thread."""
         check_fits(job.row, self.model)
+        check_request(job.row.request, self.model.vocab)
         self.scheduler.check(job)
+        self._drafter(job.course.drafter), self._rule(job.course.rule)  # an unknown name is refused here
+        if job.course.rule == "greedy" and job.row.request.sampling.temperature != 0:
+            raise ValueError("the greedy rule needs temperature 0; use token, block or coupled for sampling")
+
+    def add(self, job: Job) -> None:
+        """Queue a job that was checked."""
         if job.done:
             job.end("length")
-            return
-        self._drafter(job.course.drafter), self._rule(job.course.rule)  # an unknown name is refused here
-        self.scheduler.waiting.append(job)
+        else:
+            self.scheduler.waiting.append(job)
 
     def step(self) -> bool:
         """One cycle for every row that is ready; False where there was nothing to do."""
-        groups = self.schedule()
-        if groups:
-            started = time.perf_counter()
-            drafts = self.draft(groups)
-            drafted = time.perf_counter()
-            scores = self.score(groups, drafts)
-            if scores is not None:
-                scored = time.perf_counter()
-                verdicts, broken = self.verify(groups, drafts, scores)
-                self.commit(groups, drafts, verdicts, scores)
-                self.publish(groups, drafts, verdicts, scores, broken)
-                self.policy.price(drafted - started, scored - drafted, len(scores.logits))
-        return bool(groups or self.scheduler.running or self.scheduler.waiting)
+        ready = self.schedule()
+        if ready:
+            self._cycle(ready)
+        return bool(ready or self.scheduler.running or self.scheduler.waiting)
 
-    def schedule(self) -> list[Group]:
-        """Let go of who is done or cancelled, admit who fits, read a piece of long prompts; the rows that are ready."""
+    def _cycle(self, jobs: Sequence[Job]) -> None:
+        usual = all(job.tally.cycles for job in jobs)  # nobody reads a prompt, so the times tell what a cycle costs
+        started = time.perf_counter()
+        groups, drafts = self.draft(jobs)
+        drafted = time.perf_counter()
+        try:
+            scores = self.score(groups, drafts)
+        except Exception as error:
+            self._blame(jobs, error)
+            return
+        scored = time.perf_counter()
+        verdicts, dead = self.verify(groups, drafts, scores)
+        self.commit(groups, drafts, verdicts, scores)
+        self.publish(groups, drafts, verdicts, scores, dead)
+        if usual:
+            self.policy.price(drafted - started, scored - drafted, len(scores.logits))
+
+    def schedule(self) -> list[Job]:
+        """Let go of who is done or cancelled, admit who fits, read a piece of long prompts, decide how far to draft;
+        the rows that are ready."""
         plan = self.scheduler
         for job in [*plan.running, *plan.waiting]:
             if job.cancelled and not job.done:
                 job.end("cancelled")
-        plan.waiting = type(plan.waiting)(job for job in plan.waiting if not job.done)
         self._close(plan.leave())
         for job in plan.admit():
-            self._guard(job, lambda job=job: self._open(job))
+            self._guard(job, self._open)
         self._close(plan.leave())
-        ready = sorted(self._prefill(plan.running), key=_course)
-        return [
-            Group(list(jobs), self._drafter(drafter), self._rule(rule))
-            for (drafter, rule), jobs in groupby(ready, key=_course)
-        ]
+        ready = self._prefill(plan.running)
+        for job in ready:
+            job.budget = Budget(job.course.depth or 0)
+        free = [job for job in ready if job.course.depth is None]
+        for job, budget in zip(free, self.policy.budget([job.row for job in free]) if free else (), strict=True):
+            job.budget = budget
+        return ready
 
     def _open(self, job: Job) -> None:
         self.model.open([job.row])
-        self._drafter(job.course.drafter).open([job.row])
+        job.seated = True
+        try:
+            self._drafter(job.course.drafter).open([job.row])
+        except Exception as error:
+            self._without_drafter(job, error)
 
     def _close(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
+            if job.seated:
+                self._leave_drafter(job)
+                self.model.close([job.row])
+
+    def _leave_drafter(self, job: Job) -> None:
+        try:
             self._drafter(job.course.drafter).close([job.row])
-            self.model.close([job.row])
+        except Exception as error:
+            self._note(f"drafter: {error}")
+
+    def _without_drafter(self, job: Job, error: Exception) -> None:
+        """A drafter that fails on a row is taken away from it: drafts are worth nothing beside the request."""
+        self._note(f"drafter: {error}")
+        job.course = replace(job.course, drafter="none")
 
     def _prefill(self, jobs: Sequence[Job]) -> list[Job]:
         """Long prompts are read a piece a step beside the others' decoding; the last piece rides in the score pass."""
         limit = self.scheduler.limits.prefill
         long = [job for job in jobs if len(job.row.request.prompt) - job.prefilled > limit]
         for job in long:
-            self._guard(job, lambda job=job: _count(job, self.model.prefill([job.row], limit)[0]))
+            self._guard(job, self._read)
         return [job for job in jobs if job not in long and not job.done]
 
-    def draft(self, groups: Sequence[Group]) -> list[Draft]:
-        free = [job.row for group in groups for job in group.jobs if job.course.depth is None]
-        chosen = dict(zip(free, self.policy.budget(free), strict=True)) if free else {}
-        drafts = []
-        for group in groups:
-            rows = [job.row for job in group.jobs]
-            wanted = [chosen.get(job.row) or Budget(job.course.depth or 0) for job in group.jobs]
-            budget = within_limits(wanted, rows, self.model.context)
-            drafts.append(self._propose(group, rows, budget))
-        return drafts
+    def _read(self, job: Job) -> None:
+        read = self.model.prefill([job.row], self.scheduler.limits.prefill)[0]
+        job.prefilled += read or len(job.row.request.prompt)  # a model that reads nothing ahead has no use for pieces
 
-    def _propose(self, group: Group, rows: Sequence[Row], budget: Sequence[Budget]) -> Draft:
-        """A drafter that fails costs its rows the draft of this cycle, never the request."""
-        noise = CounterNoise(rows, [group.rule.shared] * len(rows))
-        try:
-            return group.drafter.propose(rows, budget, noise)
-        except Exception as error:
-            self._note(f"drafter: {error}")
-            return NoDrafter(self.model.vocab).propose(rows, budget, noise)
+    def draft(self, jobs: Sequence[Job]) -> tuple[list[Group], list[Draft]]:
+        """Rows in groups by drafter and rule, and the draft of each group."""
+        groups = []
+        for (drafter, rule), some in groupby(sorted(jobs, key=_course), key=_course):
+            members, judge = list(some), self._rule(rule)
+            noise = self._make_noise([job.row for job in members], [judge.shared] * len(members))
+            groups.append(Group(members, self._drafter(drafter), judge, noise))
+        drafts = [self._propose(group) for group in groups]
+        whole = [draft for draft in drafts if draft is not None]
+        return (groups, whole) if len(whole) == len(groups) else self.draft(jobs)
 
-    def score(self, groups: Sequence[Group], drafts: Sequence[Draft]) -> Scores | None:
-        jobs = [job for group in groups for job in group.jobs]
+    def _propose(self, group: Group) -> Draft | None:
+        """None where the drafter failed: the rows it fails on by themselves go on without it, or all if it is none."""
         try:
-            return self.model.score([job.row for job in jobs], merge(drafts, self.model.vocab))
+            return self._proposed(group, group.jobs)
         except Exception as error:
-            self._note(f"score: {error}")
-            alone = NoDrafter(self.model.vocab)
-            for job in jobs:  # whoever fails alone as well is the one; the others try again in the next step
-                self._guard(job, lambda row=job.row: self.model.score([row], alone.propose([row], [], CounterNoise([row], [False]))))
-            if not any(job.done for job in jobs):
-                for job in jobs:
-                    job.end("error", f"the model failed on the batch: {error}")
+            failing = [job for job in group.jobs if not self._drafts_alone(group, job)] or group.jobs
+            for job in failing:
+                self._leave_drafter(job)
+                self._without_drafter(job, error)
             return None
+
+    def _drafts_alone(self, group: Group, job: Job) -> bool:
+        noise = self._make_noise([job.row], [group.rule.shared])
+        try:
+            self._proposed(replace(group, noise=noise), [job])
+        except Exception:
+            return False
+        return True
+
+    def _proposed(self, group: Group, jobs: Sequence[Job]) -> Draft:
+        rows = [job.row for job in jobs]
+        budget = within_limits([job.budget for job in jobs], rows, self.model.context)
+        return group.drafter.propose(rows, budget, group.noise)
+
+    def score(self, groups: Sequence[Group], drafts: Sequence[Draft]) -> Scores:
+        return self.model.score([job.row for group in groups for job in group.jobs], merge(drafts, self.model.vocab))
+
+    def _blame(self, jobs: Sequence[Job], error: Exception) -> None:
+        """A pass failed. Halves of its rows are tried by themselves, down to the one that fails alone and undrafted."""
+        self._note(f"score: {error}")
+        if len(jobs) > 1:
+            self._cycle(jobs[: len(jobs) // 2])
+            self._cycle(jobs[len(jobs) // 2 :])
+        elif jobs[0].budget.depth:
+            jobs[0].budget = Budget(0)
+            self._cycle(jobs)
+        else:
+            jobs[0].end("error", f"the model failed: {error}")
 
     def verify(
         self, groups: Sequence[Group], drafts: Sequence[Draft], scores: Scores
-    ) -> tuple[list[Verdict], dict[Job, str]]:
-        verdicts, broken = [], {}
+    ) -> tuple[list[Verdict], list[dict[int, str]]]:
+        """The verdict of each group, and its slots that had no law, with the reason."""
+        verdicts, lawless = [], []
         for group, draft, index in zip(groups, drafts, slots(drafts), strict=True):
-            rows = [job.row for job in group.jobs]
-            where = places(rows, draft.tree, draft.token.tolist())
-            logits, dead = lawful(shape(part(scores, index).logits, where))
+            where = places([job.row for job in group.jobs], draft.tree, draft.token.tolist())
+            logits, dead = lawful(part(scores, index).logits, where)
             law = sampling.law(logits, [row.request.sampling for row, _ in where])
-            noise = CounterNoise(rows, [group.rule.shared] * len(rows))
-            verdict = group.rule.verify(draft, law, noise)
-            verdicts.append(verdict)
-            broken |= self._broken(group, draft, verdict, dead, index, scores)
-        return verdicts, broken
-
-    def _broken(
-        self, group: Group, draft: Draft, verdict: Verdict, dead: set[int], index: Tensor, scores: Scores
-    ) -> dict[Job, str]:
-        """Rows that reached a slot without a law, and why there is none."""
-        found = {}
-        for r, (job, path) in enumerate(zip(group.jobs, verdict.path.tolist(), strict=True) if dead else ()):
-            reached = dead & {r, *(draft.tree.rows + i for i in path if i >= 0)}
-            if reached:
-                raw = scores.logits[int(index[min(reached)])]
-                finite = bool(raw.amax().isfinite())
-                found[job] = (
-                    "the grammar and the banned tokens leave nothing to go on with"
-                    if finite
-                    else "the model's logits are not finite"
-                )
-        return found
+            verdicts.append(group.rule.verify(draft, law, group.noise))
+            lawless.append(dead)
+        return verdicts, lawless
 
     def commit(
         self, groups: Sequence[Group], drafts: Sequence[Draft], verdicts: Sequence[Verdict], scores: Scores
@@ -184,25 +221,39 @@ class Batch:
         drafts: Sequence[Draft],
         verdicts: Sequence[Verdict],
         scores: Scores,
-        broken: Mapping[Job, str],
+        lawless: Sequence[Mapping[int, str]],
     ) -> None:
-        for group, draft, verdict, index in zip(groups, drafts, verdicts, slots(drafts), strict=True):
+        """Hand out what each row emitted: up to a place without a law, where the request ends."""
+        for group, draft, verdict, dead, index in zip(groups, drafts, verdicts, lawless, slots(drafts), strict=True):
             for r, (job, news) in enumerate(zip(group.jobs, read(draft, verdict), strict=True)):
-                if job in broken:
-                    job.end("error", broken[job])
-                    continue
-                kept = job.row.extend(news.tokens, news.origins, self.model.context)
-                accepted = min(kept, len(news.path))
-                for tally in (job.tally, self.tally):
-                    tally.add(news.drafted, accepted, kept)
-                where = [int(index[slot]) for slot in (r, *(draft.tree.rows + i for i in news.path))][:kept]
-                logprobs = [] if job.top is None else tops(scores.logits[where], news.tokens[:kept], job.top)
-                job.take(news.tokens[:kept], news.origins[:kept], logprobs)
+                reached = [r, *(draft.tree.rows + i for i in news.path)]
+                sound = next((n for n, slot in enumerate(reached) if slot in dead), len(reached))
+                if sound:
+                    self._emit(job, news, sound, part(scores, index[reached[:sound]]))
+                if sound < len(reached) and not job.done:
+                    job.end("error", dead[reached[sound]])
 
-    def _guard(self, job: Job, act: Callable[[], object]) -> None:
+    def _emit(self, job: Job, news: News, count: int, scores: Scores) -> None:
+        kept = job.row.extend(news.tokens[:count], news.origins[:count], self.model.context)
+        tokens, origins = news.tokens[:kept], news.origins[:kept]
+        logprobs = [] if job.top is None else tops(scores.logits[:kept], tokens, job.top)
+        chunk = job.take(tokens, origins, logprobs)
+        kept = len(chunk.tokens)
+        for tally in (job.tally, self.tally):  # before the chunk is out: whoever waits for the last one reads them
+            tally.add(news.drafted, min(kept, len(news.path)), kept)
+        job.put(chunk)
+
+    def fail(self, error: Exception) -> None:
+        """Something broke that is nobody's fault: end who is under way, keep who waits."""
+        self._note(str(error))
+        for job in self.scheduler.running:
+            if not job.done:
+                job.end("error", f"the engine failed: {error}")
+
+    def _guard(self, job: Job, act: Callable[[Job], None]) -> None:
         """An exception ends this job alone."""
         try:
-            act()
+            act(job)
         except Exception as error:
             job.end("error", str(error))
 
@@ -212,24 +263,3 @@ class Batch:
 
 def _course(job: Job) -> tuple[str, str]:
     return job.course.drafter, job.course.rule
-
-
-def _count(job: Job, fed: int) -> None:
-    job.prefilled += fed or len(job.row.request.prompt)
-
-
-def lawful(logits: Tensor) -> tuple[Tensor, set[int]]:
-    """Logits every row of which has a law, and the slots that had none; whoever reaches one of these has failed."""
-    dead = ~logits.amax(-1).isfinite()
-    if not bool(dead.any()):
-        return logits, set()
-    return logits.masked_fill(dead[:, None], 0.0), set(dead.nonzero()[:, 0].tolist())
-
-
-def tops(logits: Tensor, tokens: Sequence[int], n: int) -> list[Logprob]:
-    """Log-probabilities of emitted tokens under the target's own distribution, with the n likeliest."""
-    logprobs = logits.float().log_softmax(-1)
-    own = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
-    best = logprobs.topk(n, sorted=True)
-    pairs = [tuple(zip(i, v, strict=True)) for i, v in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
-    return [Logprob(token, value, top) for token, value, top in zip(tokens, own, pairs, strict=True)]

@@ -29,7 +29,9 @@ class Target:
 
     @property
     def label(self) -> str:
-        return f"{self.found.name} ({str(self.model.dtype).removeprefix('torch.')})"
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        weights = f"{self.found.quantised} weights, " if self.found.quantised else ""
+        return f"{self.found.name} ({weights}{dtype})"
 
 
 def build_target(name: str, dtype: str = "auto", device: str = "auto", context: int | None = None) -> Target:
@@ -40,6 +42,11 @@ def build_target(name: str, dtype: str = "auto", device: str = "auto", context: 
 
 
 def prepared(model: Any) -> Any:
+    """On a CPU in float32, linears made for few rows take over."""
+    if model.device.type == "cpu" and model.dtype == torch.float32:
+        from slipstream.models.linears import pack_linears
+
+        pack_linears(model)
     return model
 
 

@@ -40,14 +40,27 @@ class NativeEngine(Engine):
         self._drafters: dict[str, Drafter] = {drafter: build_drafter(drafter, self.target, options)}
         self._rules: dict[str, Verifier] = {}
         self._batch = Batch(self.target.model, self.drafter, self._rule, Adaptive(), limits or Limits())
+        vocab, ends = self.target.model.vocab, self.target.text.ends
+        self._ends = frozenset(token for token in ends if token < vocab)  # a tokenizer may know more than the model
         self._inbox: list[Job] = []
         self._ready = threading.Condition()
+        self._building = threading.Lock()
         self._closed = False
         self._worker: threading.Thread | None = None
 
+    @property
+    def drafter_name(self) -> str:
+        return self._default.drafter or "none"
+
+    @property
+    def rule_name(self) -> str:
+        return self._default.verify or ""
+
     def drafter(self, name: str) -> Drafter:
         if name not in self._drafters:
-            self._drafters[name] = build_drafter(name, self.target)
+            with self._building:  # two threads that ask for the same one share it
+                if name not in self._drafters:
+                    self._drafters[name] = build_drafter(name, self.target)
         return self._drafters[name]
 
     def _rule(self, name: str) -> Verifier:
@@ -58,7 +71,7 @@ class NativeEngine(Engine):
     def submit(self, prompt: Prompt, sampling: Sampling | None = None, wish: Wish | None = None) -> list[Ticket]:
         sampling, wish = sampling or Sampling(), wish or Wish()
         tokens = self._encode(prompt, wish.raw)
-        ends = frozenset() if wish.ignore_ends else self.target.text.ends
+        ends = frozenset() if wish.ignore_ends else self._ends
         request = Request(
             tokens, sampling, wish.max_tokens, ends | wish.stop_tokens, 0, wish.min_tokens, self._grammar(wish)
         )
@@ -89,41 +102,54 @@ class NativeEngine(Engine):
     def _grammar(self, wish: Wish) -> Any:
         if wish.grammar is None:
             return None
+        if wish.ignore_ends:
+            raise ValueError("ignore_ends is on, and a grammar is over at an end token; leave one of them out")
         from slipstream.engines.native.grammar import compiled
 
-        return compiled(wish.grammar, self.target.text.tokenizer, self.target.model.vocab)
+        return compiled(wish.grammar, self.target.text, self.target.model.vocab)
 
     def _send(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            self._batch.check(job)
         with self._ready:
             if self._closed:
                 raise ValueError("the engine is closed; make a new one")
-            for job in jobs:
-                self._batch.add(job)
+            self._inbox += jobs
             if self._worker is None:
                 self._worker = threading.Thread(target=self._work, name="slipstream", daemon=True)
                 self._worker.start()
             self._ready.notify()
 
     def _work(self) -> None:
-        while True:
-            with self._ready:
-                plan = self._batch.scheduler
-                while not (plan.waiting or plan.running or self._closed):
-                    self._ready.wait()
-                if self._closed:
-                    break
+        busy = False
+        while self._receive(busy):
+            try:
                 with torch.inference_mode():
-                    self._batch.step()
+                    busy = self._batch.step()
+            except Exception as error:
+                self._batch.fail(error)
+                busy = True
+
+    def _receive(self, busy: bool) -> bool:
+        """Move new jobs to the batch, wait for some where it has nothing to do; False when the engine closes. Nobody
+        who submits waits for a step: the lock is held only here."""
+        with self._ready:
+            self._ready.wait_for(lambda: busy or self._inbox or self._closed)
+            for job in self._inbox:
+                self._batch.add(job)
+            self._inbox = []
+            return not self._closed
 
     def close(self) -> None:
         with self._ready:
             self._closed = True
-            for job in [*self._batch.scheduler.running, *self._batch.scheduler.waiting]:
-                job.cancel()
-            self._batch.schedule()
             self._ready.notify()
         if self._worker is not None:
             self._worker.join()
+        self._receive(busy=True)
+        for job in [*self._batch.scheduler.running, *self._batch.scheduler.waiting]:
+            job.cancel()
+        self._batch.schedule()
 
     @property
     def stats(self) -> dict[str, Any]:

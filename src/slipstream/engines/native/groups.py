@@ -13,6 +13,7 @@ import torch
 
 from slipstream.core.interfaces import Drafter, Verifier
 from slipstream.core.law import OneHot
+from slipstream.core.noise import Noise
 from slipstream.core.shapes import Int, Tensor
 from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Scores, Verdict
@@ -24,6 +25,7 @@ class Group:
     jobs: list[Job]
     drafter: Drafter
     rule: Verifier
+    noise: Noise
 
 
 def merge(drafts: Sequence[Draft], vocab: int) -> Draft:

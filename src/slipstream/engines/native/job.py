@@ -6,7 +6,7 @@ import queue
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from slipstream.core.types import Origin, Request, Row
+from slipstream.core.types import Budget, Origin, Request, Row
 from slipstream.engines.base import Chunk, Completion, Logprob, Tally, Ticket
 from slipstream.engines.native.stops import Stops
 from slipstream.models.detokenizer import Detokenizer
@@ -32,25 +32,27 @@ class Job(Ticket):
     ) -> None:
         self.row, self.course, self.top = Row(request), course, logprobs
         self.tally = Tally()
+        self.budget = Budget(0)  # of the coming cycle
         self.prefilled = 0
+        self.seated = False  # the model holds its row
         self.cancelled = False
         self.error: str | None = None
         self._decoder, self._stops = decoder, Stops(stop)
         self._chunks: queue.SimpleQueue[Chunk] = queue.SimpleQueue()
         self._seen: list[Chunk] = []
 
-    def take(self, tokens: Sequence[int], origins: Sequence[Origin], logprobs: Sequence[Logprob]) -> None:
-        """Show newly committed tokens one by one, as plain decoding would; a stop string takes back the rest."""
-        text, kept = "", 0
+    def take(self, tokens: Sequence[int], origins: Sequence[Origin], logprobs: Sequence[Logprob]) -> Chunk:
+        """Read newly committed tokens one by one, as plain decoding would; a stop string takes back the rest."""
+        pieces: list[str] = []
         for token in tokens:
-            kept += 1
-            text += self._stops.feed(self._decoder.push([token])) if self._decoder else ""
+            pieces.append(self._stops.feed(self._decoder.push([token])) if self._decoder else "")
             if self._stops.hit:
-                self._take_back(len(tokens) - kept)
+                self._take_back(len(tokens) - len(pieces))
                 break
-        if self.row.finish and not self._stops.hit:
-            text += self._rest()
-        self._put(Chunk(text, tuple(tokens[:kept]), tuple(origins[:kept]), tuple(logprobs[:kept]), self.row.finish))
+        kept = len(pieces)
+        text = "".join(pieces) + (self._rest() if self.row.finish and not self._stops.hit else "")
+        kinds, said = tuple(origins[:kept]), tuple(logprobs[:kept])
+        return Chunk(text, tuple(tokens[:kept]), kinds, said, self.row.finish, None, tuple(pieces))
 
     def _rest(self) -> str:
         tail = self._stops.feed(self._decoder.flush()) if self._decoder else ""
@@ -64,9 +66,9 @@ class Job(Ticket):
     def end(self, reason: str, error: str | None = None) -> None:
         """Finish outside a cycle: cancelled, failed, or nothing to do."""
         self.row.finish, self.error = reason, error
-        self._put(Chunk(self._rest(), (), (), (), reason, error))
+        self.put(Chunk(self._rest(), (), (), (), reason, error))
 
-    def _put(self, chunk: Chunk) -> None:
+    def put(self, chunk: Chunk) -> None:
         self._chunks.put(chunk)
 
     @property

@@ -55,9 +55,10 @@ class Scheduler:
         return new
 
     def leave(self) -> list[Job]:
-        """Take out the jobs that are done."""
+        """Take out the jobs that are done; those that held a row."""
         done = [job for job in self.running if job.done]
         self.running = [job for job in self.running if not job.done]
+        self.waiting = deque(job for job in self.waiting if not job.done)
         return done
 
 

@@ -1,0 +1,63 @@
+"""Options several verbs share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ModelName = Annotated[
+    str, typer.Option("-m", "--model", help="A catalog name, Hugging Face id, folder or GGUF file.")
+]
+DrafterName = Annotated[
+    str, typer.Option("-d", "--drafter", help="ngram, draft_model, none, or a model to draft with.")
+]
+Rule = Annotated[str, typer.Option("--verify", help="block, token or coupled; temperature 0 is always greedy.")]
+Depth = Annotated[int | None, typer.Option(help="Drafted tokens per cycle; chosen by cost and acceptance if not given.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("-o", "--option", metavar="KEY=VALUE", help="An option of the drafter.")
+]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+TopK = Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]
+TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens up to this mass.")]
+MinP = Annotated[float, typer.Option(help="Keep tokens of at least this share of the likeliest.")]
+Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text.")]
+MaxTokens = Annotated[int, typer.Option(help="Stop after so many tokens.")]
+Raw = Annotated[bool, typer.Option("--raw", help="Take the prompt as it is, without the chat template.")]
+
+
+def settings(words: Sequence[str] | None) -> dict[str, str]:
+    """`-o key=value` pairs."""
+    pairs = {}
+    for word in words or ():
+        key, equals, value = word.partition("=")
+        if not (key and equals):
+            raise ValueError(f"option {word!r} is not of the form key=value")
+        pairs[key] = value
+    return pairs
+
+
+def read_prompt(prompt: str | None, file: Path | None) -> str:
+    """The prompt from the argument, a file, or standard input."""
+    if prompt is not None and file is not None:
+        raise ValueError("give the prompt as an argument or with --file, not both")
+    if prompt is not None and prompt != "-":
+        return _filled(prompt)
+    try:
+        data = file.read_bytes() if file else sys.stdin.buffer.read()
+    except OSError as error:
+        raise ValueError(f"cannot read {file}: {error.strerror}") from error
+    try:
+        return _filled(data.decode())
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file or 'standard input'} is not UTF-8 text (byte {error.start})") from error
+
+
+def _filled(text: str) -> str:
+    if not text.strip():
+        raise ValueError("the prompt is empty; give it as an argument, with --file, or on standard input")
+    return text

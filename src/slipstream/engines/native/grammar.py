@@ -1,0 +1,108 @@
+"""Grammars: JSON schemas, regular expressions and EBNF as masks over the vocabulary, through xgrammar.
+
+A grammar follows one row. Drafted paths are tried out by moving its matcher forward and back, a path is reached from
+the one before by what differs, and each path's mask is made once a cycle, whoever asks: drafter or verifier. Special
+tokens are no text, so they match nothing; the model's end tokens may come exactly where the grammar is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy
+import torch
+
+from slipstream.core.shapes import Bool, Tensor
+from slipstream.core.types import Constraint
+from slipstream.models.text import Text
+
+LEGAL = 'a grammar is {"json": a schema, or True for any JSON}, {"regex": a pattern} or {"ebnf": rules from root on}'
+WHERE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: \(.*?\) is false: )?")  # the library's own line numbers
+
+
+def compiled(spec: Mapping[str, Any], text: Text, vocab: int) -> Callable[[], Constraint]:
+    """A maker of constraints, one per row. Compiling the same grammar again costs nothing."""
+    kind, source = _checked(spec)
+    compiler, words = _compiler(text, vocab)
+    makers = {"json": compiler.compile_json_schema, "regex": compiler.compile_regex, "ebnf": compiler.compile_grammar}
+    try:
+        grammar = makers[kind](source)
+    except RuntimeError as error:
+        why = " ".join(WHERE.sub("", str(error)).split())
+        raise ValueError(f"the {kind} grammar is malformed ({why}); {LEGAL}") from error
+    return lambda: Grammar(grammar, words, vocab)
+
+
+def _checked(spec: Mapping[str, Any]) -> tuple[str, str]:
+    """The kind of grammar and its source."""
+    ((kind, source),) = spec.items() if len(spec) == 1 else ((None, None),)
+    if kind == "json" and (source is True or isinstance(source, Mapping)):
+        try:
+            return kind, json.dumps({} if source is True else dict(source))
+        except TypeError as error:
+            raise ValueError(f"the JSON schema is no JSON ({error}); {LEGAL}") from error
+    if kind in ("regex", "ebnf") and isinstance(source, str):
+        return kind, source
+    raise ValueError(f"the grammar {dict(spec)!r} is not understood; {LEGAL}")
+
+
+@lru_cache(maxsize=8)
+def _compiler(text: Text, vocab: int) -> tuple[Any, Bool[Tensor, " vocab"]]:
+    """A compiler for a tokenizer, which remembers what it compiled, and which tokens are text or an end."""
+    try:
+        import xgrammar
+    except ImportError as error:
+        raise ValueError("grammars need xgrammar; pip install slipstream-lm[grammar]") from error
+    ends = sorted(token for token in text.ends if token < vocab)
+    info = xgrammar.TokenizerInfo.from_huggingface(text.tokenizer, vocab_size=vocab, stop_token_ids=ends)
+    words = torch.ones(vocab, dtype=torch.bool)
+    words[[token for token in text.skipped - text.ends if token < vocab]] = False
+    return xgrammar.GrammarCompiler(info), words
+
+
+class Grammar(Constraint):
+    """One row's place in a grammar."""
+
+    def __init__(self, grammar: Any, text: Bool[Tensor, " vocab"], vocab: int) -> None:
+        import xgrammar
+
+        self._matcher = xgrammar.GrammarMatcher(grammar)
+        self._bits = xgrammar.allocate_token_bitmask(1, vocab)
+        self._text, self._vocab = text, vocab
+        self._path: list[int] = []  # where the matcher stands beyond the committed text
+        self._masks: dict[tuple[int, ...], Bool[Tensor, " vocab"] | None] = {}
+
+    def allowed(self, path: Sequence[int]) -> Bool[Tensor, " vocab"] | None:
+        """None as well after an end token, where the grammar has nothing more to say."""
+        key = tuple(path)
+        if key not in self._masks:
+            self._masks[key] = self._mask() if self._move(path) and not self._matcher.is_terminated() else None
+        return self._masks[key]
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        moved = self._move(tokens)
+        assert moved, f"the grammar does not allow {list(tokens)}, which was committed"
+        self._path, self._masks = [], {}
+
+    def _move(self, path: Sequence[int]) -> bool:
+        """Bring the matcher from its last path to this one; False where the grammar refuses a token on the way."""
+        shared = 0
+        while shared < min(len(path), len(self._path)) and path[shared] == self._path[shared]:
+            shared += 1
+        if back := len(self._path) - shared:
+            self._matcher.rollback(back)
+            del self._path[shared:]
+        for token in path[shared:]:
+            if self._matcher.is_terminated() or not self._text[token] or not self._matcher.accept_token(token):
+                return False
+            self._path.append(token)
+        return True
+
+    def _mask(self) -> Bool[Tensor, " vocab"]:
+        self._matcher.fill_next_token_bitmask(self._bits)
+        bits = numpy.unpackbits(self._bits.numpy().view(numpy.uint8), count=self._vocab, bitorder="little")
+        return torch.from_numpy(bits.view(numpy.bool_)) & self._text

@@ -1,0 +1,60 @@
+"""Which places of a pass have a law to draw from, and what a place without one is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from slipstream.core.shapes import Tensor
+from slipstream.core.shaping import Place, shape
+from slipstream.core.types import Request
+from slipstream.engines.base import Logprob
+
+NOTHING = "the grammar and the tokens that are allowed leave nothing to go on with"
+BROKEN = "the model's logits are not finite"
+
+
+def check_request(request: Request, vocab: int) -> None:
+    """Refuse token ids the model does not have."""
+    wish = request.sampling
+    named = {"bias": wish.bias, "allowed": wish.allowed or (), "banned": wish.banned, "stop_tokens": request.ends}
+    for name, tokens in named.items():
+        for token in tokens:
+            if not 0 <= token < vocab:
+                raise ValueError(f"{name} names token {token}; the model has tokens 0 to {vocab - 1}")
+
+
+def lawful(logits: Tensor, where: Sequence[Place]) -> tuple[Tensor, dict[int, str]]:
+    """Shaped logits, every row of which has a law, and the slots that had none; who reaches one of these has failed."""
+    shaped, dead = _shaped(logits, where)
+    lost = ~shaped.amax(-1).isfinite()
+    if not dead and not bool(lost.any()):
+        return shaped, {}
+    for slot in lost.nonzero()[:, 0].tolist():
+        dead.setdefault(slot, NOTHING if bool(logits[slot].amax().isfinite()) else BROKEN)
+    return shaped.index_fill(0, torch.tensor(sorted(dead), device=shaped.device), 0.0), dead
+
+
+def _shaped(logits: Tensor, where: Sequence[Place]) -> tuple[Tensor, dict[int, str]]:
+    """A request's own processor or grammar may raise: then each place is shaped by itself, to know whose it was."""
+    try:
+        return shape(logits, where), {}
+    except Exception:
+        wide = logits.clone() if logits.dtype == torch.float64 else logits.float().clone()
+        dead = {}
+        for i, place in enumerate(where):
+            try:
+                wide[i] = shape(logits[i : i + 1], [place])[0]
+            except Exception as error:
+                dead[i] = f"the request's own processor or grammar failed: {error}"
+        return wide, dead
+
+
+def tops(logits: Tensor, tokens: Sequence[int], n: int) -> list[Logprob]:
+    """Log-probabilities of emitted tokens under the target's own distribution, with the n likeliest."""
+    logprobs = logits.float().log_softmax(-1)
+    own = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
+    best = logprobs.topk(min(n, logprobs.shape[1]), sorted=True)
+    pairs = [tuple(zip(i, v, strict=True)) for i, v in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+    return [Logprob(token, value, top) for token, value, top in zip(tokens, own, pairs, strict=True)]

@@ -1,0 +1,67 @@
+"""From what the user calls a drafter to one that drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from slipstream.core.interfaces import Drafter
+from slipstream.core.rules import rules
+from slipstream.drafters.draft_model import DraftModel
+from slipstream.engines.native.build import Target, build_drafter
+from slipstream.engines.native.job import Course
+from slipstream.models.catalog import load_text, resolve
+from slipstream.models.load import Found
+from slipstream.models.text import Text
+from slipstream.models.torch_model import TorchModel
+
+TEXTLESS = ("none", "ngram")  # these draft from token ids alone
+OWN = "the drafter"  # whatever the user gave, by the name the batch knows it by
+
+
+def course(drafter: Any, depth: int | None, verify: str, sampled: bool) -> Course:
+    """How every row is decoded. Without sampling all rules have one and the same outcome."""
+    rules.get(verify)
+    if depth is not None and depth < 0:
+        raise ValueError(f"depth is {depth}; it must be 0 (plain decoding) or more, or None to adapt")
+    if verify == "greedy" and sampled:
+        raise ValueError("verify is 'greedy' and do_sample is True; use token, block or coupled for sampling")
+    plain = depth == 0 or drafter == "none"
+    return Course("none" if plain else OWN, verify if sampled else "greedy", 0 if plain else depth)
+
+
+def helpers(drafter: Any, options: Mapping[str, str]) -> list[Any]:
+    """The models a drafter brings along."""
+    if isinstance(drafter, PreTrainedModel):
+        if options:
+            raise ValueError(f"options are {dict(options)}; a drafter given as a model takes none")
+        return [drafter]
+    if not isinstance(drafter, str):
+        raise ValueError(f"drafter is a {type(drafter).__name__}; give a name, or a model of transformers")
+    return []
+
+
+def by_model(draft: TorchModel, target: TorchModel) -> Drafter:
+    """A model that drafts. Ids must mean the same to both, of which the size of the vocabulary is all there is to see."""
+    if draft.vocab != target.vocab:
+        raise ValueError(f"the drafter has {draft.vocab} tokens and the model {target.vocab}; they must be the same ones")
+    if draft.device != target.device:
+        raise ValueError(f"the drafter lies on {draft.device} and the model on {target.device}; move one of them")
+    return DraftModel(draft, target.vocab)
+
+
+def by_name(name: str, options: Mapping[str, str], target: TorchModel, tokenizer: Any) -> Drafter:
+    """A drafter as the engine builds it. One that loads weights loads them in every call."""
+    folder = target.model.name_or_path
+    if name in TEXTLESS and "reference" not in options:
+        text = None
+        found = Found(folder, Path(folder), "folder")
+    elif not folder:
+        raise ValueError(f"drafter is {name!r}, which needs the folder the model came from; give the drafter as a model")
+    else:
+        found = resolve(folder, fetch=False)
+        text = load_text(found) if tokenizer is None else Text(tokenizer)
+    return build_drafter(name, Target(found, target, text), options)  # type: ignore[arg-type]

@@ -1,0 +1,58 @@
+"""A model that remembers the logits every emitted token was drawn from."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+
+from slipstream.core.interfaces import Model
+from slipstream.core.loop import read
+from slipstream.core.shapes import Float, Tensor
+from slipstream.core.types import Draft, Row, Scores, Verdict
+
+
+class Recorder(Model):
+    """Wraps a model; only a committed path is remembered, as plain `generate` would have met it."""
+
+    def __init__(self, model: Model) -> None:
+        self._model, self.vocab, self.context = model, model.vocab, model.context
+        self._kept: dict[Row, list[Tensor]] = defaultdict(list)
+        self._last: tuple[Draft, Scores] | None = None
+
+    def open(self, rows: Sequence[Row]) -> None:
+        self._model.open(rows)
+
+    def close(self, rows: Sequence[Row]) -> None:
+        self._model.close(rows)
+
+    def prefill(self, rows: Sequence[Row], limit: int) -> list[int]:
+        return self._model.prefill(rows, limit)
+
+    def score(self, rows: Sequence[Row], draft: Draft) -> Scores:
+        scores = self._model.score(rows, draft)
+        self._last = draft, scores
+        return scores
+
+    def commit(self, rows: Sequence[Row], verdict: Verdict) -> None:
+        assert self._last is not None, "commit follows score"
+        draft, scores = self._last
+        for r, (row, news) in enumerate(zip(rows, read(draft, verdict), strict=True)):
+            slots = [r, *(len(rows) + node for node in news.path)]
+            self._kept[row] += scores.logits[slots].float().unbind()
+        self._model.commit(rows, verdict)
+
+    def logits(self, row: Row, step: int) -> Float[Tensor, " vocab"]:
+        """What the model said before the row's `step`-th output token."""
+        return self._kept[row][step]
+
+
+def stacked(
+    rows: Sequence[Sequence[Float[Tensor, " vocab"]]], steps: int, vocab: int, device: torch.device
+) -> tuple[Tensor, ...]:
+    """One [batch, vocab] per step, as plain `generate` returns them; zeros where a row had ended."""
+    nothing = torch.zeros(vocab, device=device)
+    return tuple(
+        torch.stack([own[step].to(device) if step < len(own) else nothing for own in rows]) for step in range(steps)
+    )

@@ -1,0 +1,81 @@
+"""C++ sources of this package, compiled at first use for the processor they run on, and kept.
+
+A library is named by all that went into it, so an update of the source, the compiler or the machine makes a new one.
+It is written beside its place and renamed into it: two processes that compile at once each see whole files only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+FLAGS = ("-std=c++17", "-O2", NATIVE, "-ffp-contract=fast", "-shared", "-fPIC")
+COMPILERS = ("c++", "g++", "clang++")
+IDENTITY = {"model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant"}  # in /proc/cpuinfo
+PATIENCE = 120  # seconds
+
+
+class Unavailable(Exception):
+    """The message says why, in a clause."""
+
+
+def build(source: Path, again: bool = False) -> Path:
+    """The library compiled from `source`: the one kept from last time, unless it is wanted `again`."""
+    compiler = _compiler()
+    key = "\0".join((source.read_text(encoding="utf-8"), *FLAGS, _run(*compiler, "--version"), _processor()))
+    path = folder() / f"{source.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    if path.is_file() and not again:
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as partial:
+            made = Path(partial) / path.name
+            _run(*compiler, *FLAGS, str(source), "-o", str(made))
+            os.replace(made, path)
+    except OSError as error:
+        raise Unavailable(f"{path.parent} cannot be written ({error.strerror or error})") from error
+    return path
+
+
+def folder() -> Path:
+    """Where libraries are kept: $SLIPSTREAM_CACHE, else $XDG_CACHE_HOME/slipstream, else ~/.cache/slipstream."""
+    if own := os.environ.get("SLIPSTREAM_CACHE"):
+        return Path(own).expanduser() / "kernels"
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "slipstream" / "kernels"
+
+
+def _compiler() -> list[str]:
+    if own := shlex.split(os.environ.get("CXX", "")):
+        return own
+    for name in COMPILERS:
+        if shutil.which(name):
+            return [name]
+    raise Unavailable("no C++ compiler on PATH")
+
+
+def _run(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unavailable(f"{command[0]} does not run ({type(error).__name__})") from error
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        raise Unavailable(f"{command[0]} fails: {next((line for line in lines if 'error' in line), lines[0])}")
+    return done.stdout
+
+
+def _processor() -> str:
+    """What `native` means here; a cache in a home folder may be shared by different machines."""
+    try:
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
+    except OSError:
+        return platform.processor() or platform.machine()
+    return "\n".join(line for line in first.splitlines() if line.partition(":")[0].strip() in IDENTITY)

@@ -1,0 +1,161 @@
+"""`torch.nn.functional.linear` in float32 for few rows, on processors whose libraries are not made for them.
+
+A pass over one token reads every weight once and is bound by that; libraries made for square matrices take three to
+four times as long for two to eight tokens, although the same reading would do. The kernel, `linear.cpp`, keeps weights
+that are bfloat16 numbers in two bytes and widens them exactly, so its results are those of float32 arithmetic; and it
+sums in one order, so a row's bits depend on that row alone.
+
+Threads are torch's own: the kernel is handed `GOMP_parallel` of the very runtime that torch is linked to, since a
+second pool would fight the first one for the cores. A kernel that cannot be had, or fails its check, is not used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from slipstream.kernels.compile import Unavailable, build
+
+SOURCE = Path(__file__).with_name("linear.cpp")
+SMALL = 1 << 15  # multiplications that are done before a second thread has woken up
+POINTER, SIZE = ctypes.c_void_p, ctypes.c_int64
+ARGUMENTS = (POINTER, POINTER, POINTER, POINTER, SIZE, SIZE, SIZE, ctypes.c_int, ctypes.c_uint, POINTER)
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A weight and bias as the kernel reads them: 2 × lanes outputs side by side, one line of them for every input."""
+
+    data: Tensor  # [groups, in, lanes, 2] in bfloat16, or [groups, in, 2 * lanes] in float32
+    bias: Tensor | None
+    inputs: int
+    outputs: int
+
+    @property
+    def halved(self) -> bool:
+        """Whether a weight takes two bytes."""
+        return self.data.dtype == torch.bfloat16
+
+    def unpack(self) -> Tensor:
+        """The weight, [out, in], number for number."""
+        lines = self.data.transpose(2, 3).flatten(2) if self.halved else self.data
+        return lines.transpose(1, 2).flatten(0, 1)[: self.outputs].float()
+
+
+class Kernel:
+    """A library that passed its check."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            library = ctypes.CDLL(str(path))
+            torch_library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+            self._parallel = ctypes.cast(torch_library.GOMP_parallel, POINTER)  # found in what torch is linked to
+        except (OSError, AttributeError) as error:
+            raise Unavailable(f"the kernel or the OpenMP runtime of torch cannot be loaded ({error})") from error
+        self._call = library.slipstream_linear
+        self._call.argtypes, self._call.restype = ARGUMENTS, None
+        self.path, self.lanes = path, int(library.slipstream_lanes())
+        self._check()
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> Packed:
+        outputs, inputs = weight.shape
+        half = weight.bfloat16()
+        exact = torch.equal(half.float(), weight)
+        padded = functional.pad(half if exact else weight, (0, 0, 0, -outputs % (2 * self.lanes)))
+        lines = padded.view(-1, 2 * self.lanes, inputs).transpose(1, 2)
+        data = lines.reshape(*lines.shape[:2], 2, self.lanes).transpose(2, 3) if exact else lines
+        return Packed(data.contiguous(), bias, inputs, outputs)
+
+    def linear(self, x: Tensor, weight: Packed) -> Tensor:
+        x = x.contiguous()
+        y = torch.empty((*x.shape[:-1], weight.outputs))
+        rows = x.numel() // weight.inputs
+        if rows:
+            small = rows * weight.inputs * weight.outputs <= SMALL
+            self._call(
+                x.data_ptr(),
+                weight.data.data_ptr(),
+                None if weight.bias is None else weight.bias.data_ptr(),
+                y.data_ptr(),
+                rows,
+                weight.inputs,
+                weight.outputs,
+                weight.halved,
+                1 if small else torch.get_num_threads(),
+                self._parallel,
+            )
+        return y
+
+    def _check(self) -> None:
+        """Small whole numbers have no rounding: results must be torch's to the bit. Then row by row, with rounding."""
+        rows, inputs, outputs = 19, 57, 6 * self.lanes + 1
+        x, weight, bias = (torch.arange(n) * 37 % 17 - 8.0 for n in (rows * inputs, outputs * inputs, outputs))
+        x, weight = x.view(rows, inputs), weight.view(outputs, inputs)
+        for scale in (1.0, 1 / 3):  # a third is no bfloat16 number
+            packed = self.pack(weight * scale, bias)
+            whole, apart = self.linear(x, packed), torch.cat([self.linear(row, packed) for row in x[:, None]])
+            expected = functional.linear(x, weight * scale, bias)
+            right = torch.equal(whole, expected) if packed.halved else torch.allclose(whole, expected, atol=1e-3)
+            if not right or not torch.equal(whole, apart):
+                raise Unavailable("it is compiled, but its results are wrong")
+
+
+def pack(weight: Tensor, bias: Tensor | None = None) -> Packed:
+    """Weight [out, in] in float32; two bytes a number where all its numbers are bfloat16 ones, else four."""
+    return _kernel().pack(weight.detach(), None if bias is None else bias.detach().contiguous())
+
+
+def linear(x: Tensor, weight: Packed) -> Tensor:
+    """[..., in] to [..., out]: `torch.nn.functional.linear(x, weight.unpack(), weight.bias)` up to rounding."""
+    if x.dtype != torch.float32 or not x.is_cpu or x.shape[-1] != weight.inputs:
+        given = f"{list(x.shape)} in {str(x.dtype).removeprefix('torch.')} on {x.device}"
+        raise ValueError(f"the kernel takes [..., {weight.inputs}] in float32 on cpu, not {given}")
+    return _kernel().linear(x, weight)
+
+
+def available() -> bool:
+    return isinstance(_found(), Kernel)
+
+
+def status() -> str:
+    """One sentence: what is used here, or why it is not."""
+    return _sentence(_found())
+
+
+def _sentence(found: Kernel | str) -> str:
+    if isinstance(found, Kernel):
+        return f"cpu linear kernel: compiled for this processor, {found.lanes} lanes ({found.path})"
+    return f"cpu linear kernel: not available: {found}; using torch"
+
+
+def _kernel() -> Kernel:
+    found = _found()
+    if isinstance(found, str):
+        raise RuntimeError(_sentence(found))
+    return found
+
+
+@functools.cache
+def _found() -> Kernel | str:
+    try:
+        found = _load()
+    except Unavailable as error:
+        found = str(error)
+    if os.environ.get("SLIPSTREAM_DEBUG") == "1":
+        print(_sentence(found), file=sys.stderr)
+    return found
+
+
+def _load() -> Kernel | str:
+    try:
+        return Kernel(build(SOURCE))
+    except Unavailable:  # the file may have been damaged since it was made
+        return Kernel(build(SOURCE, again=True))

@@ -1,0 +1,38 @@
+"""A grammar small enough to enumerate: a finite automaton over token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from slipstream.core.types import Constraint
+
+State = Mapping[int, int]  # token -> next state
+
+
+class Automaton(Constraint):
+    def __init__(self, states: Sequence[State], vocab: int) -> None:
+        self.states, self.vocab, self.at = states, vocab, 0
+
+    def allowed(self, path):
+        at = self.at
+        for token in path:
+            if token not in self.states[at]:
+                return None
+            at = self.states[at][token]
+        mask = torch.zeros(self.vocab, dtype=torch.bool)
+        mask[list(self.states[at])] = True
+        return mask
+
+    def advance(self, tokens):
+        for token in tokens:
+            self.at = self.states[self.at][token]
+
+
+def automaton(states: Sequence[State], vocab: int = 4) -> Callable[[], Automaton]:
+    return lambda: Automaton(states, vocab)
+
+
+# 1 or 2, then anything but a repeated 3, and 0 only after a 3: what may follow depends on the state, not on one token
+STATES: tuple[State, ...] = ({1: 1, 2: 2}, {1: 1, 2: 2, 3: 3}, {1: 0, 3: 3}, {0: 1, 1: 2, 2: 0})

@@ -1,0 +1,53 @@
+"""Every command and every snippet of the README runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+COMMANDS = [
+    shlex.split(line, comments=True)
+    for block in re.findall(r"```sh\n(.*?)```", README, re.S)
+    for line in block.splitlines()
+    if line.startswith("slipstream")
+]
+SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.S)
+SLOW = {"audit": ["--samples", "1000"], "generate": ["--max-tokens", "12"]}  # the same command, less of it
+
+
+def test_there_is_something_to_run():
+    assert len(COMMANDS) >= 6
+    assert SNIPPETS
+    assert README.index("make demo") < README.index("make test") < README.index("slipstream generate")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words[1:]))
+def test_every_command_runs(words):
+    less = SLOW.get(words[1], [])
+    done = subprocess.run(
+        [sys.executable, "-m", *words, *less], capture_output=True, text=True, input="hello\n/stats\n", timeout=600
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.strip()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("code", SNIPPETS)
+def test_every_snippet_runs(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+@pytest.mark.parametrize("target", ["demo", "test", "check"])
+def test_the_makefile_has_what_the_readme_says(target):
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M)
