@@ -6,13 +6,14 @@ BIN := .venv/bin
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,grammar]"
 	touch $@
 
 demo: .venv/ready
 	$(BIN)/python examples/demo.py
 
 test: .venv/ready
+	$(BIN)/slipstream models pull smollm2-135m
 	$(BIN)/python -m pytest -n auto
 
 check: .venv/ready lint test

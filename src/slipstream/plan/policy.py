@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -67,7 +67,8 @@ def _believe(old: float | None, new: float) -> float:
 class Trust:
     """What is believed of one row's drafts: the chance that a drafted token is accepted, given the one before was."""
 
-    rate: float = 0.7
+    rate: float
+    reach: int = 3  # the deepest draft it is trusted with; doubles while drafts are accepted whole
     quiet: int = 0  # plain cycles since the last draft
     wait: int = 4  # plain cycles before the next attempt; doubles while attempts fail
 
@@ -75,8 +76,27 @@ class Trust:
         tried = min(drafted, accepted + 1)  # tokens beyond the first rejection say nothing
         for i in range(tried):
             self.rate += 0.15 * ((i < accepted) - self.rate)
+        self.reach = 2 * self.reach if accepted == drafted else max(3, accepted + 2)
         self.wait = max(4, self.wait // 2) if accepted else min(128, self.wait * 2)
         self.quiet = 0
+
+
+@dataclass
+class Purse:
+    """Seconds won and lost against plain decoding. Losses are limited to a share of all time spent, and a little to
+    begin with; what was won long ago does not pay for losses now."""
+
+    share: float = 0.02
+    balance: float = 0.0
+    total: float = 0.0
+    plain: float = 0.0  # seconds of one plain pass
+
+    def book(self, won: float, spent: float, plain: float) -> None:
+        self.total, self.plain = self.total + spent, plain
+        self.balance = min(self.balance + won, 4 * plain)
+
+    def open(self) -> bool:
+        return self.balance >= -(self.share * self.total + self.plain)
 
 
 class Adaptive(Policy):
@@ -84,21 +104,28 @@ class Adaptive(Policy):
 
     Rows share a pass, so they are decided together: starting from plain decoding for all, the drafted token most likely
     to be emitted is added, again and again, and the best point on the way is taken. Rows left plain are tried again now
-    and then, more and more rarely while it fails, so a hopeless text costs next to nothing.
+    and then, more and more rarely while it fails; and once drafting has lost more than a small share of all time, it is
+    off until that share has grown again. So a hopeless text costs next to nothing.
     """
 
     def __init__(self, deepest: int = 8) -> None:
         if deepest < 1:
             raise ValueError(f"deepest is {deepest}; it must be 1 or more")
         self.deepest, self.costs = deepest, Costs()
-        self._trust: dict[Row, Trust] = defaultdict(Trust)
-        self._steps = 0
+        self.purse = Purse()
+        self._prior = 0.7  # what is believed of a row nothing is known of: what the others' drafts were worth
+        self._trust: dict[Row, Trust] = {}
+        self._steps = self._drafted = self._accepted = self._rows = 0
         self._plain: Counter[int] = Counter()  # cycles left plain to learn what so many rows cost
 
     def budget(self, rows: Sequence[Row]) -> list[Budget]:
-        self._steps = 0
-        self._trust = defaultdict(Trust, {row: self._trust[row] for row in rows})
+        self._steps = self._drafted = self._accepted = 0
+        self._rows = len(rows)
+        self._trust = {row: self._trust.get(row) or Trust(self._prior) for row in rows}
+        if not self.purse.open():
+            return [Budget(0)] * len(rows)
         depths = self._best([self._trust[row].rate for row in rows])
+        depths = [min(depth, self._trust[row].reach) for depth, row in zip(depths, rows, strict=True)]
         for r, row in enumerate(rows):
             trust = self._trust[row]
             trust.quiet += 1
@@ -133,8 +160,17 @@ class Adaptive(Policy):
             drafted[r] += 1
         self._steps = max(self._steps, *drafted)
         for row, tried, accepted in zip(rows, drafted, verdict.accepted.tolist(), strict=True):
+            if row not in self._trust:  # its depth was the user's choice
+                continue
+            self._drafted += tried
+            self._accepted += accepted
             if tried:
                 self._trust[row].learn(tried, accepted)
+                self._prior += 0.05 * ((accepted > 0) - self._prior)
 
     def price(self, drafting: float, scoring: float, tokens: int) -> None:
         self.costs.learn(drafting, scoring, tokens, self._steps)
+        if self._rows:
+            plain = self.costs.score(tokens - self._drafted)
+            extra = self.costs.score(tokens) - plain + drafting if self._drafted else 0.0
+            self.purse.book(self._accepted * plain / self._rows - extra, plain + extra, plain)

@@ -1,0 +1,186 @@
+"""`generate`, `chat` and `models` as a user runs them, on the default model."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+import pytest
+
+from slipstream.cli import main
+from slipstream.engines.native import engine as native
+
+pytestmark = pytest.mark.model
+RUN = [sys.executable, "-m", "slipstream"]
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+
+
+@pytest.fixture
+def slipstream(monkeypatch, capfdbinary):
+    """The command line in this process, so that the default model is loaded once."""
+    monkeypatch.setattr(native, "build_target", _target)
+
+    def run(*words: str, stdin: bytes = b"") -> Done:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        with pytest.raises(SystemExit) as end:
+            main(words)
+        sys.stdout.flush()
+        shown, errors = capfdbinary.readouterr()
+        return Done(int(end.value.code or 0), shown, errors)
+
+    return run
+
+
+_target = functools.cache(native.build_target)
+
+
+@pytest.fixture
+def report(slipstream):
+    def run(*words: str, stdin: bytes = b""):
+        done = slipstream("generate", *words, "--json", stdin=stdin)
+        assert done.returncode == 0, done.stderr.decode()
+        return json.loads(done.stdout.decode().splitlines()[-1])
+
+    return run
+
+
+def test_compare_says_how_much_faster_and_whether_the_tokens_agree(report):
+    found = report("Repeat: red green blue red green blue red green", "--compare", "--max-tokens", "24")
+    assert found.keys() >= {"text", "tokens", "tau", "acceptance", "tokens_per_second"}
+    assert found["identical"] is True
+    assert found["speedup"] > 0
+    assert found["plain_tokens_per_second"] > 0
+    assert found["tokens"] <= 24
+    assert "Q4_1" in found["model"]
+
+
+def test_a_draft_model_made_of_the_first_layers(report):
+    words = ("Count to ten.", "-d", "draft_model", "-o", "layers=0-9", "--depth", "2", "--max-tokens", "8", "--compare")
+    found = report(*words)
+    assert found["drafted"] >= 2
+    assert found["identical"] is True
+    assert found["draft_tokens_per_second"] > 0
+
+
+def test_the_target_drafting_for_itself_is_always_accepted(report):
+    found = report("Name a colour.", "-d", "draft_model", "--depth", "3", "--max-tokens", "9")
+    assert found["wasted"] == 0
+    assert found["tau"] > 2
+
+
+def test_coupled_sampling_is_the_same_with_speculation_off(report):
+    words = ("Tell me a story.", "--verify", "coupled", "--temperature", "1", "--seed", "5", "--max-tokens", "16")
+    assert report(*words, "--compare")["identical"] is True
+    assert report(*words)["text"] == report(*words, "-d", "none")["text"]
+
+
+def test_a_prompt_from_standard_input_and_from_a_file(report, tmp_path):
+    path = tmp_path / "prompt.txt"
+    path.write_text("What is the capital of France?")
+    from_file = report("--file", str(path), "--max-tokens", "10")
+    assert "Paris" in from_file["text"]
+    assert report("--max-tokens", "10", stdin=path.read_bytes())["text"] == from_file["text"]
+
+
+def test_raw_prompts_skip_the_chat_template(report):
+    assert "Paris" in report("The capital of France is", "--raw", "--max-tokens", "3")["text"]
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_tiny_limits(report, limit):
+    found = report("Hello", "--max-tokens", str(limit))
+    assert found["tokens"] == limit
+    assert found["finish"] == "length"
+
+
+def test_colours_only_on_a_terminal(slipstream):
+    done = slipstream("generate", "Hello", "--max-tokens", "4")
+    assert done.returncode == 0
+    assert b"\x1b" not in done.stdout
+    assert b"tau" in done.stdout
+
+
+def test_interrupting_keeps_the_text_so_far():
+    words = [*RUN, "generate", "Write a very long story.", "--max-tokens", "4000", "--temperature", "1", "--seed", "1"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.read(1)  # the first character is there
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.communicate(timeout=60)
+    assert b"cancelled" in rest
+    assert b"Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("words", "stdin", "says"),
+    [
+        (["hi", "-m", "no-such-model"], b"", "no model called"),
+        (["hi", "-d", "no-such-drafter"], b"", "no drafter called"),
+        (["hi", "--verify", "blok"], b"", "did you mean block"),
+        (["hi", "--depth", "-2"], b"", "depth is -2"),
+        (["hi", "--temperature", "-1"], b"", "temperature is -1"),
+        (["hi", "--top-p", "1.5"], b"", "top_p"),
+        (["hi", "--max-tokens", "-1"], b"", "max_tokens"),
+        (["hi", "-o", "nonsense"], b"", "key=value"),
+        (["hi", "-o", "size=3"], b"", "it takes longest, shortest, reference"),
+        (["hi", "-d", "draft_model", "-o", "layers=90"], b"", "layers 0 to 29"),
+        (["hi", "--verify", "greedy", "--temperature", "1"], b"", "temperature 0"),
+        (["hi", "--file", "x.txt"], b"", "not both"),
+        ([], b"", "prompt is empty"),
+        ([], b"\xff\xfe\x00", "not UTF-8"),
+        (["word " * 9000], b"", "context holds 8192"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(slipstream, words, stdin, says):
+    done = slipstream("generate", *words, stdin=stdin)
+    errors = done.stderr.decode()
+    assert done.returncode == 2, errors
+    assert says in errors
+    assert len(errors.strip().splitlines()) == 1
+
+
+def test_a_folder_without_weights_is_refused(slipstream, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    done = slipstream("generate", "hi", "-m", str(tmp_path))
+    assert done.returncode == 2
+    assert len(done.stderr.decode().strip().splitlines()) == 1
+
+
+def test_a_conversation(slipstream):
+    lines = b"My name is Ada.\n/stats\n/depth 2\n/undo\n/undo\n/nonsense\n"
+    done = slipstream("chat", "--max-tokens", "8", stdin=lines)
+    shown = done.stdout.decode()
+    assert done.returncode == 0, done.stderr.decode()
+    for expected in ("tau", "depth is 2", "taken back; 0 exchanges left", "nothing to take back", "/undo takes"):
+        assert expected in shown
+
+
+def test_models_are_listed_and_inspected(slipstream):
+    assert b"smollm2-135m" in slipstream("models", "list").stdout
+    facts = json.loads(slipstream("models", "inspect", "smollm2-135m", "--json").stdout.decode().splitlines()[-1])
+    assert facts["layers"] == 30
+    assert facts["vocabulary"] == 49152
+    assert slipstream("models", "inspect", "nothing-like-it").returncode == 2
+
+
+def test_an_audit_of_a_real_pair(slipstream):
+    words = ("audit", "-m", "smollm2-135m", "-d", "ngram", "--verify", "greedy", "--json")
+    done = slipstream(*words)
+    found = json.loads(done.stdout.decode().splitlines()[-1])
+    assert done.returncode == 0, done.stdout
+    assert found["passed"]
+    assert found["checks"][0]["layer"] == "replay"
