@@ -15,8 +15,8 @@ import ctypes
 import functools
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import final
 
 import torch
 from torch import Tensor
@@ -27,27 +27,48 @@ from slipstream.kernels.compile import Unavailable, build
 SOURCE = Path(__file__).with_name("linear.cpp")
 SMALL = 1 << 15  # multiplications that are done before a second thread has woken up
 POINTER, SIZE = ctypes.c_void_p, ctypes.c_int64
-ARGUMENTS = (POINTER, POINTER, POINTER, POINTER, SIZE, SIZE, SIZE, ctypes.c_int, ctypes.c_uint, POINTER)
+ARGUMENTS = (POINTER, POINTER, POINTER, SIZE, ctypes.c_uint, POINTER)  # matrix, x, y, rows, threads, parallel
 
 
-@dataclass(frozen=True, eq=False)
+class Matrix(ctypes.Structure):
+    """What `linear.cpp` knows of a weight."""
+
+    _fields_ = (("weight", POINTER), ("bias", POINTER), ("inputs", SIZE), ("outputs", SIZE), ("halved", SIZE))
+
+
+@final
 class Packed:
-    """A weight and bias as the kernel reads them: 2 × lanes outputs side by side, one line of them for every input."""
+    """A weight and bias as the kernel reads them: 2 × lanes outputs side by side, one line of them for every input.
 
-    data: Tensor  # [groups, in, lanes, 2] in bfloat16, or [groups, in, 2 * lanes] in float32
-    bias: Tensor | None
-    inputs: int
-    outputs: int
+    `data` is [groups, in, lanes, 2] in bfloat16 or [groups, in, 2 × lanes] in float32. Nothing here ever changes.
+    """
 
-    @property
-    def halved(self) -> bool:
-        """Whether a weight takes two bytes."""
-        return self.data.dtype == torch.bfloat16
+    def __init__(self, data: Tensor, bias: Tensor | None, outputs: int) -> None:
+        self.data, self.bias, self.inputs, self.outputs = data, bias, data.shape[1], outputs
+        self.halved = data.dtype == torch.bfloat16  # a weight takes two bytes
+        address = None if bias is None else bias.data_ptr()
+        self._matrix = Matrix(data.data_ptr(), address, self.inputs, outputs, self.halved)
+        self.address = ctypes.addressof(self._matrix)
+
+    def __deepcopy__(self, _: object) -> Packed:
+        return self  # addresses cannot be copied, and need not be
+
+    def __reduce__(self) -> tuple[type[Packed], tuple[Tensor, Tensor | None, int]]:
+        return Packed, (self.data, self.bias, self.outputs)
 
     def unpack(self) -> Tensor:
         """The weight, [out, in], number for number."""
         lines = self.data.transpose(2, 3).flatten(2) if self.halved else self.data
         return lines.transpose(1, 2).flatten(0, 1)[: self.outputs].float()
+
+
+def parallel() -> int:
+    """The address of `GOMP_parallel` in the runtime torch is linked to."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        return ctypes.cast(library.GOMP_parallel, POINTER).value or 0
+    except (OSError, AttributeError) as error:
+        raise Unavailable(f"the OpenMP runtime of torch cannot be loaded ({error})") from error
 
 
 class Kernel:
@@ -56,10 +77,9 @@ class Kernel:
     def __init__(self, path: Path) -> None:
         try:
             library = ctypes.CDLL(str(path))
-            torch_library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-            self._parallel = ctypes.cast(torch_library.GOMP_parallel, POINTER)  # found in what torch is linked to
-        except (OSError, AttributeError) as error:
-            raise Unavailable(f"the kernel or the OpenMP runtime of torch cannot be loaded ({error})") from error
+        except OSError as error:
+            raise Unavailable(f"the kernel cannot be loaded ({error})") from error
+        self._parallel = parallel()
         self._call = library.slipstream_linear
         self._call.argtypes, self._call.restype = ARGUMENTS, None
         self.path, self.lanes = path, int(library.slipstream_lanes())
@@ -72,26 +92,21 @@ class Kernel:
         padded = functional.pad(half if exact else weight, (0, 0, 0, -outputs % (2 * self.lanes)))
         lines = padded.view(-1, 2 * self.lanes, inputs).transpose(1, 2)
         data = lines.reshape(*lines.shape[:2], 2, self.lanes).transpose(2, 3) if exact else lines
-        return Packed(data.contiguous(), bias, inputs, outputs)
+        return Packed(data.contiguous(), bias, outputs)
 
     def linear(self, x: Tensor, weight: Packed) -> Tensor:
-        x = x.contiguous()
-        y = torch.empty((*x.shape[:-1], weight.outputs))
-        rows = x.numel() // weight.inputs
-        if rows:
-            small = rows * weight.inputs * weight.outputs <= SMALL
-            self._call(
-                x.data_ptr(),
-                weight.data.data_ptr(),
-                None if weight.bias is None else weight.bias.data_ptr(),
-                y.data_ptr(),
-                rows,
-                weight.inputs,
-                weight.outputs,
-                weight.halved,
-                1 if small else torch.get_num_threads(),
-                self._parallel,
-            )
+        shape = x.shape
+        if x.dtype != torch.float32 or not x.is_cpu or shape[-1] != weight.inputs:
+            given = f"{list(shape)} in {str(x.dtype).removeprefix('torch.')} on {x.device}"
+            raise ValueError(f"the kernel takes [..., {weight.inputs}] in float32 on cpu, not {given}")
+        if not x.is_contiguous():
+            x = x.contiguous()
+        y = torch.empty((*shape[:-1], weight.outputs))
+        work = x.numel() * weight.outputs
+        if work:
+            threads = torch.get_num_threads() if work > SMALL else 1
+            rows = x.numel() // weight.inputs
+            self._call(weight.address, x.data_ptr(), y.data_ptr(), rows, threads, self._parallel)
         return y
 
     def _check(self) -> None:
@@ -115,9 +130,6 @@ def pack(weight: Tensor, bias: Tensor | None = None) -> Packed:
 
 def linear(x: Tensor, weight: Packed) -> Tensor:
     """[..., in] to [..., out]: `torch.nn.functional.linear(x, weight.unpack(), weight.bias)` up to rounding."""
-    if x.dtype != torch.float32 or not x.is_cpu or x.shape[-1] != weight.inputs:
-        given = f"{list(x.shape)} in {str(x.dtype).removeprefix('torch.')} on {x.device}"
-        raise ValueError(f"the kernel takes [..., {weight.inputs}] in float32 on cpu, not {given}")
     return _kernel().linear(x, weight)
 
 
