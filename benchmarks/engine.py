@@ -49,7 +49,7 @@ def main() -> None:
     found = catalog.resolve(args.model)
     theirs = catalog.load_model(found, "auto")
     target = build_target(args.model)
-    engine = NativeEngine(target, drafter="ngram", limits=ss.Limits(rows=max(args.batches), reuse=False))
+    engine = NativeEngine(target, drafter="ngram", limits=ss.Limits(rows=max(args.batches), retained=0))
     records = []
     work = [(text, batch) for text in TEXTS for batch in args.batches]
     for text, batch in track(work, description="measuring", transient=True):

@@ -1,6 +1,6 @@
 """Plain decoding against speculation on the default model, in one table: speed, tau, and whether the tokens agree.
 
-    python examples/demo.py [--tokens N]
+python examples/demo.py [--tokens N]
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     tokens = parser.parse_args().tokens
     engines = {
-        "n-gram": NativeEngine(drafter="ngram"),
-        "draft model": NativeEngine(drafter="draft_model", options=DRAFT),
+        "n-gram": NativeEngine(drafter="ngram", limits=ss.Limits(retained=0)),
+        "draft model": NativeEngine(drafter="draft_model", options=DRAFT, limits=ss.Limits(retained=0)),
     }
     plain_engine = engines["n-gram"]
     console = Console()
@@ -77,7 +77,9 @@ def main() -> None:
     alone = draft_speed(engines["draft model"], results["chat", "plain"])
     table.add_row("", "the draft model alone", f"{alone:.1f}", "", "", "")
     console.print(table)
-    console.print("tau: tokens emitted per pass of the target. Depth is chosen every cycle; zero is one of the choices.")
+    console.print(
+        "tau: tokens emitted per pass of the target. Depth is chosen every cycle; zero is one of the choices."
+    )
     for engine in engines.values():
         engine.close()
 

@@ -34,5 +34,5 @@ def automaton(states: Sequence[State], vocab: int = 4) -> Callable[[], Automaton
     return lambda: Automaton(states, vocab)
 
 
-# 1 or 2, then anything but a repeated 3, and 0 only after a 3: what may follow depends on the state, not on one token
-STATES: tuple[State, ...] = ({1: 1, 2: 2}, {1: 1, 2: 2, 3: 3}, {1: 0, 3: 3}, {0: 1, 1: 2, 2: 0})
+# what may follow depends on the state, not on the last token alone
+STATES: tuple[State, ...] = ({1: 1, 2: 2}, {0: 1, 1: 2, 2: 0}, {0: 0, 2: 3}, {0: 3, 1: 0})

@@ -32,7 +32,7 @@ def test_the_import_is_light():
 
 
 def test_modules_import_without_what_a_bare_machine_lacks():
-    """Core, kernels, models, drafters and plan run with torch, transformers, safetensors, tokenizers and numpy alone."""
+    """Core, kernels, models, drafters, plan and engines run with torch, transformers and what those bring along."""
     missing = "jaxtyping", "typer", "rich", "gguf", "matplotlib", "fastapi"
     code = (
         "import sys\n"

@@ -21,6 +21,7 @@ _PUBLIC = {
     "Speculation": "slipstream.engines.base:Speculation",
     "Wish": "slipstream.engines.base:Wish",
     "Completion": "slipstream.engines.base:Completion",
+    "hf": "slipstream.hf:",
 }
 
 __all__ = sorted(_PUBLIC)
@@ -31,7 +32,8 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"slipstream has no {name!r}; it has {', '.join(__all__)}")
     module, _, attribute = _PUBLIC[name].partition(":")
-    return getattr(import_module(module), attribute)
+    found = import_module(module)
+    return getattr(found, attribute) if attribute else found
 
 
 def __dir__() -> list[str]:

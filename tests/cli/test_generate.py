@@ -74,6 +74,10 @@ def test_a_draft_model_made_of_the_first_layers(report):
     assert found["draft_tokens_per_second"] > 0
 
 
+def test_invariant_mode_is_named(report):
+    assert "invariant" in report("Hello", "--invariant", "--max-tokens", "4")["model"]
+
+
 def test_the_target_drafting_for_itself_is_always_accepted(report):
     found = report("Name a colour.", "-d", "draft_model", "--depth", "3", "--max-tokens", "9")
     assert found["wasted"] == 0

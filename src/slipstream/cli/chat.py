@@ -72,6 +72,7 @@ def chat(
     seed: given.Seed = None,
     max_tokens: given.MaxTokens = 512,
     dtype: given.Dtype = "auto",
+    invariant: given.Invariant = False,
 ) -> None:
     """Talk to a model. /undo, /stats and /depth n are commands; Ctrl-C ends an answer, Ctrl-D the conversation."""
     from slipstream.core.sampling import Sampling
@@ -79,7 +80,8 @@ def chat(
 
     sampling = Sampling(temperature, top_k, top_p, min_p, seed)
     out = console()
-    with NativeEngine(model, drafter, verify, depth, options=given.settings(option), dtype=dtype) as engine:
+    loading: dict[str, Any] = {"dtype": dtype, "invariant": invariant}
+    with NativeEngine(model, drafter, verify, depth, options=given.settings(option), **loading) as engine:
         if not engine.target.text.instruct:
             raise ValueError(f"{engine.target.found.name} has no chat template; use generate --raw")
         talk = Conversation(engine, sampling, max_tokens, depth)

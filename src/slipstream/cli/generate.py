@@ -39,17 +39,21 @@ def generate(
     file: Annotated[Path | None, typer.Option(help="Read the prompt from a file.")] = None,
     raw: given.Raw = False,
     dtype: given.Dtype = "auto",
+    invariant: given.Invariant = False,
     compare: Annotated[bool, typer.Option("--compare", help="Run plain decoding as well and compare.")] = False,
     as_json: Json = False,
 ) -> None:
     """Generate text; accepted tokens green, recovered yellow, bonus cyan."""
     from slipstream.core.sampling import Sampling
     from slipstream.engines.native.engine import NativeEngine
+    from slipstream.engines.native.scheduler import Limits
 
     text = given.read_prompt(prompt, file)
     sampling = Sampling(temperature, top_k, top_p, min_p, seed)
     wish = {"max_tokens": max_tokens, "stop": tuple(stop or ()), "raw": raw}
-    with NativeEngine(model, drafter, verify, depth, options=given.settings(option), dtype=dtype) as engine:
+    settings, limits = given.settings(option), Limits(retained=0)  # one prompt: nothing to keep for another
+    loading: dict[str, Any] = {"dtype": dtype, "invariant": invariant}
+    with NativeEngine(model, drafter, verify, depth, options=settings, limits=limits, **loading) as engine:
         if compare:
             _warm(engine, text, raw)
         run = _run(engine, text, sampling, wish, None if as_json else console())
@@ -136,9 +140,7 @@ def _warm(engine: NativeEngine, prompt: str, raw: bool) -> None:
     engine.generate(prompt, Sampling(temperature=0), max_tokens=4, raw=raw)
 
 
-def _compare(
-    engine: NativeEngine, prompt: str, sampling: Sampling, wish: dict[str, Any], run: Run
-) -> dict[str, Any]:
+def _compare(engine: NativeEngine, prompt: str, sampling: Sampling, wish: dict[str, Any], run: Run) -> dict[str, Any]:
     """Plain decoding of the target, and of the draft model where there is one, in the same process."""
     from slipstream.engines.base import Speculation
     from slipstream.engines.native.compare import draft_speed

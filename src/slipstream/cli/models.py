@@ -11,7 +11,9 @@ from slipstream.cli.show import Json, console, print_json
 
 Name = Annotated[str, typer.Argument(help="A catalog name, Hugging Face id, folder or GGUF file.")]
 
-models = typer.Typer(help="List, pull, inspect, convert and remove models.", no_args_is_help=True, rich_markup_mode=None)
+models = typer.Typer(
+    help="List, pull, inspect, convert and remove models.", no_args_is_help=True, rich_markup_mode=None
+)
 
 
 @models.command("list")

@@ -9,18 +9,21 @@ from typing import Annotated
 
 import typer
 
-ModelName = Annotated[
-    str, typer.Option("-m", "--model", help="A catalog name, Hugging Face id, folder or GGUF file.")
-]
+ModelName = Annotated[str, typer.Option("-m", "--model", help="A catalog name, Hugging Face id, folder or GGUF file.")]
 DrafterName = Annotated[
     str, typer.Option("-d", "--drafter", help="ngram, draft_model, none, or a model to draft with.")
 ]
 Rule = Annotated[str, typer.Option("--verify", help="block, token or coupled; temperature 0 is always greedy.")]
-Depth = Annotated[int | None, typer.Option(help="Drafted tokens per cycle; chosen by cost and acceptance if not given.")]
+Depth = Annotated[
+    int | None, typer.Option(help="Drafted tokens per cycle; chosen by cost and acceptance if not given.")
+]
 Settings = Annotated[
     list[str] | None, typer.Option("-o", "--option", metavar="KEY=VALUE", help="An option of the drafter.")
 ]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Invariant = Annotated[
+    bool, typer.Option("--invariant", help="A row's numbers depend on its own tokens only, to the bit.")
+]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 TopK = Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]
 TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens up to this mass.")]

@@ -35,6 +35,9 @@ class Model(ABC):
         """Read up to `limit` more committed tokens of each row ahead of its score; how many were read."""
         return [0] * len(rows)
 
+    def retain(self, tokens: int) -> None:
+        """Forget what rows left behind, and from now on keep up to so many tokens of it for rows that begin alike."""
+
     @abstractmethod
     def score(self, rows: Sequence[Row], draft: Draft) -> Scores:
         """Read what is new of each row and all drafted nodes; the logits after every slot."""

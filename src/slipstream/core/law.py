@@ -43,6 +43,10 @@ class Law(ABC):
         """max(weight - law, 0), element by element: what is left of `weight` once this law has had its share."""
 
     @abstractmethod
+    def to(self, device: torch.device) -> Law:
+        """The same laws on a device."""
+
+    @abstractmethod
     def support(self) -> tuple[Int[Tensor, "n s"], Float[Tensor, "n s"]]:
         """Candidate ids and their probabilities; an id may stand there with probability 0."""
 
@@ -77,6 +81,9 @@ class OneHot(Law):
         left = (weight.gather(1, self.token[:, None]) - 1).clamp(min=0)
         return weight.scatter(1, self.token[:, None], left)
 
+    def to(self, device: torch.device) -> OneHot:
+        return OneHot(self.token.to(device), self.vocab)
+
     def support(self) -> tuple[Int[Tensor, "n s"], Float[Tensor, "n s"]]:
         return self.token[:, None], torch.ones(len(self), 1, device=self.token.device)
 
@@ -103,6 +110,9 @@ class Sparse(Law):
 
     def excess(self, weight: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
         return weight.scatter_add(1, self.ids, -self.probs.to(weight.dtype)).clamp_(min=0)
+
+    def to(self, device: torch.device) -> Sparse:
+        return Sparse(self.ids.to(device), self.probs.to(device), self.vocab)
 
     def support(self) -> tuple[Int[Tensor, "n s"], Float[Tensor, "n s"]]:
         return self.ids, self.probs
@@ -135,6 +145,9 @@ class Dense(Law):
 
     def excess(self, weight: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
         return (weight - self.probs).clamp_(min=0)
+
+    def to(self, device: torch.device) -> Dense:
+        return Dense(self.probs.to(device))
 
     def support(self) -> tuple[Int[Tensor, "n s"], Float[Tensor, "n s"]]:
         ids = torch.arange(self.vocab, device=self.probs.device)

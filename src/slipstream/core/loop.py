@@ -39,6 +39,7 @@ def decode(
             noise = make_noise(rows, [verifier.shared] * len(rows))
             draft = drafter.propose(rows, budget, noise)
             scores = model.score(rows, draft)
+            draft = draft.to(scores.logits.device)
             verdict = verifier.verify(draft, target_law(rows, draft, scores), noise)
             model.commit(rows, verdict)
             drafter.observe(rows, verdict, scores)

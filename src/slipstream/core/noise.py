@@ -57,29 +57,34 @@ class Noise(ABC):
 
 
 class CounterNoise(Noise):
-    """Noise by hashing counters; rows marked `shared` draw tokens from the field of their position."""
+    """Noise by hashing counters; rows marked `shared` draw tokens from the field of their position.
 
-    def __init__(self, rows: Sequence[Row], shared: Sequence[bool], device: torch.device | str = "cpu") -> None:
-        fields = torch.tensor([[row.seed, row.sample, row.length] for row in rows], dtype=torch.long, device=device)
+    Keys are a few numbers and are made on the host; the race over a vocabulary runs where the law is."""
+
+    def __init__(self, rows: Sequence[Row], shared: Sequence[bool]) -> None:
+        fields = torch.tensor([[row.seed, row.sample, row.length] for row in rows], dtype=torch.long)
         seed, sample, self._start = fields.reshape(-1, 3).unbind(1)
         self._stream = fold(seed, sample)
-        self._shared = torch.tensor(shared, dtype=torch.bool, device=device)
+        self._shared = torch.tensor(shared, dtype=torch.bool)
 
     def flip(self, prob: Float[Tensor, " n"], site: Site) -> Bool[Tensor, " n"]:
-        what = torch.full_like(site.node, int(Purpose.ACCEPT))
-        return uniform(fold(self._stream[site.row], self._start[site.row], site.node, what)) < prob
+        row, node = site.row.cpu(), site.node.cpu()
+        what = torch.full_like(node, int(Purpose.ACCEPT))
+        return uniform(fold(self._stream[row], self._start[row], node, what)).to(prob.device) < prob
 
     def draw(self, law: Law, site: Site, purpose: Purpose, stage: int = 0) -> Int[Tensor, " n"]:
-        shared = self._shared[site.row]
-        time = self._start[site.row] + torch.where(shared, site.depth, 0)
-        node = torch.where(shared, 0, site.node)
+        row = site.row.cpu()
+        shared = self._shared[row]
+        time = self._start[row] + torch.where(shared, site.depth.cpu(), 0)
+        node = torch.where(shared, 0, site.node.cpu())
         what = torch.where(shared, int(Purpose.FIELD), int(purpose) + 16 * stage)
-        return race(law, fold(self._stream[site.row], time, node, what))
+        return race(law, fold(self._stream[row], time, node, what))
 
 
 def race(law: Law, key: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """argmin over the support of E_x / law(x): token x wins with probability law(x)."""
+    """argmin over the support of E_x / law(x): token x wins with probability law(x). Runs where the law is."""
     ids, probs = law.support()
+    key = key.to(ids.device)
     if ids.shape[1] == 1:
         return ids[:, 0]
     finish = -torch.log(uniform(fold(key[:, None], ids))) / probs.double()

@@ -25,6 +25,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import torch
+
 from slipstream.core.law import Law
 from slipstream.core.sampling import Sampling
 from slipstream.core.shapes import Bool, Float, Int, Tensor
@@ -152,6 +154,13 @@ class Draft:
 
     def __post_init__(self) -> None:
         assert len(self.tree) == len(self.token) == len(self.law), "a draft has one token and one law per node"
+
+    def to(self, device: torch.device) -> Draft:
+        """The same draft on a device: drafters may live on the host while laws are made where the target runs."""
+        tree = self.tree
+        moved = Tree(tree.rows, tree.row.to(device), tree.parent.to(device))
+        moved.__dict__["lists"] = tree.lists  # what the host knows of the topology it need not read back
+        return Draft(moved, self.token.to(device), self.law.to(device))
 
 
 @dataclass(frozen=True, eq=False)

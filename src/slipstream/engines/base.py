@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from slipstream.core.sampling import Sampling
 from slipstream.core.types import Origin
@@ -195,7 +195,7 @@ class Engine(ABC):
         (ticket,) = self.submit(prompt, sampling, asked)
         return _followed(ticket)
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -211,6 +211,6 @@ def _followed(ticket: Ticket) -> Iterator[Chunk]:
 
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt is a string, a list of ids or a list of messages; anything else is a list of prompts."""
-    if isinstance(prompts, str) or not prompts or isinstance(prompts[0], int | Mapping):
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int | Mapping)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]

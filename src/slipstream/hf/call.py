@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,25 +9,19 @@ from typing import Any
 import torch
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from slipstream.core.interfaces import Drafter
-from slipstream.core.rules import rules
 from slipstream.core.shapes import Int, Tensor
 from slipstream.core.types import Request
-from slipstream.drafters.none import NoDrafter
-from slipstream.engines.native.batch import Batch
 from slipstream.engines.native.job import Course, Job
-from slipstream.engines.native.scheduler import Limits
 from slipstream.hf.asked import asked
 from slipstream.hf.chain import Called, Head, cut
-from slipstream.hf.drafting import OWN, by_model, by_name, course, helpers
+from slipstream.hf.drafting import course, drafters, helpers
 from slipstream.hf.lend import lent
-from slipstream.hf.lines import Line, Show, laid_out
+from slipstream.hf.lines import Line, Show, decode, laid_out
 from slipstream.hf.prompts import Prompt, read_prompts
 from slipstream.hf.record import Recorder, stacked
 from slipstream.hf.refuse import check_asked, check_config, check_inputs, check_ready
 from slipstream.hf.stops import Stops, padding, read_stops
 from slipstream.models.torch_model import TorchModel
-from slipstream.plan.policy import Adaptive
 
 CHUNK = 512  # prompt tokens of a row read in one pass
 
@@ -51,34 +44,35 @@ def generate(
     tokenizer: Any = None,
     **inputs: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
-    """What plain `generate` returns, sooner. The first seven arguments are transformers' own.
+    """What plain `generate` returns, sooner. The first seven arguments are what transformers prepares.
 
     `drafter` is a name ("ngram", "none", a folder or id of a draft model) or another model of transformers with the
-    same tokens, `options` are a named drafter's own; `depth` is how many tokens it drafts, None for as many as pay.
-    `verify` is a rule: with "coupled" one seed gives the same tokens at any depth and with any drafter.
+    same tokens, and `options` are a named drafter's own; `depth` is how many tokens are drafted, None for as many as
+    pay. `verify` is the rule: with "coupled" one seed gives the same tokens at any depth and with any drafter.
     """
     known = asked()
-    streamer, tokenizer = streamer or known.get("streamer"), tokenizer or known.get("tokenizer")
+    streamer = known.get("streamer") if streamer is None else streamer
+    tokenizer = known.get("tokenizer") if tokenizer is None else tokenizer
     check_asked(known | ({"synced_gpus": True} if synced_gpus else {}))
     check_config(generation_config)
     check_inputs(inputs)
     prompts = read_prompts(input_ids, inputs.get("attention_mask"), inputs.get("position_ids"))
-    sampled, chunk = bool(generation_config.do_sample), generation_config.prefill_chunk_size or CHUNK
+    sampled = bool(generation_config.do_sample)
     how = course(drafter, depth, verify, sampled)
-    models = [model, *(helpers(drafter, options or {}) if how.drafter == OWN else ())]
+    models = [model, *helpers(drafter, options)]
     check_ready(models)
     if seed is None and sampled:
         seed = int(torch.randint(2**62, ()))
-    with torch.no_grad(), lent(models, chunk) as (target, *drafting):
-        parts: dict[str, Drafter] = {"none": NoDrafter(target.vocab)}
-        if how.drafter == OWN:
-            named = not drafting
-            parts[OWN] = by_name(drafter, options or {}, target, tokenizer) if named else by_model(drafting[0], target)
-        task = Task(target, read_stops(stopping_criteria, target.vocab, stop_strings, tokenizer), how, sampled, seed)
-        lines = [task.line(r, prompt, logits_processor) for r, prompt in enumerate(prompts)]
-        answer = Answer(input_ids, lines, target, generation_config, len(task.stops.criteria) > 0)
-        decode(answer.model, parts, lines, task.stops, answer.scored, streamer and Show(streamer, answer.pad))
-        return answer.give()
+    with torch.no_grad(), lent(models, generation_config.prefill_chunk_size or CHUNK) as (target, *draft):
+        stops = read_stops(stopping_criteria, target.vocab, stop_strings, tokenizer)
+        task = Task(target, stops, padding(generation_config, stops, len(prompts)), how, sampled, seed)
+        wanted = Wanted.of(generation_config)
+        recorder = Recorder(target) if wanted.scores or wanted.logits else None
+        scored = recorder if wanted.scores else None
+        lines = [task.line(r, prompt, logits_processor, scored) for r, prompt in enumerate(prompts)]
+        parts = drafters(drafter, options, target, draft, tokenizer)
+        decode(recorder or target, parts, lines, None if streamer is None else Show(streamer, task.pad))
+        return wanted.answer(laid_out(input_ids, lines, task.pad), lines, recorder)
 
 
 @dataclass(frozen=True)
@@ -87,13 +81,14 @@ class Task:
 
     target: TorchModel
     stops: Stops
+    pad: int
     how: Course
     sampled: bool
     seed: int | None
 
-    def line(self, number: int, prompt: Prompt, processors: Sequence[Any]) -> Line:
+    def line(self, number: int, prompt: Prompt, processors: Sequence[Any], recorder: Recorder | None) -> Line:
         """The job of one row; its number tells its draws from those of other rows."""
-        room = max(1, self.stops.longest - len(prompt.ids))  # plain `generate` asks after the first token, too
+        room = max(1, self.stops.longest - len(prompt.ids))  # plain `generate` looks at the length after a token
         if len(prompt.tokens) + room > self.target.context:
             raise ValueError(
                 f"max_new_tokens or max_length ask for {len(prompt.tokens) + room} tokens in row {number}; "
@@ -110,30 +105,30 @@ class Task:
             min_tokens=min(room, max(0, chain.least - len(prompt.ids))),
             processor=called,
         )
-        return Line(prompt, Job(request, self.how), chain, called)
+        return Line(prompt, Job(request, self.how), chain, called, self.stops.criteria, recorder)
 
 
-def decode(
-    model: Model,
-    drafters: Mapping[str, Drafter],
-    lines: Sequence[Line],
-    criteria: StoppingCriteriaList,
-    scored: bool,
-    show: Show | None,
-) -> None:
-    """Run all rows to their ends, in this thread."""
-    limits = Limits(rows=len(lines), tokens=sys.maxsize, prefill=sys.maxsize)
-    batch = Batch(model, drafters.__getitem__, lambda name: rules.get(name)(), Adaptive(), limits)
-    for line in lines:
-        batch.check(line.job)
-    for line in lines:
-        batch.add(line.job)
-    while batch.step():
-        for line in lines:
-            line.follow(criteria, recorder, scored)
-        if show:
-            show.follow(lines)
-    if show:
-        show.end()
-    for what in batch.failures:
-        warnings.warn(f"speculation went on without a part that failed: {what}", RuntimeWarning, stacklevel=2)
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be returned."""
+
+    record: bool
+    scores: bool
+    logits: bool
+
+    @staticmethod
+    def of(config: Any) -> Wanted:
+        record = bool(config.return_dict_in_generate)
+        return Wanted(record, record and bool(config.output_scores), record and bool(config.output_logits))
+
+    def answer(
+        self, sequences: Int[Tensor, "batch longer"], lines: Sequence[Line], recorder: Recorder | None
+    ) -> Tensor | GenerateDecoderOnlyOutput:
+        if not self.record:
+            return sequences
+        scores = stacked([line.scores for line in lines], sequences.device) if self.scores else None
+        logits = None
+        if self.logits and recorder is not None:
+            said = [recorder.logits(line.job.row)[: len(line.output)] for line in lines]
+            logits = stacked(said, sequences.device)
+        return GenerateDecoderOnlyOutput(sequences=sequences, scores=scores, logits=logits)

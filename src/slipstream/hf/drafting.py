@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,10 @@ from transformers import PreTrainedModel
 
 from slipstream.core.interfaces import Drafter
 from slipstream.core.rules import rules
+from slipstream.drafters import drafters as registry
 from slipstream.drafters.draft_model import DraftModel
-from slipstream.engines.native.build import Target, build_drafter
+from slipstream.drafters.none import NoDrafter
+from slipstream.engines.native.build import Options, Target, build_drafter
 from slipstream.engines.native.job import Course
 from slipstream.models.catalog import load_text, resolve
 from slipstream.models.load import Found
@@ -33,35 +35,45 @@ def course(drafter: Any, depth: int | None, verify: str, sampled: bool) -> Cours
     return Course("none" if plain else OWN, verify if sampled else "greedy", 0 if plain else depth)
 
 
-def helpers(drafter: Any, options: Mapping[str, str]) -> list[Any]:
+def helpers(drafter: Any, options: Options | None) -> list[Any]:
     """The models a drafter brings along."""
-    if isinstance(drafter, PreTrainedModel):
-        if options:
-            raise ValueError(f"options are {dict(options)}; a drafter given as a model takes none")
-        return [drafter]
-    if not isinstance(drafter, str):
+    if isinstance(drafter, str):
+        return []
+    if not isinstance(drafter, PreTrainedModel):
         raise ValueError(f"drafter is a {type(drafter).__name__}; give a name, or a model of transformers")
-    return []
+    if options:
+        raise ValueError(f"options are {dict(options)}; a drafter given as a model takes none")
+    return [drafter]
+
+
+def drafters(
+    drafter: Any, options: Options | None, target: TorchModel, models: Sequence[TorchModel], tokenizer: Any
+) -> dict[str, Drafter]:
+    """The parts a batch asks for by name; `models` are the wrapped `helpers`."""
+    own = by_model(models[0], target) if models else by_name(drafter, options or {}, target, tokenizer)
+    return {"none": NoDrafter(target.vocab), OWN: own}
 
 
 def by_model(draft: TorchModel, target: TorchModel) -> Drafter:
-    """A model that drafts. Ids must mean the same to both, of which the size of the vocabulary is all there is to see."""
+    """Ids must mean the same to both models, of which the size of the vocabulary is all there is to see here."""
     if draft.vocab != target.vocab:
-        raise ValueError(f"the drafter has {draft.vocab} tokens and the model {target.vocab}; they must be the same ones")
+        raise ValueError(
+            f"the drafter has {draft.vocab} tokens and the model {target.vocab}; they must be the same ones"
+        )
     if draft.device != target.device:
         raise ValueError(f"the drafter lies on {draft.device} and the model on {target.device}; move one of them")
     return DraftModel(draft, target.vocab)
 
 
-def by_name(name: str, options: Mapping[str, str], target: TorchModel, tokenizer: Any) -> Drafter:
+def by_name(name: str, options: Options, target: TorchModel, tokenizer: Any) -> Drafter:
     """A drafter as the engine builds it. One that loads weights loads them in every call."""
+    if not ("/" in name or Path(name).exists()):
+        registry.get(name)  # an unknown name is refused here
     folder = target.model.name_or_path
-    if name in TEXTLESS and "reference" not in options:
-        text = None
-        found = Found(folder, Path(folder), "folder")
-    elif not folder:
-        raise ValueError(f"drafter is {name!r}, which needs the folder the model came from; give the drafter as a model")
-    else:
+    found, text = Found(folder, Path(folder), "folder"), None
+    if name not in TEXTLESS or "reference" in options:
+        if not folder:
+            raise ValueError(f"drafter {name!r} needs the folder the model came from; give the drafter as a model")
         found = resolve(folder, fetch=False)
         text = load_text(found) if tokenizer is None else Text(tokenizer)
     return build_drafter(name, Target(found, target, text), options)  # type: ignore[arg-type]

@@ -34,14 +34,15 @@ _GUARD = threading.Lock()
 
 @contextmanager
 def lent(models: Sequence[Any], prefill_chunk: int) -> Iterator[list[TorchModel]]:
-    """Wrap models for the length of a block. Locks are taken in one order, so that no two calls can block each other."""
+    """Wrap models for the length of a block. Locks are taken in one order, so no two calls block each other."""
     with _GUARD:
         known = {id(model): _KNOWN.setdefault(model, Known()) for model in models}
     with ExitStack() as stack:
         for key in sorted(known):
             stack.enter_context(known[key].lock)
-        own = [(config, config._attn_implementation) for model in models for config in _configs(model)]
-        stack.callback(_restore, own)
+        for model in models:
+            stack.callback(_restore, [(config, config._attn_implementation) for config in _configs(model)])
+            stack.callback(_train, [module for module in model.modules() if module.training])
         yield [_wrapped(model, known[id(model)], prefill_chunk) for model in models]
 
 
@@ -59,6 +60,12 @@ def _configs(model: Any) -> list[Any]:
     """The configurations a model's parts look at, outermost first: setting one sets those within it."""
     found = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
     return [config for config in found.values() if hasattr(config, "_attn_implementation")]
+
+
+def _train(modules: Sequence[Any]) -> None:
+    """Some parts of a model in evaluation may be in training, as those it was given later."""
+    for module in modules:
+        module.training = True
 
 
 def _restore(own: Sequence[tuple[Any, Any]]) -> None:

@@ -2,48 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from transformers import StoppingCriteriaList
 
+from slipstream.core.interfaces import Drafter, Model
+from slipstream.core.rules import rules
 from slipstream.core.shapes import Float, Int, Tensor
+from slipstream.engines.native.batch import Batch
 from slipstream.engines.native.job import Job
+from slipstream.engines.native.scheduler import Limits
 from slipstream.hf.chain import Called, Chain, grown
 from slipstream.hf.prompts import Prompt
 from slipstream.hf.record import Recorder
+from slipstream.plan.policy import Adaptive
 
 
 class Line:
-    """One row. `output` is what plain `generate` would have so far: criteria were asked after each of its tokens."""
+    """One row. `output` is what plain `generate` would have so far: criteria were asked after each of its tokens.
 
-    def __init__(self, prompt: Prompt, job: Job, chain: Chain, called: Called | None) -> None:
-        self.prompt, self.job, self.chain, self.called = prompt, job, chain, called
+    Scores are kept only where there is a recorder, as criteria see them only where the user wants them.
+    """
+
+    def __init__(
+        self,
+        prompt: Prompt,
+        job: Job,
+        chain: Chain,
+        called: Called | None,
+        criteria: StoppingCriteriaList,
+        recorder: Recorder | None,
+    ) -> None:
+        self.prompt, self.job = prompt, job
+        self._chain, self._called, self._criteria, self._recorder = chain, called, criteria, recorder
         self.output: list[int] = []
         self.scores: list[Float[Tensor, " vocab"]] = []
 
-    def follow(self, criteria: StoppingCriteriaList, recorder: Recorder | None, scored: bool) -> None:
+    def follow(self) -> None:
         """Take over newly emitted tokens one by one; where a criterion says stop, the rest was never said."""
         row = self.job.row
         for token in row.output[len(self.output) :]:
-            if scored and recorder is not None:
-                self._score(recorder.logits(row, len(self.output)))
+            if self._recorder is not None:
+                self._score(self._recorder.logits(row)[len(self.output)])
             self.output.append(token)
-            if criteria and self._stops(criteria, scored):
+            if self._criteria and self._stops():
                 del row.tokens[len(self.prompt.tokens) + len(self.output) :], row.origins[len(self.output) :]
                 row.finish = "stop"
-                break
+                return
         if self.job.error is not None:
-            raise (self.called and self.called.failure) or RuntimeError(self.job.error)
+            raise (self._called and self._called.failure) or RuntimeError(self.job.error)
 
     def _score(self, logits: Float[Tensor, " vocab"]) -> None:
         ids = grown(self.prompt.ids, self.output)
-        self.scores.append(self.chain.whole(ids, logits[None].to(ids.device, copy=True))[0])
+        self.scores.append(self._chain.whole(ids, logits[None].to(ids.device, copy=True))[0])
 
-    def _stops(self, criteria: StoppingCriteriaList, scored: bool) -> bool:
-        scores = tuple(score[None] for score in self.scores) if scored else None
-        return bool(criteria(grown(self.prompt.ids, self.output), scores).any())
+    def _stops(self) -> bool:
+        scores = None if self._recorder is None else tuple(score[None] for score in self.scores)
+        return bool(self._criteria(grown(self.prompt.ids, self.output), scores).any())
 
 
 class Show:
@@ -63,6 +82,25 @@ class Show:
 
     def end(self) -> None:
         self._streamer.end()
+
+
+def decode(model: Model, drafters: Mapping[str, Drafter], lines: Sequence[Line], show: Show | None) -> None:
+    """Run all rows to their ends, in this thread and in one batch."""
+    limits = Limits(rows=len(lines), tokens=sys.maxsize, prefill=sys.maxsize)
+    verifiers = {line.job.course.rule: rules.get(line.job.course.rule)() for line in lines}
+    batch = Batch(model, drafters.__getitem__, verifiers.__getitem__, Adaptive(), limits)
+    for line in lines:
+        batch.check(line.job)
+        batch.add(line.job)
+    while batch.step():
+        for line in lines:
+            line.follow()
+        if show:
+            show.follow(lines)
+    if show:
+        show.end()
+    for what in batch.failures:
+        warnings.warn(f"speculation went on without a part of it that failed: {what}", RuntimeWarning, stacklevel=2)
 
 
 def laid_out(input_ids: Int[Tensor, "batch length"], lines: Sequence[Line], pad: int) -> Int[Tensor, "batch longer"]:

@@ -26,7 +26,9 @@ def read_prompts(input_ids: Int[Tensor, "batch length"], mask: Any, positions: A
     """The rows of a batch; padding may stand before or after a row's text, not inside it."""
     seen = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask != 0
     if seen.shape != input_ids.shape:
-        raise ValueError(f"attention_mask is {tuple(seen.shape)} and input_ids {tuple(input_ids.shape)}; they must agree")
+        raise ValueError(
+            f"attention_mask is {tuple(seen.shape)} and input_ids {tuple(input_ids.shape)}; they must agree"
+        )
     prompts = []
     for r, (ids, own) in enumerate(zip(input_ids, seen, strict=True)):
         places = own.nonzero()[:, 0].tolist()

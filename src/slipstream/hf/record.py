@@ -43,16 +43,13 @@ class Recorder(Model):
             self._kept[row] += scores.logits[slots].float().unbind()
         self._model.commit(rows, verdict)
 
-    def logits(self, row: Row, step: int) -> Float[Tensor, " vocab"]:
-        """What the model said before the row's `step`-th output token."""
-        return self._kept[row][step]
+    def logits(self, row: Row) -> list[Float[Tensor, " vocab"]]:
+        """What the model said before each token the row emitted, and perhaps a few more it did not keep."""
+        return self._kept[row]
 
 
-def stacked(
-    rows: Sequence[Sequence[Float[Tensor, " vocab"]]], steps: int, vocab: int, device: torch.device
-) -> tuple[Tensor, ...]:
+def stacked(rows: Sequence[Sequence[Float[Tensor, " vocab"]]], device: torch.device) -> tuple[Tensor, ...]:
     """One [batch, vocab] per step, as plain `generate` returns them; zeros where a row had ended."""
-    nothing = torch.zeros(vocab, device=device)
-    return tuple(
-        torch.stack([own[step].to(device) if step < len(own) else nothing for own in rows]) for step in range(steps)
-    )
+    nothing = torch.zeros_like(rows[0][0], device=device)
+    steps = range(max(map(len, rows)))
+    return tuple(torch.stack([own[n].to(device) if n < len(own) else nothing for own in rows]) for n in steps)

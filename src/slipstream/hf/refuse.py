@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers import GenerationConfig
@@ -39,10 +39,10 @@ def refused(name: str, value: Any) -> ValueError:
 def check_config(config: Any) -> None:
     """Every field this version of transformers knows that is set, and that nothing here honours."""
     usual = vars(GenerationConfig()) | GenerationConfig._get_default_generation_params() | {"guidance_scale": 1}
-    for name, value in usual.items():
-        found = getattr(config, name, None)
+    for name in sorted(usual.keys() - HONOURED):
+        found, value = getattr(config, name, None), usual[name]
         same = found is None or found == value or (found is False and not value)
-        if not (name.startswith("_") or name in HONOURED or same):
+        if not (name.startswith("_") or same):
             raise refused(name, found)
 
 
@@ -66,6 +66,7 @@ def check_inputs(inputs: Mapping[str, Any]) -> None:
         raise refused("past_key_values", cache)
 
 
-def check_ready(model: Any) -> None:
-    if any(module.training for module in model.modules()):
-        raise ValueError("the model is in training mode, where dropout changes its law; call model.eval() first")
+def check_ready(models: Sequence[Any]) -> None:
+    for model in models:
+        if model.training:
+            raise ValueError("the model is in training mode, where dropout changes its law; call model.eval() first")

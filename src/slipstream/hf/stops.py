@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from transformers import StoppingCriteriaList
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
 
@@ -40,8 +41,11 @@ def _stop_strings(strings: Any, tokenizer: Any) -> Any:
     return StopStringCriteria(stop_strings=strings, tokenizer=tokenizer)
 
 
-def padding(config: Any) -> int | None:
+def padding(config: Any, stops: Stops, rows: int) -> int:
     """What fills a row that ended before the others: transformers takes the first end token where nothing is said."""
-    ends = config.eos_token_id
-    first = ends[0] if isinstance(ends, Sequence) else ends
-    return config.pad_token_id if config.pad_token_id is not None else first  # type: ignore[no-any-return]
+    for said in (config.pad_token_id, config.eos_token_id):
+        if said is not None:
+            return int(torch.as_tensor(said).reshape(-1)[0])
+    if stops.criteria and rows > 1:
+        raise ValueError("pad_token_id is not set, and a row that stops before the others is padded with it; pass one")
+    return 0

@@ -23,7 +23,8 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from slipstream.core.shapes import Float, Int, Tensor
-from slipstream.models.cache import Cache
+from slipstream.kernels.cpu_attention import Kernel
+from slipstream.models.cache import Cache, hidden
 from slipstream.models.packing import Piece
 from slipstream.models.sight import Sight, ints
 
@@ -45,6 +46,7 @@ class View:
     spread: Int[Tensor, " rectangle"] | None  # packed token at each place of the rectangle; None: as packed
     gather: Int[Tensor, " tokens"] | None
     sight: Sight
+    kernel: Kernel | None = None  # works on every token by itself; None: whatever torch does best with a rectangle
     masks: dict[tuple[int | None, int], Tensor | None] = field(default_factory=dict)
 
     def notice(self, module: nn.Module, mask: Any, others: dict[str, Any]) -> None:
@@ -57,6 +59,9 @@ class View:
         one = self.shape[0] == 1
         keys[self.where] = key[0] if one else key[0].transpose(0, 1)
         values[self.where] = value[0] if one else value[0].transpose(0, 1)
+        if self.kernel is not None:
+            assert sink is None, "sinks are refused where tokens are worked on one by one"
+            return self._one_by_one(self.kernel, layer, query, keys, values, scale, cap)
         keys, values = keys[self.rows, :, : self.used], values[self.rows, :, : self.used]
         rows, queries = self.shape
         heads, group = query.shape[1], query.shape[1] // keys.shape[1]
@@ -76,6 +81,22 @@ class View:
             return out.transpose(1, 2)
         out = out.transpose(0, 1).flatten(1, 2)
         return (out if self.gather is None else out.index_select(1, self.gather)).transpose(0, 1)[None]
+
+    def _one_by_one(
+        self, kernel: Kernel, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float | None, cap: Any
+    ) -> Float[Tensor, "1 tokens heads dim"]:
+        window, packed = self.windows[layer], query[0].transpose(0, 1)
+        window = window if window is not None and window < self.used else None
+        if (window, 0) not in self.masks:
+            self.masks[window, 0] = self.sight.visible(window, self.used)
+        owner = self.where[0] if isinstance(self.where[0], Tensor) else torch.full((len(packed),), self.where[0])
+        factor = packed.shape[-1] ** -0.5 if scale is None else scale
+        return kernel.attend(packed, keys, values, self.masks[window, 0], owner, factor, cap or 0.0, self.used)[None]
+
+    def remember(self, layer: int, state: Float[Tensor, "tokens hidden"]) -> None:
+        """Keep what a layer gave for every packed token beside its keys and values."""
+        (held,) = self.cache.hold(hidden(layer), state[None, None])
+        held[self.where] = state[None] if self.shape[0] == 1 else state[:, None]
 
     def mask(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor | None:
         """0 where a query sees a place, -inf elsewhere, [rows, 1, group x queries, used]; None where all is seen."""
@@ -110,7 +131,13 @@ def _column(sink: Any, kv_heads: int, queries: int) -> Any:
     return None if sink is None else sink.reshape(kv_heads, -1).repeat_interleave(queries, 1)[..., None]
 
 
-def view(cache: Cache, windows: dict[int, int | None], pieces: Sequence[Piece], device: torch.device) -> View:
+def view(
+    cache: Cache,
+    windows: dict[int, int | None],
+    pieces: Sequence[Piece],
+    device: torch.device,
+    kernel: Kernel | None = None,
+) -> View:
     """Lay out one pass."""
     used = max(piece.line.start + len(piece.line) for piece in pieces)
     cache.reserve(used)
@@ -118,7 +145,7 @@ def view(cache: Cache, windows: dict[int, int | None], pieces: Sequence[Piece], 
     if len(pieces) == 1:
         row, start = pieces[0].line.row, pieces[0].line.start + pieces[0].skip
         one = (row, slice(None), slice(start, used))
-        return View(cache, windows, slice(row, row + 1), used, (1, len(pieces[0])), one, None, None, sight)
+        return View(cache, windows, slice(row, row + 1), used, (1, len(pieces[0])), one, None, None, sight, kernel)
     index = [piece.line.row for piece in pieces]
     queries = max(map(len, pieces))
     order, rows = _rows(index, device)
@@ -132,7 +159,7 @@ def view(cache: Cache, windows: dict[int, int | None], pieces: Sequence[Piece], 
     place = [piece.line.start + i for piece in pieces for i in range(piece.skip, len(piece.line))]
     where = (ints(owner, device), slice(None), ints(place, device))
     there, back = (None, None) if packed else (ints(spread, device), ints(gather, device))
-    return View(cache, windows, rows, used, (len(order), queries), where, there, back, sight)
+    return View(cache, windows, rows, used, (len(order), queries), where, there, back, sight, kernel)
 
 
 def _rows(index: list[int], device: torch.device) -> tuple[dict[int, int], slice | Tensor]:

@@ -1,16 +1,16 @@
 """Keys and values of every layer, kept in rectangles that outlive the passes.
 
-One tensor per layer, [rows, kv_heads, places, head_dim]. A row keeps its index from open to close, and the entry at
-place i belongs to the i-th token the row has read. Writing goes into tensors that already exist; rolling back is
-forgetting a length, since a place beyond it is never read before it is written again. Both axes grow by doubling, so
-growing costs a constant per token. A sliding-window layer keeps everything too: what slid out of the window must be
-there again when a draft is rolled back.
+Two tensors per layer, [rows, kv_heads, places, head_dim], and one for each layer whose hidden states a drafter asked
+for, as if it had a single head. A row keeps its index from open to close, and the entry at place i belongs to the i-th
+token the row has read. Writing goes into tensors that already exist; rolling back is forgetting a length, since a place
+beyond it is never read before it is written again. Both axes grow by doubling, so growing costs a constant per token. A
+sliding-window layer keeps everything too: what slid out of the window must be there again when a draft is rolled back.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -26,7 +26,7 @@ class Cache:
         self.rows = 0
         self.places = SMALLEST
         self._free: list[int] = []
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._layers: dict[object, tuple[Tensor, ...]] = {}
 
     def take(self) -> int:
         """An index for a new row."""
@@ -49,11 +49,30 @@ class Cache:
         self, index: int, key: Float[Tensor, "1 kv_heads tokens dim"], value: Float[Tensor, "1 kv_heads tokens dim_v"]
     ) -> tuple[Tensor, Tensor]:
         """Both rectangles of one layer, made or grown on demand to hold entries such as these."""
-        held = self._layers.get(index)
+        keys, values = self.hold(index, key, value)
+        return keys, values
+
+    def hold(self, name: object, *like: Float[Tensor, "_ _ _ _"]) -> tuple[Tensor, ...]:
+        """Rectangles of any name, made or grown on demand to hold entries such as these."""
+        held = self._layers.get(name)
         if held is None or held[0].shape[0] < self.rows or held[0].shape[2] < self.places:
-            held = self._grown(key, held and held[0]), self._grown(value, held and held[1])
-            self._layers[index] = held
+            old = held or [None] * len(like)
+            held = self._layers[name] = tuple(map(self._grown, like, old))
         return held
+
+    def whole(self) -> Iterator[tuple[object, tuple[Tensor, ...]]]:
+        """All there are by name, with room for every row and place."""
+        for name, held in list(self._layers.items()):
+            yield name, self.hold(name, *held)
+
+    def row(self, name: object, row: int, start: int, end: int) -> Float[Tensor, "heads tokens dim"]:
+        """Some places of one row in the first rectangle of a name."""
+        assert name in self._layers, f"nothing of {name} was read yet"
+        return self._layers[name][0][row, :, start:end]
+
+    @property
+    def device(self) -> torch.device:
+        return next((held[0].device for held in self._layers.values()), torch.device("cpu"))
 
     def _grown(self, like: Tensor, old: Tensor | None) -> Tensor:
         # zeros, not empty: a masked place has weight 0, and 0 times a stray NaN would not be 0
@@ -64,8 +83,8 @@ class Cache:
 
     def move(self, row: Int[Tensor, " n"], source: Int[Tensor, " n"], target: Int[Tensor, " n"]) -> None:
         """Copy entries from place to place within their rows, in every layer; the gather ends before the write."""
-        for pair in self._layers.values():
-            for held in pair:
+        for rectangles in self._layers.values():
+            for held in rectangles:
                 held[row, :, target] = held[row, :, source]
 
     def check_integrity(self, taken: Iterable[int], lengths: Sequence[int]) -> None:
@@ -73,6 +92,12 @@ class Cache:
         everyone = sorted([*self._free, *taken])
         assert everyone == list(range(self.rows)), f"free and taken rows are {everyone}, not 0 to {self.rows - 1}"
         assert max(lengths, default=0) <= self.places, f"a row of {max(lengths)} does not fit {self.places} places"
-        for index, (keys, values) in self._layers.items():
-            assert keys.shape[:3] == values.shape[:3], f"layer {index} holds {keys.shape} keys, {values.shape} values"
-            assert bool(torch.isfinite(keys).all() & torch.isfinite(values).all()), f"layer {index} is not finite"
+        for name, held in self._layers.items():
+            shapes = [(tensor.shape[0], tensor.shape[2]) for tensor in held]
+            assert len(set(shapes)) == 1, f"layer {name} holds rectangles of {shapes}"
+            assert all(bool(torch.isfinite(tensor).all()) for tensor in held), f"layer {name} is not finite"
+
+
+def hidden(layer: int) -> str:
+    """The name under which the output of a layer is held."""
+    return f"hidden {layer}"

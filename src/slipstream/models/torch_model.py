@@ -7,13 +7,14 @@ one packed sequence of one batch: what each row has not read yet of its committe
 A pass may end after the first n layers (`peek`) and be taken up there by the next `score`: a drafter that shares the
 target's first layers leaves their work, and their part of the cache, behind for it. At all layers, `peek` reads only
 what was added to a growing draft since the last call: that is how a draft model steps.
+
+Rows that begin alike compute their beginning once (`shelf`): what any row read of it, open or closed, is copied.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,30 +23,16 @@ from slipstream.core.interfaces import Model
 from slipstream.core.shapes import Float, Tensor
 from slipstream.core.types import Draft, Row, Scores, Verdict
 from slipstream.models.attention import WHOLE, view
-from slipstream.models.cache import Cache
+from slipstream.models.cache import Cache, hidden
+from slipstream.models.invariant import invariant_attention
 from slipstream.models.layers import only, watch
 from slipstream.models.packing import Entry, Line, Piece, agree, local_nodes, nodes_by_row, slot_index
+from slipstream.models.prefix import leaders
 from slipstream.models.refuse import Anatomy, check_config, probe, refuse
+from slipstream.models.seat import Seat
+from slipstream.models.shelf import PASS, WORTH, Counts, Shelf
 
 LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-
-
-@dataclass(eq=False)
-class Seat:
-    """A row's place in the cache, what is committed there, and what was run beyond it without being committed."""
-
-    index: int
-    tokens: list[int] = field(default_factory=list)
-    run: list[Entry] = field(default_factory=list)
-    depth: int = 0  # layers that ran over `run`
-    hidden: dict[int, Tensor] = field(default_factory=dict)  # what `peek` kept of it, by layer
-
-    def known(self, entries: Sequence[Entry], depth: int) -> int:
-        """How many leading entries have hidden states after `depth` layers."""
-        return agree(self.run, entries) if self.hidden and self.depth == depth else 0
-
-    def forget(self) -> None:
-        self.run, self.depth, self.hidden = [], 0, {}
 
 
 class TorchModel(Model):
@@ -58,8 +45,12 @@ class TorchModel(Model):
         context: int | None = None,
         prefill_chunk: int = 512,
         anatomy: Anatomy | None = None,
+        retained: int = 1 << 15,
+        invariant: bool = False,
     ) -> None:
-        """`anatomy` is what an earlier wrapper found out about a model that has our attention in it again."""
+        """`anatomy` is what an earlier wrapper found out about a model that has our attention in it again. `retained`
+        tokens are kept for rows that begin alike; 0 computes everything anew. `invariant`: a row's numbers depend on
+        its own tokens only, to the bit."""
         check_config(model)
         self.model = model.eval()
         with torch.inference_mode():
@@ -74,9 +65,12 @@ class TorchModel(Model):
         for layer in features:
             if not 0 <= layer < self.layers:
                 raise ValueError(f"features names layer {layer}; the model has layers 0 to {self.layers - 1}")
+        self.invariant = invariant
+        self._kernel = invariant_attention(model) if invariant else None
         self._trims = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._whole = WHOLE.to(self.device)
         self._cache = Cache()
+        self._shelf = Shelf(self._cache, retained)
         self._seats: dict[Row, Seat] = {}
         self._draft: Draft | None = None
 
@@ -85,40 +79,96 @@ class TorchModel(Model):
             assert row not in self._seats, "the row is open already"
             self._seats[row] = Seat(self._cache.take())
 
+    @torch.inference_mode()
     def close(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            self._cache.give(self._seats.pop(row).index)
+            seat = self._seats.pop(row)
+            try:
+                self._shelf.keep(seat.index, seat.tokens)
+            finally:
+                self._cache.give(seat.index)
+
+    def retain(self, tokens: int) -> None:
+        self._shelf = Shelf(self._cache, tokens)
+
+    @property
+    def retained(self) -> int:
+        return self._shelf.retained
+
+    @property
+    def counts(self) -> Counts:
+        """What the reuse of beginnings spared so far, and what it keeps."""
+        return self._shelf.counts
 
     @torch.inference_mode()
     def prefill(self, rows: Sequence[Row], limit: int) -> list[int]:
-        """Read up to `limit` more committed tokens of each row, never the last one; how many of each were read."""
-        fed = [min(limit, len(self._pending(row)) - 1) for row in rows]
+        """Read up to `limit` more committed tokens of each row, never the last one; how many of each were read. A row
+        that takes over what another one read gets that instead, however much it is."""
+        taken = [self._recall(row) for row in rows]
+        fed = [0 if more else min(limit, len(self._pending(row)) - 1) for row, more in zip(rows, taken, strict=True)]
+        self._feed(rows, fed)
+        return [max(both) for both in zip(taken, fed, strict=True)]
+
+    def _feed(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
+        """Run so many pending tokens of each row."""
         seats = [self._seats[row] for row in rows]
-        new = [self._pending(row)[:count] for row, count in zip(rows, fed, strict=True)]
+        new = [self._pending(row)[:count] for row, count in zip(rows, counts, strict=True)]
         lines = [Line.of(seat.index, len(seat.tokens), tokens) for seat, tokens in zip(seats, new, strict=True)]
         pieces = [Piece(line) for line in lines if len(line)]
         if pieces:
-            self._forward(self.model.base_model, pieces)
-        for seat, tokens in zip(seats, new, strict=True):
+            self._forward(self.model.base_model, pieces, self.features)
+        for row, seat, tokens in zip(rows, seats, new, strict=True):
             seat.tokens += tokens
             seat.forget()
-        return fed
+            self._show(row)
+
+    def _recall(self, row: Row) -> int:
+        """Take over what is kept of a row's text, all but its last token; how many tokens that gained."""
+        seat, pending = self._seats[row], self._pending(row)
+        if len(pending) <= WORTH or seat.hidden:  # a pass that is to be resumed has read them already
+            return 0
+        gained = self._shelf.recall(seat.index, row.tokens[:-1], len(seat.tokens)) - len(seat.tokens)
+        seat.tokens += pending[:gained]
+        if gained:
+            seat.forget()
+        return gained
+
+    def _show(self, row: Row) -> None:
+        """Let others take over the prompt as it is read; what follows it is shown when the row closes."""
+        seat = self._seats[row]
+        if seat.shown < min(len(row.request.prompt), len(seat.tokens)):
+            self._shelf.keep(seat.index, seat.tokens)
+            seat.shown = len(seat.tokens)
+
+    def _share(self, rows: Sequence[Row]) -> None:
+        """Of rows that are to begin alike in one pass, one reads ahead and the others take it over."""
+        while True:
+            for row in rows:
+                self._recall(row)
+            fresh = [row for row in rows if len(self._pending(row)) > WORTH and not self._seats[row].hidden]
+            if len(fresh) < 2 or not self._shelf.open:
+                return
+            held = [len(self._seats[row].tokens) for row in fresh]
+            ahead = leaders([row.tokens[:-1] for row in fresh], held, WORTH, PASS)
+            if not ahead:
+                return
+            sizes = {fresh[n]: size for n, size in ahead.items()}
+            while counts := {row: left for row, size in sizes.items() if (left := size - len(self._seats[row].tokens))}:
+                self._feed(list(counts), [min(left, self.prefill_chunk) for left in counts.values()])
 
     @torch.inference_mode()
     def score(self, rows: Sequence[Row], draft: Draft) -> Scores:
-        depth = max((self._seats[row].depth for row in rows if self._seats[row].hidden), default=0)
-        if depth:
-            self.peek(rows, draft, depth)
         lines = self._lines(rows, draft)
         seats = [self._seats[row] for row in rows]
+        depth = max((seat.depth for seat in seats if seat.hidden), default=0)
+        if depth:
+            self._begin(seats, lines, depth)
         slots = torch.tensor(slot_index(lines, draft), device=self.device)
         held = {layer: torch.cat([seat.hidden[layer] for seat in seats]) for layer in seats[0].hidden} if depth else {}
         resumed = held[depth - 1] if depth else None
-        with (
-            watch(self.anatomy.layers, [layer for layer in self.features if layer >= depth]) as found,
-            only(self.anatomy.layers, depth, self.layers, resumed, self.anatomy.as_tuple),
-        ):
-            logits = self._forward(self.model, [Piece(line) for line in lines], slots)
+        wanted = [layer for layer in self.features if layer >= depth]
+        with only(self.anatomy.layers, depth, self.layers, resumed, self.anatomy.as_tuple):
+            logits, found = self._forward(self.model, [Piece(line) for line in lines], wanted, slots)
         for seat, line in zip(seats, lines, strict=True):
             seat.run, seat.depth, seat.hidden = line.entries, self.layers, {}
         self._draft = draft
@@ -132,18 +182,19 @@ class TorchModel(Model):
             raise ValueError(f"layers is {layers}; the model has 1 to {self.layers}")
         lines = self._lines(rows, draft)
         seats = [self._seats[row] for row in rows]
+        self._begin(seats, lines, layers)
+        states = torch.cat([seat.hidden[layers - 1] for seat in seats])
+        return states[torch.tensor(slot_index(lines, draft), device=self.device)]
+
+    def _begin(self, seats: Sequence[Seat], lines: Sequence[Line], layers: int) -> None:
+        """Run the first layers over what they have not run over yet."""
         pieces = [Piece(line, seat.known(line.entries, layers)) for seat, line in zip(seats, lines, strict=True)]
         wanted = sorted({layers - 1, *(layer for layer in self.features if layer < layers)})
         found: dict[int, Tensor] = {}
         if any(map(len, pieces)):
-            with (
-                watch(self.anatomy.layers, wanted) as found,
-                only(self.anatomy.layers, 0, layers, None, self.anatomy.as_tuple),
-            ):
-                self._forward(self.model.base_model, [piece for piece in pieces if len(piece)])
+            with only(self.anatomy.layers, 0, layers, None, self.anatomy.as_tuple):
+                _, found = self._forward(self.model.base_model, [piece for piece in pieces if len(piece)], wanted)
         self._hold(seats, pieces, found, layers)
-        hidden = torch.cat([seat.hidden[layers - 1] for seat in seats])
-        return hidden[torch.tensor(slot_index(lines, draft), device=self.device)]
 
     def _hold(self, seats: Sequence[Seat], pieces: Sequence[Piece], found: dict[int, Tensor], layers: int) -> None:
         """Lay what a partial pass found beside what each row held of the entries before."""
@@ -176,6 +227,8 @@ class TorchModel(Model):
             moves += self._keep(row, nodes, [number[i] for i in path if i >= 0])
         if moves:
             self._cache.move(*torch.tensor(moves, device=self.device).T)
+        for row in rows:
+            self._show(row)
 
     def _keep(self, row: Row, nodes: Sequence[Entry], path: Sequence[int]) -> list[tuple[int, int, int]]:
         """Make the pending tokens and the accepted nodes of one row its cached text; the entries to move for it."""
@@ -195,6 +248,7 @@ class TorchModel(Model):
             assert seat.tokens[:size] == row.tokens[:size], f"the cache holds {seat.tokens}, the row {row.tokens}"
         seats = self._seats.values()
         self._cache.check_integrity([seat.index for seat in seats], [len(seat.tokens) for seat in seats])
+        self._shelf.check_integrity()
 
     def _pending(self, row: Row) -> list[int]:
         """Committed tokens not cached yet: at least the last one, whose logits are always asked for."""
@@ -208,6 +262,7 @@ class TorchModel(Model):
         """What each row reads next, its backlog beyond one chunk fed beforehand."""
         assert rows, "there is nothing to read"
         assert draft.tree.rows == len(rows), f"the draft speaks of {draft.tree.rows} rows, not {len(rows)}"
+        self._share(rows)
         while long := [row for row in rows if len(self._pending(row)) > self.prefill_chunk]:
             self.prefill(long, self.prefill_chunk)
         lines = [
@@ -218,23 +273,37 @@ class TorchModel(Model):
         assert longest <= self.context, f"{longest} tokens do not fit the context of {self.context}"
         return lines
 
-    def _forward(self, module: Any, pieces: Sequence[Piece], keep: Tensor | None = None) -> Tensor:
-        """Run packed entries; logits at `keep`, or whatever `module` gives first where none are wanted."""
+    def states(self, row: Row, start: int = 0) -> dict[int, Float[Tensor, "tokens hidden"]]:
+        """What the declared `features` layers gave for a row's cached tokens from `start` on, whoever computed it. Not
+        a copy: to be read before the row closes."""
+        seat = self._seats[row]
+        return {
+            layer: self._cache.row(hidden(layer), seat.index, start, len(seat.tokens))[0] for layer in self.features
+        }
+
+    def _forward(
+        self, module: Any, pieces: Sequence[Piece], watched: Sequence[int] = (), keep: Tensor | None = None
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Run packed entries; logits at `keep`, or whatever `module` gives first where none are wanted, and what the
+        watched layers gave."""
         token = [token for piece in pieces for token, _ in piece.line.entries[piece.skip :]]
-        position = [n for piece in pieces for n in piece.line.position[piece.skip :]]
+        position = [place for piece in pieces for place in piece.line.position[piece.skip :]]
         token_ids, position_ids = torch.tensor([[token], [position]], device=self.device)
-        context = view(self._cache, self.anatomy.windows, pieces, self.device)
+        context = view(self._cache, self.anatomy.windows, pieces, self.device, self._kernel)
         trim = {"logits_to_keep": keep} if keep is not None and self._trims else {}
-        output = module(
-            token_ids,
-            attention_mask=self._whole,
-            position_ids=position_ids,
-            use_cache=False,
-            slipstream=context,
-            **trim,
-        )
+        with watch(self.anatomy.layers, watched) as found:
+            output = module(
+                token_ids,
+                attention_mask=self._whole,
+                position_ids=position_ids,
+                use_cache=False,
+                slipstream=context,
+                **trim,
+            )
+        for layer in found.keys() & set(self.features):
+            context.remember(layer, found[layer])
         result: Tensor = output[0][0]
-        return result if keep is None or trim else result[keep]
+        return result if keep is None or trim else result[keep], found
 
 
 def _context(model: Any, wanted: int | None) -> int:

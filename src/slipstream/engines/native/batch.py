@@ -199,7 +199,7 @@ class Batch:
             where = places([job.row for job in group.jobs], draft.tree, draft.token.tolist())
             logits, dead = lawful(part(scores, index).logits, where)
             law = sampling.law(logits, [row.request.sampling for row, _ in where])
-            verdicts.append(group.rule.verify(draft, law, group.noise))
+            verdicts.append(group.rule.verify(draft.to(logits.device), law, group.noise))
             lawless.append(dead)
         return verdicts, lawless
 

@@ -11,7 +11,7 @@ import torch
 
 from slipstream.core.interfaces import Drafter
 from slipstream.drafters import drafters
-from slipstream.models.catalog import load_model, load_text, resolve
+from slipstream.models.catalog import catalog_names, load_model, load_text, resolve
 from slipstream.models.load import Found
 from slipstream.models.text import Text, same_tokenizer
 from slipstream.models.torch_model import TorchModel
@@ -31,14 +31,17 @@ class Target:
     def label(self) -> str:
         dtype = str(self.model.dtype).removeprefix("torch.")
         weights = f"{self.found.quantised} weights, " if self.found.quantised else ""
-        return f"{self.found.name} ({weights}{dtype})"
+        return f"{self.found.name} ({weights}{dtype}{', invariant' if self.model.invariant else ''})"
 
 
-def build_target(name: str, dtype: str = "auto", device: str = "auto", context: int | None = None) -> Target:
+def build_target(
+    name: str, dtype: str = "auto", device: str = "auto", context: int | None = None, invariant: bool = False
+) -> Target:
+    """Load a target. `invariant`: its numbers for a row depend on that row alone, to the bit."""
     found = resolve(name)
     place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     model = prepared(load_model(found, dtype, place))
-    return Target(found, TorchModel(model, context=context), load_text(found))
+    return Target(found, TorchModel(model, context=context, invariant=invariant), load_text(found))
 
 
 def prepared(model: Any) -> Any:
@@ -50,10 +53,18 @@ def prepared(model: Any) -> Any:
     return model
 
 
+def drafter_kind(name: str) -> str:
+    """The kind of drafter a name stands for; anything that is no drafter but may be a model is a draft model."""
+    if name not in drafters.names() and ("/" in name or Path(name).exists() or name in catalog_names()):
+        return "draft_model"
+    drafters.get(name)
+    return name
+
+
 def build_drafter(name: str, target: Target, options: Options | None = None) -> Drafter:
     """A drafter by its name, or a model's name or folder for a draft model."""
     options = dict(options or {})
-    if name not in drafters.names() and ("/" in name or Path(name).exists()):
+    if drafter_kind(name) != name:
         name, options = "draft_model", {"model": name, **options}
     kind = drafters.get(name)
     maker = MAKERS.get(name)
@@ -90,7 +101,8 @@ def _draft_model(kind: Any, target: Target, options: dict[str, str]) -> Drafter:
     model = load_model(found, dtype, target.model.device)
     if "layers" in known:
         keep_layers(model, known["layers"])
-    return kind(TorchModel(prepared(model)), target.model.vocab)  # type: ignore[no-any-return]
+    drafting = TorchModel(prepared(model), retained=target.model.retained)
+    return kind(drafting, target.model.vocab)  # type: ignore[no-any-return]
 
 
 def keep_layers(model: Any, spec: str) -> None:
@@ -111,7 +123,7 @@ def keep_layers(model: Any, spec: str) -> None:
         stack[i] = layer
         for module in layer.modules():
             if hasattr(module, "layer_idx"):
-                module.layer_idx = i
+                module.layer_idx = i  # type: ignore[assignment]
     config = model.config.get_text_config()
     config.num_hidden_layers = len(kept)
     if getattr(config, "layer_types", None):
@@ -120,7 +132,7 @@ def keep_layers(model: Any, spec: str) -> None:
 
 def configured(config: Any, options: Mapping[str, Any], name: str, legal: tuple[str, ...] | None = None) -> Any:
     """Options as the component's own config; unknown keys and unreadable values are refused by name."""
-    types = {key: str for key in legal} if legal is not None else {f.name: f.type for f in fields(config)}
+    types: dict[str, Any] = dict.fromkeys(legal, "str") if legal is not None else {f.name: f.type for f in fields(config)}
     for key in options:
         if key not in types:
             raise ValueError(f"{name} has no option {key!r}; it takes {', '.join(types) or 'none'}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.core.types import Request
 from slipstream.engines.base import Engine, Prompt, Speculation, Ticket, Wish
 from slipstream.engines.native.batch import Batch
-from slipstream.engines.native.build import Options, Target, build_drafter, build_target
+from slipstream.engines.native.build import Options, Target, build_drafter, build_target, drafter_kind
 from slipstream.engines.native.job import Course, Job
 from slipstream.engines.native.scheduler import Limits
 from slipstream.plan.policy import Adaptive
@@ -36,10 +36,13 @@ class NativeEngine(Engine):
     ) -> None:
         self._default = Speculation(drafter=drafter, depth=depth, verify=verify)
         rules.get(verify)
+        drafter_kind(drafter)
         self.target = model if isinstance(model, Target) else build_target(model, **loading)
+        limits = limits or Limits()
+        self.target.model.retain(limits.retained)
         self._drafters: dict[str, Drafter] = {drafter: build_drafter(drafter, self.target, options)}
         self._rules: dict[str, Verifier] = {}
-        self._batch = Batch(self.target.model, self.drafter, self._rule, Adaptive(), limits or Limits())
+        self._batch = Batch(self.target.model, self.drafter, self._rule, Adaptive(), limits)
         vocab, ends = self.target.model.vocab, self.target.text.ends
         self._ends = frozenset(token for token in ends if token < vocab)  # a tokenizer may know more than the model
         self._inbox: list[Job] = []
@@ -83,7 +86,7 @@ class NativeEngine(Engine):
         return list(jobs)
 
     def _encode(self, prompt: Prompt, raw: bool) -> list[int]:
-        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], int):
+        if not isinstance(prompt, str) and (not prompt or isinstance(prompt[0], int)):
             return list(prompt)  # type: ignore[arg-type]
         return self.target.text.encode(prompt, raw)  # type: ignore[arg-type]
 
@@ -164,5 +167,6 @@ class NativeEngine(Engine):
             "acceptance": tally.acceptance,
             "drafted": sum(tally.drafted),
             "wasted": tally.wasted,
+            **asdict(self.target.model.counts),
             "failures": dict(self._batch.failures),
         }

@@ -1,7 +1,8 @@
 """Who decodes now, who waits: first come, first served, within the rows and the memory there are.
 
 The cache is a rectangle of rows times places, both growing by doubling, so that is what a request is charged for: it is
-admitted when the rectangle that holds it and everyone already there is within the budget.
+admitted when the rectangle that holds it and everyone already there is within the budget. What requests leave behind
+for others that begin alike has a budget of its own, and gives way by itself.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ class Limits:
     rows: int = 16
     tokens: int = 1 << 17  # places of the cache in all, rows times the longest
     prefill: int = 512  # prompt tokens read in one step
+    retained: int = 1 << 15  # tokens kept besides, for prompts that begin alike; 0 computes everything anew
 
     def __post_init__(self) -> None:
         for name in ("rows", "tokens", "prefill"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+        if self.retained < 0:
+            raise ValueError(f"retained is {self.retained}; it must be 0 (no reuse) or more")
 
 
 class Scheduler:

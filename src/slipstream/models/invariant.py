@@ -1,0 +1,42 @@
+"""Invariant mode: a row's numbers depend on its own tokens only.
+
+Not on batch mates, on how a prompt was cut into pieces, on a prefix computed earlier, on how many tokens were drafted
+beside it, or on the room in the cache. Norms, rotations and activations work token by token anyway; what mixes are
+matrix products and attention, whose libraries choose the order of their sums by the shape of the whole batch. So the
+mode is there where both run on kernels that sum in one order (`kernels`), and is refused by name elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from slipstream.kernels.cpu_attention import Kernel, kernel
+
+
+def why_not(model: Any) -> str | None:
+    """What keeps a model from invariant mode, or None."""
+    if model.device.type != "cpu" or model.dtype != torch.float32:
+        here = f"{str(model.dtype).removeprefix('torch.')} on {model.device.type}"
+        return f"its kernels are made for float32 on a CPU, not for {here}"
+    if kernel() is None:
+        return "its kernels need a C++ compiler on PATH"
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            return f"{name} is not run by a kernel that sums in one order"
+        if any(parameter.dim() > 2 for parameter in module.parameters(recurse=False)):
+            return f"{name} holds experts, which are not run by a kernel that sums in one order"
+        if getattr(module, "sinks", None) is not None:
+            return f"{name} has attention sinks"
+    return None
+
+
+def invariant_attention(model: Any) -> Kernel:
+    """The attention of invariant mode; ValueError where the mode cannot be had."""
+    reason = why_not(model)
+    found = kernel()
+    if reason or found is None:
+        raise ValueError(f"invariant mode cannot be had with {type(model).__name__}: {reason}")
+    return found

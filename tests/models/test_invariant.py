@@ -1,0 +1,101 @@
+"""Invariant mode on the default model: one row's logits, bit for bit, however it is computed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slipstream.core.law import OneHot
+from slipstream.core.tree import Tree
+from slipstream.core.types import Draft, Request, Row, Verdict
+from slipstream.kernels.cpu_attention import kernel
+from slipstream.models import catalog
+from slipstream.models.linears import pack_linears
+from slipstream.models.torch_model import TorchModel
+from tiny import build
+
+needs_compiler = pytest.mark.skipif(kernel() is None, reason="needs a C++ compiler")
+SHARED = "The quick brown fox jumps over the lazy dog and runs into the forest, where it meets a very old bear. "
+
+
+@pytest.fixture(scope="module")
+def default():
+    found = catalog.resolve("smollm2-135m")
+    model = catalog.load_model(found, "float32")
+    pack_linears(model)
+    return TorchModel(model, invariant=True), catalog.load_text(found)
+
+
+def drafted(model: TorchModel, *tokens: list[int]) -> Draft:
+    flat = torch.tensor([token for line in tokens for token in line], dtype=torch.long)
+    return Draft(Tree.chains([len(line) for line in tokens]), flat, OneHot(flat, model.vocab))
+
+
+def after(model: TorchModel, rows: list[Row], draft: Draft, slot: int) -> torch.Tensor:
+    logits = model.score(rows, draft).logits[slot].clone()
+    model.close(rows)
+    return logits
+
+
+@needs_compiler
+@pytest.mark.model
+def test_five_influences_change_nothing(default):
+    """Batch mates, prefill chunks, a reused prefix, depth, and the cache's buckets."""
+    model, text = default
+    ids, others = text.encode(SHARED, raw=True)[:20], text.encode("Once upon a time there was a king. " * 6, raw=True)
+    model.retain(0)
+
+    def opened(*prompts: list[int]) -> list[Row]:
+        rows = [Row(Request(prompt)) for prompt in prompts]
+        model.open(rows)
+        return rows
+
+    base = after(model, opened(ids), drafted(model, []), 0)
+    assert torch.equal(after(model, opened(others, ids, others[:33]), drafted(model, [], [], []), 1), base), "mates"
+    pieces = opened(ids)
+    model.prefill(pieces, 7)
+    model.prefill(pieces, 5)
+    assert torch.equal(after(model, pieces, drafted(model, []), 0), base), "chunks"
+    assert torch.equal(after(model, opened(ids[:16]), drafted(model, [*ids[16:], 5, 6]), 4), base), "depth"
+    stepping = opened(ids[:15])
+    for token in ids[15:]:
+        model.score(stepping, drafted(model, []))
+        model.commit(
+            stepping, Verdict(torch.zeros(1, 0, dtype=torch.long), torch.zeros(1).long(), torch.ones(1).bool())
+        )
+        stepping[0].tokens.append(token)
+    assert torch.equal(after(model, stepping, drafted(model, []), 0), base), "token by token"
+    large = opened(others * 3)
+    model.score(large, drafted(model, []))
+    assert torch.equal(after(model, opened(ids), drafted(model, []), 0), base), "buckets"
+    model.close(large)
+    model.retain(1 << 12)
+    after(model, opened(ids), drafted(model, []), 0)
+    assert torch.equal(after(model, opened(ids), drafted(model, []), 0), base), "reused prefix"
+
+
+@needs_compiler
+def test_a_tree_gives_the_bits_of_its_chains():
+    model = build("llama")
+    pack_linears(model)
+    wrapped = TorchModel(model, invariant=True)
+    tree = Tree.of(1, [0] * 5, [-1, -1, 0, 1, 3])
+    token = torch.tensor([3, 4, 5, 6, 7])
+    row = Row(Request([1, 2, 3]))
+    wrapped.open([row])
+    branched = wrapped.score([row], Draft(tree, token, OneHot(token, wrapped.vocab))).logits
+    chain = wrapped.score([row], drafted(wrapped, [4, 6, 7])).logits
+    assert torch.equal(branched[[0, 2, 4, 5]], chain)
+
+
+@pytest.mark.parametrize(("name", "says"), [("mixtral", "experts"), ("gpt_oss", "sinks|experts|kernel")])
+def test_what_cannot_promise_it_is_refused_by_name(name, says):
+    model = build(name)
+    pack_linears(model)
+    with pytest.raises(ValueError, match=says):
+        TorchModel(model, invariant=True)
+
+
+def test_linears_that_are_not_packed_are_refused():
+    with pytest.raises(ValueError, match="is not run by a kernel"):
+        TorchModel(build("llama"), invariant=True)
