@@ -5,23 +5,54 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import typer
 
+import slipstream
 from slipstream.cli.app import app
 
+DECODING = ["--model", "--drafter", "--verify", "--depth", "--option"]
+SAMPLING = ["--temperature", "--top-k", "--top-p", "--min-p", "--seed", "--max-tokens"]
 FLAGS = {
-    "audit": ["--verify", "--depth", "--table", "--seed", "--samples", "--self-test", "--json", "--help"],
+    "generate": [
+        *DECODING,
+        *SAMPLING,
+        "--stop",
+        "--file",
+        "--raw",
+        "--dtype",
+        "--invariant",
+        "--compare",
+        "--json",
+        "--help",
+    ],
+    "chat": [*DECODING, *SAMPLING, "--dtype", "--invariant", "--help"],
+    "audit": [*DECODING, "--temperature", "--table", "--seed", "--samples", "--self-test", "--json", "--help"],
+    "models list": ["--json", "--help"],
+    "models pull": ["--help"],
+    "models inspect": ["--json", "--help"],
+    "models convert": ["--help"],
+    "models remove": ["--help"],
 }
+NAMES = ["Completion", "Engine", "Limits", "Penalties", "Sampling", "Speculation", "Wish", "hf"]
+
+
+def flags(verb, name: str) -> dict[str, list[str]]:
+    if inner := getattr(verb, "commands", None):
+        return {key: value for n, v in inner.items() for key, value in flags(v, f"{name} {n}".strip()).items()}
+    parameters = verb.get_params(verb.make_context(name, [], resilient_parsing=True))
+    return {name: [option for p in parameters for option in p.opts if option.startswith("--")]}
 
 
 def test_verbs_and_flags_are_frozen():
-    command = typer.main.get_command(app)
-    found = {
-        name: [option for parameter in verb.get_params(verb.make_context(name, [], resilient_parsing=True))
-               for option in parameter.opts if option.startswith("--")]
-        for name, verb in command.commands.items()
-    }  # fmt: skip
-    assert found == FLAGS
+    assert flags(typer.main.get_command(app), "") == FLAGS
+
+
+def test_public_names_are_frozen_and_there():
+    assert slipstream.__all__ == NAMES
+    assert all(getattr(slipstream, name) is not None for name in NAMES)
+    with pytest.raises(AttributeError, match="it has Completion, Engine"):
+        _ = slipstream.Nonsense
 
 
 def test_the_import_is_light():

@@ -1,4 +1,4 @@
-"""What every drafter must keep, whoever wrote it. A new drafter is tested by registering it and naming how to make it."""
+"""What every drafter must keep, whoever wrote it. A new one is tested by registering it and saying how to make it."""
 
 from __future__ import annotations
 

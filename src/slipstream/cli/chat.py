@@ -52,7 +52,8 @@ class Conversation:
             return f"taken back; {len(self.messages) // 2} exchanges left"
         if word == "/stats":
             stats = self.engine.stats
-            return f"{stats['tokens']} tokens, tau {stats['tau']:.2f}, {stats['wasted']} of {stats['drafted']} drafted wasted"
+            waste = f"{stats['wasted']} of {stats['drafted']} drafted wasted"
+            return f"{stats['tokens']} tokens, tau {stats['tau']:.2f}, {waste}"
         if word == "/depth" and (rest == "auto" or rest.isdigit()):
             self.depth = None if rest == "auto" else int(rest)
             return f"depth is {rest}"

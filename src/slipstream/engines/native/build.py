@@ -132,7 +132,8 @@ def keep_layers(model: Any, spec: str) -> None:
 
 def configured(config: Any, options: Mapping[str, Any], name: str, legal: tuple[str, ...] | None = None) -> Any:
     """Options as the component's own config; unknown keys and unreadable values are refused by name."""
-    types: dict[str, Any] = dict.fromkeys(legal, "str") if legal is not None else {f.name: f.type for f in fields(config)}
+    own = {f.name: f.type for f in fields(config)} if legal is None else {}
+    types: dict[str, Any] = own | dict.fromkeys(legal or (), "str")
     for key in options:
         if key not in types:
             raise ValueError(f"{name} has no option {key!r}; it takes {', '.join(types) or 'none'}")
