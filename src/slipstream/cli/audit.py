@@ -30,7 +30,7 @@ def audit(
     table: Annotated[Path | None, typer.Option(help="Audit on these tables (JSON) instead of random ones.")] = None,
     seed: Annotated[int, typer.Option(help="Which random tables.")] = 2,
     samples: Annotated[
-        int | None, typer.Option(help="Sampled continuations per rule: 20000 on tables, 512 on a model.")
+        int | None, typer.Option(help="Sampled continuations per rule: 20000 on tables, 256 on a model.")
     ] = None,
     self_test: Annotated[bool, typer.Option("--self-test", help="Plant known bugs and show which are caught.")] = False,
     as_json: Json = False,
@@ -50,7 +50,7 @@ def audit(
     if seed < 0:
         raise ValueError(f"seed is {seed}; it must be 0 or more")
     if model:
-        found = _real(model, drafter, given.settings(option), names, depth or 4, samples or 512, temperature)
+        found = _real(model, drafter, given.settings(option), names, depth or 4, samples or 256, temperature)
     else:
         if depth is not None and not 1 <= depth <= 3:
             raise ValueError(f"depth is {depth}; an audit by enumeration takes 1 to 3")
