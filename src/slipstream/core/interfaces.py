@@ -96,4 +96,4 @@ class Policy(ABC):
         """Learn what the cycle brought."""
 
     def price(self, drafting: float, scoring: float, tokens: int) -> None:
-        """Learn what the cycle cost: seconds to draft, seconds to score so many tokens in one pass."""
+        """Learn what the cycle cost: seconds to draft, seconds to score and verify so many tokens in one pass."""

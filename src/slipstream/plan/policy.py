@@ -86,7 +86,7 @@ class Purse:
     """Seconds won and lost against plain decoding. Losses are limited to a share of all time spent, and a little to
     begin with; what was won long ago does not pay for losses now."""
 
-    share: float = 0.02
+    share: float = 0.01
     balance: float = 0.0
     total: float = 0.0
     plain: float = 0.0  # seconds of one plain pass
@@ -96,7 +96,7 @@ class Purse:
         self.balance = min(self.balance + won, 4 * plain)
 
     def open(self) -> bool:
-        return self.balance >= -(self.share * self.total + self.plain)
+        return self.balance >= -(self.share * self.total + self.plain / 4)
 
 
 class Adaptive(Policy):

@@ -77,12 +77,11 @@ class Batch:
         except Exception as error:
             self._blame(jobs, error)
             return
-        scored = time.perf_counter()
         verdicts, dead = self.verify(groups, drafts, scores)
         self.commit(groups, drafts, verdicts, scores)
         self.publish(groups, drafts, verdicts, scores, dead)
-        if usual:
-            self.policy.price(drafted - started, scored - drafted, len(scores.logits))
+        if usual:  # a drafted token costs its law, its verdict and its place in the cache as well as its score
+            self.policy.price(drafted - started, time.perf_counter() - drafted, len(scores.logits))
 
     def schedule(self) -> list[Job]:
         """Let go of who is done or cancelled, admit who fits, read a piece of long prompts, decide how far to draft;
