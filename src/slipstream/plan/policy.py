@@ -21,6 +21,9 @@ class Fixed(Policy):
         return [self._budget] * len(rows)
 
 
+MARGIN = 1.1  # drafting must promise so much more than plain decoding: estimates err, and their errors are chosen for
+
+
 class Costs:
     """What passes cost on this machine, learnt as they happen: seconds by tokens in a pass, seconds per drafted step.
 
@@ -142,7 +145,7 @@ class Adaptive(Policy):
         steps = [(-(rate**depth), depth, r) for r, rate in enumerate(rates) for depth in range(1, self.deepest + 1)]
         steps.sort()
         emitted, deepest = float(len(rates)), 0
-        taken, speed = 0, emitted / self.costs.score(len(rates))
+        taken, speed = 0, MARGIN * emitted / self.costs.score(len(rates))
         for n, (chance, depth, _) in enumerate(steps, 1):
             emitted -= chance
             deepest = max(deepest, depth)
