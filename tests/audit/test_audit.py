@@ -109,6 +109,18 @@ def test_binomial_tails_are_exact(trials, count, prob):
     assert binomial_tail(count, trials, float(prob)) == pytest.approx(float(expected), rel=1e-9)
 
 
+def test_rows_that_are_no_laws_are_not_mended_in_silence():
+    import torch
+
+    from slipstream.audit.statistical import check_rows, random_rows
+    from slipstream.core.law import Dense
+
+    p, q = random_rows(3, 50, seed=1)
+    assert check_rows("x", p, Dense(q)).passed
+    assert not check_rows("x", p, Dense(q.bfloat16().double())).passed
+    assert not check_rows("x", torch.cat([p[:2], 0.9 * p[2:]]), Dense(q)).passed
+
+
 def test_an_impossible_outcome_is_always_an_alarm():
     assert not fit(Counter({"a": 999, "b": 1}), {"a": 1.0}).passed
 
