@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check lint format docs clean
+.PHONY: demo test check lint format docs identity clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -31,6 +31,10 @@ format: .venv/ready
 
 docs: .venv/ready
 	$(BIN)/python docs/make_cli.py
+
+# 100 prompts, 128 tokens, greedy and coupled, alone and in a batch, with and without drafts: hours on two cores, resumable.
+identity: .venv/ready
+	$(BIN)/python benchmarks/identity.py --out benchmarks/results/identity.json
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,10 +12,11 @@ import slipstream
 from slipstream.cli.app import app
 
 DECODING = ["--model", "--drafter", "--verify", "--depth", "--option"]
+BY_ANYONE = ["--model", "--engine", *DECODING[1:]]
 SAMPLING = ["--temperature", "--top-k", "--top-p", "--min-p", "--seed", "--max-tokens"]
 FLAGS = {
     "generate": [
-        *DECODING,
+        *BY_ANYONE,
         *SAMPLING,
         "--stop",
         "--file",
@@ -23,11 +24,32 @@ FLAGS = {
         "--dtype",
         "--invariant",
         "--compare",
+        "--tree",
+        "--show-tree",
         "--json",
         "--help",
     ],
     "chat": [*DECODING, *SAMPLING, "--dtype", "--invariant", "--help"],
-    "audit": [*DECODING, "--temperature", "--table", "--seed", "--samples", "--self-test", "--json", "--help"],
+    "audit": [*BY_ANYONE, "--temperature", "--table", "--seed", "--samples", "--self-test", "--json", "--help"],
+    "bench": [
+        "--model",
+        "--engine",
+        "--drafter",
+        "--verify",
+        "--depth",
+        "--option",
+        "--temperature",
+        "--batch",
+        "--workload",
+        "--max-tokens",
+        "--repeats",
+        "--dtype",
+        "--out",
+        "--against",
+        "--json",
+        "--help",
+    ],
+    "train": ["--data", "--out", "--model", "--option", "--device", "--minutes", "--json", "--help"],
     "models list": ["--json", "--help"],
     "models pull": ["--help"],
     "models inspect": ["--json", "--help"],
@@ -56,21 +78,22 @@ def test_public_names_are_frozen_and_there():
 
 
 def test_the_import_is_light():
-    heavy = "transformers", "fastapi", "matplotlib", "typer"
+    heavy = "transformers", "fastapi", "matplotlib", "typer", "vllm", "xllamacpp"
     code = f"import slipstream, sys; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
 def test_modules_import_without_what_a_bare_machine_lacks():
-    """Core, kernels, models, drafters, plan and engines run with torch, transformers and what those bring along."""
+    """Core, kernels, models, drafters, plan, engines, bench and train run with torch, transformers and what those bring."""
     missing = "jaxtyping", "typer", "rich", "gguf", "matplotlib", "fastapi"
     code = (
         "import sys\n"
         f"sys.modules.update(dict.fromkeys({missing}))\n"
         "import pkgutil, importlib, slipstream\n"
         "names = [m.name for m in pkgutil.walk_packages(slipstream.__path__, 'slipstream.')]\n"
-        "bare = [n for n in names if n.split('.')[1] in ('core', 'kernels', 'models', 'drafters', 'plan', 'engines')]\n"
+        "bare = 'core', 'kernels', 'models', 'drafters', 'plan', 'engines', 'bench', 'train'\n"
+        "bare = [n for n in names if n.split('.')[1] in bare]\n"
         "[importlib.import_module(n) for n in bare]\n"
         "print(len(bare))"
     )

@@ -30,7 +30,7 @@ def test_the_audit_catches_every_planted_bug():
     done = slipstream("audit", "--self-test", "--json", "--samples", "8000")
     report = last_json(done)
     assert done.returncode == 0, done.stdout
-    assert report["planted"] == report["caught"] == 12
+    assert report["planted"] == report["caught"] == 17
     assert all("exact" in bug["layers"] for bug in report["bugs"])
     assert sum("sampled" in bug["layers"] for bug in report["bugs"]) >= 9
 
@@ -47,7 +47,7 @@ def test_tables_of_the_users_own(tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--verify", "tokn"], "one of block, coupled, greedy, token"),
+        (["--verify", "tokn"], "one of block, chosen, coupled, greedy, no_replace"),
         (["--depth", "-1"], "takes 1 to 3"),
         (["--samples", "3"], "at least 1000"),
         (["--seed", "-3"], "0 or more"),
@@ -80,3 +80,23 @@ def test_a_malformed_table_is_one_sentence(tmp_path, text):
     assert done.returncode == 2
     assert "malformed" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--engine", "magic"], "there is no engine called 'magic'"),
+        (["--engine", "native", "-d", "none"], "no speculation to audit"),
+        (["--engine", "native", "--temperature", "0"], "above 0"),
+        (["--engine", "native", "--samples", "10"], "at least 200"),
+        (["--engine", "transformers", "-d", "medusa"], "it offers none, ngram, draft_model, early_exit"),
+        (["--engine", "transformers", "--verify", "block"], "verification rule of its own"),
+    ],
+)
+def test_engines_are_refused_in_a_sentence(words, said, capsys):
+    from slipstream.cli import main
+
+    with pytest.raises(SystemExit) as ended:
+        main(["audit", *words])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err

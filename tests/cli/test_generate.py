@@ -60,10 +60,23 @@ def test_compare_says_how_much_faster_and_whether_the_tokens_agree(report):
     found = report("Repeat: red green blue red green blue red green", "--compare", "--max-tokens", "24")
     assert found.keys() >= {"text", "tokens", "tau", "acceptance", "tokens_per_second"}
     assert found["identical"] is True
+    assert (found["flipped_ties"], found["real_difference"], found["differences"]) == (0, False, [])
     assert found["speedup"] > 0
     assert found["plain_tokens_per_second"] > 0
     assert found["tokens"] <= 24
     assert "Q4_1" in found["model"]
+
+
+def test_compare_shouts_where_speculation_is_wrong(slipstream, monkeypatch):
+    """A rule that keeps whatever was drafted: the first token it gets wrong is named, and the exit code is 1."""
+    monkeypatch.setattr("slipstream.core.tree.Tree.follow", lambda tree, choice, token: tree.chain)
+    words = ("generate", "Repeat: red green blue red green", "--compare", "--depth", "4", "--max-tokens", "12")
+    done = slipstream(*words)
+    assert done.returncode == 1, done.stderr.decode()
+    assert b"WRONG at token" in done.stdout
+    found = json.loads(slipstream(*words, "--json").stdout.decode().splitlines()[-1])
+    assert found["real_difference"] is True
+    assert found["differences"][-1]["gap"] > 100 * found["differences"][-1]["numerics"]
 
 
 def test_a_draft_model_made_of_the_first_layers(report):
@@ -72,6 +85,19 @@ def test_a_draft_model_made_of_the_first_layers(report):
     assert found["drafted"] >= 2
     assert found["identical"] is True
     assert found["draft_tokens_per_second"] > 0
+
+
+def test_a_tree_is_drafted_and_drawn(slipstream, report):
+    words = ["Repeat: a b c. a b d. a b", "--tree", "8", "--show-tree", "--max-tokens", "12"]
+    nodes = report(*words)["tree"]
+    assert nodes[-1]["kind"] in ("bonus", "recovered")
+    assert all(-1 <= node["parent"] < i for i, node in enumerate(nodes))
+    path = [node for node in nodes if node["kind"] == "accepted"]
+    assert [node["parent"] for node in path] == [-1, *(nodes.index(node) for node in path[:-1])]
+    assert report(*words, "-d", "none")["text"] == report(*words)["text"], "greedy trees change nothing"
+    shown = slipstream("generate", *words).stdout.decode()
+    assert "the step that went furthest" in shown
+    assert "├── " in shown
 
 
 def test_invariant_mode_is_named(report):
@@ -142,6 +168,12 @@ def test_interrupting_keeps_the_text_so_far():
         (["hi", "-o", "size=3"], b"", "it takes longest, shortest, reference"),
         (["hi", "-d", "draft_model", "-o", "layers=90"], b"", "layers 0 to 29"),
         (["hi", "--verify", "greedy", "--temperature", "1"], b"", "temperature 0"),
+        (["hi", "--tree", "-1,1"], b"", "so that there is no cycle"),
+        (["hi", "--tree", "bush"], b"", "write 24 (nodes)"),
+        (["hi", "--tree", "9000"], b"", "the model's context holds 8192"),
+        (["hi", "--tree", "50000x1", "-e", "transformers"], b"", "need the native engine"),
+        (["hi", "--tree", "6", "--verify", "block", "--temperature", "1"], b"", "the rule block verifies chains"),
+        (["hi", "--tree", "6", "--verify", "spectr", "--temperature", "1"], b"", "takes no tree of this drafter's"),
         (["hi", "--file", "x.txt"], b"", "not both"),
         ([], b"", "prompt is empty"),
         ([], b"\xff\xfe\x00", "not UTF-8"),

@@ -6,22 +6,26 @@ from collections.abc import Callable
 
 import pytest
 
+from heads import on_table
 from slipstream.audit.enumeration import outcomes
 from slipstream.audit.exact import check_cycles
 from slipstream.audit.subject import Pair, Subject
-from slipstream.core.interfaces import Drafter
+from slipstream.core.interfaces import Drafter, way
 from slipstream.core.noise import CounterNoise
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
+from slipstream.core.tree import Shape, Siblings
 from slipstream.core.types import Budget, Request, Row
 from slipstream.drafters import drafters
 from slipstream.models.table import Table
+from slipstream.plan.policy import Fixed
 
 PAIR = Pair.random(1)
 MAKE: dict[str, Callable[[Table], Drafter]] = {
     "none": lambda table: drafters.get("none")(table.vocab),
     "ngram": lambda table: drafters.get("ngram")(table.vocab),
     "table": lambda table: drafters.get("table")(table),
+    "eagle": on_table,
 }
 NEEDS_A_MODEL = {"draft_model"}  # its own suite runs it on real architectures
 
@@ -92,3 +96,36 @@ def test_its_draws_are_the_only_randomness(drafter):
     first = total()
     assert first == total()
     assert sum(first) == pytest.approx(1, abs=1e-12)
+
+
+SHAPES = [Shape((-1, -1, 0)), Shape.levels([3, 2]), Shape(nodes=7, width=3)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=["fork", "levels", "grown"])
+@pytest.mark.parametrize("how", Siblings)
+def test_trees_keep_their_budget_and_tell_how_they_were_drawn(drafter, shape, how):
+    if how not in drafter.siblings:
+        pytest.skip("it cannot draw candidates like this, and says so")
+    draft = propose(drafter, rows(12), [Budget(i % 4, shape=shape, siblings=how) for i in range(12)])
+    draft.law.check()
+    assert bool((draft.law.prob(draft.token) > 0).all())
+    for r in range(12):
+        mine = [i for i, (row, _) in enumerate(draft.tree.lists) if row == r]
+        assert len(mine) <= shape.size
+        assert all(int(draft.tree.depth[i]) < r % 4 for i in mine)
+    for nodes in draft.tree.children:
+        tokens = draft.token[nodes].tolist()
+        assert len(tokens) <= (2 * shape.widest if how is Siblings.IID else shape.widest)
+        assert how is Siblings.IID or len(set(tokens)) == len(tokens)
+    assert len(draft.tree) == 0 or draft.siblings is how
+
+
+@pytest.mark.parametrize("rule", ["chosen", "replace", "no_replace", "spectr"])
+def test_the_loop_is_exact_with_its_trees(drafter, rule, request):
+    judge = rules.get(rule)
+    if way(judge(), drafter) is None:
+        pytest.skip("the two can do chains only")
+    make = MAKE[request.node.callspec.params["drafter"]]
+    subject = Subject(judge, lambda: Fixed(1, shape=Shape((-1, -1))), drafter=make)
+    check = check_cycles("x", subject, PAIR, depth=1, cycles=1)
+    assert check.passed, check.detail

@@ -16,6 +16,7 @@ from slipstream.core.types import Draft, Request, Row
 from slipstream.core.verify_token import acceptance, residual
 
 SAMPLED = [name for name in rules.names() if name != "greedy"]
+DRAWN = [name for name in SAMPLED if name != "chosen"]  # takes drafts that were drawn
 
 
 def noise(rows: int, shared: bool = False, seed: int = 0) -> CounterNoise:
@@ -31,7 +32,7 @@ def law_of(rows: int, vocab: int, seed: int) -> Dense:
     return Dense((torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3).softmax(-1))
 
 
-@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize("name", DRAWN)
 def test_a_draft_equal_to_the_target_is_accepted_whole(name):
     target = law_of(4, 50, 1)
     for seed in range(30):
@@ -57,7 +58,7 @@ def test_impossible_tokens_are_never_accepted_nor_emitted(name):
         assert int(verdict.token) in (1, 2)
 
 
-@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize("name", DRAWN)
 def test_a_token_its_own_law_excludes_is_rejected_without_nan(name):
     q = Sparse(torch.tensor([[0, 1]]), torch.tensor([[1.0, 0.0]]), 3)
     draft = Draft(Tree.chains([1]), torch.tensor([1]), q)
@@ -97,6 +98,7 @@ def test_batch_mates_do_not_change_a_row(name):
     if name == "greedy":
         target = OneHot(target.probs.argmax(-1), vocab)
     token = torch.arange(6)
+    q = OneHot(token, vocab) if name == "chosen" else q
     together = verify(name, Draft(tree, token, q), target)
     for r, depth in enumerate(depths):
         nodes = (tree.row == r).nonzero()[:, 0]

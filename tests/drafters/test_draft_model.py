@@ -13,6 +13,7 @@ from slipstream.core.loop import decode
 from slipstream.core.noise import CounterNoise
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
+from slipstream.core.tree import Shape
 from slipstream.core.types import Budget, Request, Row
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.models.torch_model import TorchModel
@@ -168,3 +169,60 @@ def test_nothing_is_left_behind():
         pass
     assert not draft_model.model._seats
     assert not target._seats
+
+
+@pytest.mark.parametrize(
+    ("rule", "shape"),
+    [("no_replace", Shape.levels([2, 2])), ("spectr", Shape.levels([2, 1])), ("chosen", Shape(nodes=7, width=3))],
+)
+def test_with_trees_the_cache_follows_the_verdicts_too(rule, shape):
+    """Against a drafter that is made anew each cycle; what was run and accepted need not be read again."""
+    target = TorchModel(build("llama"))
+
+    class Forgetful(DraftModel):
+        def propose(self, rows, budget, noise):
+            self.close(rows)
+            self.open(rows)
+            return super().propose(rows, budget, noise)
+
+    texts = []
+    for kind in (DraftModel, Forgetful):
+        rows = [Row(Request([3, 4, 5 + i], Sampling(seed=i), 9)) for i in range(2)]
+        small = TorchModel(build("llama"))  # the target's own twin, so that trees are accepted
+        for _ in decode(rows, target, kind(small, 97), rules.get(rule)(), Fixed(3, shape=shape)):
+            small.check_integrity()
+        texts.append([row.output for row in rows])
+    assert texts[0] == texts[1]
+
+
+def test_greedy_trees_of_a_draft_model_leave_the_text_as_it_is():
+    target = TorchModel(build("llama"))
+    texts = []
+    for shape in (None, Shape(nodes=8, width=3)):
+        row = Row(Request([3, 4, 5], Sampling(temperature=0), 10))
+        for _ in decode([row], target, drafter(), rules.get("greedy")(), Fixed(3 if shape else 0, shape=shape)):
+            pass
+        texts.append(row.output)
+    assert texts[0] == texts[1]
+
+
+def test_one_cycle_of_a_tree_with_real_networks_has_the_targets_law():
+    """Against plain decoding through the same cache: every outcome of every draw of both."""
+    target = TorchModel(build("llama", **SMALL).double())
+    small = DraftModel(TorchModel(build("llama", num_hidden_layers=1, **SMALL).double()), 3)
+
+    def law(depth):
+        def run(rows, noise):
+            policy = Fixed(depth, shape=Shape((-1, -1, 1)))
+            loop = decode(rows, target, small, rules.get("no_replace")(), policy, noise)
+            next(loop)
+            loop.close()
+
+        found: dict[int, float] = defaultdict(float)
+        for outcome in outcomes(lambda: Row(Request([0, 1], Sampling(1.5), 1000)), run):
+            assert not outcome.faults
+            found[outcome.row.output[0]] += outcome.prob
+        return [found[x] for x in range(3)]
+
+    assert law(2) == pytest.approx(law(0), abs=1e-7)
+    assert law(0) == pytest.approx((plain(target.model, [0, 1]).double() / 1.5).softmax(-1).tolist(), abs=1e-6)

@@ -30,8 +30,10 @@ from transformers import (
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 from transformers.generation import logits_process as steps
 
+from heads import head
 from slipstream import hf
 from slipstream.audit.statistical import fit
+from slipstream.drafters.folder import save_head
 from slipstream.hf import lend
 from slipstream.models import torch_model
 
@@ -447,6 +449,13 @@ def test_a_named_draft_model(tmp_path: Any, llama: Any):
     assert torch.equal(ours(model, drafter=str(tmp_path), depth=2), plain(model))
     with pytest.raises(ValueError, match="folder the model came from"):
         ours(build(), drafter=str(tmp_path))
+
+
+def test_a_trained_head(tmp_path: Any, llama: Any):
+    ids = range(0, llama.config.vocab_size, 2)
+    save_head(tmp_path / "head", head(llama, ids, features=(0, 1)), torch.tensor(ids))
+    assert torch.equal(ours(llama, drafter=str(tmp_path / "head"), depth=3), plain(llama))
+    assert torch.equal(ours(llama, drafter="eagle", options={"model": str(tmp_path / "head")}), plain(llama))
 
 
 @pytest.mark.gpu

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import types
+
 import pytest
 import torch
 
@@ -10,18 +13,19 @@ from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Request, Row, Verdict
 from slipstream.kernels.cpu_attention import kernel
 from slipstream.models import catalog
+from slipstream.models.invariant import free, invariant_attention, why_not
 from slipstream.models.linears import pack_linears
 from slipstream.models.torch_model import TorchModel
-from tiny import build
+from tiny import VOCAB, build
 
 needs_compiler = pytest.mark.skipif(kernel() is None, reason="needs a C++ compiler")
 SHARED = "The quick brown fox jumps over the lazy dog and runs into the forest, where it meets a very old bear. "
 
 
-@pytest.fixture(scope="module")
-def default():
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def default(request):
     found = catalog.resolve("smollm2-135m")
-    model = catalog.load_model(found, "float32")
+    model = catalog.load_model(found, request.param)
     pack_linears(model)
     return TorchModel(model, invariant=True), catalog.load_text(found)
 
@@ -29,6 +33,12 @@ def default():
 def drafted(model: TorchModel, *tokens: list[int]) -> Draft:
     flat = torch.tensor([token for line in tokens for token in line], dtype=torch.long)
     return Draft(Tree.chains([len(line) for line in tokens]), flat, OneHot(flat, model.vocab))
+
+
+def opened(model: TorchModel, *prompts: list[int]) -> list[Row]:
+    rows = [Row(Request(prompt)) for prompt in prompts]
+    model.open(rows)
+    return rows
 
 
 def after(model: TorchModel, rows: list[Row], draft: Draft, slot: int) -> torch.Tensor:
@@ -86,6 +96,59 @@ def test_a_tree_gives_the_bits_of_its_chains():
     branched = wrapped.score([row], Draft(tree, token, OneHot(token, wrapped.vocab))).logits
     chain = wrapped.score([row], drafted(wrapped, [4, 6, 7])).logits
     assert torch.equal(branched[[0, 2, 4, 5]], chain)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt2"])
+def test_rows_lengths_and_drafts_of_all_kinds_beside_a_row_change_nothing(kind, dtype):
+    """In half precision too: what lies between the kernels works token by token."""
+    model = build(kind).to(dtype)
+    pack_linears(model)
+    wrapped, rng = TorchModel(model, invariant=True, retained=0), random.Random(2)
+    text = [rng.randrange(VOCAB) for _ in range(30)]
+    alone = [after(wrapped, opened(wrapped, text[:size]), drafted(wrapped, []), 0) for size in range(20, 31)]
+    for trial in range(12):
+        mates = [[rng.randrange(VOCAB) for _ in range(rng.randrange(1, 60))] for _ in range(rng.randrange(6))]
+        depth, size = rng.randrange(9), rng.randrange(20, 23)
+        rows = opened(wrapped, *mates, text[:size])
+        wrapped.prefill(rows, rng.randrange(1, 20))
+        drafts = [[rng.randrange(VOCAB) for _ in range(rng.randrange(5))] for _ in mates]
+        slots = len(rows) + sum(map(len, drafts))
+        scores = wrapped.score(rows, drafted(wrapped, *drafts, text[size : size + depth])).logits
+        found = [scores[len(mates)], *scores[slots:]]
+        wrapped.close(rows)
+        assert all(torch.equal(a, b) for a, b in zip(found, alone[size - 20 :], strict=False)), f"trial {trial}"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_on_a_gpu_it_is_refused_by_name(dtype):
+    """What the check reads of a model that lies on a GPU."""
+    there = types.SimpleNamespace(device=torch.device("cuda"), dtype=getattr(torch, dtype))
+    assert why_not(there) == f"its kernels are made for a CPU in float32, bfloat16 or float16, not for {dtype} on cuda"
+    with pytest.raises(ValueError, match=f"invariant mode cannot be had with SimpleNamespace.*{dtype} on cuda"):
+        invariant_attention(there)
+    assert not free(there)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_real_gpu_it_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"invariant mode cannot be had with LlamaForCausalLM.* on cuda"):
+        TorchModel(build("llama").to("cuda"), invariant=True)
+
+
+@needs_compiler
+def test_it_is_free_in_float32_alone():
+    """Half precision has faster libraries where there are instructions for it; there the mode is for who asks."""
+    model = build("llama")
+    assert not free(model), "its linears are not packed yet"
+    pack_linears(model)
+    assert free(model)
+    half = build("llama").to(torch.bfloat16)
+    pack_linears(half)
+    assert why_not(half) is None
+    assert not free(half)
 
 
 @pytest.mark.parametrize(("name", "says"), [("mixtral", "experts"), ("gpt_oss", "sinks|experts|kernel")])

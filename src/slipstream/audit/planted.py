@@ -1,4 +1,4 @@
-"""Twelve bugs of real speculative samplers, planted one at a time. An audit that misses one is no audit."""
+"""Bugs of real speculative samplers, planted one at a time. An audit that misses one is no audit."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from slipstream.audit.planted_trees import PLANTED_TREES
 from slipstream.audit.subject import Subject
 from slipstream.core import sampling
 from slipstream.core.interfaces import Drafter, Verifier
@@ -162,7 +163,7 @@ def acceptance_upside_down(target_prob: Tensor, draft_prob: Tensor) -> Tensor:
 
 
 COOL, NUCLEUS = Sampling(temperature=0.6), Sampling(top_p=0.7)
-PLANTED: dict[str, Subject] = {
+PLANTED: dict[str, Subject] = PLANTED_TREES | {
     "target row shifted by one": replace(HONEST, model=ShiftedModel),
     "residual is the target's law": replace(HONEST, rule=lambda: Token(residual=residual_is_target)),
     "residual not renormalised": replace(HONEST, rule=lambda: Token(residual=residual_unnormalised)),

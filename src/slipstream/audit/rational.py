@@ -19,6 +19,7 @@ Text = tuple[int, ...]
 Row = list[Fraction]
 Laws = Callable[[Text], Row]
 Cycle = dict[tuple[int, Text], Fraction]
+CycleLaw = Callable[[Laws, Laws, Text, int], Cycle]
 ONE, ZERO = Fraction(1), Fraction(0)
 
 
@@ -118,17 +119,17 @@ def _integral(p: Row, q: Row, low: Fraction, high: Fraction | None, bends: Seque
     return total
 
 
-CYCLES = {"token": token_cycle, "block": block_cycle}
+CYCLES: dict[str, CycleLaw] = {"token": token_cycle, "block": block_cycle}
 
 
-def joint_deviation(rule: str, pair: Pair, depth: int = 2, cycles: int = 2) -> Fraction:
+def joint_deviation(cycle: CycleLaw, pair: Pair, depth: int = 2, cycles: int = 2) -> Fraction:
     """Largest difference between the target's joint law and the rule's over whole cycles; 0 is the theorem."""
     target, draft = laws(pair.target), laws(pair.draft)
     found: dict[Text, Fraction] = {(): ONE}
     for _ in range(cycles):
         after: dict[Text, Fraction] = defaultdict(Fraction)
         for text, mass in found.items():
-            for (_, emitted), probability in CYCLES[rule](target, draft, pair.prompt + text, depth).items():
+            for (_, emitted), probability in cycle(target, draft, pair.prompt + text, depth).items():
                 after[text + emitted] += mass * probability
         found = after
     expected, got = (dict.fromkeys(product(range(pair.target.vocab), repeat=cycles * (depth + 1)), ZERO) for _ in "12")
@@ -157,7 +158,7 @@ def expected_accepted(rule: str, pair: Pair, start: Text, depth: int) -> Fractio
 
 
 def check_joint(rule: str, pair: Pair) -> Check:
-    deviation = joint_deviation(rule, pair)
+    deviation = joint_deviation(CYCLES[rule], pair)
     return Check(f"{rule}: joint law of two cycles", "rational", deviation == 0, f"deviation {deviation}")
 
 

@@ -10,7 +10,7 @@ import torch
 
 from slipstream.audit.check import Check
 from slipstream.audit.statistical import check_rows, fit
-from slipstream.core.interfaces import Drafter, Model, Verifier
+from slipstream.core.interfaces import Drafter, Model, Verifier, way
 from slipstream.core.law import Dense, Law
 from slipstream.core.loop import decode
 from slipstream.core.noise import Noise
@@ -18,9 +18,12 @@ from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
 from slipstream.core.shapes import Float, Tensor
 from slipstream.core.shaping import law_at
+from slipstream.core.tree import Shape
 from slipstream.core.types import Draft, Request, Row, Verdict
 from slipstream.drafters.none import NoDrafter
 from slipstream.plan.policy import Fixed
+
+TREE = Shape(nodes=8, width=3)
 
 
 @dataclass(frozen=True)
@@ -32,10 +35,12 @@ class RealPair:
     prompts: Sequence[Sequence[int]]
     short: Sequence[int]  # a few tokens, continued many times at once
     depth: int = 4
+    shape: Shape = TREE  # of the drafts for rules that take several candidates
 
     def run(self, rows: Sequence[Row], rule: Verifier, depth: int) -> None:
         drafter = self.drafter if depth else NoDrafter(self.model.vocab)
-        for _ in decode(rows, self.model, drafter, rule, Fixed(depth)):
+        shape = self.shape if way(rule, self.drafter) else None
+        for _ in decode(rows, self.model, drafter, rule, Fixed(depth, shape=shape)):
             pass
 
 
@@ -61,14 +66,15 @@ def audit_real(pair: RealPair, names: Sequence[str], samples: int, temperature: 
     with torch.inference_mode():
         for name in names:
             rule = rules.get(name)()
-            if name == "greedy":
-                yield replayed("greedy: same tokens as plain decoding", pair, rule, Sampling(temperature=0))
+            what = "trees" if way(rule, pair.drafter) else "chains"
+            if name == "greedy" or temperature == 0:
+                yield replayed(f"{name}: same tokens as plain decoding, {what}", pair, rule, Sampling(temperature=0))
                 continue
-            if name in ("token", "block"):
+            if name in ("token", "block", "replace", "no_replace"):
                 yield captured(f"{name}: accepted + residual = p", pair, rule, Sampling(temperature, seed=1))
             if name == "coupled":
                 yield replayed("coupled: one seed, same tokens", pair, rule, Sampling(temperature, seed=1))
-            yield continued(f"{name}: sampled continuations", pair, rule, samples, temperature)
+            yield continued(f"{name}: sampled continuations, {what}", pair, rule, samples, temperature)
 
 
 def captured(name: str, pair: RealPair, rule: Verifier, sampling: Sampling, tokens: int = 12) -> Check:

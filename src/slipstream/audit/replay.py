@@ -7,19 +7,23 @@ from dataclasses import replace
 
 from slipstream.audit.check import Check
 from slipstream.audit.subject import Pair, Subject
+from slipstream.core.tree import Shape
 from slipstream.plan.policy import Fixed
 
 
-def check_replay(name: str, subject: Subject, pair: Pair, depths: Sequence[int], length: int = 40) -> Check:
+def check_replay(
+    name: str, subject: Subject, pair: Pair, depths: Sequence[int], length: int = 40, shape: Shape | None = None
+) -> Check:
     """The same seeds at several depths, depth 0 being plain decoding: every row must come out the same."""
     seeds = range(32)
 
     def texts(depth: int) -> list[list[int]]:
         rows = [subject.row(pair, length, seed=seed) for seed in seeds]
-        replace(subject, policy=lambda: Fixed(depth)).run(pair, rows)
+        replace(subject, policy=lambda: Fixed(depth, shape=shape)).run(pair, rows)
         return [row.output for row in rows]
 
     plain = texts(0)
     apart = [depth for depth in depths if texts(depth) != plain]
-    detail = f"{len(seeds)} seeds, {length} tokens, depths {', '.join(map(str, depths))}"
+    what = f"trees of {shape.size}, depths" if shape else "depths"
+    detail = f"{len(seeds)} seeds, {length} tokens, {what} {', '.join(map(str, depths))}"
     return Check(name, "replay", not apart, detail + (f"; differs at depth {apart}" if apart else ""))

@@ -11,9 +11,11 @@ from slipstream.audit.check import Check
 from slipstream.audit.exact import Nosy, check_cycles, check_endings
 from slipstream.audit.planted import PLANTED
 from slipstream.audit.rational import CYCLES, check_block_accepts_more, check_coupled, check_joint
+from slipstream.audit.rational_tree import JUDGES
 from slipstream.audit.replay import check_replay
 from slipstream.audit.statistical import check_rows, check_sampled, random_rows
 from slipstream.audit.subject import Pair, Subject
+from slipstream.audit.trees import audit_tree_rule
 from slipstream.core.law import Dense
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Penalties, Sampling
@@ -40,6 +42,8 @@ def everything(banned: int | None) -> Sampling:
 def audit_rule(rule: str, pair: Pair, depth: int, samples: int) -> Iterator[Check]:
     """Every layer that can say something about the rule."""
     subject = Subject(rules.get(rule), lambda: Fixed(depth))
+    if rules.get(rule).siblings:
+        yield from audit_tree_rule(rule, pair, samples, everything(spare(pair)))
     if rule == "greedy":
         greedy = replace(subject, sampling=Sampling(temperature=0))
         yield check_cycles("greedy: two cycles", greedy, pair, depth)
@@ -68,7 +72,8 @@ def audit_rule(rule: str, pair: Pair, depth: int, samples: int) -> Iterator[Chec
     if rule == "coupled":
         yield check_coupled(pair)
         yield check_replay("coupled: one seed, same tokens at every depth", subject, pair, [1, depth, 2 * depth])
-    yield check_sampled(f"{rule}: sampled continuations", subject, pair, samples)
+    if rule not in JUDGES:
+        yield check_sampled(f"{rule}: sampled continuations", subject, pair, samples)
 
 
 def audit_rules(names: Sequence[str], pair: Pair, depth: int, samples: int) -> Iterator[Check]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import typer
 
 from slipstream.cli.audit import audit
+from slipstream.cli.bench import bench
 from slipstream.cli.chat import chat
 from slipstream.cli.generate import generate
 from slipstream.cli.models import models
+from slipstream.cli.train import train
 
 app = typer.Typer(
     help="Speculative sampling of language models: exact, measured, composable. "
@@ -20,6 +22,8 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(chat)
 app.command()(audit)
+app.command()(bench)
+app.command()(train)
 app.add_typer(models, name="models")
 
 

@@ -22,6 +22,10 @@ def audit(
     model: Annotated[
         str | None, typer.Option("-m", "--model", help="Audit this model with a drafter, instead of tables.")
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option("-e", "--engine", help="Audit this engine from outside: native, transformers, llamacpp or vllm."),
+    ] = None,
     drafter: given.DrafterName = "ngram",
     verify: Annotated[str | None, typer.Option(help="One rule; all of them by default.")] = None,
     depth: Annotated[int | None, typer.Option(help="Drafted tokens per cycle: 2 on tables, 4 on a model.")] = None,
@@ -41,6 +45,12 @@ def audit(
     from slipstream.core.rules import rules
     from slipstream.models.table import Table
 
+    if engine is not None:
+        from slipstream.cli.audit_engine import audit_peer
+
+        settings = given.settings(option)
+        audit_peer(engine, model or "smollm2-135m", drafter, verify, depth, settings, temperature, samples, as_json)
+        return
     names = [verify] if verify else rules.names()
     for name in names:
         rules.get(name)

@@ -73,7 +73,7 @@ def chat(
     seed: given.Seed = None,
     max_tokens: given.MaxTokens = 512,
     dtype: given.Dtype = "auto",
-    invariant: given.Invariant = False,
+    invariant: given.Invariant = None,
 ) -> None:
     """Talk to a model. /undo, /stats and /depth n are commands; Ctrl-C ends an answer, Ctrl-D the conversation."""
     from slipstream.core.sampling import Sampling

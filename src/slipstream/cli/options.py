@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,16 +13,36 @@ ModelName = Annotated[str, typer.Option("-m", "--model", help="A catalog name, H
 DrafterName = Annotated[
     str, typer.Option("-d", "--drafter", help="ngram, draft_model, none, or a model to draft with.")
 ]
+EngineName = Annotated[
+    str, typer.Option("-e", "--engine", help="Who runs the model: native, transformers, llamacpp or vllm.")
+]
 Rule = Annotated[str, typer.Option("--verify", help="block, token or coupled; temperature 0 is always greedy.")]
+AnyRule = Annotated[
+    str | None,
+    typer.Option(
+        "--verify",
+        help="block, token or coupled; for trees no_replace, replace, spectr, chosen or coupled.",
+    ),
+]
 Depth = Annotated[
     int | None, typer.Option(help="Drafted tokens per cycle; chosen by cost and acceptance if not given.")
 ]
+Shape = Annotated[
+    str | None,
+    typer.Option("--tree", metavar="SHAPE", help="Draft trees: 24 (nodes), 4x2x1 (by level) or -1,-1,0 (parents)."),
+]
 Settings = Annotated[
-    list[str] | None, typer.Option("-o", "--option", metavar="KEY=VALUE", help="An option of the drafter.")
+    list[str] | None,
+    typer.Option("-o", "--option", metavar="KEY=VALUE", help="An option of the drafter, or of a peer."),
 ]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 Invariant = Annotated[
-    bool, typer.Option("--invariant", help="A row's numbers depend on its own tokens only, to the bit.")
+    bool | None,
+    typer.Option(
+        "--invariant/--no-invariant",
+        help="A row's numbers depend on its own tokens only, to the bit; default: float32 on a CPU, where it is free.",
+        show_default=False,
+    ),
 ]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 TopK = Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]
@@ -31,6 +51,11 @@ MinP = Annotated[float, typer.Option(help="Keep tokens of at least this share of
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text.")]
 MaxTokens = Annotated[int, typer.Option(help="Stop after so many tokens.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Take the prompt as it is, without the chat template.")]
+
+
+PLAIN = frozenset(
+    {"python", "threads", "rows", "cache", "eager", "memory", "tensor_parallel", "pipeline_parallel", "data_parallel"}
+)
 
 
 def settings(words: Sequence[str] | None) -> dict[str, str]:
@@ -64,3 +89,8 @@ def _filled(text: str) -> str:
     if not text.strip():
         raise ValueError("the prompt is empty; give it as an argument, with --file, or on standard input")
     return text
+
+
+def shared(options: Mapping[str, str]) -> dict[str, str]:
+    """The options that also belong to plain decoding: an interpreter, threads, rows; the others are a drafter's."""
+    return {key: value for key, value in options.items() if key in PLAIN}

@@ -12,8 +12,8 @@ from rich.console import Console
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 
 
-def console() -> Console:
-    return Console(highlight=False, soft_wrap=True)
+def console(stderr: bool = False) -> Console:
+    return Console(highlight=False, soft_wrap=True, stderr=stderr)
 
 
 def mark(passed: bool) -> str:

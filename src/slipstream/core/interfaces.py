@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from slipstream.core.law import Law
 from slipstream.core.noise import Noise
+from slipstream.core.tree import Siblings
 from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
 
 
@@ -38,6 +39,9 @@ class Model(ABC):
     def retain(self, tokens: int) -> None:
         """Forget what rows left behind, and from now on keep up to so many tokens of it for rows that begin alike."""
 
+    def bound(self, places: int) -> None:
+        """From now on hold no more than so many places, rows times the longest, where the rows in use allow it."""
+
     @abstractmethod
     def score(self, rows: Sequence[Row], draft: Draft) -> Scores:
         """Read what is new of each row and all drafted nodes; the logits after every slot."""
@@ -58,6 +62,7 @@ class Drafter(ABC):
     """Guesses ahead. Says for each token the exact law it was drawn from; stops after an end token."""
 
     needs: Needs = Needs()
+    siblings: ClassVar[frozenset[Siblings]] = frozenset(Siblings)  # ways in which it can draw several candidates
 
     def open(self, rows: Sequence[Row]) -> None:
         """Make room for new rows."""
@@ -79,10 +84,18 @@ class Verifier(ABC):
     name: ClassVar[str]
     lossless: ClassVar[bool]
     shared: ClassVar[bool] = False  # draft and target race on one field of noise per position
+    siblings: ClassVar[
+        tuple[Siblings, ...]
+    ] = ()  # ways of drawing candidates it takes, the best one first; none: chains
 
     @abstractmethod
     def verify(self, draft: Draft, target: Law, noise: Noise) -> Verdict:
         """`target` holds one law per slot of the draft's tree."""
+
+
+def way(rule: Verifier, drafter: Drafter) -> Siblings | None:
+    """How a drafter should draw candidates for a rule; None where the two can do chains only."""
+    return next((how for how in rule.siblings if how in drafter.siblings), None)
 
 
 class Policy(ABC):

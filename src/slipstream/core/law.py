@@ -50,6 +50,11 @@ class Law(ABC):
     def support(self) -> tuple[Int[Tensor, "n s"], Float[Tensor, "n s"]]:
         """Candidate ids and their probabilities; an id may stand there with probability 0."""
 
+    def without(self, token: Int[Tensor, " n"]) -> Law:
+        """Each law given that it is not this token; nothing but zeros where nothing else was possible."""
+        ids, probs = self.support()
+        return Sparse(ids, _rest(torch.where(ids == token[:, None], 0, probs)), self.vocab)
+
     def check(self, tolerance: float = 1e-4) -> None:
         """Raise ValueError unless every law is a distribution."""
         probs = self.support()[1]
@@ -146,12 +151,21 @@ class Dense(Law):
     def excess(self, weight: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
         return (weight - self.probs).clamp_(min=0)
 
+    def without(self, token: Int[Tensor, " n"]) -> Dense:
+        return Dense(_rest(self.probs.scatter(1, token[:, None], 0)))
+
     def to(self, device: torch.device) -> Dense:
         return Dense(self.probs.to(device))
 
     def support(self) -> tuple[Int[Tensor, "n s"], Float[Tensor, "n s"]]:
         ids = torch.arange(self.vocab, device=self.probs.device)
         return ids.expand(len(self), -1), self.probs
+
+
+def _rest(weights: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
+    """Normalised by what is there, not by what is missing to 1: that would cancel where little is left."""
+    total = weights.sum(-1, keepdim=True, dtype=torch.float64)
+    return torch.where(total > 0, weights / torch.where(total > 0, total, 1), 0).to(weights.dtype)
 
 
 def concat(laws: Sequence[Law]) -> Law:

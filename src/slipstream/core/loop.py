@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 
-from slipstream.core.interfaces import Drafter, Model, Policy, Verifier
+from slipstream.core.interfaces import Drafter, Model, Policy, Verifier, way
 from slipstream.core.law import Law
 from slipstream.core.noise import CounterNoise, Noise
 from slipstream.core.shaping import law_at, places
+from slipstream.core.tree import Siblings
 from slipstream.core.types import Budget, Draft, News, Origin, Row, Scores, Step, Verdict
 
 NoiseFactory = Callable[[Sequence[Row], Sequence[bool]], Noise]
@@ -35,7 +36,7 @@ def decode(
     drafter.open(everyone)
     try:
         while rows := [row for row in rows if row.finish is None]:
-            budget = within_limits(policy.budget(rows), rows, model.context)
+            budget = within_limits(policy.budget(rows), rows, model.context, way(verifier, drafter))
             noise = make_noise(rows, [verifier.shared] * len(rows))
             draft = drafter.propose(rows, budget, noise)
             scores = model.score(rows, draft)
@@ -60,10 +61,14 @@ def check_fits(row: Row, model: Model) -> None:
         row.finish = "length"
 
 
-def within_limits(budget: Sequence[Budget], rows: Sequence[Row], context: int) -> list[Budget]:
-    """No row drafts further than it may emit: one token fewer than its room, for the one that always follows."""
+def within_limits(
+    budget: Sequence[Budget], rows: Sequence[Row], context: int, how: Siblings | None = None
+) -> list[Budget]:
+    """No row drafts further than it may emit: one token fewer than its room, for the one that always follows. `how` is
+    what drafter and rule agree on where there are several candidates for a place."""
     return [
-        replace(spend, depth=min(spend.depth, row.room(context) - 1)) for spend, row in zip(budget, rows, strict=True)
+        replace(spend, depth=min(spend.depth, row.room(context) - 1), siblings=how)
+        for spend, row in zip(budget, rows, strict=True)
     ]
 
 

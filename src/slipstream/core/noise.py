@@ -73,6 +73,9 @@ class CounterNoise(Noise):
         return uniform(fold(self._stream[row], self._start[row], node, what)).to(prob.device) < prob
 
     def draw(self, law: Law, site: Site, purpose: Purpose, stage: int = 0) -> Int[Tensor, " n"]:
+        ids = law.support()[0]
+        if ids.shape[1] == 1:  # a token that was chosen: no race, and no key for one
+            return ids[:, 0]
         row = site.row.cpu()
         shared = self._shared[row]
         time = self._start[row] + torch.where(shared, site.depth.cpu(), 0)

@@ -12,5 +12,9 @@ rules: Registry[Verifier] = Registry(
         "token": "slipstream.core.verify_token:Token",
         "block": "slipstream.core.verify_block:Block",
         "coupled": "slipstream.core.verify_match:Coupled",
+        "chosen": "slipstream.core.verify_tree:Chosen",
+        "replace": "slipstream.core.verify_tree:Replace",
+        "no_replace": "slipstream.core.verify_tree:NoReplace",
+        "spectr": "slipstream.core.verify_spectr:SpecTr",
     },
 )

@@ -14,7 +14,7 @@ import torch
 
 from slipstream.core import sampling
 from slipstream.core.law import Law
-from slipstream.core.sampling import Penalties
+from slipstream.core.sampling import Penalties, Sampling
 from slipstream.core.shapes import Float, Tensor
 from slipstream.core.tree import Tree
 from slipstream.core.types import Row
@@ -22,9 +22,16 @@ from slipstream.core.types import Row
 Place = tuple[Row, Sequence[int]]
 
 
-def law_at(logits: Float[Tensor, "n vocab"], places: Sequence[Place]) -> Law:
-    """The law of the next token at each place."""
-    return sampling.law(shape(logits, places), [row.request.sampling for row, _ in places])
+def law_at(logits: Float[Tensor, "n vocab"], places: Sequence[Place], ranking: bool = False) -> Law:
+    """The law of the next token at each place. `ranking`: to choose candidates by, so a greedy request gets the law at
+    temperature 1, which knows a second and a third one."""
+    return sampling.law(shape(logits, places), [to_rank(row) if ranking else row.request.sampling for row, _ in places])
+
+
+def to_rank(row: Row) -> Sampling:
+    """The sampling whose law ranks a row's candidates."""
+    wish = row.request.sampling
+    return Sampling() if wish.temperature == 0 else wish
 
 
 def places(rows: Sequence[Row], tree: Tree, token: Sequence[int]) -> list[Place]:

@@ -13,11 +13,81 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 
 import torch
 
 from slipstream.core.shapes import Bool, Int, Tensor
+
+
+class Siblings(StrEnum):
+    """How the candidates after one slot came to be. Whichever it was, a draft tells of each node the law its token was
+    drawn from *given the siblings before it*, and siblings stand in the order in which they were drawn."""
+
+    CHOSEN = "chosen"  # the likeliest ones, nothing random: every law is one-hot
+    IID = "iid"  # each from the same law; a token drawn twice is two nodes, so no count is lost
+    DISTINCT = "distinct"  # each from the law without the siblings before it; fewer where nothing is left
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a draft may branch. `parents` is a static tree: the parent of each node, -1 for the committed text. Otherwise
+    the drafter grows up to `nodes` nodes, at most `width` after one slot, where its own path probability is highest."""
+
+    parents: tuple[int, ...] = ()
+    nodes: int = 0
+    width: int = 1
+
+    def __post_init__(self) -> None:
+        for i, p in enumerate(self.parents):
+            if not -1 <= p < i:
+                legal = f"-1 or a node before it, 0 to {i - 1}" if i else "-1"
+                raise ValueError(
+                    f"node {i} of the shape has parent {p}; a parent is {legal}, so that there is no cycle"
+                )
+        if bool(self.parents) == bool(self.nodes):
+            raise ValueError("a shape is a list of parents or a number of nodes, one of the two")
+        if self.nodes < 0:
+            raise ValueError(f"nodes is {self.nodes}; it must be 1 or more")
+        if self.width < 1:
+            raise ValueError(f"width is {self.width}; it must be 1 or more")
+
+    @staticmethod
+    def levels(widths: Sequence[int]) -> Shape:
+        """A static tree in which every node of level i has `widths[i]` children."""
+        parents, level = list[int](), [-1]
+        for width in widths:
+            if width < 1:
+                raise ValueError(f"a level of the shape has width {width}; it must be 1 or more")
+            start = len(parents)
+            parents += [p for p in level for _ in range(width)]
+            level = list(range(start, len(parents)))
+        return Shape(tuple(parents))
+
+    @property
+    def depth(self) -> int | None:
+        """The longest path of a static tree; None where the drafter decides."""
+        depth = list[int]()
+        for p in self.parents:
+            depth.append(1 if p < 0 else depth[p] + 1)
+        return max(depth, default=None)
+
+    @property
+    def size(self) -> int:
+        return self.nodes or len(self.parents)
+
+    @property
+    def widest(self) -> int:
+        """The most candidates after one slot."""
+        return max(map(self.parents.count, {*self.parents}), default=self.width)
+
+    def check(self, vocab: int, context: int) -> None:
+        """Refuse what no draft for a model can be."""
+        if self.size > context:
+            raise ValueError(f"the tree has {self.size} nodes; the model's context holds {context}")
+        if self.widest > vocab:
+            raise ValueError(f"the tree has {self.widest} candidates after one token; the model has {vocab} tokens")
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +117,22 @@ class Tree:
             if p >= 0 and row[p] != r:
                 raise ValueError(f"node {i} of row {r} has parent {p} in row {row[p]}")
         return Tree(rows, _ints(row, device), _ints(parent, device))
+
+    def select(self, rows: Sequence[int]) -> tuple[Tree, list[int]]:
+        """The trees of some rows, which become rows 0, 1 and so on; and the nodes they consist of."""
+        if len(rows) == self.rows:
+            return self, list(range(len(self)))
+        number, kept = {r: n for n, r in enumerate(rows)}, list[int]()
+        place = {-1: -1}
+        for i, (r, _) in enumerate(self.lists):
+            if r in number:
+                place[i] = len(kept)
+                kept.append(i)
+        some = [self.lists[i] for i in kept]
+        device = self.row.device
+        return Tree(
+            len(rows), _ints([number[r] for r, _ in some], device), _ints([place[p] for _, p in some], device)
+        ), kept
 
     @cached_property
     def origin(self) -> Int[Tensor, " nodes"]:
@@ -96,6 +182,14 @@ class Tree:
         return torch.tensor(mask, dtype=torch.bool, device=self.row.device).reshape(len(self), len(self))
 
     @cached_property
+    def children(self) -> list[list[int]]:
+        """The nodes after every slot, in the order in which they were drawn."""
+        table: list[list[int]] = [[] for _ in range(self.rows + len(self))]
+        for i, (r, p) in enumerate(self.lists):
+            table[r if p < 0 else self.rows + p].append(i)
+        return table
+
+    @cached_property
     def paths(self) -> list[list[int]]:
         """Every path from committed text to a leaf, as packed node numbers, in order of the leaves."""
         parents = [p for _, p in self.lists]
@@ -108,7 +202,9 @@ class Tree:
         table: list[list[int]] = [[] for _ in range(self.rows)]
         for i, (r, p) in enumerate(self.lists):
             if p != (table[r][-1] if table[r] else -1):
-                raise ValueError(f"row {r} drafts a tree, and this rule verifies chains; use a tree rule or width 1")
+                raise ValueError(
+                    f"row {r} drafts a tree, and this rule verifies chains; use a tree rule or draft chains"
+                )
             table[r].append(i)
         return _padded(table, self.row.device)
 

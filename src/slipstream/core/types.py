@@ -30,7 +30,7 @@ import torch
 from slipstream.core.law import Law
 from slipstream.core.sampling import Sampling
 from slipstream.core.shapes import Bool, Float, Int, Tensor
-from slipstream.core.tree import Tree
+from slipstream.core.tree import Shape, Siblings, Tree
 
 
 class Origin(StrEnum):
@@ -125,21 +125,20 @@ class Row:
 
 @dataclass(frozen=True)
 class Budget:
-    """What one row may spend on drafting in one cycle; depth 0 is plain decoding.
+    """What one row may spend on drafting in one cycle; depth 0 is plain decoding, no shape a chain.
 
     Drafting stops early before a position whose draft law has no token of probability `stop_below` or more. That
     decision may look at the tokens drafted so far and at the law of the next one, never at the next token itself.
     """
 
     depth: int
-    width: int = 1
     stop_below: float = 0.0
+    shape: Shape | None = None
+    siblings: Siblings | None = None  # how the rule wants candidates drawn; None: one after a slot, from the law
 
     def __post_init__(self) -> None:
         if self.depth < 0:
             raise ValueError(f"depth is {self.depth}; it must be 0 (plain decoding) or more")
-        if self.width < 1:
-            raise ValueError(f"width is {self.width}; it must be 1 or more")
         if not 0 <= self.stop_below <= 1:
             raise ValueError(f"stop_below is {self.stop_below}; it must be between 0 and 1")
 
@@ -151,6 +150,8 @@ class Draft:
     tree: Tree
     token: Int[Tensor, " nodes"]
     law: Law
+    siblings: Siblings | None = None  # how candidates after one slot were drawn, where there are several
+    chance: Float[Tensor, " nodes"] | None = None  # the drafter's own probability of each token, where it has one
 
     def __post_init__(self) -> None:
         assert len(self.tree) == len(self.token) == len(self.law), "a draft has one token and one law per node"
@@ -160,7 +161,8 @@ class Draft:
         tree = self.tree
         moved = Tree(tree.rows, tree.row.to(device), tree.parent.to(device))
         moved.__dict__["lists"] = tree.lists  # what the host knows of the topology it need not read back
-        return Draft(moved, self.token.to(device), self.law.to(device))
+        chance = None if self.chance is None else self.chance.to(device)
+        return Draft(moved, self.token.to(device), self.law.to(device), self.siblings, chance)
 
 
 @dataclass(frozen=True, eq=False)

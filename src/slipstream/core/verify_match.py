@@ -4,7 +4,8 @@ greedy   the choice is the argmax of the target's law (temperature 0).
 coupled  the choice is the winner of the race argmin E_x / p(x) on the field of noise of its position. The drafter ran
          argmin E_x / q(x) on the same field, so the two agree with probability at least (1 - TV) / (1 + TV)
          (arXiv 2408.07978). What is emitted is the target's choice at every position: a function of seed and target
-         alone, whoever drafted and however far.
+         alone, whoever drafted, how far and how wide. The candidates of a wide draft are those that finish first in
+         the draft's race on that field.
 
 Both hold for chains and trees alike.
 """
@@ -19,12 +20,14 @@ from slipstream.core.interfaces import Verifier
 from slipstream.core.law import Law, OneHot
 from slipstream.core.noise import Noise, Purpose, Site
 from slipstream.core.shapes import Int, Tensor
+from slipstream.core.tree import Siblings
 from slipstream.core.types import Draft, Verdict
 
 
 class Greedy(Verifier):
     name: ClassVar[str] = "greedy"
     lossless: ClassVar[bool] = True
+    siblings: ClassVar[tuple[Siblings, ...]] = tuple(Siblings)
 
     def verify(self, draft: Draft, target: Law, noise: Noise) -> Verdict:
         if not isinstance(target, OneHot):
@@ -36,6 +39,7 @@ class Coupled(Verifier):
     name: ClassVar[str] = "coupled"
     lossless: ClassVar[bool] = True
     shared: ClassVar[bool] = True
+    siblings: ClassVar[tuple[Siblings, ...]] = (Siblings.DISTINCT, Siblings.CHOSEN)
 
     def verify(self, draft: Draft, target: Law, noise: Noise) -> Verdict:
         tree = draft.tree

@@ -12,5 +12,6 @@ drafters: Registry[Drafter] = Registry(
         "ngram": "slipstream.drafters.ngram:NGram",
         "table": "slipstream.drafters.table:TableDrafter",
         "draft_model": "slipstream.drafters.draft_model:DraftModel",
+        "eagle": "slipstream.drafters.eagle:Eagle",
     },
 )

@@ -8,25 +8,30 @@ ids only the draft knows get no probability, ids only the target knows are never
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from slipstream.core.interfaces import Drafter
 from slipstream.core.law import Law, OneHot
 from slipstream.core.noise import Noise
-from slipstream.core.shapes import Float, Tensor
-from slipstream.core.shaping import law_at
+from slipstream.core.shapes import Float, Int, Tensor
+from slipstream.core.shaping import Place, law_at, places
+from slipstream.core.tree import Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
-from slipstream.drafters.chain import draw_chains, pack
+from slipstream.drafters.grow import grow, locate
+from slipstream.drafters.vocabulary import Vocabulary
 from slipstream.models.torch_model import TorchModel
 
 
 class DraftModel(Drafter):
-    """`vocab` is the target's."""
+    """`vocab` is the target's; `ids` are the tokens the model gives logits for, where these are not the first ones."""
 
-    def __init__(self, model: TorchModel, vocab: int) -> None:
+    def __init__(self, model: TorchModel, vocab: int, ids: Int[Tensor, " draft_vocab"] | None = None) -> None:
         self.model, self.vocab = model, vocab
-        self._draft: Draft | None = None
+        self._words = None if ids is None else Vocabulary(ids, vocab)
+        self._run: Draft | None = None  # what the draft model has run of the draft proposed last
+        self._number: Int[Tensor, " nodes"] = torch.zeros(0, dtype=torch.long)  # where each of its nodes stands in that
 
     def open(self, rows: Sequence[Row]) -> None:
         self.model.open(rows)
@@ -38,26 +43,36 @@ class DraftModel(Drafter):
         room = [
             min(spend.depth, max(0, self.model.context - row.length)) for spend, row in zip(budget, rows, strict=True)
         ]
-        budget = [Budget(depth, spend.width, spend.stop_below) for depth, spend in zip(room, budget, strict=True)]
+        budget = [replace(spend, depth=depth) for depth, spend in zip(room, budget, strict=True)]
+        ranking = any(spend.shape and spend.siblings is Siblings.CHOSEN for spend in budget)
+        self._run = self._chosen(Tree.chains([0] * len(rows)), self._number[:0])
 
-        def next_law(active: list[int], drafted: list[list[int]]) -> Law:
-            some, tokens = [rows[r] for r in active], [drafted[r] for r in active]
-            ends = self._ends(some, tokens)
-            return law_at(self._fit(self.model.logits(ends)), list(zip(some, tokens, strict=True)))
+        def next_law(tree: Tree, token: Tensor, slots: list[int]) -> Law:
+            self._run = self._chosen(tree, token)
+            everywhere = places(rows, tree, token.tolist())
+            states = self._states(rows, self._run, slots)
+            return self._law(self.model.logits(states), [everywhere[slot] for slot in slots], ranking)
 
-        self._draft = draw_chains(rows, budget, noise, next_law, self.vocab)
-        return self._draft
+        draft = grow(rows, budget, noise, next_law, self.vocab)
+        self._number = torch.tensor(locate(draft, self._run.tree, self._run.token), dtype=torch.long)
+        return draft
 
-    def _ends(self, rows: Sequence[Row], drafted: Sequence[Sequence[int]]) -> Float[Tensor, "rows hidden"]:
-        """The draft model's last hidden state at the end of each row's draft so far; only the new token is read."""
-        draft = self._chosen(drafted)
-        slots = self.model.peek(rows, draft, self.model.layers)
-        return slots[draft.tree.end(draft.tree.chain)]
+    def _states(self, rows: Sequence[Row], run: Draft, slots: Sequence[int]) -> Float[Tensor, "slots hidden"]:
+        """The draft model's last hidden state at these slots; only what is new is read, and only of rows that go on."""
+        owner = run.tree.slot_row.tolist()
+        active = sorted({owner[slot] for slot in slots})
+        tree, kept = run.tree.select(active)
+        states = self.model.peek([rows[r] for r in active], self._chosen(tree, run.token[kept]), self.model.layers)
+        place = {slot: n for n, slot in enumerate([*active, *(run.tree.rows + i for i in kept)])}
+        return states[[place[slot] for slot in slots]]
 
-    def _chosen(self, drafted: Sequence[Sequence[int]]) -> Draft:
-        owners = [r for r, tokens in enumerate(drafted) for _ in tokens]
-        flat = torch.tensor([token for tokens in drafted for token in tokens], dtype=torch.long)
-        return pack(drafted, [OneHot(flat, self.vocab)] if owners else [], owners, self.vocab)
+    def _chosen(self, tree: Tree, token: Int[Tensor, " nodes"]) -> Draft:
+        return Draft(tree, token, OneHot(token, self.vocab))
+
+    def _law(self, logits: Float[Tensor, "n draft_vocab"], where: Sequence[Place], ranking: bool) -> Law:
+        if self._words is not None:
+            return self._words.law_at(logits, where, ranking)
+        return law_at(self._fit(logits), where, ranking)
 
     def _fit(self, logits: Float[Tensor, "n draft_vocab"]) -> Float[Tensor, "n vocab"]:
         """Cut or pad to the target's vocabulary."""
@@ -67,4 +82,5 @@ class DraftModel(Drafter):
         return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
 
     def observe(self, rows: Sequence[Row], verdict: Verdict, scores: Scores) -> None:
-        self.model.commit(rows, verdict, self._draft)
+        number = torch.cat([self._number, self._number.new_full((1,), -1)]).to(verdict.path.device)
+        self.model.commit(rows, replace(verdict, path=number[verdict.path]), self._run)

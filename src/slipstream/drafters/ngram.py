@@ -2,7 +2,7 @@
 
 The longest suffix of the text that occurred before is looked up, and what came after it is copied; a copy that runs
 into the end of the text goes on copying itself, as LZ77 does. The index grows token by token, so a guess costs the
-same at any length of context.
+same at any length of context. For a tree, other places where the suffix occurred are copied too, the latest first.
 
 With a reference (the text to be corrected, rewritten or quoted) the draft follows a pointer into it from its first
 token, which is input-guided "aggressive" decoding (arXiv 2106.04970). Where the output diverges, the pointer is found
@@ -12,11 +12,14 @@ again as soon as the last tokens of the output occur in the reference, first aft
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from slipstream.core.types import Row
 from slipstream.drafters.per_row import PerRow, RowDrafter
+
+LOOK = 64  # occurrences that are looked at for a tree
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,12 @@ class Index:
                 return places[first if first < len(places) else 0]
         return None
 
+    def places(self, suffix: Sequence[int]) -> Iterator[int]:
+        """Positions after every occurrence of the longest suffix found, then of shorter ones, the latest first."""
+        for size in self.sizes:
+            if size <= len(suffix):
+                yield from reversed(self.follows.get(tuple(suffix[-size:]), ()))
+
     def copy(self, start: int, depth: int) -> list[int]:
         """`depth` tokens from `start` on, going round where the copy reaches the end of the text."""
         period = len(self.text) - start
@@ -74,6 +83,15 @@ class Lookup(RowDrafter):
         self.index.extend(tokens[len(self.index.text) :])
         start = self.index.find(tokens[-self.config.longest :])
         return [] if start is None else self.index.copy(start, depth)
+
+    def guesses(self, tokens: Sequence[int], depth: int, count: int) -> list[list[int]]:
+        first = self.guess(tokens, depth)
+        found = {tuple(first): None}
+        for start in islice(self.index.places(tokens[-self.config.longest :]), LOOK):
+            found.setdefault(tuple(self.index.copy(start, depth)))
+            if len(found) == count:
+                break
+        return [list(guess) for guess in found]
 
 
 class Guided(RowDrafter):
@@ -98,6 +116,10 @@ class Guided(RowDrafter):
             self.at, self.lost = found, False
         self.seen = len(tokens)
         return self.own.guess(tokens, depth) if self.lost else self.reference.text[self.at : self.at + depth]
+
+    def guesses(self, tokens: Sequence[int], depth: int, count: int) -> list[list[int]]:
+        first = self.guess(tokens, depth)
+        return [first, *(guess for guess in self.own.guesses(tokens, depth, count) if guess != first)]
 
 
 class NGram(PerRow):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from slipstream.core.interfaces import Drafter
+from slipstream.core.law import OneHot
 from slipstream.core.noise import Noise
+from slipstream.core.tree import Tree
 from slipstream.core.types import Budget, Draft, Row
-from slipstream.drafters.chain import pack
 
 
 class NoDrafter(Drafter):
@@ -15,4 +18,5 @@ class NoDrafter(Drafter):
         self.vocab = vocab
 
     def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:
-        return pack([[] for _ in rows], [], [], self.vocab)
+        nothing = torch.zeros(0, dtype=torch.long)
+        return Draft(Tree.chains([0] * len(rows)), nothing, OneHot(nothing, self.vocab))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 
 from slipstream.core.interfaces import Drafter
 from slipstream.core.law import OneHot
 from slipstream.core.noise import Noise
-from slipstream.core.tree import Tree
+from slipstream.core.tree import Shape, Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row
 
 
@@ -21,9 +22,15 @@ class RowDrafter(ABC):
     def guess(self, tokens: Sequence[int], depth: int) -> list[int]:
         """At most `depth` tokens that may follow. `tokens` only ever grows between calls."""
 
+    def guesses(self, tokens: Sequence[int], depth: int, count: int) -> list[list[int]]:
+        """Up to `count` different continuations, the best one first."""
+        return [self.guess(tokens, depth)]
+
 
 class PerRow(Drafter):
-    """One `RowDrafter` per open row, made by `new`."""
+    """One `RowDrafter` per open row, made by `new`. Several guesses are laid over one another as a tree."""
+
+    siblings: ClassVar[frozenset[Siblings]] = frozenset({Siblings.CHOSEN})
 
     def __init__(self, vocab: int) -> None:
         self.vocab = vocab
@@ -41,11 +48,54 @@ class PerRow(Drafter):
             del self._rows[row]
 
     def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:
-        drafted = [self._guess(row, spend.depth) for row, spend in zip(rows, budget, strict=True)]
-        token = torch.tensor([token for tokens in drafted for token in tokens], dtype=torch.long)
-        return Draft(Tree.chains([len(tokens) for tokens in drafted]), token, OneHot(token, self.vocab))
+        row, parent, token = list[int](), list[int](), list[int]()
+        for r, (mine, spend) in enumerate(zip(rows, budget, strict=True)):
+            start = len(token)
+            for p, word in self._guess(mine, spend):
+                row.append(r)
+                parent.append(p + start if p >= 0 else -1)
+                token.append(word)
+        tree, tokens = Tree.of(len(rows), row, parent), torch.tensor(token, dtype=torch.long)
+        return Draft(tree, tokens, OneHot(tokens, self.vocab), Siblings.CHOSEN)
 
-    def _guess(self, row: Row, depth: int) -> list[int]:
-        tokens = self._rows[row].guess(row.tokens, depth) if depth else []
-        end = next((i + 1 for i, token in enumerate(tokens) if token in row.request.ends), len(tokens))
-        return tokens[:end]
+    def _guess(self, row: Row, spend: Budget) -> list[tuple[int, int]]:
+        """(parent, token) of every node of a row."""
+        if not spend.depth:
+            return []
+        drafter, ends = self._rows[row], row.request.ends
+        if spend.shape is None:
+            return lay([drafter.guess(row.tokens, spend.depth)], Shape(nodes=spend.depth), ends)
+        if spend.siblings is None:
+            raise ValueError("the rule verifies chains; draft chains or use a rule for trees")
+        return lay(drafter.guesses(row.tokens, spend.depth, spend.shape.size), spend.shape, ends)
+
+
+def lay(guesses: Sequence[Sequence[int]], shape: Shape, ends: frozenset[int]) -> list[tuple[int, int]]:
+    """Guesses over one another, the best one first, as far as the shape has room; nothing follows an end token. Gives
+    (parent, token) of every node."""
+    nodes: list[tuple[int, int]] = []
+    place: dict[int, int] = {-1: -1}  # of each node in a static shape
+    child: dict[tuple[int, int], int] = {}
+
+    def vacancy(at: int) -> int | None:
+        """The place in the shape of a further candidate after a node; None where there is no room."""
+        taken = sum(parent == at for parent, _ in nodes)
+        if not shape.parents:
+            return -1 if taken < shape.width and len(nodes) < shape.nodes else None
+        places = [i for i, parent in enumerate(shape.parents) if parent == place[at]]
+        return places[taken] if taken < len(places) else None
+
+    for guess in guesses:
+        at = -1
+        for token in guess:
+            if (at, token) not in child:
+                free = vacancy(at)
+                if free is None:
+                    break
+                place[len(nodes)] = free
+                child[at, token] = len(nodes)
+                nodes.append((at, token))
+            at = child[at, token]
+            if token in ends:
+                break
+    return nodes

@@ -9,9 +9,11 @@ import torch
 from slipstream.core.interfaces import Drafter
 from slipstream.core.law import Law
 from slipstream.core.noise import Noise
-from slipstream.core.shaping import law_at
+from slipstream.core.shapes import Tensor
+from slipstream.core.shaping import law_at, places
+from slipstream.core.tree import Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row
-from slipstream.drafters.chain import draw_chains
+from slipstream.drafters.grow import grow
 from slipstream.models.table import Table
 
 
@@ -20,8 +22,12 @@ class TableDrafter(Drafter):
         self.table = table
 
     def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:
-        def next_law(active: list[int], drafted: list[list[int]]) -> Law:
-            logits = torch.stack([self.table.law([*rows[r].tokens, *drafted[r]]) for r in active]).log()
-            return law_at(logits, [(rows[r], drafted[r]) for r in active])
+        ranking = any(spend.siblings is Siblings.CHOSEN for spend in budget)
 
-        return draw_chains(rows, budget, noise, next_law, self.table.vocab)
+        def next_law(tree: Tree, token: Tensor, slots: list[int]) -> Law:
+            everywhere = places(rows, tree, token.tolist())
+            where = [everywhere[slot] for slot in slots]
+            logits = torch.stack([self.table.law([*row.tokens, *path]) for row, path in where]).log()
+            return law_at(logits, where, ranking)
+
+        return grow(rows, budget, noise, next_law, self.table.vocab)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from slipstream.core.sampling import Sampling
+from slipstream.core.tree import Shape
 from slipstream.core.types import Origin
+from slipstream.plan.shapes import parse
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, token ids, or a chat
 
@@ -21,10 +23,17 @@ class Speculation:
     drafter: str | None = None
     depth: int | None = None
     verify: str | None = None
+    shape: Shape | str | int | None = None  # a tree: 24 nodes, "4x2x1" by level, "-1,-1,0" by parents
 
     def __post_init__(self) -> None:
+        if self.shape is not None:
+            object.__setattr__(self, "shape", parse(self.shape))
         if self.depth is not None and self.depth < 0:
             raise ValueError(f"depth is {self.depth}; it must be 0 (plain decoding) or more")
+
+    @property
+    def tree(self) -> Shape | None:
+        return None if self.shape is None else parse(self.shape)
 
 
 @dataclass(frozen=True)
@@ -85,12 +94,17 @@ class Tally:
     accepted: list[int] = field(default_factory=list)
 
     def add(self, drafted: int, accepted: int, emitted: int) -> None:
+        """A cycle that drafted a chain."""
+        self.book([1] * drafted, accepted, emitted)
+
+    def book(self, drafted: Sequence[int], accepted: int, emitted: int) -> None:
+        """A cycle that drafted so many tokens for each position, side by side in a tree."""
         self.cycles += 1
         self.emitted += emitted
-        for counts, upto in ((self.drafted, drafted), (self.accepted, accepted)):
-            counts += [0] * (upto - len(counts))
-            for i in range(upto):
-                counts[i] += 1
+        for counts, new in ((self.drafted, drafted), (self.accepted, [1] * accepted)):
+            counts += [0] * (len(new) - len(counts))
+            for i, count in enumerate(new):
+                counts[i] += count
 
     @property
     def tau(self) -> float:
@@ -137,6 +151,24 @@ class Completion:
         return self.tally.acceptance
 
 
+@dataclass(frozen=True)
+class Capabilities:
+    """What an engine offers. Whatever is not named here it refuses; nothing is ignored."""
+
+    drafters: tuple[str, ...]  # "none" is plain decoding; "draft_model" may also be a model's name or folder
+    rules: tuple[str, ...] = ()  # verification rules one may choose from; none where the engine has its own
+    sampling: frozenset[str] = frozenset()  # fields of `Sampling`, and repetition, presence, frequency for penalties
+    logprobs: bool = False
+    grammar: bool = False
+    min_tokens: bool = False
+    batch: bool = False  # requests share passes of the target in plain decoding
+    batch_drafting: bool = False  # and with a drafter
+    seed: bool = False  # one seed, one text, however often it is asked for
+    origins: bool = False  # tells accepted tokens from plain ones
+    switch: bool = False  # one request may turn speculation off, or choose another depth
+    not_drafting: frozenset[str] = frozenset()  # of the above, what goes with plain decoding only
+
+
 class Ticket(ABC):
     """A request under way: iterate over its chunks, or wait for its completion."""
 
@@ -152,6 +184,25 @@ class Ticket(ABC):
 
 class Engine(ABC):
     """Takes requests from any thread, gives their text in chunks."""
+
+    capabilities: ClassVar[Capabilities]
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """The model as it is run: name, quantisation, precision; for every output."""
+
+    @property
+    @abstractmethod
+    def quantised(self) -> str | None:
+        """The format the weights were rounded to, such as Q4_1."""
+
+    @property
+    def version(self) -> str:
+        """Who runs the model, and in which version."""
+        from slipstream import __version__
+
+        return f"slipstream {__version__}"
 
     @abstractmethod
     def submit(self, prompt: Prompt, sampling: Sampling | None = None, wish: Wish | None = None) -> list[Ticket]:

@@ -13,14 +13,14 @@ from slipstream.core.rules import rules
 from slipstream.drafters import drafters as registry
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.none import NoDrafter
-from slipstream.engines.native.build import Options, Target, build_drafter
+from slipstream.engines.native.build import Options, Target, build_drafter, drafter_kind
 from slipstream.engines.native.job import Course
 from slipstream.models.catalog import load_text, resolve
 from slipstream.models.load import Found
 from slipstream.models.text import Text
 from slipstream.models.torch_model import TorchModel
 
-TEXTLESS = ("none", "ngram")  # these draft from token ids alone
+TEXTLESS = ("none", "ngram", "eagle")  # these draft from token ids, and what the model makes of them, alone
 OWN = "the drafter"  # whatever the user gave, by the name the batch knows it by
 
 
@@ -71,7 +71,7 @@ def by_name(name: str, options: Options, target: TorchModel, tokenizer: Any) -> 
         registry.get(name)  # an unknown name is refused here
     folder = target.model.name_or_path
     found, text = Found(folder, Path(folder), "folder"), None
-    if name not in TEXTLESS or "reference" in options:
+    if drafter_kind(name) not in TEXTLESS or "reference" in options:
         if not folder:
             raise ValueError(f"drafter {name!r} needs the folder the model came from; give the drafter as a model")
         found = resolve(folder, fetch=False)

@@ -4,9 +4,10 @@
 //   keys   [rows, kv_heads, places, dim]          values [rows, kv_heads, places, dim_v]
 //   seen   [tokens, used], bytes                  which places of its row a token sees; null: all of them
 //
-// Every token is worked on by itself: the places it sees, in their order, and nothing else. Scores, weights and sums are
-// numbered by that order, never by place or by batch, so a token's bits depend on what it sees alone. The keys of one
-// kv head are read once for the group of heads that share them.
+// A token's sums run over the places it sees, in their order, and over nothing else. Scores, weights and sums are numbered
+// by that order, never by place or by batch, so a token's bits depend on what it sees alone. What is shared is reading:
+// neighbours of one row are worked on together, a tile of places that fits the nearest cache at a time, each keeping sums
+// of its own; and the heads of a group share the registers that keys and values are read into.
 
 #include <algorithm>
 #include <atomic>
@@ -19,7 +20,12 @@
 namespace {
 
 constexpr int LANES = 4;
-constexpr int WIDE = 4;  // vectors of a value that are summed at a time
+constexpr int WIDE = 4;    // vectors of a value that are summed at a time
+constexpr int TOKENS = 8;  // of one row that are worked on together
+constexpr int HEADS_AT_ONCE = 4;
+constexpr int64_t AHEAD = 12;  // places whose values are sent for before they are needed
+constexpr int64_t TILE = 128;  // places whose keys stay near while all these tokens look at them
+#define EACH _Pragma("GCC unroll 8")
 using Floats = float __attribute__((vector_size(4 * LANES)));
 using Words = int32_t __attribute__((vector_size(4 * LANES)));
 
@@ -30,6 +36,9 @@ struct Job {
     float* out;
     int64_t tokens, heads, kv_heads, dim, dim_v, places, used;
     float scale, cap;  // cap 0: none
+    int64_t threads;
+    const int64_t* start;  // where each run of tokens begins, and the end
+    int64_t runs;
     std::atomic<int64_t> next{0};
 };
 
@@ -39,7 +48,21 @@ inline Floats load(const float* from) {
     return line;
 }
 
+inline void store(float* to, Floats line) { std::memcpy(to, &line, sizeof line); }
+
 inline float total(Floats sum) { return (sum[0] + sum[2]) + (sum[1] + sum[3]); }
+
+// Four such totals at once, each by the very same additions.
+inline Floats totals(Floats a, Floats b, Floats c, Floats d) {
+    const Floats ab = Floats{a[0], b[0], a[1], b[1]} + Floats{a[2], b[2], a[3], b[3]};
+    const Floats cd = Floats{c[0], d[0], c[1], d[1]} + Floats{c[2], d[2], c[3], d[3]};
+    return Floats{ab[0], ab[1], cd[0], cd[1]} + Floats{ab[2], ab[3], cd[2], cd[3]};
+}
+
+inline Floats larger(Floats a, Floats b) {
+    const Words more = a > b;
+    return (Floats)(((Words)a & more) | ((Words)b & ~more));
+}
 
 // e^x for x <= 0, to about one unit in the last place; 0 below what float32 holds.
 inline Floats exponential(Floats x) {
@@ -62,95 +85,175 @@ inline Floats exponential(Floats x) {
 
 // One head of one token: scores are turned into weights, their sum is returned.
 float weigh(float* score, int64_t n, int64_t padded) {
-    float best = -std::numeric_limits<float>::infinity();
-    for (int64_t i = 0; i < n; ++i) best = std::max(best, score[i]);
     std::fill(score + n, score + padded, -std::numeric_limits<float>::infinity());
+    Floats most = load(score);
+    for (int64_t i = LANES; i < padded; i += LANES) most = larger(load(score + i), most);
+    const float best = std::max(std::max(most[0], most[1]), std::max(most[2], most[3]));
     Floats sum = {};
     for (int64_t i = 0; i < padded; i += LANES) {
         const Floats weight = exponential(load(score + i) - best);
-        std::memcpy(score + i, &weight, sizeof weight);
+        store(score + i, weight);
         sum += weight;
     }
     return total(sum);
 }
 
-// Scores of HEADS heads that share their keys; two chains of sums a head, so that none waits for itself.
-template <int HEADS>
-void match(const Job& job, const float* query, const float* keys, const int32_t* place, int64_t n, float* score, int64_t padded) {
-    for (int64_t i = 0; i < n; ++i) {
-        const float* key = keys + place[i] * job.dim;
-        Floats even[HEADS] = {}, odd[HEADS] = {};
-        float rest[HEADS] = {};
-        int64_t k = 0;
-        for (; k + 2 * LANES <= job.dim; k += 2 * LANES)
-            for (int h = 0; h < HEADS; ++h) {
-                even[h] += load(query + h * job.dim + k) * load(key + k);
-                odd[h] += load(query + h * job.dim + k + LANES) * load(key + k + LANES);
-            }
-        for (; k < job.dim; ++k)
-            for (int h = 0; h < HEADS; ++h) rest[h] += query[h * job.dim + k] * key[k];
-        for (int h = 0; h < HEADS; ++h) {
-            const float s = job.scale * (total(even[h] + odd[h]) + rest[h]);
-            score[h * padded + i] = job.cap > 0 ? job.cap * std::tanh(s / job.cap) : s;
+// One product of a query and a key: always the same lanes in the same order, whoever is worked on beside it.
+template <int HEADS, int PLACES>
+inline void dots(const Job& job, const float* query, const float* keys, const int32_t* place, float* score, int64_t stride) {
+    const float* key[PLACES];
+    Floats sum[HEADS][PLACES];
+    EACH for (int p = 0; p < PLACES; ++p) {
+        key[p] = keys + place[p] * job.dim;
+        EACH for (int h = 0; h < HEADS; ++h) sum[h][p] = Floats{};
+    }
+    const int64_t whole = job.dim / LANES * LANES;
+    for (int64_t k = 0; k < whole; k += LANES) {
+        Floats line[HEADS];
+        EACH for (int h = 0; h < HEADS; ++h) line[h] = load(query + h * job.dim + k);
+        EACH for (int p = 0; p < PLACES; ++p) {
+            const Floats other = load(key[p] + k);
+            EACH for (int h = 0; h < HEADS; ++h) sum[h][p] += line[h] * other;
         }
+    }
+    EACH for (int h = 0; h < HEADS; ++h) {
+        float* to = score + h * stride;
+        EACH for (int p = 0; p + LANES <= PLACES; p += LANES)
+            store(to + p, totals(sum[h][p], sum[h][p + 1], sum[h][p + 2], sum[h][p + 3]));
+        EACH for (int p = PLACES / LANES * LANES; p < PLACES; ++p) to[p] = total(sum[h][p]);
+        if (whole < job.dim)
+            for (int p = 0; p < PLACES; ++p) {
+                float rest = 0;
+                for (int64_t k = whole; k < job.dim; ++k) rest += query[h * job.dim + k] * key[p][k];
+                to[p] += rest;
+            }
+        EACH for (int p = 0; p < PLACES; ++p) to[p] *= job.scale;
+        if (job.cap > 0)
+            for (int p = 0; p < PLACES; ++p) to[p] = job.cap * std::tanh(to[p] / job.cap);
     }
 }
 
-// Values of HEADS heads, weighted and summed place by place.
+// Values of HEADS heads, weighted and added place by place to the sums so far; a place is never added to another one first.
 template <int HEADS>
-void blend(const Job& job, const float* weight, int64_t padded, const float* sum, const float* values, const int32_t* place,
-           int64_t n, float* out) {
+void blend(const Job& job, const float* weight, int64_t stride, const float* values, const int32_t* place, int64_t n, float* out) {
     int64_t k = 0;
     for (; k + WIDE * LANES <= job.dim_v; k += WIDE * LANES) {
-        Floats part[HEADS][WIDE] = {};
+        Floats part[HEADS][WIDE];
+        EACH for (int h = 0; h < HEADS; ++h)
+            EACH for (int w = 0; w < WIDE; ++w) part[h][w] = load(out + h * job.dim_v + k + w * LANES);
         for (int64_t i = 0; i < n; ++i) {
             const float* value = values + place[i] * job.dim_v + k;
-            for (int w = 0; w < WIDE; ++w)
-                for (int h = 0; h < HEADS; ++h) part[h][w] += weight[h * padded + i] * load(value + w * LANES);
-        }
-        for (int h = 0; h < HEADS; ++h)
-            for (int w = 0; w < WIDE; ++w) {
-                const Floats line = part[h][w] / sum[h];
-                std::memcpy(out + h * job.dim_v + k + w * LANES, &line, sizeof line);
+            __builtin_prefetch(value + AHEAD * job.dim_v);
+            Floats line[WIDE];
+            EACH for (int w = 0; w < WIDE; ++w) line[w] = load(value + w * LANES);
+            EACH for (int h = 0; h < HEADS; ++h) {
+                const float by = weight[h * stride + i];
+                EACH for (int w = 0; w < WIDE; ++w) part[h][w] += by * line[w];
             }
+        }
+        EACH for (int h = 0; h < HEADS; ++h)
+            EACH for (int w = 0; w < WIDE; ++w) store(out + h * job.dim_v + k + w * LANES, part[h][w]);
     }
     for (; k < job.dim_v; ++k)
         for (int h = 0; h < HEADS; ++h) {
-            float one = 0;
-            for (int64_t i = 0; i < n; ++i) one += weight[h * padded + i] * values[place[i] * job.dim_v + k];
-            out[h * job.dim_v + k] = one / sum[h];
+            float one = out[h * job.dim_v + k];
+            for (int64_t i = 0; i < n; ++i) one += weight[h * stride + i] * values[place[i] * job.dim_v + k];
+            out[h * job.dim_v + k] = one;
         }
 }
 
-template <int HEADS>
-void heads(const Job& job, int64_t head, int64_t base, const int32_t* place, int64_t n, float* score) {
-    const int64_t padded = (n + LANES - 1) / LANES * LANES;
-    float sum[HEADS];
-    match<HEADS>(job, job.query + head * job.dim, job.keys + base * job.dim, place, n, score, padded);
-    for (int h = 0; h < HEADS; ++h) sum[h] = weigh(score + h * padded, n, padded);
-    blend<HEADS>(job, score, padded, sum, job.values + base * job.dim_v, place, n, job.out + head * job.dim_v);
+inline bool sees_all(const uint8_t* seen, int64_t i) {
+    uint64_t eight = 0x0101010101010101;
+    if (seen) std::memcpy(&eight, seen + i, sizeof eight);
+    return eight == 0x0101010101010101;
 }
 
+// What one thread needs for the tokens it works on together.
+struct Bench {
+    std::vector<int32_t> place[TOKENS];
+    std::vector<float> score[TOKENS];
+    int64_t count[TOKENS];
+
+    void look(const Job& job, int64_t first, int64_t tokens) {
+        for (int64_t t = 0; t < tokens; ++t) {
+            place[t].resize(job.used);
+            score[t].resize(HEADS_AT_ONCE * (job.used + LANES));
+            int32_t* found = place[t].data();
+            const uint8_t* seen = job.seen ? job.seen + (first + t) * job.used : nullptr;
+            int64_t n = 0, i = 0;
+            for (; i + 8 <= job.used && sees_all(seen, i); i += 8, n += 8)
+                EACH for (int j = 0; j < 8; ++j) found[i + j] = static_cast<int32_t>(i + j);
+            for (; i < job.used; ++i) {
+                found[n] = static_cast<int32_t>(i);
+                n += !seen || seen[i];
+            }
+            count[t] = n;
+        }
+    }
+};
+
+// HEADS heads that share keys and values, of neighbouring tokens of one row.
+template <int HEADS, int PLACES>
+void heads(const Job& job, Bench& bench, int64_t first, int64_t tokens, int64_t head, int64_t base) {
+    const float *keys = job.keys + base * job.dim, *values = job.values + base * job.dim_v;
+    int64_t at[TOKENS] = {}, stride[TOKENS];
+    for (int64_t t = 0; t < tokens; ++t) stride[t] = (bench.count[t] + LANES - 1) / LANES * LANES;
+    for (int64_t end = TILE; end < job.used + TILE; end += TILE)
+        for (int64_t t = 0; t < tokens; ++t) {
+            const float* query = job.query + ((first + t) * job.heads + head) * job.dim;
+            const int32_t* place = bench.place[t].data();
+            float* score = bench.score[t].data();
+            int64_t i = at[t];
+            const int64_t n = std::lower_bound(place + i, place + std::min(i + TILE, bench.count[t]), end) - place;
+            for (; i + PLACES <= n; i += PLACES) dots<HEADS, PLACES>(job, query, keys, place + i, score + i, stride[t]);
+            for (; i < n; ++i) dots<HEADS, 1>(job, query, keys, place + i, score + i, stride[t]);
+            at[t] = n;
+        }
+    float sum[TOKENS][HEADS];
+    for (int64_t t = 0; t < tokens; ++t) {
+        float* out = job.out + ((first + t) * job.heads + head) * job.dim_v;
+        std::fill(out, out + HEADS * job.dim_v, 0.0f);
+        for (int h = 0; h < HEADS; ++h) sum[t][h] = weigh(bench.score[t].data() + h * stride[t], bench.count[t], stride[t]);
+        at[t] = 0;
+    }
+    for (int64_t end = TILE; end < job.used + TILE; end += TILE)
+        for (int64_t t = 0; t < tokens; ++t) {
+            const int32_t* place = bench.place[t].data();
+            const int64_t i = at[t];
+            const int64_t n = std::lower_bound(place + i, place + std::min(i + TILE, bench.count[t]), end) - place;
+            float* out = job.out + ((first + t) * job.heads + head) * job.dim_v;
+            blend<HEADS>(job, bench.score[t].data() + i, stride[t], values, place + i, n - i, out);
+            at[t] = n;
+        }
+    for (int64_t t = 0; t < tokens; ++t)
+        for (int h = 0; h < HEADS; ++h) {
+            float* out = job.out + ((first + t) * job.heads + head + h) * job.dim_v;
+            for (int64_t k = 0; k < job.dim_v; ++k) out[k] /= sum[t][h];
+        }
+}
+
+void group(const Job& job, Bench& bench, int64_t first, int64_t tokens, int64_t head, int64_t left, int64_t base) {
+    for (; left > 0; left -= HEADS_AT_ONCE, head += HEADS_AT_ONCE) {
+        if (left >= 4) heads<4, 4>(job, bench, first, tokens, head, base);
+        else if (left == 3) heads<3, 4>(job, bench, first, tokens, head, base);
+        else if (left == 2) heads<2, 4>(job, bench, first, tokens, head, base);
+        else heads<1, 8>(job, bench, first, tokens, head, base);
+    }
+}
+
+// An item is a run of tokens of one row with one kv head; the last few items are cut into single heads, so that no thread
+// waits long for another.
 void work(void* data) {
-    static thread_local std::vector<int32_t> place;
-    static thread_local std::vector<float> score;
+    static thread_local Bench bench;
     Job& job = *static_cast<Job*>(data);
-    const int64_t group = job.heads / job.kv_heads;
-    place.resize(job.used);
-    score.resize(4 * (job.used + LANES));
-    for (int64_t item; (item = job.next.fetch_add(1, std::memory_order_relaxed)) < job.tokens * job.kv_heads;) {
-        const int64_t token = item / job.kv_heads, kv = item % job.kv_heads;
-        int64_t n = 0;
-        for (int64_t i = 0; i < job.used; ++i)
-            if (!job.seen || job.seen[token * job.used + i]) place[n++] = static_cast<int32_t>(i);
-        const int64_t base = (job.row[token] * job.kv_heads + kv) * job.places;
-        int64_t head = token * job.heads + kv * group;
-        for (int64_t left = group; left > 0; left -= 4, head += 4) {
-            if (left >= 4) heads<4>(job, head, base, place.data(), n, score.data());
-            else if (left == 3) heads<3>(job, head, base, place.data(), n, score.data());
-            else if (left == 2) heads<2>(job, head, base, place.data(), n, score.data());
-            else heads<1>(job, head, base, place.data(), n, score.data());
-        }
+    const int64_t size = job.heads / job.kv_heads, items = job.runs * job.kv_heads, whole = items - items % job.threads;
+    for (int64_t next; (next = job.next.fetch_add(1, std::memory_order_relaxed)) < whole + (items - whole) * size;) {
+        const int64_t item = next < whole ? next : whole + (next - whole) / size, kv = item % job.kv_heads;
+        const int64_t first = job.start[item / job.kv_heads], tokens = job.start[item / job.kv_heads + 1] - first;
+        const int64_t base = (job.row[first] * job.kv_heads + kv) * job.places;
+        bench.look(job, first, tokens);
+        if (next < whole) group(job, bench, first, tokens, kv * size, size, base);
+        else group(job, bench, first, tokens, kv * size + (next - whole) % size, 1, base);
     }
 }
 
@@ -160,7 +263,14 @@ void work(void* data) {
 extern "C" void slipstream_attend(const float* query, const float* keys, const float* values, const uint8_t* seen,
                                   const int64_t* row, float* out, const int64_t* sizes, float scale, float cap,
                                   unsigned threads, void (*parallel)(void (*)(void*), void*, unsigned, unsigned)) {
-    Job job{query, keys, values, seen, row, out, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6], scale, cap};
+    static thread_local std::vector<int64_t> start;
+    start.clear();
+    for (int64_t t = 0; t < sizes[0]; ++t)
+        if (t == 0 || row[t] != row[t - 1] || t - start.back() == TOKENS) start.push_back(t);
+    const int64_t runs = static_cast<int64_t>(start.size());
+    start.push_back(sizes[0]);
+    Job job{query, keys, values, seen, row, out, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6], scale, cap,
+            threads, start.data(), runs};
     if (threads > 1) parallel(work, &job, threads, 0);
     else work(&job);
 }

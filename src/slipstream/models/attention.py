@@ -55,6 +55,8 @@ class View:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, cap: float | None, sink: Any
     ) -> Float[Tensor, "1 tokens heads dim"]:
+        if self.kernel is not None:  # it reads float32, so that is what is kept
+            key, value = key.float(), value.float()
         keys, values = self.cache.layer(layer, key, value)
         one = self.shape[0] == 1
         keys[self.where] = key[0] if one else key[0].transpose(0, 1)
@@ -91,7 +93,9 @@ class View:
             self.masks[window, 0] = self.sight.visible(window, self.used)
         owner = self.where[0] if isinstance(self.where[0], Tensor) else torch.full((len(packed),), self.where[0])
         factor = packed.shape[-1] ** -0.5 if scale is None else scale
-        return kernel.attend(packed, keys, values, self.masks[window, 0], owner, factor, cap or 0.0, self.used)[None]
+        seen = self.masks[window, 0]
+        out = kernel.attend(packed.float(), keys, values, seen, owner, factor, cap or 0.0, self.used)
+        return out.to(query.dtype)[None]
 
     def remember(self, layer: int, state: Float[Tensor, "tokens hidden"]) -> None:
         """Keep what a layer gave for every packed token beside its keys and values."""

@@ -5,6 +5,9 @@ for, as if it had a single head. A row keeps its index from open to close, and t
 token the row has read. Writing goes into tensors that already exist; rolling back is forgetting a length, since a place
 beyond it is never read before it is written again. Both axes grow by doubling, so growing costs a constant per token. A
 sliding-window layer keeps everything too: what slid out of the window must be there again when a draft is rolled back.
+
+Rows and places may have grown for different requests, so that together they hold more than the ones of today need.
+Where growing would pass the limit, the rows in use are laid together in the smallest rectangle that holds them.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ class Cache:
     def __init__(self) -> None:
         self.rows = 0
         self.places = SMALLEST
+        self.limit: int | None = None  # rows times places; kept as long as the rows in use can be
         self._free: list[int] = []
         self._layers: dict[object, tuple[Tensor, ...]] = {}
 
@@ -44,6 +48,31 @@ class Cache:
         """Room for this many tokens in every row; the layers follow when they are next written."""
         while self.places < places:
             self.places *= 2
+
+    def crowded(self, more: int, places: int) -> bool:
+        """Whether room for `more` rows and so many places would pass the limit."""
+        wide, grown = self.places, self.rows
+        while wide < places:
+            wide *= 2
+        while grown - self.rows + len(self._free) < more:
+            grown = max(1, 2 * grown)
+        return self.limit is not None and (grown, wide) != (self.rows, self.places) and grown * wide > self.limit
+
+    def relay(self, taken: Sequence[int], places: int) -> None:
+        """Lay the rows in use together, in that order, with so many places: row n is then what `taken[n]` was."""
+        assert len(taken) + len(self._free) == self.rows, "a row is neither free nor taken"
+        self.rows, self.places = power(max(1, len(taken))), power(places)
+        self._free = list(range(len(taken), self.rows))
+        for name, held in self._layers.items():
+            self._layers[name] = tuple(self._laid(old, taken) for old in held)
+
+    def _laid(self, old: Tensor, taken: Sequence[int]) -> Tensor:
+        new = old.new_zeros(self.rows, old.shape[1], self.places, old.shape[3])
+        places = min(self.places, old.shape[2])
+        for n, row in enumerate(taken):
+            if row < old.shape[0]:  # a layer that was not written since the rows grew holds nothing of the new ones
+                new[n, :, :places] = old[row, :, :places]
+        return new
 
     def layer(
         self, index: int, key: Float[Tensor, "1 kv_heads tokens dim"], value: Float[Tensor, "1 kv_heads tokens dim_v"]
@@ -96,6 +125,11 @@ class Cache:
             shapes = [(tensor.shape[0], tensor.shape[2]) for tensor in held]
             assert len(set(shapes)) == 1, f"layer {name} holds rectangles of {shapes}"
             assert all(bool(torch.isfinite(tensor).all()) for tensor in held), f"layer {name} is not finite"
+
+
+def power(n: int) -> int:
+    """The smallest power of two that is no less."""
+    return 1 << (n - 1).bit_length()
 
 
 def hidden(layer: int) -> str:

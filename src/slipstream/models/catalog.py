@@ -1,4 +1,5 @@
 """Models by name: the catalog's own, Hugging Face ids, folders and GGUF files all end as one folder to load from.
+`scaled:NAME:8x+5` is one of them at the cost of a larger one (`scaled.py`).
 
 Only safetensors and GGUF are read, never pickles; code that a model brings along runs only if asked for.
 """
@@ -16,9 +17,10 @@ from typing import Any
 from slipstream.models import hub, store
 from slipstream.models.convert import check_gguf, convert_gguf, is_gguf
 from slipstream.models.download import Packaged, fetch_gguf
-from slipstream.models.folder import ONLY, missing, read_json, unfit
+from slipstream.models.folder import ONLY, missing, read_json, unfit, weights_sha256
 from slipstream.models.load import Found, describe, load_model, load_text, load_tokenizer
 from slipstream.models.progress import progress
+from slipstream.models.scaled import parse_scaled, room, write_scaled
 from slipstream.models.store import CatalogError
 
 __all__ = [
@@ -75,6 +77,8 @@ def resolve(name: str, *, fetch: bool = True, trust_remote_code: bool = False) -
     path = Path(name).expanduser()
     if name in CATALOG:
         return _catalog(name, fetch)
+    if name.startswith("scaled:"):
+        return _scaled(name, fetch, trust_remote_code)
     if name and path.is_dir():
         return _folder(name, path, "folder", trust_remote_code)
     if path.is_file() or name.lower().endswith(".gguf"):
@@ -166,6 +170,20 @@ def _gguf(name: str, path: Path) -> Found:
     return _built(name, folder, "gguf")
 
 
+def _scaled(name: str, may_fetch: bool, trust: bool) -> Found:
+    inner, scale = parse_scaled(name)
+    source = resolve(inner, fetch=may_fetch, trust_remote_code=trust)
+    sha256 = source.sha256 or weights_sha256(source.path)
+    folder = store.home() / f"scaled-{sha256[:12]}-{scale}"
+
+    def make(partial: Path) -> dict[str, Any]:
+        with progress(f"making {name}, once"):
+            about = write_scaled(source.path, partial, scale)
+        return {"name": name, "quantised": source.quantised, "source_sha256": sha256, **about}
+
+    return _built(name, store.build(folder, make, need=room(source.path, scale)), "scaled")
+
+
 def _convert(gguf: Path, folder: Path, name: str) -> dict[str, Any]:
     with progress(f"converting {name} to safetensors, once (about half a minute)"):
         return convert_gguf(gguf, folder)
@@ -173,7 +191,7 @@ def _convert(gguf: Path, folder: Path, name: str) -> dict[str, Any]:
 
 def _built(name: str, folder: Path, kind: str) -> Found:
     about = store.manifest(folder) or {}
-    return Found(name, folder, kind, about.get("sha256"), about.get("quantised"))
+    return Found(name, folder, kind, about.get("sha256"), about.get("quantised"), scaled=about.get("scaled"))
 
 
 def _folder(name: str, folder: Path, kind: str, trust: bool) -> Found:
@@ -181,4 +199,5 @@ def _folder(name: str, folder: Path, kind: str, trust: bool) -> Found:
         raise CatalogError(f"{name} {problem}")
     about = store.manifest(folder) or {}
     method = read_json(folder / "config.json").get("quantization_config", {}).get("quant_method")
-    return Found(name, folder, kind, about.get("sha256"), about.get("quantised") or method, trust)
+    quantised = about.get("quantised") or method
+    return Found(name, folder, kind, about.get("sha256"), quantised, trust, about.get("scaled"))

@@ -3,7 +3,8 @@
 Not on batch mates, on how a prompt was cut into pieces, on a prefix computed earlier, on how many tokens were drafted
 beside it, or on the room in the cache. Norms, rotations and activations work token by token anyway; what mixes are
 matrix products and attention, whose libraries choose the order of their sums by the shape of the whole batch. So the
-mode is there where both run on kernels that sum in one order (`kernels`), and is refused by name elsewhere.
+mode is there where both run on kernels that sum in one order (`kernels`), and is refused by name elsewhere. These work
+in float32 on a CPU; a model in half precision is rounded before and after them, token by token.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import torch
 from torch import nn
 
 from slipstream.kernels.cpu_attention import Kernel, kernel
+from slipstream.models.linears import HALF
 
 
 def why_not(model: Any) -> str | None:
     """What keeps a model from invariant mode, or None."""
-    if model.device.type != "cpu" or model.dtype != torch.float32:
+    if model.device.type != "cpu" or model.dtype not in (torch.float32, *HALF):
         here = f"{str(model.dtype).removeprefix('torch.')} on {model.device.type}"
-        return f"its kernels are made for float32 on a CPU, not for {here}"
+        return f"its kernels are made for a CPU in float32, bfloat16 or float16, not for {here}"
     if kernel() is None:
         return "its kernels need a C++ compiler on PATH"
     for name, module in model.named_modules():
@@ -31,6 +33,11 @@ def why_not(model: Any) -> str | None:
         if getattr(module, "sinks", None) is not None:
             return f"{name} has attention sinks"
     return None
+
+
+def free(model: Any) -> bool:
+    """Whether a model can have the mode and, as measured (`benchmarks/invariant.py`), pays next to nothing for it."""
+    return model.dtype == torch.float32 and why_not(model) is None
 
 
 def invariant_attention(model: Any) -> Kernel:

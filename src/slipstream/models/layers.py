@@ -66,3 +66,36 @@ def hidden_of(output: Any) -> Float[Tensor, "batch tokens hidden"]:
     """The hidden state a layer returned, alone or first in a tuple."""
     hidden: Tensor = output[0] if isinstance(output, tuple) else output
     return hidden
+
+
+def chosen_layers(spec: str, count: int) -> list[int]:
+    """Layer numbers of `0-9` or `0,1,28,29`."""
+    try:
+        ranges = [part.split("-") for part in spec.split(",")]
+        chosen = [i for part in ranges for i in range(int(part[0]), int(part[-1]) + 1)]
+    except ValueError as error:
+        raise ValueError(f"layers is {spec!r}; write 0-9 or 0,1,5 with layers 0 to {count - 1}") from error
+    if not chosen:
+        raise ValueError(f"layers is {spec!r}, which is no layer; write 0-9 or 0,1,5")
+    if min(chosen) < 0 or max(chosen) >= count:
+        raise ValueError(f"layers is {spec!r}; write 0-9 or 0,1,5 with layers 0 to {count - 1}")
+    return chosen
+
+
+def keep_layers(model: Any, spec: str) -> None:
+    """Cut a model down to some of its decoder layers: `0-9`, or `0,1,28,29`."""
+    stack = next((m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) > 1), None)
+    if stack is None:
+        raise ValueError(f"{type(model).__name__} has no list of layers to choose from")
+    chosen = chosen_layers(spec, len(stack))
+    kept = [stack[i] for i in chosen]
+    del stack[len(kept) :]
+    for i, layer in enumerate(kept):
+        stack[i] = layer
+        for module in layer.modules():
+            if hasattr(module, "layer_idx"):
+                module.layer_idx = i  # type: ignore[assignment]
+    config = model.config.get_text_config()
+    config.num_hidden_layers = len(kept)
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[i] for i in chosen]

@@ -2,7 +2,8 @@
 
 Decoding is bound by reading weights. Most checkpoints are bfloat16 numbers; a processor without instructions for them
 runs the model in float32 and reads twice the bytes for nothing. Packed, such weights take two bytes again and give the
-numbers they gave before, up to the order of summation, which then is the same for every number of tokens.
+numbers they gave before, up to the order of summation, which then is the same for every number of tokens. Between half
+precision layers the kernel still sums in float32, and its results are rounded as theirs would be.
 """
 
 from __future__ import annotations
@@ -15,18 +16,22 @@ from torch import nn
 from slipstream.core.shapes import Float, Tensor
 from slipstream.kernels import cpu_linear
 
+HALF = torch.bfloat16, torch.float16
+
 
 class PackedLinear(nn.Module):
     """Takes the place of a linear layer, for inference. The weight is no parameter: casts and moves pass it by."""
 
     def __init__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None) -> None:
         super().__init__()
-        self.packed = cpu_linear.pack(weight, bias)
+        self.packed = cpu_linear.pack(weight.float(), None if bias is None else bias.float())
         self.out_features, self.in_features = weight.shape
 
     def forward(self, x: Float[Tensor, "*rows in"]) -> Float[Tensor, "*rows out"]:
         if x.requires_grad and torch.is_grad_enabled():
             raise RuntimeError("a packed linear layer has no gradient; train on the model as it was loaded")
+        if x.dtype in HALF:
+            return cpu_linear.linear(x.float(), self.packed).to(x.dtype)
         return cpu_linear.linear(x, self.packed)
 
     @property
@@ -44,7 +49,7 @@ class PackedLinear(nn.Module):
 
 
 def pack_linears(model: nn.Module) -> int:
-    """Replace the float32 linear layers of a model on the CPU, in place; how many were, none if there is no kernel.
+    """Replace the linear layers of a model on the CPU, in place; how many were, none if there is no kernel.
 
     Each weight is let go as soon as it is packed, so memory does not double. An output matrix that is also the
     embedding is packed for its own use, and the embedding keeps its tensor.
@@ -75,7 +80,7 @@ def _weights(module: nn.Module) -> tuple[Tensor, Tensor | None] | None:
         weight, bias = module.get_parameter("weight").detach().T, module.get_parameter("bias")
     else:
         return None
-    plain = weight.dtype == torch.float32 and weight.is_cpu and weight.numel() > 0
+    plain = weight.dtype in (torch.float32, *HALF) and weight.is_cpu and weight.numel() > 0
     hooked = module._forward_hooks or module._forward_pre_hooks
     return (weight, bias) if plain and not hooked else None
 

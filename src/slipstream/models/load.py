@@ -33,6 +33,7 @@ class Found:
     sha256: str | None = None  # of the weights, where it is known without reading them
     quantised: str | None = None  # the format the weights were rounded to before they were stored, such as Q4_1
     trust_remote_code: bool = False
+    scaled: str | None = None  # how a cost-scaled target was made larger than the model it says the words of
 
 
 def load_model(found: Found, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu") -> PreTrainedModel:
@@ -100,6 +101,7 @@ def describe(found: Found) -> dict[str, Any]:
         "parameters": sum(count for _, count in stored.values()),
         "dtype": "+".join(sorted({kind for kind, _ in stored.values()})),
         "quantised": found.quantised,
+        "scaled": found.scaled,
         "bytes": store.size(found.path),
         "sha256": found.sha256 or weights_sha256(found.path),
         "tied": OUTPUTS.isdisjoint(stored),

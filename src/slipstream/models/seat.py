@@ -19,6 +19,7 @@ class Seat:
     depth: int = 0  # layers that ran over `run`
     hidden: dict[int, Tensor] = field(default_factory=dict)  # what `peek` kept of it, by layer
     shown: int = 0  # tokens that other rows may take over
+    features: tuple[int, ...] = ()  # layers whose output is kept for all of `tokens`
 
     def known(self, entries: Sequence[Entry], depth: int) -> int:
         """How many leading entries have hidden states after `depth` layers."""

@@ -14,7 +14,8 @@ Rows that begin alike compute their beginning once (`shelf`): what any row read 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -59,12 +60,12 @@ class TorchModel(Model):
         self.context = _context(model, context)
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
-        self.features, self.prefill_chunk = features, prefill_chunk
+        self.prefill_chunk = prefill_chunk
         if prefill_chunk < 1:
             raise ValueError(f"prefill_chunk is {prefill_chunk}; it must be 1 or more")
-        for layer in features:
-            if not 0 <= layer < self.layers:
-                raise ValueError(f"features names layer {layer}; the model has layers 0 to {self.layers - 1}")
+        self._declared: tuple[int, ...] = ()
+        self.declare(features)
+        self.features: tuple[int, ...] = self._declared
         self.invariant = invariant
         self._kernel = invariant_attention(model) if invariant else None
         self._trims = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -74,22 +75,55 @@ class TorchModel(Model):
         self._seats: dict[Row, Seat] = {}
         self._draft: Draft | None = None
 
+    def declare(self, features: Iterable[int]) -> None:
+        """Keep what these layers give, too. Drafters may come while others' rows are under way, in any thread: it takes
+        effect when a row next opens, which is between two passes, and for the rows that open from then on."""
+        for layer in (wanted := tuple(features)):
+            if not 0 <= layer < self.layers:
+                raise ValueError(f"features names layer {layer}; the model has layers 0 to {self.layers - 1}")
+        self._declared = tuple(dict.fromkeys((*self._declared, *wanted)))
+
+    @torch.inference_mode()
     def open(self, rows: Sequence[Row]) -> None:
+        if self.features != self._declared:
+            self.features = self._declared
+            self.retain(self.retained)  # what was kept so far lacks these layers
+            for seat in self._seats.values():
+                seat.forget()
         for row in rows:
             assert row not in self._seats, "the row is open already"
-            self._seats[row] = Seat(self._cache.take())
+            self._room(1, 1)
+            self._seats[row] = Seat(self._cache.take(), features=self.features)
 
     @torch.inference_mode()
     def close(self, rows: Sequence[Row]) -> None:
         for row in rows:
             seat = self._seats.pop(row)
             try:
-                self._shelf.keep(seat.index, seat.tokens)
+                if seat.features == self.features:  # others may rely on every layer
+                    self._shelf.keep(seat.index, seat.tokens)
             finally:
                 self._cache.give(seat.index)
 
     def retain(self, tokens: int) -> None:
         self._shelf = Shelf(self._cache, tokens)
+
+    def bound(self, places: int) -> None:
+        self._cache.limit = places
+
+    @property
+    def places(self) -> int:
+        """What the cache holds at present, rows times places, full or not."""
+        return self._cache.rows * self._cache.places
+
+    def _room(self, more: int, places: int) -> None:
+        """Before rows or places grow beyond the limit, lay what is in use together."""
+        if self._cache.crowded(more, places):
+            seats = list(self._seats.values())
+            held = max((len(seat.tokens) + len(seat.run) for seat in seats), default=1)
+            self._cache.relay([seat.index for seat in seats], max(held, places))
+            for n, seat in enumerate(seats):
+                seat.index = n
 
     @property
     def retained(self) -> int:
@@ -104,6 +138,7 @@ class TorchModel(Model):
     def prefill(self, rows: Sequence[Row], limit: int) -> list[int]:
         """Read up to `limit` more committed tokens of each row, never the last one; how many of each were read. A row
         that takes over what another one read gets that instead, however much it is."""
+        self._room(0, max(row.length for row in rows))
         taken = [self._recall(row) for row in rows]
         fed = [0 if more else min(limit, len(self._pending(row)) - 1) for row, more in zip(rows, taken, strict=True)]
         self._feed(rows, fed)
@@ -136,7 +171,7 @@ class TorchModel(Model):
     def _show(self, row: Row) -> None:
         """Let others take over the prompt as it is read; what follows it is shown when the row closes."""
         seat = self._seats[row]
-        if seat.shown < min(len(row.request.prompt), len(seat.tokens)):
+        if seat.shown < min(len(row.request.prompt), len(seat.tokens)) and seat.features == self.features:
             self._shelf.keep(seat.index, seat.tokens)
             seat.shown = len(seat.tokens)
 
@@ -262,6 +297,8 @@ class TorchModel(Model):
         """What each row reads next, its backlog beyond one chunk fed beforehand."""
         assert rows, "there is nothing to read"
         assert draft.tree.rows == len(rows), f"the draft speaks of {draft.tree.rows} rows, not {len(rows)}"
+        nodes = Counter(r for r, _ in draft.tree.lists)
+        self._room(0, max(row.length + nodes[r] for r, row in enumerate(rows)))
         self._share(rows)
         while long := [row for row in rows if len(self._pending(row)) > self.prefill_chunk]:
             self.prefill(long, self.prefill_chunk)
@@ -273,12 +310,16 @@ class TorchModel(Model):
         assert longest <= self.context, f"{longest} tokens do not fit the context of {self.context}"
         return lines
 
+    def cached(self, row: Row) -> int:
+        """How many of a row's tokens were read."""
+        return len(self._seats[row].tokens)
+
     def states(self, row: Row, start: int = 0) -> dict[int, Float[Tensor, "tokens hidden"]]:
-        """What the declared `features` layers gave for a row's cached tokens from `start` on, whoever computed it. Not
-        a copy: to be read before the row closes."""
+        """What the layers declared before the row opened gave for its cached tokens from `start` on, whoever computed
+        it. Not a copy: to be read before the row closes."""
         seat = self._seats[row]
         return {
-            layer: self._cache.row(hidden(layer), seat.index, start, len(seat.tokens))[0] for layer in self.features
+            layer: self._cache.row(hidden(layer), seat.index, start, len(seat.tokens))[0] for layer in seat.features
         }
 
     def _forward(

@@ -1,69 +1,38 @@
-"""Policies: how far to draft in the coming cycle."""
+"""Policies: how far to draft in the coming cycle.
+
+Drafting is a bet. What it may lose is limited in advance: a purse holds a small share of all time spent, and a draft is
+made only where the purse covers what it would lose if things went as badly as the little that is known allows. So a
+hopeless text costs that share and no more, whatever the machine and the batch, and a promising one is followed while it
+pays.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from slipstream.core.interfaces import Policy
+from slipstream.core.tree import Shape
 from slipstream.core.types import Budget, Draft, Row, Verdict
+from slipstream.plan.costs import Costs
 
 
 class Fixed(Policy):
-    """The same depth always; a drafter may still stop early before an unlikely token."""
+    """The same depth and shape always; a drafter may still stop early before an unlikely token."""
 
-    def __init__(self, depth: int, stop_below: float = 0.0) -> None:
-        self._budget = Budget(depth, stop_below=stop_below)
+    def __init__(self, depth: int, stop_below: float = 0.0, shape: Shape | None = None) -> None:
+        self._budget = Budget(depth, stop_below, shape)
 
     def budget(self, rows: Sequence[Row]) -> list[Budget]:
         return [self._budget] * len(rows)
 
 
-MARGIN = 1.1  # drafting must promise so much more than plain decoding: estimates err, and their errors are chosen for
-
-
-class Costs:
-    """What passes cost on this machine, learnt as they happen: seconds by tokens in a pass, seconds per drafted step.
-
-    A size never seen is read off the straight line between its neighbours, beyond the largest off the line through the
-    smallest and the largest. Times are never too short by accident, so a shorter one is believed at once, and a longer
-    one slowly: a hiccup does not move it.
-    """
-
-    def __init__(self) -> None:
-        self._score: dict[int, float] = {}
-        self._sizes: list[int] = []
-        self.step = 0.0  # seconds to draft one step, all rows together
-
-    def learn(self, drafting: float, scoring: float, tokens: int, steps: int) -> None:
-        if tokens not in self._score:
-            insort(self._sizes, tokens)
-        self._score[tokens] = _believe(self._score.get(tokens), scoring)
-        if steps:
-            self.step = _believe(self.step or None, drafting / steps)
-
-    def seen(self, tokens: int) -> bool:
-        return tokens in self._score
-
-    def score(self, tokens: int) -> float:
-        """Seconds of a target pass over so many tokens."""
-        sizes, known = self._sizes, self._score
-        if not sizes or tokens in known:
-            return known.get(tokens, 1.0)
-        at = bisect_left(sizes, tokens)
-        if at == 0 or len(sizes) == 1:
-            return known[sizes[0]]
-        low, high = (sizes[at - 1], sizes[at]) if at < len(sizes) else (sizes[0], sizes[-1])
-        slope = (known[high] - known[low]) / (high - low)
-        if at == len(sizes):
-            return known[high] + max(0.0, slope) * (tokens - high)
-        return known[low] + slope * (tokens - low)
-
-
-def _believe(old: float | None, new: float) -> float:
-    return new if old is None or new < old else old + 0.1 * (new - old)
+MARGIN = 1.05  # drafting must promise so much more than plain decoding: estimates err, and their errors are chosen for
+FAINT = 0.1  # a token less likely to be emitted than this is not worth a look
+SURE = 0.97  # acceptance that is hoped for when nothing is known
+STALE = 64  # plain cycles after which even what cannot pay is priced again
 
 
 @dataclass
@@ -71,14 +40,21 @@ class Trust:
     """What is believed of one row's drafts: the chance that a drafted token is accepted, given the one before was."""
 
     rate: float
+    weight: float = 1.0  # so many observations' worth; what others' drafts taught counts as one
     reach: int = 3  # the deepest draft it is trusted with; doubles while drafts are accepted whole
-    quiet: int = 0  # plain cycles since the last draft
+    quiet: int = 0  # cycles since the last draft
     wait: int = 4  # plain cycles before the next attempt; doubles while attempts fail
+
+    @property
+    def least(self) -> float:
+        """As low as the rate may well be."""
+        return max(0.0, self.rate - 2 * math.sqrt(self.rate * (1 - self.rate) / self.weight))
 
     def learn(self, drafted: int, accepted: int) -> None:
         tried = min(drafted, accepted + 1)  # tokens beyond the first rejection say nothing
         for i in range(tried):
-            self.rate += 0.15 * ((i < accepted) - self.rate)
+            self.weight = min(self.weight + 1, 7)
+            self.rate += ((i < accepted) - self.rate) / self.weight
         self.reach = 2 * self.reach if accepted == drafted else max(3, accepted + 2)
         self.wait = max(4, self.wait // 2) if accepted else min(128, self.wait * 2)
         self.quiet = 0
@@ -86,94 +62,162 @@ class Trust:
 
 @dataclass
 class Purse:
-    """Seconds won and lost against plain decoding. Losses are limited to a share of all time spent, and a little to
-    begin with; what was won long ago does not pay for losses now."""
+    """Seconds that may be lost against plain decoding: a share of all time, and what was won; most of a plain pass at
+    most, so that an old win does not pay for long. Half may be risked at a time, so that no single draft empties it."""
 
     share: float = 0.01
-    balance: float = 0.0
-    total: float = 0.0
-    plain: float = 0.0  # seconds of one plain pass
+    size: float = 0.7  # of a plain pass
+    balance: float | None = None  # None: nothing was booked yet, and it is full
 
-    def book(self, won: float, spent: float, plain: float) -> None:
-        self.total, self.plain = self.total + spent, plain
-        self.balance = min(self.balance + won, 4 * plain)
+    def stake(self, plain: float) -> float:
+        return (self.size * plain if self.balance is None else self.balance) / 2
 
-    def open(self) -> bool:
-        return self.balance >= -(self.share * self.total + self.plain / 4)
+    def book(self, won: float, plain: float) -> None:
+        held = self.size * plain if self.balance is None else self.balance
+        self.balance = min(held + self.share * plain + won, self.size * plain)
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What the coming pass costs: plain, over `base` tokens, and what so many drafted ones add to it."""
+
+    base: int
+    plain: float
+    more: Callable[[float], float]
+
+    @property
+    def share(self) -> float:
+        """Seconds that an emitted token is worth: what plain decoding takes for one."""
+        return self.plain / self.base
 
 
 class Adaptive(Policy):
     """The depths that maximise emitted tokens per second: zero where drafting does not pay.
 
     Rows share a pass, so they are decided together: starting from plain decoding for all, the drafted token most likely
-    to be emitted is added, again and again, and the best point on the way is taken. Rows left plain are tried again now
-    and then, more and more rarely while it fails; and once drafting has lost more than a small share of all time, it is
-    off until that share has grown again. So a hopeless text costs next to nothing.
+    to be emitted is added, again and again, and the best point on the way that the purse covers is taken. Rows left
+    plain are tried again now and then, more and more rarely while it fails, with what the purse has left; not where a
+    drafted token costs so much that it could not pay if it were accepted. What one row's drafts are worth is what the
+    next row is expected to be like.
     """
 
     def __init__(self, deepest: int = 8) -> None:
         if deepest < 1:
             raise ValueError(f"deepest is {deepest}; it must be 1 or more")
-        self.deepest, self.costs = deepest, Costs()
-        self.purse = Purse()
+        self.deepest, self.costs, self.purse = deepest, Costs(), Purse()
         self._prior = 0.7  # what is believed of a row nothing is known of: what the others' drafts were worth
+        self._bushy = 1.0  # drafted tokens for one step of depth; more than one in trees
         self._trust: dict[Row, Trust] = {}
-        self._steps = self._drafted = self._accepted = self._rows = 0
+        self._steps = self._drafted = self._accepted = self._beside = 0
+        self._asked = False
         self._plain: Counter[int] = Counter()  # cycles left plain to learn what so many rows cost
 
     def budget(self, rows: Sequence[Row]) -> list[Budget]:
         self._steps = self._drafted = self._accepted = 0
-        self._rows = len(rows)
-        self._trust = {row: self._trust.get(row) or Trust(self._prior) for row in rows}
-        if not self.purse.open():
-            return [Budget(0)] * len(rows)
-        depths = self._best([self._trust[row].rate for row in rows])
-        depths = [min(depth, self._trust[row].reach) for depth, row in zip(depths, rows, strict=True)]
-        for r, row in enumerate(rows):
-            trust = self._trust[row]
-            trust.quiet += 1
-            if depths[r] == 0 and trust.quiet > trust.wait:
-                depths[r], trust.quiet = 2, 0
+        trust = self._trust = {row: self._trust.get(row) or Trust(self._prior) for row in rows}
+        depths = self._depths(list(trust.values()))
+        self._asked = any(depths)
         return [Budget(depth) for depth in depths]
 
-    def _best(self, rates: Sequence[float]) -> list[int]:
-        """The best depth of each row. A row's n-th drafted token is emitted with the n-th power of its rate, so sorted
-        by that chance they stand in the order in which they are worth adding, each after the ones before it."""
-        if not self.costs.seen(len(rates)) and self._plain[len(rates)] < 3:  # rows of others may always ride along
-            self._plain[len(rates)] += 1
-            return [0] * len(rates)  # what drafting is held against: without it drafting might look free for ever
-        steps = [(-(rate**depth), depth, r) for r, rate in enumerate(rates) for depth in range(1, self.deepest + 1)]
-        steps.sort()
-        emitted, deepest = float(len(rates)), 0
-        taken, speed = 0, MARGIN * emitted / self.costs.score(len(rates))
-        for n, (chance, depth, _) in enumerate(steps, 1):
-            emitted -= chance
-            deepest = max(deepest, depth)
-            now = emitted / (self.costs.score(len(rates) + n) + self.costs.step * deepest)
-            if now > speed:
-                taken, speed = n, now
-        depths = [0] * len(rates)
-        for _, _, r in steps[:taken]:
-            depths[r] += 1
+    def _depths(self, trust: list[Trust]) -> list[int]:
+        base = len(trust) + self._beside
+        for one in trust:
+            one.quiet += 1
+        if not self.costs.seen(base) and self._plain[base] < 3:  # rows of others may always ride along
+            self._plain[base] += 1
+            return [0] * len(trust)  # what drafting is held against: without it drafting might look free for ever
+        now = Prices(base, self.costs.plain(base), self.costs.more(base))
+        stake = self.purse.stake(now.plain)
+        if stake <= 0:
+            return [0] * len(trust)
+        depths, risk = self._best(trust, now, stake)
+        self._probe(trust, depths, now, stake - max(0.0, risk))
         return depths
 
+    def _best(self, trust: list[Trust], now: Prices, stake: float) -> tuple[list[int], float]:
+        """The best depth of each row, and what it may lose. A row's n-th drafted token is emitted with the n-th power
+        of its rate, so sorted by that chance they stand in the order in which they are worth adding, each after the
+        ones before it. Where the best of all is worth the margin, a smaller step towards it that the purse covers will
+        do."""
+        steps = [
+            (-(one.rate**depth), depth, r)
+            for r, one in enumerate(trust)
+            for depth in range(1, min(one.reach, self.deepest) + 1)
+            if one.rate**depth > FAINT
+        ]
+        steps.sort()
+        most = len(steps) if self.costs.priced else 1  # a price is found out with as little as possible
+        emitted, least, deepest = float(now.base), 0.0, 0
+        promise = best = emitted / now.plain
+        taken, lose = 0, 0.0
+        for n, (chance, depth, r) in enumerate(steps, 1):
+            emitted -= chance
+            least += trust[r].least ** depth
+            deepest = max(deepest, depth)
+            cost = now.more(n * self._bushy) + self.costs.step * deepest
+            risk, speed = cost - least * now.share, emitted / (now.plain + cost)
+            promise = max(promise, speed)
+            if speed > best and risk <= stake and n <= most:
+                taken, best, lose = n, speed, risk
+        if promise * now.share < MARGIN:
+            return [0] * len(trust), 0.0
+        depths = [0] * len(trust)
+        for _, _, r in steps[:taken]:
+            depths[r] += 1
+        return depths, lose
+
+    def _probe(self, trust: list[Trust], depths: list[int], now: Prices, left: float) -> None:
+        """Try rows that were left plain for long, the longest first, two tokens each or one, while the purse covers
+        it."""
+        due = [r for r, one in enumerate(trust) if not depths[r] and one.quiet > one.wait]
+        if due and not self._may_pay(now):
+            due = [r for r in due if trust[r].quiet > STALE]
+        if not self.costs.priced:
+            due = [] if any(depths) else due[:1]
+        total, deepest = sum(depths), max(depths)
+        for r in sorted(due, key=lambda r: -trust[r].quiet):
+            for depth in (2, 1) if self.costs.priced else (1,):
+                new = now.more((total + depth) * self._bushy) - now.more(total * self._bushy)
+                new += self.costs.step * max(0, depth - deepest)
+                if depth <= self.deepest and new <= left:
+                    depths[r], left, total, deepest = depth, left - new, total + depth, max(deepest, depth)
+                    break
+
+    def _may_pay(self, now: Prices) -> bool:
+        """Whether drafts of one row would pay at some depth if nearly all of them were accepted."""
+        gain = 0.0
+        for depth in range(1, self.deepest + 1):
+            gain += SURE**depth
+            if gain * now.share > now.more(depth * self._bushy) + self.costs.step * depth:
+                return True
+        return False
+
     def observe(self, rows: Sequence[Row], draft: Draft, verdict: Verdict) -> None:
-        drafted = [0] * len(rows)
-        for r, _ in draft.tree.lists:
-            drafted[r] += 1
-        self._steps = max(self._steps, *drafted)
-        for row, tried, accepted in zip(rows, drafted, verdict.accepted.tolist(), strict=True):
-            if row not in self._trust:  # its depth was the user's choice
+        nodes, steps = [0] * len(rows), [0] * len(rows)
+        depth: list[int] = []
+        for r, p in draft.tree.lists:
+            depth.append(1 if p < 0 else depth[p] + 1)
+            nodes[r] += 1
+            steps[r] = max(steps[r], depth[-1])
+        self._steps = max(self._steps, *steps)
+        for row, count, tried, accepted in zip(rows, nodes, steps, verdict.accepted.tolist(), strict=True):
+            if row not in self._trust or not count:  # its depth was the user's choice, or there is nothing to learn
                 continue
-            self._drafted += tried
+            self._drafted += count
             self._accepted += accepted
-            if tried:
-                self._trust[row].learn(tried, accepted)
-                self._prior += 0.05 * ((accepted > 0) - self._prior)
+            self._bushy += 0.1 * (count / tried - self._bushy)
+            self._trust[row].learn(tried, accepted)
+            for i in range(min(tried, accepted + 1)):
+                self._prior += 0.05 * ((i < accepted) - self._prior)
 
     def price(self, drafting: float, scoring: float, tokens: int) -> None:
-        self.costs.learn(drafting, scoring, tokens, self._steps)
-        if self._rows:
-            plain = self.costs.score(tokens - self._drafted)
-            extra = self.costs.score(tokens) - plain + drafting if self._drafted else 0.0
-            self.purse.book(self._accepted * plain / self._rows - extra, plain + extra, plain)
+        self.costs.learn(drafting, scoring, tokens, self._drafted, self._steps)
+        base = tokens - self._drafted
+        self._beside = max(0, base - len(self._trust))
+        if self._trust:
+            plain = self.costs.plain(base)
+            lost = drafting if self._asked else 0.0
+            if self._drafted:  # as it was measured, a hiccup aside
+                usual = self.costs.more(base)(self._drafted)
+                lost += min(scoring - plain, 3 * usual + plain / 10)
+            self.purse.book(self._accepted * plain / base - lost, plain)

@@ -11,18 +11,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 
 from slipstream.core import sampling
-from slipstream.core.interfaces import Drafter, Model, Policy, Verifier
+from slipstream.core.interfaces import Drafter, Model, Policy, Verifier, way
 from slipstream.core.loop import NoiseFactory, check_fits, read, within_limits
 from slipstream.core.noise import CounterNoise
+from slipstream.core.shapes import Int, Tensor
 from slipstream.core.shaping import places
 from slipstream.core.types import Budget, Draft, News, Scores, Verdict
 from slipstream.engines.base import Tally
-from slipstream.engines.native.groups import Group, join, merge, part, slots
+from slipstream.engines.native.groups import Group, join, levels, merge, part, slots
 from slipstream.engines.native.job import Job
-from slipstream.engines.native.laws import check_request, lawful, tops
+from slipstream.engines.native.laws import check_request, check_tree, lawful, tops
 from slipstream.engines.native.scheduler import Limits, Scheduler
 
 
@@ -41,6 +43,7 @@ class Batch:
         self.model, self.policy = model, policy
         self._drafter, self._rule, self._make_noise = drafter, rule, make_noise
         self.scheduler = Scheduler(limits, model.context)
+        model.bound(limits.tokens)
         self.tally = Tally()
         self.failures: dict[str, int] = {}
 
@@ -49,7 +52,10 @@ class Batch:
         check_fits(job.row, self.model)
         check_request(job.row.request, self.model.vocab)
         self.scheduler.check(job)
-        self._drafter(job.course.drafter), self._rule(job.course.rule)  # an unknown name is refused here
+        # an unknown name is refused here
+        drafter, rule = self._drafter(job.course.drafter), self._rule(job.course.rule)
+        if job.course.shape is not None:
+            check_tree(job.course.shape, rule, drafter, self.model)
         if job.course.rule == "greedy" and job.row.request.sampling.temperature != 0:
             raise ValueError("the greedy rule needs temperature 0; use token, block or coupled for sampling")
 
@@ -96,7 +102,7 @@ class Batch:
         self._close(plan.leave())
         ready = self._prefill(plan.running)
         for job in ready:
-            job.budget = Budget(job.course.depth or 0)
+            job.budget = Budget(job.course.depth or 0, shape=job.course.shape)
         free = [job for job in ready if job.course.depth is None]
         for job, budget in zip(free, self.policy.budget([job.row for job in free]) if free else (), strict=True):
             job.budget = budget
@@ -128,16 +134,24 @@ class Batch:
         job.course = replace(job.course, drafter="none")
 
     def _prefill(self, jobs: Sequence[Job]) -> list[Job]:
-        """Long prompts are read a piece a step beside the others' decoding; the last piece rides in the score pass."""
-        limit = self.scheduler.limits.prefill
-        long = [job for job in jobs if len(job.row.request.prompt) - job.prefilled > limit]
-        for job in long:
-            self._guard(job, self._read)
-        return [job for job in jobs if job not in long and not job.done]
+        """Of all prompts together so many tokens are read a step, beside the others' decoding, first come first; what
+        is left of a prompt then rides in the score pass. The rows that are ready for it."""
+        left, ready = self.scheduler.limits.prefill, []
+        for job in jobs:
+            if job.unread > left:
+                before = job.unread
+                self._guard(job, partial(self._read, limit=left))
+                left -= min(left, before - job.unread)
+            if job.unread <= left and not job.done:
+                left -= job.unread
+                ready.append(job)
+        return ready
 
-    def _read(self, job: Job) -> None:
-        read = self.model.prefill([job.row], self.scheduler.limits.prefill)[0]
-        job.prefilled += read or len(job.row.request.prompt)  # a model that reads nothing ahead has no use for pieces
+    def _read(self, job: Job, limit: int) -> None:
+        """Read ahead, or take over what another row has read; with no limit left, only the latter."""
+        read = self.model.prefill([job.row], limit)[0]
+        helpless = not read and limit == self.scheduler.limits.prefill  # reads nothing ahead, so pieces are no use
+        job.prefilled += len(job.row.request.prompt) if helpless else read
 
     def draft(self, jobs: Sequence[Job]) -> tuple[list[Group], list[Draft]]:
         """Rows in groups by drafter and rule, and the draft of each group."""
@@ -171,7 +185,8 @@ class Batch:
 
     def _proposed(self, group: Group, jobs: Sequence[Job]) -> Draft:
         rows = [job.row for job in jobs]
-        budget = within_limits([job.budget for job in jobs], rows, self.model.context)
+        how = way(group.rule, group.drafter)
+        budget = within_limits([job.budget for job in jobs], rows, self.model.context, how)
         return group.drafter.propose(rows, budget, group.noise)
 
     def score(self, groups: Sequence[Group], drafts: Sequence[Draft]) -> Scores:
@@ -224,22 +239,25 @@ class Batch:
     ) -> None:
         """Hand out what each row emitted: up to a place without a law, where the request ends."""
         for group, draft, verdict, dead, index in zip(groups, drafts, verdicts, lawless, slots(drafts), strict=True):
+            drafted = levels(draft.tree)
             for r, (job, news) in enumerate(zip(group.jobs, read(draft, verdict), strict=True)):
                 reached = [r, *(draft.tree.rows + i for i in news.path)]
                 sound = next((n for n, slot in enumerate(reached) if slot in dead), len(reached))
                 if sound:
-                    self._emit(job, news, sound, part(scores, index[reached[:sound]]))
+                    self._emit(job, news, sound, drafted[r], scores, index[reached[:sound]])
                 if sound < len(reached) and not job.done:
                     job.end("error", dead[reached[sound]])
 
-    def _emit(self, job: Job, news: News, count: int, scores: Scores) -> None:
+    def _emit(
+        self, job: Job, news: News, count: int, drafted: Sequence[int], scores: Scores, slots: Int[Tensor, " n"]
+    ) -> None:
         kept = job.row.extend(news.tokens[:count], news.origins[:count], self.model.context)
         tokens, origins = news.tokens[:kept], news.origins[:kept]
-        logprobs = [] if job.top is None else tops(scores.logits[:kept], tokens, job.top)
+        logprobs = [] if job.top is None else tops(part(scores, slots[:kept]).logits, tokens, job.top)
         chunk = job.take(tokens, origins, logprobs)
         kept = len(chunk.tokens)
         for tally in (job.tally, self.tally):  # before the chunk is out: whoever waits for the last one reads them
-            tally.add(news.drafted, min(kept, len(news.path)), kept)
+            tally.book(drafted, min(kept, len(news.path)), kept)
         job.put(chunk)
 
     def fail(self, error: Exception) -> None:

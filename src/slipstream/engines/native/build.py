@@ -11,7 +11,13 @@ import torch
 
 from slipstream.core.interfaces import Drafter
 from slipstream.drafters import drafters
+from slipstream.drafters.draft_folder import load_draft
+from slipstream.drafters.folder import head_kind, load_head
+from slipstream.drafters.shipped import shipped, shipped_for
 from slipstream.models.catalog import catalog_names, load_model, load_text, resolve
+from slipstream.models.invariant import free, why_not
+from slipstream.models.layers import keep_layers
+from slipstream.models.linears import pack_linears
 from slipstream.models.load import Found
 from slipstream.models.text import Text, same_tokenizer
 from slipstream.models.torch_model import TorchModel
@@ -35,42 +41,45 @@ class Target:
 
 
 def build_target(
-    name: str, dtype: str = "auto", device: str = "auto", context: int | None = None, invariant: bool = False
+    name: str, dtype: str = "auto", device: str = "auto", context: int | None = None, invariant: bool | None = None
 ) -> Target:
-    """Load a target. `invariant`: its numbers for a row depend on that row alone, to the bit."""
+    """Load a target. `invariant`: a row's numbers depend on that row alone, to the bit; None: where that is free."""
     found = resolve(name)
     place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    model = prepared(load_model(found, dtype, place))
-    return Target(found, TorchModel(model, context=context, invariant=invariant), load_text(found))
+    model = prepared(load_model(found, dtype, place), bool(invariant))
+    sure = free(model) if invariant is None else invariant
+    return Target(found, TorchModel(model, context=context, invariant=sure), load_text(found))
 
 
-def prepared(model: Any) -> Any:
-    """On a CPU in float32, linears made for few rows take over."""
-    if model.device.type == "cpu" and model.dtype == torch.float32:
-        from slipstream.models.linears import pack_linears
-
+def prepared(model: Any, invariant: bool = False) -> Any:
+    """On a CPU, linears made for few rows take over: in float32, where they are faster, and for invariant mode."""
+    if model.device.type == "cpu" and (model.dtype == torch.float32 or invariant):
         pack_linears(model)
     return model
 
 
 def drafter_kind(name: str) -> str:
-    """The kind of drafter a name stands for; anything that is no drafter but may be a model is a draft model."""
-    if name not in drafters.names() and ("/" in name or Path(name).exists() or name in catalog_names()):
-        return "draft_model"
+    """The kind of drafter a name stands for. A folder may say so; whatever else may be a model is a draft model."""
+    if name not in drafters.names() and (
+        name in shipped() or "/" in name or Path(name).exists() or name in catalog_names()
+    ):
+        return head_kind(shipped().get(name, Path(name))) or "draft_model"
     drafters.get(name)
     return name
 
 
 def build_drafter(name: str, target: Target, options: Options | None = None) -> Drafter:
-    """A drafter by its name, or a model's name or folder for a draft model."""
+    """A drafter by its name, the folder of a trained one, or a model's name or folder for a draft model."""
     options = dict(options or {})
     if drafter_kind(name) != name:
-        name, options = "draft_model", {"model": name, **options}
+        name, options = drafter_kind(name), {"model": str(shipped().get(name, name)), **options}
     kind = drafters.get(name)
     maker = MAKERS.get(name)
     if maker is None:
         raise ValueError(f"the drafter {name} is for tests and audits; one of {', '.join(MAKERS)} drafts for a model")
-    return maker(kind, target, options)
+    drafter = maker(kind, target, options)
+    target.model.declare(drafter.needs.features)
+    return drafter
 
 
 def _none(kind: Any, target: Target, options: dict[str, str]) -> Drafter:
@@ -91,8 +100,13 @@ def _ngram(kind: Any, target: Target, options: dict[str, str]) -> Drafter:
 
 
 def _draft_model(kind: Any, target: Target, options: dict[str, str]) -> Drafter:
-    """Another model, the target's own first layers (`layers=0-9`), or the target itself."""
+    """Another model, one distilled from the target, some of the target's own layers (`layers=0-9`), or the target."""
     known = configured(dict, options, "draft_model", ("model", "layers", "dtype"))
+    trained = _trained("draft_model", target, known)
+    if trained is not None:
+        output = target.model.model.get_output_embeddings().weight.detach()
+        model, ids = load_draft(trained, target.model.model, output)
+        return kind(_drafting(model, target), target.model.vocab, ids)  # type: ignore[no-any-return]
     found = resolve(known["model"]) if "model" in known else target.found
     difference = None if found == target.found else same_tokenizer(load_text(found).tokenizer, target.text.tokenizer)
     if difference:
@@ -101,33 +115,37 @@ def _draft_model(kind: Any, target: Target, options: dict[str, str]) -> Drafter:
     model = load_model(found, dtype, target.model.device)
     if "layers" in known:
         keep_layers(model, known["layers"])
-    drafting = TorchModel(prepared(model), retained=target.model.retained)
-    return kind(drafting, target.model.vocab)  # type: ignore[no-any-return]
+    return kind(_drafting(model, target), target.model.vocab)  # type: ignore[no-any-return]
 
 
-def keep_layers(model: Any, spec: str) -> None:
-    """Cut a model down to some of its decoder layers: `0-9`, or `0,1,28,29`."""
-    stack = next((m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) > 1), None)
-    if stack is None:
-        raise ValueError(f"{type(model).__name__} has no list of layers to choose from")
-    try:
-        ranges = [part.split("-") for part in spec.split(",")]
-        chosen = [i for part in ranges for i in range(int(part[0]), int(part[-1]) + 1)]
-        kept = [stack[i] for i in chosen]
-    except (ValueError, IndexError) as error:
-        raise ValueError(f"layers is {spec!r}; write 0-9 or 0,1,5 with layers 0 to {len(stack) - 1}") from error
-    if not kept:
-        raise ValueError(f"layers is {spec!r}, which is no layer; write 0-9 or 0,1,5")
-    del stack[len(kept) :]
-    for i, layer in enumerate(kept):
-        stack[i] = layer
-        for module in layer.modules():
-            if hasattr(module, "layer_idx"):
-                module.layer_idx = i  # type: ignore[assignment]
-    config = model.config.get_text_config()
-    config.num_hidden_layers = len(kept)
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[i] for i in chosen]
+def _trained(kind: str, target: Target, known: dict[str, str]) -> Path | None:
+    """The folder of a trained drafter: the one asked for, or the one that is shipped for the target."""
+    if "model" in known:
+        folder = shipped().get(known["model"], Path(known["model"]))
+        return folder if head_kind(folder) == kind else None
+    return shipped_for(kind, target.found.name, target.found.sha256) if "layers" not in known else None
+
+
+def _drafting(model: Any, target: Target) -> TorchModel:
+    exact = target.model.invariant  # then drafts are repeatable too
+    model = prepared(model, exact)
+    return TorchModel(model, retained=target.model.retained, invariant=exact and why_not(model) is None)
+
+
+def _eagle(kind: Any, target: Target, options: dict[str, str]) -> Drafter:
+    """A trained head, from its folder."""
+    known = configured(dict, options, "eagle", ("model",))
+    folder = Path(known["model"]) if "model" in known else _trained("eagle", target, known)
+    if folder is None:
+        raise ValueError(
+            f"no eagle head is shipped for {target.found.name}; `slipstream train eagle` makes one for -d FOLDER"
+        )
+    embedding = target.model.model.get_input_embeddings().weight.detach()
+    output = target.model.model.get_output_embeddings().weight.detach()
+    net, ids = load_head(shipped().get(str(folder), folder), embedding, output)
+    if embedding.is_cpu and embedding.dtype == torch.float32:
+        pack_linears(net)
+    return kind(net, ids, embedding, target.model, target.model.vocab)  # type: ignore[no-any-return]
 
 
 def configured(config: Any, options: Mapping[str, Any], name: str, legal: tuple[str, ...] | None = None) -> Any:
@@ -146,4 +164,4 @@ def configured(config: Any, options: Mapping[str, Any], name: str, legal: tuple[
     return config(**values)
 
 
-MAKERS = {"none": _none, "ngram": _ngram, "draft_model": _draft_model}
+MAKERS = {"none": _none, "ngram": _ngram, "draft_model": _draft_model, "eagle": _eagle}

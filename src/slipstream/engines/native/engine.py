@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import torch
@@ -11,17 +11,35 @@ import torch
 from slipstream.core.interfaces import Drafter, Verifier
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
+from slipstream.core.tree import Shape
 from slipstream.core.types import Request
-from slipstream.engines.base import Engine, Prompt, Speculation, Ticket, Wish
+from slipstream.engines.base import Capabilities, Engine, Prompt, Speculation, Ticket, Wish
 from slipstream.engines.native.batch import Batch
-from slipstream.engines.native.build import Options, Target, build_drafter, build_target, drafter_kind
+from slipstream.engines.native.build import MAKERS, Options, Target, build_drafter, build_target, drafter_kind
 from slipstream.engines.native.job import Course, Job
 from slipstream.engines.native.scheduler import Limits
+from slipstream.engines.native.watch import Watch, Watched
 from slipstream.plan.policy import Adaptive
+from slipstream.plan.shapes import DEPTH
 
 
 class NativeEngine(Engine):
-    """`drafter` is a name, a model's name or folder, or "none"; `depth` None lets the policy decide every cycle."""
+    """`drafter` is a name, a model's name or folder, or "none"; `depth` None lets the policy decide every cycle; with a
+    `shape`, as `plan.shapes.parse` reads it, drafts are trees."""
+
+    capabilities = Capabilities(
+        drafters=tuple(MAKERS),
+        rules=tuple(rules.names()),
+        sampling=frozenset({*(field.name for field in fields(Sampling)), "repetition", "presence", "frequency"}),
+        logprobs=True,
+        grammar=True,
+        min_tokens=True,
+        batch=True,
+        batch_drafting=True,
+        seed=True,
+        origins=True,
+        switch=True,
+    )
 
     def __init__(
         self,
@@ -30,11 +48,13 @@ class NativeEngine(Engine):
         verify: str = "block",
         depth: int | None = None,
         *,
+        shape: Shape | str | int | None = None,
         options: Options | None = None,
         limits: Limits | None = None,
+        watch: Watch | None = None,
         **loading: Any,
     ) -> None:
-        self._default = Speculation(drafter=drafter, depth=depth, verify=verify)
+        self._default = Speculation(drafter=drafter, depth=depth, verify=verify, shape=shape)
         rules.get(verify)
         drafter_kind(drafter)
         self.target = model if isinstance(model, Target) else build_target(model, **loading)
@@ -42,6 +62,7 @@ class NativeEngine(Engine):
         self.target.model.retain(limits.retained)
         self._drafters: dict[str, Drafter] = {drafter: build_drafter(drafter, self.target, options)}
         self._rules: dict[str, Verifier] = {}
+        self._watch = watch
         self._batch = Batch(self.target.model, self.drafter, self._rule, Adaptive(), limits)
         vocab, ends = self.target.model.vocab, self.target.text.ends
         self._ends = frozenset(token for token in ends if token < vocab)  # a tokenizer may know more than the model
@@ -50,6 +71,14 @@ class NativeEngine(Engine):
         self._building = threading.Lock()
         self._closed = False
         self._worker: threading.Thread | None = None
+
+    @property
+    def label(self) -> str:
+        return self.target.label
+
+    @property
+    def quantised(self) -> str | None:
+        return self.target.found.quantised
 
     @property
     def drafter_name(self) -> str:
@@ -68,7 +97,8 @@ class NativeEngine(Engine):
 
     def _rule(self, name: str) -> Verifier:
         if name not in self._rules:
-            self._rules[name] = rules.get(name)()
+            rule = rules.get(name)()
+            self._rules[name] = Watched(rule, self._watch) if self._watch else rule
         return self._rules[name]
 
     def submit(self, prompt: Prompt, sampling: Sampling | None = None, wish: Wish | None = None) -> list[Ticket]:
@@ -98,9 +128,12 @@ class NativeEngine(Engine):
             raise ValueError("the greedy rule needs temperature 0; use token, block or coupled for sampling")
         rule = "greedy" if sampling.temperature == 0 else rule
         depth = self._default.depth if asked.depth is None else asked.depth
+        shape = self._default.tree if asked.shape is None else asked.tree
         if asked.off or depth == 0:
             return Course("none", rule, 0)
-        return Course(asked.drafter or self._default.drafter or "none", rule, depth)
+        if shape is not None and depth is None:
+            depth = shape.depth or DEPTH
+        return Course(asked.drafter or self._default.drafter or "none", rule, depth, shape)
 
     def _grammar(self, wish: Wish) -> Any:
         if wish.grammar is None:

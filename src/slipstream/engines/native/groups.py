@@ -55,6 +55,8 @@ def slots(drafts: Sequence[Draft]) -> list[Int[Tensor, " slots"]]:
 
 
 def part(scores: Scores, index: Int[Tensor, " slots"]) -> Scores:
+    if len(index) == len(scores.logits):  # one group: all there is, in order
+        return scores
     index = index.to(scores.logits.device)
     return Scores(scores.logits[index], {layer: state[index] for layer, state in scores.features.items()})
 
@@ -71,3 +73,15 @@ def join(verdicts: Sequence[Verdict], drafts: Sequence[Draft]) -> Verdict:
         nodes += len(draft.tree)
     token = torch.cat([verdict.token for verdict in verdicts])
     return Verdict(torch.cat(paths), token, torch.cat([verdict.bonus for verdict in verdicts]))
+
+
+def levels(tree: Tree) -> list[list[int]]:
+    """How many tokens each row drafted for its first position, its second, and so on."""
+    found: list[list[int]] = [[] for _ in range(tree.rows)]
+    depth: list[int] = []
+    for r, p in tree.lists:
+        depth.append(0 if p < 0 else depth[p] + 1)
+        if depth[-1] == len(found[r]):
+            found[r].append(0)
+        found[r][depth[-1]] += 1
+    return found

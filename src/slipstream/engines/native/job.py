@@ -6,6 +6,7 @@ import queue
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from slipstream.core.tree import Shape
 from slipstream.core.types import Budget, Origin, Request, Row
 from slipstream.engines.base import Chunk, Completion, Logprob, Tally, Ticket
 from slipstream.engines.native.stops import Stops
@@ -14,11 +15,13 @@ from slipstream.models.detokenizer import Detokenizer
 
 @dataclass(frozen=True)
 class Course:
-    """How a job is decoded: the names of its drafter and rule, and a fixed depth or None for the policy's choice."""
+    """How a job is decoded: the names of its drafter and rule, a fixed depth or None for the policy's choice, and how
+    its drafts branch, if they do."""
 
     drafter: str
     rule: str
     depth: int | None
+    shape: Shape | None = None
 
 
 class Job(Ticket):
@@ -70,6 +73,11 @@ class Job(Ticket):
 
     def put(self, chunk: Chunk) -> None:
         self._chunks.put(chunk)
+
+    @property
+    def unread(self) -> int:
+        """Tokens of the prompt that are still to be read; 0 once the row decodes."""
+        return 0 if self.tally.cycles else max(0, len(self.row.request.prompt) - self.prefilled)
 
     @property
     def done(self) -> bool:

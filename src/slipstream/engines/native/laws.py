@@ -6,8 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
+from slipstream.core.interfaces import Drafter, Model, Verifier, way
+from slipstream.core.rules import rules
 from slipstream.core.shapes import Tensor
 from slipstream.core.shaping import Place, shape
+from slipstream.core.tree import Shape
 from slipstream.core.types import Request
 from slipstream.engines.base import Logprob
 
@@ -23,6 +26,19 @@ def check_request(request: Request, vocab: int) -> None:
         for token in tokens:
             if not 0 <= token < vocab:
                 raise ValueError(f"{name} names token {token}; the model has tokens 0 to {vocab - 1}")
+
+
+def check_tree(tree: Shape, rule: Verifier, drafter: Drafter, model: Model) -> None:
+    """Refuse a tree that does not fit the model, or whose candidates drafter and rule cannot agree on."""
+    tree.check(model.vocab, model.context)
+    if way(rule, drafter) is None:
+        able = [name for name in rules.names() if name != "greedy" and way(rules.get(name)(), drafter)]
+        what = (
+            f"takes no tree of this drafter's ({', '.join(sorted(drafter.siblings))})"
+            if rule.siblings
+            else "verifies chains"
+        )
+        raise ValueError(f"the rule {rule.name} {what}; use {', '.join(able)} for trees")
 
 
 def lawful(logits: Tensor, where: Sequence[Place]) -> tuple[Tensor, dict[int, str]]:

@@ -1,8 +1,9 @@
 """Who decodes now, who waits: first come, first served, within the rows and the memory there are.
 
 The cache is a rectangle of rows times places, both growing by doubling, so that is what a request is charged for: it is
-admitted when the rectangle that holds it and everyone already there is within the budget. What requests leave behind
-for others that begin alike has a budget of its own, and gives way by itself.
+admitted when the rectangle that holds it and everyone already there is within the budget. The model is told of the
+budget too, and lays its rows together before it passes it. What requests leave behind for others that begin alike has a
+budget of its own, and gives way by itself.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from collections import deque
 from dataclasses import dataclass
 
 from slipstream.engines.native.job import Job
+from slipstream.models.cache import power
 
 
 @dataclass(frozen=True)
 class Limits:
     rows: int = 16
     tokens: int = 1 << 17  # places of the cache in all, rows times the longest
-    prefill: int = 512  # prompt tokens read in one step
+    prefill: int = 512  # prompt tokens read in one step, all rows together
     retained: int = 1 << 15  # tokens kept besides, for prompts that begin alike; 0 computes everything anew
 
     def __post_init__(self) -> None:
@@ -46,12 +48,15 @@ class Scheduler:
 
     def footprint(self, jobs: list[Job]) -> int:
         """Places of the rectangle that holds these jobs."""
-        return _power(len(jobs)) * _power(max(map(self.places, jobs)))
+        return power(len(jobs)) * power(max(map(self.places, jobs)))
 
     def admit(self) -> list[Job]:
         """Move jobs from the queue to the rows while they fit; the new ones."""
         new: list[Job] = []
         while self.waiting and len(self.running) < self.limits.rows:
+            if self.waiting[0].done:
+                self.waiting.popleft()
+                continue
             if self.footprint([*self.running, self.waiting[0]]) > self.limits.tokens:
                 break
             new.append(self.waiting.popleft())
@@ -64,7 +69,3 @@ class Scheduler:
         self.running = [job for job in self.running if not job.done]
         self.waiting = deque(job for job in self.waiting if not job.done)
         return done
-
-
-def _power(n: int) -> int:
-    return 1 << (n - 1).bit_length()

@@ -1,0 +1,132 @@
+"""The laws of the tree rules in exact fractions, written once more from the papers: what the shipped rules must equal.
+
+At a slot a rule maps candidates to outcomes: each accepted with some probability, and a law for the token where none
+is. A cycle grows a tree of a given shape from its slots; two cycles and the target's own continuation must give the
+target's joint law, with equality.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+from slipstream.audit.rational import ONE, ZERO, Cycle, Laws, Row, Text, excess, normal
+from slipstream.audit.transport import DRAWN, Candidates, without
+
+Judged = tuple[list[Fraction], Row]
+"""How likely each candidate is the accepted one, and the law of the token, unnormalised, where none is."""
+
+
+def one_by_one(p: Row, laws: Sequence[Row], xs: Candidates) -> Judged:
+    """Offered in turn to what is left of p, each with the law it was drawn from given those before."""
+    left, mass, taken = p, ONE, []
+    for q, x in zip(laws, xs, strict=True):
+        accept = min(ONE, left[x] / q[x])
+        taken.append(mass * accept)
+        mass *= 1 - accept
+        left = normal(excess(ONE, left, q))
+    return taken, [mass * r for r in left]
+
+
+def judge_chosen(p: Row, q: Row, xs: Candidates) -> Judged:
+    return one_by_one(p, [[ONE if y == x else ZERO for y in range(len(p))] for x in xs], xs)
+
+
+def judge_replace(p: Row, q: Row, xs: Candidates) -> Judged:
+    return one_by_one(p, [q] * len(xs), xs)
+
+
+def judge_no_replace(p: Row, q: Row, xs: Candidates) -> Judged:
+    return one_by_one(p, [without(q, xs[:i]) for i in range(len(xs))], xs)
+
+
+def judge_spectr(p: Row, q: Row, xs: Candidates) -> Judged:
+    """arXiv 2310.15141, algorithm 3, with a factor at or above the smallest valid one."""
+    rho = factor(p, q, len(xs))
+    both = [min(a / rho, b) for a, b in zip(p, q, strict=True)]
+    b = sum(both, ZERO)
+    mass, taken = ONE, []
+    for x in xs:
+        accept = min(ONE, p[x] / (rho * q[x]))
+        taken.append(mass * accept)
+        mass *= 1 - accept
+    owed = gain(b, len(xs))
+    rest = normal([a - owed * c for a, c in zip(p, both, strict=True)])
+    assert min(rest) >= 0, "the factor is too small"
+    return taken, [mass * r for r in rest]
+
+
+def gain(b: Fraction, count: int) -> Fraction:
+    return (1 - (1 - b) ** count) / b if b else Fraction(count)
+
+
+def factor(p: Row, q: Row, count: int, halvings: int = 12) -> Fraction:
+    low, high = ONE, Fraction(count)
+    for _ in range(halvings):
+        middle = (low + high) / 2
+        b = sum((min(a / middle, c) for a, c in zip(p, q, strict=True)), ZERO)
+        low, high = (low, middle) if gain(b, count) <= middle else (middle, high)
+    return high
+
+
+JUDGES: dict[str, Callable[[Row, Row, Candidates], Judged]] = {
+    "chosen": judge_chosen,
+    "replace": judge_replace,
+    "no_replace": judge_no_replace,
+    "spectr": judge_spectr,
+}
+
+
+def accepted(rule: str, p: Row, q: Row, count: int) -> Fraction:
+    """The probability that one of `count` candidates is accepted."""
+    law = DRAWN[rule](q, count)
+    return sum((mass * sum(JUDGES[rule](p, q, xs)[0], ZERO) for xs, mass in law.items()), ZERO)
+
+
+def emitted(rule: str, p: Row, q: Row, count: int) -> Row:
+    """The law of the token that comes out at a slot, accepted or not: p, if the rule is right."""
+    found = [ZERO] * len(p)
+    for xs, mass in DRAWN[rule](q, count).items():
+        taken, rest = JUDGES[rule](p, q, xs)
+        for x, chance in zip(xs, taken, strict=True):
+            found[x] += mass * chance
+        for x, chance in enumerate(rest):
+            found[x] += mass * chance
+    return found
+
+
+def tree_cycle(rule: str, parents: Sequence[int]) -> Callable[[Laws, Laws, Text, int], Cycle]:
+    """A cycle of a rule on a static shape, as the law of (accepted count, emitted tokens)."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for i, parent in enumerate(parents):
+        children[parent].append(i)
+
+    def cycle(target: Laws, draft: Laws, start: Text, depth: int) -> Cycle:
+        law: Cycle = defaultdict(Fraction)
+        _from(rule, children, children[-1], target, draft, start, (), ONE, law)
+        return law
+
+    return cycle
+
+
+def _from(
+    rule: str, children: dict[int, list[int]], due: list[int], target: Laws, draft: Laws, start: Text, path: Text,
+    mass: Fraction, law: Cycle,
+) -> None:  # fmt: skip
+    """Add what can happen from one slot on, where candidates fill the places `due`. What follows an accepted one may be
+    looked at then: it was drawn independently of the others. A token drawn twice has the places of both after it."""
+    p, q = target(start + path), draft(start + path)
+    if not due:
+        for x, chance in enumerate(p):
+            law[len(path), (*path, x)] += mass * chance
+        return
+    for xs, probability in DRAWN[rule](q, len(due)).items():
+        taken, rest = JUDGES[rule](p, q, xs)
+        for x, chance in enumerate(rest):
+            law[len(path), (*path, x)] += mass * probability * chance
+        for x, chance in zip(xs, taken, strict=True):
+            if chance:
+                places = [child for y, place in zip(xs, due, strict=False) if y == x for child in children[place]]
+                after = (*path, x)
+                _from(rule, children, places, target, draft, start, after, mass * probability * chance, law)

@@ -1,0 +1,71 @@
+"""Two results side by side: what became faster, what slower, what cannot be told apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+AXES = ("engine", "drafter", "depth", "rule", "batch", "temperature", "workload")
+SAME = ("model", "sha256")
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(data, dict) or not isinstance(data.get("records"), list):
+        raise ValueError(f"{path} holds no results of slipstream bench; give the results.json of a run")
+    return data
+
+
+def compare(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """Cells both have, on the same prompts. Faster or slower is said only where the intervals do not touch; across
+    machines or models nothing is said but which differ."""
+    old = {axes(record): record for record in before["records"]}
+    pairs = [(record, old[axes(record)]) for record in now["records"] if axes(record) in old]
+    usable = [(a, b) for a, b in pairs if a["workload_digest"] == b["workload_digest"]]
+    return {
+        "commit": before.get("commit"),
+        "date": before.get("date"),
+        "differs": _differs(now, before),
+        "records": [_compared(a, b) for a, b in usable],
+        "other_prompts": len(pairs) - len(usable),
+        "only_now": len(now["records"]) - len(pairs),
+        "only_before": len(before["records"]) - len(pairs),
+    }
+
+
+def axes(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(record[name] for name in AXES)
+
+
+def _differs(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
+    """What else changed, which makes speeds no measure of the code."""
+    found = [name for name in SAME if now.get(name) != before.get(name)]
+    if now.get("hardware") != before.get("hardware"):
+        found.append("hardware")
+    for name in ("max_tokens", "dtype"):
+        if now["settings"].get(name) != before.get("settings", {}).get(name):
+            found.append(name)
+    return found
+
+
+def _compared(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    (low, high), (old_low, old_high) = (r["tokens_per_second_interval"] for r in (now, before))
+    verdict = "faster" if low > old_high else "slower" if high < old_low else "same"
+    if min(now["repeats"], before["repeats"]) < 3:
+        verdict = "too few repeats"
+    return {
+        **{name: now[name] for name in AXES},
+        "before": before["tokens_per_second"],
+        "now": now["tokens_per_second"],
+        "ratio": now["tokens_per_second"] / before["tokens_per_second"],
+        "tau_before": before["tau"],
+        "tau_now": now["tau"],
+        "verdict": verdict,
+    }

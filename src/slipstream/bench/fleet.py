@@ -1,0 +1,122 @@
+"""Engines held open side by side, so that setups can take turns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.bench.matrix import PLAIN, Matrix, Setup
+from slipstream.engines import engines, open_engine
+from slipstream.engines.base import Engine, Speculation
+from slipstream.engines.extras import check_installed
+from slipstream.engines.native.build import Target, build_target, drafter_kind
+from slipstream.engines.native.compare import draft_speed
+from slipstream.engines.native.engine import NativeEngine
+from slipstream.engines.native.scheduler import Limits
+
+ROWS = ("transformers", "llamacpp")  # engines that take the requests decoded together as an option
+
+
+@dataclass(frozen=True)
+class Loading:
+    """What every engine loads, and for how many rows at once."""
+
+    model: str
+    rows: int = 1
+    dtype: str = "auto"
+
+
+class Fleet:
+    """Opens an engine when it is first asked for. Native engines share one target; where an engine lets requests
+    choose their depth, one serves all depths. Nothing is kept between prompts, so that every repeat reads its own."""
+
+    def __init__(self, loading: Loading, matrix: Matrix) -> None:
+        self.loading, self.matrix = loading, matrix
+        self._engines: dict[Setup, Engine] = {}
+        self._target: Target | None = None
+        self._alone: dict[tuple[str, str], float | None] = {}
+
+    def check(self) -> None:
+        """Refuse what cannot run before anything is loaded."""
+        for setup in self.matrix.setups():
+            offers = engines.get(setup.engine).capabilities
+            check_installed(setup.engine, self.matrix.options_of(setup))
+            kind_of(setup, offers.drafters)
+            if setup.rule is not None and setup.rule not in offers.rules:
+                legal = ", ".join(("auto", *offers.rules))
+                raise ValueError(f"the engine {setup.engine} has no rule {setup.rule}; it takes {legal}")
+        self.matrix.check_options()
+
+    def open(self, setup: Setup) -> Engine:
+        shared = self._shared(setup)
+        if shared not in self._engines:
+            self._engines[shared] = self._make(shared)
+        return self._engines[shared]
+
+    def speculation(self, setup: Setup) -> Speculation:
+        """What a request says for itself; the rest was said when its engine was opened."""
+        if setup.plain or not self._switches(setup):
+            return Speculation()
+        return Speculation(depth=setup.depth)
+
+    def draft_alone(self, setup: Setup, prompt: str, tokens: int = 32) -> float | None:
+        """Tokens per second of the draft model by itself in the same engine; None where no model drafts."""
+        key = setup.engine, setup.drafter
+        if key not in self._alone:
+            self._alone[key] = self._draft_speed(setup, prompt, tokens)
+        return self._alone[key]
+
+    def close(self) -> None:
+        for engine in self._engines.values():
+            engine.close()
+        self._engines.clear()
+
+    def _switches(self, setup: Setup) -> bool:
+        return engines.get(setup.engine).capabilities.switch
+
+    def _shared(self, setup: Setup) -> Setup:
+        if setup.plain or not self._switches(setup):
+            return setup
+        return Setup(setup.engine, setup.drafter, None, setup.rule)
+
+    def _make(self, setup: Setup) -> Engine:
+        rows = {"rows": str(self.loading.rows)} if setup.engine in ROWS else {}
+        options = rows | self.matrix.options_of(setup)
+        model: Any = self.loading.model
+        loading: dict[str, Any] = {"dtype": self.loading.dtype}
+        if setup.engine == "native":
+            self._target = self._target or build_target(model, **loading)
+            model, loading = self._target, {"limits": Limits(rows=max(16, self.loading.rows), retained=0)}
+        return open_engine(setup.engine, model, setup.drafter, setup.rule, setup.depth, options, **loading)
+
+    def _draft_speed(self, setup: Setup, prompt: str, tokens: int) -> float | None:
+        offers = engines.get(setup.engine).capabilities
+        if kind_of(setup, offers.drafters) != "draft_model":
+            return None
+        engine = self.open(setup)
+        if isinstance(engine, NativeEngine):  # its draft model may be some layers of the target, which has no name
+            (like,) = engine.generate(prompt, max_tokens=24)
+            return draft_speed(engine, like, tokens)
+        name = self.matrix.options_of(setup).get("model", setup.drafter)
+        return self._plain_speed(Setup(setup.engine, PLAIN, 0, None), name, prompt, tokens)
+
+    def _plain_speed(self, setup: Setup, model: str, prompt: str, tokens: int) -> float:
+        from slipstream.bench.measure import Load, measure, warm
+        from slipstream.bench.workloads import Item
+
+        items, load = [Item((prompt,), "draft")], Load(1, 0.0, tokens)
+        with open_engine(setup.engine, model, dtype=self.loading.dtype) as engine:
+            warm(engine, items, load)
+            return measure(engine, items, load).speed
+
+
+def kind_of(setup: Setup, legal: tuple[str, ...]) -> str:
+    """A drafter's kind: its own name where the engine knows it, `draft_model` where it is a model."""
+    try:
+        kind = setup.drafter if setup.drafter in legal else drafter_kind(setup.drafter)
+    except ValueError:
+        kind = ""
+    if kind not in legal:
+        known = ", ".join(legal)
+        raise ValueError(f"the engine {setup.engine} cannot draft with {setup.drafter}; it takes {known}, or a model")
+    return kind

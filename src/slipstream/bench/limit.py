@@ -1,0 +1,137 @@
+"""How far from what the machine could do. A pass of the target reads every weight once, and the cached keys and values
+of every row; a drafted token of a draft model reads that model's. So
+
+    bytes per token = (passes × weights + cached entries read + drafted tokens × draft weights) / emitted tokens
+    limit           = bandwidth / bytes per token, in tokens per second
+
+with the bandwidth measured here, by reading on a CPU and by copying on an accelerator. A figure above the limit means
+that weights stayed in a cache between passes.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipstream.bench.measure import Measurement
+from slipstream.models.folder import read_json, tensors
+from slipstream.models.gguf import gguf_file
+from slipstream.models.load import OUTPUTS, Found
+from slipstream.models.precision import choose
+
+SIZE = 1 << 28  # bytes read at a time: beyond any cache
+SIDE = 1024  # of the matrices that arithmetic is timed on
+INPUTS = ("embed_tokens", "embed_in", "wte")
+IN_LAYER = re.compile(r"\.\d+\.")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the memory and the arithmetic can do, measured."""
+
+    bandwidth: float  # bytes per second
+    arithmetic: float  # floating-point operations per second, of a matrix product in the model's type
+
+    def data(self) -> dict[str, float]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What one pass and one cached token of a model weigh, in bytes, and the parameters a pass multiplies by."""
+
+    read: int
+    per_token: int
+    parameters: int
+
+
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def probe_machine(dtype: str = "auto", size: int = SIZE) -> Machine:
+    place = device()
+    kind = choose(dtype, place).dtype
+    return Machine(_bandwidth(place, size), _arithmetic(place, kind))
+
+
+def _bandwidth(place: torch.device, size: int) -> float:
+    data = torch.ones(size // 4, dtype=torch.float32, device=place)
+    if place.type == "cpu":
+        return size / _best(data.sum, place)
+    other = torch.empty_like(data)
+    return 2 * size / _best(lambda: other.copy_(data), place)
+
+
+def _arithmetic(place: torch.device, dtype: torch.dtype) -> float:
+    side = SIDE if place.type == "cpu" else 8 * SIDE
+    a, b = (torch.ones(side, side, dtype=dtype, device=place) for _ in range(2))
+    return 2 * side**3 / _best(lambda: a @ b, place)
+
+
+def _best(work: Callable[[], Any], place: torch.device, times: int = 7) -> float:
+    """Seconds of the fastest of several, after one that does not count."""
+    seconds = []
+    for _ in range(times + 1):
+        started = time.perf_counter()
+        work()
+        if place.type == "cuda":
+            torch.cuda.synchronize(place)
+        seconds.append(time.perf_counter() - started)
+    return min(seconds[1:])
+
+
+def weights_of(found: Found, dtype: str = "auto", kept: int | None = None) -> Weights:
+    """From the headers of the weight files; nothing is loaded. An input matrix that is not the output matrix too is
+    looked up, not read. `kept`: of so many of its layers."""
+    width = choose(dtype, device()).dtype.itemsize
+    stored, config = tensors(found.path), _config(found.path)
+    tied = OUTPUTS.isdisjoint(stored)
+    layers = config.get("num_hidden_layers", config.get("n_layer", 1))
+    share = min(1.0, (kept or layers) / layers)
+    parameters = 0.0
+    for name, (_, count) in stored.items():
+        if tied or not any(word in name for word in INPUTS):
+            parameters += count * (share if IN_LAYER.search(name) else 1.0)
+    heads = config.get("num_attention_heads", config.get("n_head", 1))
+    size = config.get("head_dim") or config.get("hidden_size", config.get("n_embd", 0)) // heads
+    cached = 2 * layers * share * config.get("num_key_value_heads", heads) * size * width
+    return Weights(int(parameters * width), int(cached), int(parameters))
+
+
+def held_weights(engine: str, found: Found, label: str, dtype: str = "auto") -> Weights:
+    """The target's as an engine holds them: in the precision its label names, or llama.cpp's packed as in the file."""
+    named = next((name for name in ("bfloat16", "float16", "float32") if name in label.replace(found.name, "")), dtype)
+    weights = weights_of(found, named)
+    if engine != "llamacpp":
+        return weights
+    width = choose(named, device()).dtype.itemsize
+    return Weights(gguf_file(found.name).stat().st_size, 2 * weights.per_token // width, weights.parameters)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    config = read_json(folder / "config.json")
+    inner: dict[str, Any] = config.get("text_config", config)
+    return inner
+
+
+def bytes_per_token(found: Measurement, target: Weights, draft: Weights | None = None) -> float:
+    drafted = sum(found.tally.drafted) * draft.read if draft else 0
+    read = found.passes * target.read + found.context * target.per_token + drafted
+    return read / max(1, found.tally.emitted)
+
+
+def intensity(found: Measurement, target: Weights) -> tuple[float, float]:
+    """Operations per byte of the target's passes, and operations per second: a point under the roofline. Rejected
+    drafts are work too."""
+    scored = found.tally.cycles + sum(found.tally.drafted)
+    operations = 2.0 * target.parameters * scored
+    read = found.passes * target.read + found.context * target.per_token
+    share = found.speed / found.tokens if found.tokens else 0.0  # of the run per second of decoding
+    return operations / max(1, read), operations * share

@@ -1,0 +1,189 @@
+"""The matrix: engines × drafters × depths × rules × batches × temperatures × workloads, from a few words to cells.
+
+    -d none -d ngram --depth auto,2-4 --verify block,coupled --batch 1,8 --temperature 0,0.8 --workload code,chat
+
+What cannot differ is measured once: plain decoding has neither depth nor rule, and at temperature 0 every rule is the
+greedy one. Plain decoding of every engine is always among the cells, because all others are held against it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from typing import Any
+
+from slipstream.core.rules import rules
+from slipstream.engines import engines
+
+PLAIN = "none"
+OWN_RULE = {"native": "block"}  # what `--verify auto` means there; elsewhere the peer's own rule
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One way to decode: what an engine is opened with."""
+
+    engine: str
+    drafter: str
+    depth: int | None  # None: the engine's own choice; 0: plain decoding
+    rule: str | None  # None: the engine's own choice
+
+    @property
+    def plain(self) -> bool:
+        return self.drafter == PLAIN
+
+    @property
+    def title(self) -> str:
+        if self.plain:
+            return f"{self.engine} plain"
+        depth = "" if self.depth is None else f" depth {self.depth}"
+        return f"{self.engine} {self.drafter}{depth}{f' {self.rule}' if self.rule else ''}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One setup under one load."""
+
+    setup: Setup
+    batch: int
+    temperature: float
+    workload: str
+
+    @property
+    def rule(self) -> str:
+        """The rule as it is reported."""
+        if self.setup.plain:
+            return "plain"
+        return "greedy" if self.temperature == 0 else self.setup.rule or OWN_RULE.get(self.setup.engine, "own")
+
+    @property
+    def load(self) -> tuple[int, float, str]:
+        return self.batch, self.temperature, self.workload
+
+    @property
+    def title(self) -> str:
+        return f"{self.setup.title}, {self.workload}, batch {self.batch}, temperature {self.temperature:g}"
+
+    def key(self) -> dict[str, Any]:
+        """What names a record: the seven axes."""
+        depth = "auto" if self.setup.depth is None else self.setup.depth
+        load = {"batch": self.batch, "temperature": self.temperature, "workload": self.workload}
+        return {"engine": self.setup.engine, "drafter": self.setup.drafter, "depth": depth, "rule": self.rule} | load
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The words of the command line, each a list as it was typed."""
+
+    engines: Sequence[str] = ("native",)
+    drafters: Sequence[str] = (PLAIN, "ngram")
+    depth: str = "auto"
+    verify: str = "auto"
+    batch: str = "1"
+    temperature: str = "0"
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def cells(self, workloads: Sequence[str]) -> list[Cell]:
+        """Every cell once, plain decoding first."""
+        batches = numbers("batch", self.batch, least=1)
+        temperatures = [_temperature(word) for word in _words("temperature", self.temperature)]
+        loads = list(product(workloads, batches, temperatures))
+        found = [Cell(_settled(setup, t), b, t, w) for w, b, t in loads for setup in self.setups()]
+        return list(dict.fromkeys(found))
+
+    def setups(self) -> list[Setup]:
+        for name in self.engines:
+            engines.get(name)
+        depths, chosen = _depths(self.depth), _rules(self.verify)
+        plain = [Setup(engine, PLAIN, 0, None) for engine in self.engines]
+        drafting = product(self._drafters(), depths, chosen)
+        made = [Setup(*who, depth, rule) for who, depth, rule in drafting if depth != 0 and who[1] != PLAIN]
+        return list(dict.fromkeys(plain + made))
+
+    def _drafters(self) -> Iterator[tuple[str, str]]:
+        """Every drafter on every engine; `ENGINE:DRAFTER` is for that engine alone."""
+        for word in self.drafters:
+            engine, colon, drafter = word.partition(":")
+            if colon and engine in engines.names():
+                if engine not in self.engines:
+                    raise ValueError(f"the drafter {word} is for an engine that is not measured; add --engine {engine}")
+                yield engine, drafter
+            else:
+                yield from ((name, word) for name in self.engines)
+
+    def options_of(self, setup: Setup) -> dict[str, str]:
+        """`key=value` goes to every drafter, `name.key=value` to the drafter or the engine of that name."""
+        found = {}
+        for word, value in self.options.items():
+            name, dot, key = word.rpartition(".")
+            if name in (setup.engine, setup.drafter) if dot else not setup.plain:
+                found[key] = value
+        return found
+
+    def check_options(self) -> None:
+        """Refuse a scope that nothing has."""
+        setups = self.setups()
+        names = {name for setup in setups for name in (setup.engine, setup.drafter)} - {PLAIN}
+        for word in self.options:
+            scope, dot, _ = word.rpartition(".")
+            if dot and scope not in names:
+                raise ValueError(
+                    f"option {word} is for {scope}, which is not measured; one of {', '.join(sorted(names))}"
+                )
+
+    def described(self) -> dict[str, Any]:
+        return asdict(self) | {"engines": list(self.engines), "drafters": list(self.drafters)}
+
+
+def _settled(setup: Setup, temperature: float) -> Setup:
+    """At temperature 0 rules do not differ, so that a list of them is one cell."""
+    if temperature == 0 and setup.rule is not None:
+        return Setup(setup.engine, setup.drafter, setup.depth, None)
+    return setup
+
+
+def _words(name: str, text: str) -> list[str]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(words):
+        raise ValueError(f"{name} is {text!r}; write values with commas between them")
+    return words
+
+
+def numbers(name: str, text: str, least: int) -> list[int]:
+    """`1,4` or `2-5`, or both."""
+    return [n for word in _words(name, text) for n in _range(name, word, least)]
+
+
+def _range(name: str, word: str, least: int) -> range:
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", word)
+    if match is None or int(match[1]) < least or int(match[2] or match[1]) < int(match[1]):
+        raise ValueError(f"{name} holds {word!r}; write numbers from {least} on, as 1,4 or 2-5")
+    return range(int(match[1]), int(match[2] or match[1]) + 1)
+
+
+def _depths(text: str) -> list[int | None]:
+    found: list[int | None] = []
+    for word in _words("depth", text):
+        found += [None] if word == "auto" else _range("depth", word, 0)
+    return found
+
+
+def _rules(text: str) -> list[str | None]:
+    chosen: list[str | None] = []
+    for word in _words("verify", text):
+        if word != "auto":
+            rules.get(word)
+        chosen.append(None if word in ("auto", "greedy") else word)
+    return chosen
+
+
+def _temperature(word: str) -> float:
+    try:
+        value = float(word)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"temperature holds {word!r}; it must be 0 (greedy) or a positive number")
+    return value

@@ -1,0 +1,210 @@
+"""One measurement: a workload once through one setup, every chunk stamped as it arrives.
+
+Prompts go in groups of the batch size, each group at once, the next when all of it is done; a workload with fewer
+prompts than the batch is gone through again. Decoding is timed from the moment at which every row of the group has its
+first tokens, and only what comes after counts, so that reading prompts is told apart. Answers end where the model
+ends them: text forced beyond that repeats itself, which would flatter drafting from the text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import cycle, islice
+from typing import Any
+
+from slipstream.bench.memory import Watermark
+from slipstream.bench.workloads import Item
+from slipstream.core.sampling import Sampling
+from slipstream.engines.base import Completion, Engine, Prompt, Speculation, Tally, Ticket, Wish
+
+
+@dataclass
+class Measurement:
+    """What one repeat of a cell brought. Times in seconds."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    decoded: int = 0  # tokens that came after every row of their group had its first
+    decoding: float = 0.0  # the time they took
+    first: list[float] = field(default_factory=list)  # from submitting to the first tokens, by request
+    passes: int = 0  # of the target, at most: rows of a group go in step
+    context: int = 0  # tokens that cached entries were read for, summed over rows and passes
+    tally: Tally = field(default_factory=Tally)
+    memory: int | None = None  # bytes at the highest, everything in the process counted
+    answers: list[str] = field(default_factory=list)  # of the workload's own prompts, last turn
+    prints: list[str] = field(default_factory=list)  # of the tokens of each answer, to see whether two are the same
+
+    def data(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def of(data: dict[str, Any]) -> Measurement:
+        return Measurement(**{**data, "tally": Tally(**data["tally"])})
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second once the first are there; of whole calls where nothing came after the first."""
+        return self.decoded / self.decoding if self.decoded and self.decoding else self.whole_speed
+
+    @property
+    def whole_speed(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """How a workload is put to an engine."""
+
+    batch: int
+    temperature: float
+    max_tokens: int
+    speculation: Speculation = field(default_factory=Speculation)
+    seed: int = 0  # of the first prompt; the others count on
+
+    def sampling(self, number: int) -> Sampling:
+        """A seed makes some engines decode a request by itself, so that requests of a batch go without."""
+        seeded = self.temperature > 0 and self.batch == 1
+        return Sampling(self.temperature, seed=self.seed + number if seeded else None)
+
+
+def measure(engine: Engine, items: Sequence[Item], load: Load) -> Measurement:
+    """Put a workload through an engine once."""
+    found = Measurement()
+    with Watermark() as mark:
+        for group in groups(len(items), load.batch):
+            for number, done in zip(group, _converse(engine, items, group, load, found), strict=True):
+                if number < len(items):
+                    found.answers.append(done.text)
+                    found.prints.append(hashlib.sha256(repr(done.tokens).encode()).hexdigest()[:16])
+    found.memory = mark.peak
+    return found
+
+
+def groups(count: int, batch: int) -> Iterator[list[int]]:
+    """Numbers of prompts in full groups; those from `count` on stand for the first ones once more."""
+    total = -(-count // batch) * batch
+    return (list(range(start, start + batch)) for start in range(0, total, batch))
+
+
+def _converse(
+    engine: Engine, items: Sequence[Item], group: Sequence[int], load: Load, found: Measurement
+) -> list[Completion]:
+    """All turns of a group's conversations; the last answers."""
+    talks = [Talk(items[number % len(items)]) for number in group]
+    last: dict[int, Completion] = {}
+    for turn in range(max(len(talk.item.turns) for talk in talks)):
+        open_ = [i for i, talk in enumerate(talks) if turn < len(talk.item.turns)]
+        prompts = [talks[i].ask(turn) for i in open_]
+        done = _together(engine, [talks[i].item for i in open_], prompts, [group[i] for i in open_], load, found)
+        for i, one in zip(open_, done, strict=True):
+            talks[i].hear(one.text)
+            last[i] = one
+    return [last[i] for i in range(len(talks))]
+
+
+class Talk:
+    """A conversation so far."""
+
+    def __init__(self, item: Item) -> None:
+        self.item = item
+        self.messages = [{"role": "system", "content": item.system}] if item.system else []
+
+    def ask(self, turn: int) -> Prompt:
+        if self.item.raw or (turn == 0 and not self.messages and len(self.item.turns) == 1):
+            return self.item.turns[turn]
+        self.messages.append({"role": "user", "content": self.item.turns[turn]})
+        return list(self.messages)
+
+    def hear(self, answer: str) -> None:
+        self.messages.append({"role": "assistant", "content": answer})
+
+
+class Listener(threading.Thread):
+    """Reads one ticket and stamps its chunks."""
+
+    def __init__(self, ticket: Ticket) -> None:
+        super().__init__(daemon=True)
+        self.ticket = ticket
+        self.stamps: list[tuple[float, int]] = []  # when, how many tokens
+        self.done: Completion | None = None
+        self.trouble: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            for chunk in self.ticket:
+                if chunk.tokens:
+                    self.stamps.append((time.perf_counter(), len(chunk.tokens)))
+            self.done = self.ticket.result()
+        except BaseException as error:  # told by the one who waits
+            self.trouble = error
+
+
+def _together(
+    engine: Engine,
+    items: Sequence[Item],
+    prompts: Sequence[Prompt],
+    numbers: Sequence[int],
+    load: Load,
+    found: Measurement,
+) -> list[Completion]:
+    """One turn of a group, all requests at once."""
+    started, listeners = time.perf_counter(), list[Listener]()
+    try:
+        for item, prompt, number in zip(items, prompts, numbers, strict=True):
+            wish = Wish(load.max_tokens, stop=item.stop, raw=item.raw, speculation=load.speculation)
+            (ticket,) = engine.submit(prompt, load.sampling(number), wish)
+            listeners.append(Listener(ticket))
+            listeners[-1].start()
+        for listener in listeners:
+            listener.join()
+    except BaseException:
+        for listener in listeners:
+            listener.ticket.cancel()
+        raise
+    ended = time.perf_counter()
+    done = [_finished(listener) for listener in listeners]
+    book_times(found, [listener.stamps for listener in listeners], started, ended)
+    book_counts(found, done, engine)
+    return done
+
+
+def _finished(listener: Listener) -> Completion:
+    if listener.trouble is not None:
+        raise listener.trouble
+    assert listener.done is not None, "a listener ends with a completion or with trouble"
+    if listener.done.error:
+        raise ValueError(f"the engine failed on a prompt: {listener.done.error}")
+    return listener.done
+
+
+def book_times(found: Measurement, stamps: Sequence[list[tuple[float, int]]], start: float, end: float) -> None:
+    """Add the times of one group to a measurement."""
+    begun = [row[0][0] for row in stamps if row]
+    all_begun = max(begun, default=end)
+    later = [(when, count) for row in stamps for when, count in row[1:] if when > all_begun]
+    found.seconds += end - start
+    found.decoded += sum(count for _, count in later)
+    found.decoding += max((when for when, _ in later), default=all_begun) - all_begun
+    found.first += [when - start for when in begun]
+
+
+def book_counts(found: Measurement, done: Sequence[Completion], engine: Engine) -> None:
+    """Add the tokens and the passes of one group; an engine that takes requests one by one shares no pass."""
+    drafted = any(one.tally.drafted for one in done)
+    shares = engine.capabilities.batch_drafting if drafted else engine.capabilities.batch
+    cycles = [one.tally.cycles for one in done]
+    found.passes += max(cycles) if shares else sum(cycles)
+    for one in done:
+        found.tokens += len(one.tokens)
+        found.context += one.tally.cycles * (one.prompt_tokens + len(one.tokens) // 2)
+        found.tally.merge(one.tally)
+
+
+def warm(engine: Engine, items: Sequence[Item], load: Load) -> None:
+    """Pay for starting up once, apart from everything that is timed."""
+    short = list(islice(cycle(items), load.batch))
+    measure(engine, short, Load(load.batch, load.temperature, min(8, load.max_tokens), load.speculation, load.seed))

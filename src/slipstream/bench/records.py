@@ -1,0 +1,138 @@
+"""From measurements to records: one per engine, drafter, depth, rule, batch, temperature and workload."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slipstream.bench.limit import Machine, Weights, bytes_per_token, intensity
+from slipstream.bench.matrix import Cell
+from slipstream.bench.measure import Measurement
+from slipstream.bench.quality import judge
+from slipstream.bench.statistics import Estimate, estimate, ratio, spread
+from slipstream.bench.workloads import Workload
+from slipstream.engines.base import Tally
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What measurements are held against."""
+
+    machine: Machine
+    targets: Mapping[Cell, Weights]  # as the cell's engine holds them
+    drafts: Mapping[Cell, Weights] = field(default_factory=dict)  # where a model drafts and its size is known
+    draft_speeds: Mapping[Cell, float] = field(default_factory=dict)
+    reference: str = "native"  # the engine whose plain decoding all others are held against
+    labels: Mapping[Cell, str] = field(default_factory=dict)  # the model as the cell's engine runs it
+
+
+def records(
+    measured: Mapping[Cell, Sequence[Measurement]], workloads: Mapping[str, Workload], ground: Ground
+) -> list[Record]:
+    """Only cells with all their repeats are told of: ratios are taken repeat by repeat."""
+    return [_record(cell, runs, measured, workloads[cell.workload], ground) for cell, runs in measured.items()]
+
+
+def _record(
+    cell: Cell,
+    runs: Sequence[Measurement],
+    measured: Mapping[Cell, Sequence[Measurement]],
+    workload: Workload,
+    ground: Ground,
+) -> Record:
+    plain = _plain(cell, measured, cell.setup.engine)
+    reference = _plain(cell, measured, ground.reference)
+    speed, whole = estimate([run.speed for run in runs]), estimate([run.whole_speed for run in runs])
+    against = _versus(runs, plain)
+    quality = judge(workload.items, runs[0].answers)
+    return {
+        **cell.key(),
+        "model": ground.labels.get(cell),
+        "tokens_per_second": speed.value,
+        "tokens_per_second_interval": _interval(speed),
+        "tokens_per_second_deviation": spread([run.speed for run in runs]),
+        "end_to_end_tokens_per_second": whole.value,
+        "end_to_end_interval": _interval(whole),
+        "seconds_to_first_token": estimate([second for run in runs for second in run.first]).value,
+        **_drafting(runs),
+        "speedup": against.value if against else None,
+        "speedup_interval": _interval(against) if against else None,
+        "speedup_end_to_end": _value(_versus(runs, plain, whole=True)),
+        "speedup_reference": _value(_versus(runs, reference)),
+        "same_answers": _same(cell, runs, plain),
+        **_limits(cell, runs, ground),
+        "draft_tokens_per_second": ground.draft_speeds.get(cell),
+        "quality": quality.scores,
+        "quality_counts": quality.counts,
+        "peak_memory_bytes": max((run.memory for run in runs if run.memory is not None), default=None),
+        "repeats": len(runs),
+        "tokens": sum(run.tokens for run in runs),
+        "prompts": len(workload.items),
+        "workload_digest": workload.digest,
+    }
+
+
+def _plain(cell: Cell, measured: Mapping[Cell, Sequence[Measurement]], engine: str) -> Sequence[Measurement] | None:
+    """Plain decoding of an engine under the same load."""
+    return next(
+        (runs for c, runs in measured.items() if c.setup.plain and c.setup.engine == engine and c.load == cell.load),
+        None,
+    )
+
+
+def _versus(ours: Sequence[Measurement], theirs: Sequence[Measurement] | None, whole: bool = False) -> Estimate | None:
+    if theirs is None:
+        return None
+    pairs = [
+        (a.whole_speed, b.whole_speed) if whole else (a.speed, b.speed) for a, b in zip(ours, theirs, strict=False)
+    ]
+    return ratio([a for a, _ in pairs], [b for _, b in pairs]) if pairs and all(b for _, b in pairs) else None
+
+
+def _value(found: Estimate | None) -> float | None:
+    return found.value if found else None
+
+
+def _interval(found: Estimate) -> list[float]:
+    return [found.low, found.high]
+
+
+def _drafting(runs: Sequence[Measurement]) -> Record:
+    """Counts over all repeats; `survival` is the share of cycles that kept a position, and with one makes tau."""
+    tally = Tally()
+    for run in runs:
+        tally.merge(run.tally)
+    cycles = max(1, tally.cycles)
+    return {
+        "tau": tally.tau,
+        "acceptance": tally.acceptance,
+        "survival": [kept / cycles for kept in tally.accepted],
+        "drafted": sum(tally.drafted),
+        "accepted": sum(tally.accepted),
+        "seconds_per_pass": estimate([run.decoding / max(1, run.passes) for run in runs]).value,
+    }
+
+
+def _same(cell: Cell, runs: Sequence[Measurement], plain: Sequence[Measurement] | None) -> float | None:
+    """At temperature 0, the share of answers that equal plain decoding's of the same engine, token by token."""
+    if plain is None or cell.temperature != 0:
+        return None
+    pairs = list(zip(runs[0].prints, plain[0].prints, strict=True))
+    return sum(a == b for a, b in pairs) / len(pairs)
+
+
+def _limits(cell: Cell, runs: Sequence[Measurement], ground: Ground) -> Record:
+    target, draft = ground.targets[cell], ground.drafts.get(cell)
+    needed = estimate([bytes_per_token(run, target, draft) for run in runs]).value
+    limit = ground.machine.bandwidth / needed
+    points = [intensity(run, target) for run in runs]
+    return {
+        "bytes_per_token": needed,
+        "limit_tokens_per_second": limit,
+        "share_of_limit": estimate([run.speed for run in runs]).value / limit,
+        "operations_per_byte": estimate([x for x, _ in points]).value,
+        "operations_per_second": estimate([y for _, y in points]).value,
+    }

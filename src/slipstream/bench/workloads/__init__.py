@@ -1,0 +1,62 @@
+"""Workloads: prompts to measure on, those shipped here by name and those of a user's file by its path."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from slipstream.bench.workloads.formats import Item, read_items
+
+__all__ = ["Item", "Workload", "load_workloads", "shipped"]
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Prompts under one name; the digest says whether two results were measured on the same ones."""
+
+    name: str
+    items: tuple[Item, ...]
+
+    @property
+    def digest(self) -> str:
+        text = json.dumps([asdict(item) for item in self.items], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def shipped() -> list[str]:
+    return sorted(path.stem for path in HERE.glob("*.jsonl"))
+
+
+def load_workloads(spec: str) -> list[Workload]:
+    """`code,chat:3,my.jsonl`: names or files, each with how many of its prompts to take, all if not said."""
+    found = [_one(word.strip()) for word in spec.split(",")]
+    names = [workload.name for workload in found]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"the workload {min(twice)} is named twice")
+    return found
+
+
+def _one(word: str) -> Workload:
+    name, colon, count = word.rpartition(":")
+    if not (colon and count.isdigit()):
+        name, count = word, ""
+    items = read_items(_path(name))
+    if count and not 1 <= int(count) <= len(items):
+        raise ValueError(f"the workload {name} holds {len(items)} prompts; {word} asks for {count}")
+    return Workload(Path(name).stem, tuple(items[: int(count)] if count else items))
+
+
+def _path(name: str) -> Path:
+    if name in shipped():
+        return HERE / f"{name}.jsonl"
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    near = get_close_matches(name, shipped(), 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ValueError(f"there is no workload {name!r}; one of {', '.join(shipped())}, or a .jsonl file{hint}")

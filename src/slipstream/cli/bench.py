@@ -1,0 +1,54 @@
+"""`slipstream bench`: engines and drafters side by side on the same prompts, in one interleaved run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slipstream.cli import options as given
+from slipstream.cli.show import Json, print_json
+
+
+def bench(
+    model: given.ModelName = "smollm2-135m",
+    engine: Annotated[
+        list[str] | None, typer.Option(help="native, transformers, llamacpp or vllm; may be given several times.")
+    ] = None,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option("-d", "--drafter", help="As in generate, or ENGINE:DRAFTER; may be given several times."),
+    ] = None,
+    verify: Annotated[str, typer.Option(help="Rules, such as block,coupled; auto is the engine's own.")] = "auto",
+    depth: Annotated[str, typer.Option(help="Drafted tokens per cycle, such as auto,2,4 or 1-6.")] = "auto",
+    option: Annotated[
+        list[str] | None,
+        typer.Option("-o", "--option", metavar="KEY=VALUE", help="Of the drafters, or NAME.KEY=VALUE of one of them."),
+    ] = None,
+    temperature: Annotated[str, typer.Option(help="Such as 0,0.8.")] = "0",
+    batch: Annotated[str, typer.Option(help="Requests at once, such as 1,8.")] = "1",
+    workload: Annotated[str, typer.Option(help="Names or .jsonl files, such as code,chat:3.")] = "code,chat",
+    max_tokens: given.MaxTokens = 64,
+    repeats: Annotated[int, typer.Option(help="Measurements of every cell, taking turns.")] = 3,
+    dtype: given.Dtype = "auto",
+    out: Annotated[
+        Path | None, typer.Option(help="A folder for results and report; a killed run goes on there.")
+    ] = None,
+    against: Annotated[Path | None, typer.Option(help="Compare with the results.json of another run.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure workloads × engines × drafters: speed, tau, quality; a table, and a report page with --out."""
+    from slipstream.bench.matrix import Matrix
+    from slipstream.bench.session import Asked, rounded
+    from slipstream.bench.session import bench as measure
+    from slipstream.bench.table import show
+
+    engines, drafters = tuple(engine or Matrix().engines), tuple(drafter or Matrix().drafters)
+    matrix = Matrix(engines, drafters, depth, verify, batch, temperature, given.settings(option))
+    command = ["slipstream", *sys.argv[1:]]
+    results = measure(Asked(model, matrix, workload, max_tokens, repeats, out, against, dtype, command))
+    show(results)
+    if as_json:
+        print_json(rounded(results))

@@ -1,0 +1,24 @@
+"""Drafters that come with slipstream, each trained for one model of the catalog."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slipstream.drafters.folder import head_kind
+from slipstream.models.folder import read_json
+
+FOLDER = Path(__file__).parent / "trained"
+
+
+def shipped() -> dict[str, Path]:
+    """Their folders by name."""
+    return {path.parent.name: path.parent for path in sorted(FOLDER.glob("*/config.json"))}
+
+
+def shipped_for(kind: str, name: str, sha256: str | None) -> Path | None:
+    """The drafter of a kind that was trained for a target, known by its catalog name or by its weights."""
+    for folder in shipped().values():
+        about = read_json(folder / "config.json")
+        if head_kind(folder) == kind and (name == about.get("target") or sha256 == about.get("target_sha256")):
+            return folder
+    return None

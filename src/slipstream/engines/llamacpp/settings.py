@@ -1,0 +1,101 @@
+"""Settings in llama.cpp's own words: of the server, and of one request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipstream.engines.native.job import Job
+from slipstream.models.gguf import gguf_file
+
+# our word, and llama.cpp's; its kinds differ in how they look up and how they remember what followed
+KINDS = {
+    "ngram": "NGRAM_SIMPLE",
+    "ngram_map": "NGRAM_MAP_K",
+    "ngram_map4": "NGRAM_MAP_K4V",
+    "ngram_mod": "NGRAM_MOD",
+    "ngram_cache": "NGRAM_CACHE",
+}
+
+
+@dataclass(frozen=True)
+class LlamaCppConfig:
+    """Options of the engine, as `-o key=value`. 0 (or below) is llama.cpp's own default."""
+
+    model: str = ""  # the draft model
+    ngram: int = 0  # tokens looked up
+    hits: int = 0  # how often an n-gram must have been seen
+    p_min: float = -1.0  # a draft model stops where it is less sure
+    probabilistic: int = 0  # 1: a draft model draws its tokens and they are judged by their probabilities
+    threads: int = 0
+    rows: int = 4  # requests decoded together
+    cache: int = 0  # 1: a prompt that was read before is not read again
+
+
+def parameters(file: Path, drafter: str, depth: int | None, context: int, options: LlamaCppConfig) -> Any:
+    """What the server is started with."""
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path = str(file)
+    params.n_parallel = options.rows
+    params.n_ctx = context * options.rows
+    params.warmup = True
+    params.verbosity = -1
+    if options.threads > 0:
+        params.cpuparams.n_threads = options.threads
+    if drafter != "none":
+        kind = "DRAFT_SIMPLE" if drafter == "draft_model" else KINDS[drafter]
+        params.speculative.types = [getattr(xllamacpp.common_speculative_type, f"COMMON_SPECULATIVE_TYPE_{kind}")]
+        _drafting(params.speculative, drafter, depth, options)
+    return params
+
+
+def _drafting(own: Any, drafter: str, depth: int | None, options: LlamaCppConfig) -> None:
+    if drafter == "draft_model":
+        if not options.model:
+            raise ValueError("a draft model needs a name: --drafter NAME, or -o model=NAME")
+        own.draft.mparams.path = str(gguf_file(options.model))
+        own.draft.probabilistic = bool(options.probabilistic)
+        own.draft.p_min = options.p_min if options.p_min >= 0 else own.draft.p_min
+        own.draft.n_max = depth or own.draft.n_max
+    elif drafter == "ngram_mod":
+        own.ngram_mod.n_match = options.ngram or own.ngram_mod.n_match
+        own.ngram_mod.n_max = depth or own.ngram_mod.n_max
+        own.ngram_mod.n_min = min(own.ngram_mod.n_min, own.ngram_mod.n_max)
+    elif drafter != "ngram_cache":
+        table = {"ngram": own.ngram_simple, "ngram_map": own.ngram_map_k, "ngram_map4": own.ngram_map_k4v}[drafter]
+        table.size_n = options.ngram or table.size_n
+        table.size_m = depth or table.size_m
+        table.min_hits = options.hits or table.min_hits
+
+
+def sampling(job: Job, own_ends: Iterable[int], cache: bool) -> dict[str, Any]:
+    """What one request sends. Every sampler is named, in the order of `core/sampling.py`: temperature first."""
+    request = job.row.request
+    how = request.sampling
+    bias: list[list[Any]] = [[token, value] for token, value in how.bias.items()]
+    bias += [[token, False] for token in sorted(how.banned)]
+    return {
+        "prompt": list(request.prompt),
+        "n_predict": request.max_tokens,
+        "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
+        "temperature": how.temperature,
+        "top_k": how.top_k,
+        "top_p": how.top_p,
+        "min_p": how.min_p,
+        "repeat_penalty": how.penalties.repetition,
+        "repeat_last_n": len(request.prompt) + request.max_tokens,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "logit_bias": bias,
+        "seed": -1 if how.seed is None else how.seed % (2**32 - 1),  # llama.cpp has 32 bits, all ones is "any"
+        "ignore_eos": request.ends.isdisjoint(own_ends),  # which bans end tokens; llama.cpp has no other way past them
+        "n_probs": 0 if job.top is None else max(1, job.top),
+        "cache_prompt": cache,  # off by default: a text must not depend on what was asked before
+        "return_tokens": True,
+        "stream": True,
+        "timings_per_token": True,
+    }

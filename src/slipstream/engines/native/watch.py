@@ -1,0 +1,29 @@
+"""Somebody looks on: a rule that verifies as another one does and shows each draft with its verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from slipstream.core.interfaces import Verifier
+from slipstream.core.law import Law
+from slipstream.core.noise import Noise
+from slipstream.core.types import Draft, Verdict
+
+Watch = Callable[[Draft, Law, Verdict], None]
+"""A draft, the target's law after every slot of it, and what was decided. It runs between two passes: be quick."""
+
+
+class Watched(Verifier):
+    name: ClassVar[str] = "watched"
+    lossless: ClassVar[bool] = True
+
+    def __init__(self, rule: Verifier, watch: Watch) -> None:
+        self._rule, self._watch = rule, watch
+        self.name, self.lossless = rule.name, rule.lossless  # type: ignore[misc]
+        self.shared, self.siblings = rule.shared, rule.siblings  # type: ignore[misc]
+
+    def verify(self, draft: Draft, target: Law, noise: Noise) -> Verdict:
+        verdict = self._rule.verify(draft, target, noise)
+        self._watch(draft, target, verdict)
+        return verdict

@@ -1,0 +1,227 @@
+"""What the engines of others share: a request becomes a job, tokens that come back become chunks.
+
+A peer decodes by its own means and by its own rule. Only what stands around that is here: what it does not offer is
+refused in a sentence, prompts are encoded and text is decoded as for the native engine, and end tokens, stop strings
+and limits are kept on this side of the fence, so that one request means the same everywhere.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from slipstream.core.sampling import Penalties, Sampling
+from slipstream.core.types import Origin, Request
+from slipstream.drafters import drafters
+from slipstream.engines.base import Capabilities, Engine, Logprob, Prompt, Speculation, Tally, Ticket, Wish
+from slipstream.engines.native.job import Course, Job
+from slipstream.engines.native.laws import check_request
+from slipstream.models.catalog import catalog_names
+from slipstream.models.load import Found
+from slipstream.models.text import Text
+
+RULE = "its own"
+
+
+@dataclass(frozen=True)
+class Seat:
+    """The model as a peer runs it: what it is, its text, its sizes, and how a request drafts if it asks for nothing."""
+
+    found: Found
+    text: Text
+    vocab: int
+    context: int
+    precision: str
+    drafter: str
+    depth: int | None
+
+
+class Peer(Engine):
+    """A peer decodes jobs: `_start` takes them, `advance` and `end` bring what came of them, `_stop` gives it back."""
+
+    name: ClassVar[str]
+
+    def __init__(self, seat: Seat) -> None:
+        self.seat = seat
+        self.tally = Tally()
+        vocab, ends = seat.vocab, seat.text.ends
+        self._ends = frozenset(token for token in ends if token < vocab)
+        self._under_way: set[Job] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @abstractmethod
+    def _start(self, jobs: Sequence[Job]) -> None:
+        """Begin to decode; returns at once."""
+
+    @abstractmethod
+    def _stop(self) -> None:
+        """End what runs and give everything back; called once."""
+
+    @property
+    def label(self) -> str:
+        weights = f"{self.seat.found.quantised} weights, " if self.seat.found.quantised else ""
+        return f"{self.seat.found.name} ({weights}{self.seat.precision})"
+
+    @property
+    def quantised(self) -> str | None:
+        return self.seat.found.quantised
+
+    def submit(self, prompt: Prompt, sampling: Sampling | None = None, wish: Wish | None = None) -> list[Ticket]:
+        sampling, wish = sampling or Sampling(), wish or Wish()
+        course = self._course(wish.speculation)
+        refuse(self.name, self.capabilities, sampling, wish, course.drafter != "none")
+        ends = frozenset() if wish.ignore_ends else self._ends
+        tokens = self._encode(prompt, wish.raw)
+        request = Request(tokens, sampling, wish.max_tokens, ends | wish.stop_tokens, 0, wish.min_tokens)
+        self._check(request)
+        seed = int(torch.randint(2**62, (1,))) if sampling.seed is None and wish.n > 1 else sampling.seed
+        jobs = []
+        for i in range(wish.n):
+            mine = replace(sampling, seed=None if seed is None else (seed + i) % 2**63)
+            one = replace(request, sampling=mine, sample=i)
+            jobs.append(Job(one, course, self.seat.text.stream(), wish.stop, wish.logprobs))
+        self._send(jobs)
+        return list(jobs)
+
+    def _send(self, jobs: Sequence[Job]) -> None:
+        with self._lock:
+            if self._closed:
+                raise ValueError("the engine is closed; make a new one")
+            some = [job for job in jobs if not job.done and job.row.room(self.seat.context)]
+            self._under_way.update(some)
+        for job in jobs:
+            if job not in some:
+                job.end("length")
+        self._start(some)
+
+    def _encode(self, prompt: Prompt, raw: bool) -> list[int]:
+        if not isinstance(prompt, str) and (not prompt or isinstance(prompt[0], int)):
+            return list(prompt)  # type: ignore[arg-type]
+        return self.seat.text.encode(prompt, raw)  # type: ignore[arg-type]
+
+    def _check(self, request: Request) -> None:
+        count, vocab = len(request.prompt), self.seat.vocab
+        if count > self.seat.context:
+            raise ValueError(f"the prompt has {count} tokens; the model's context holds {self.seat.context}")
+        if max(request.prompt) >= vocab or min(request.prompt) < 0:
+            raise ValueError(f"the prompt holds a token id outside 0 to {vocab - 1}")
+        check_request(request, vocab)
+
+    def _course(self, asked: Speculation) -> Course:
+        """How one request drafts; a peer that cannot be told so for one request says it."""
+        if asked.verify is not None and asked.verify not in self.capabilities.rules:
+            raise ValueError(f"{self.name} has a verification rule of its own; leave verify out")
+        built = Course(self.seat.drafter, RULE, self.seat.depth)
+        name = asked.drafter or built.drafter
+        check_drafter(self.name, self.capabilities, name)
+        depth = built.depth if asked.depth is None else asked.depth
+        off = asked.off or depth == 0 or name == "none"
+        course = Course("none", RULE, 0) if off else Course(name, RULE, depth)
+        same = course == built or (off and built.drafter == "none")
+        if not same and not self.capabilities.switch:
+            raise ValueError(f"{self.name} drafts alike for all requests; open it anew with another drafter or depth")
+        return course
+
+    def advance(
+        self, job: Job, tokens: Sequence[int], drafted: int = 0, accepted: int = 0, logprobs: Sequence[Logprob] = ()
+    ) -> None:
+        """One cycle of the peer brought these tokens; end tokens, limits and stop strings cut them."""
+        origins = [Origin.ACCEPTED] * min(accepted, len(tokens))
+        last = Origin.PLAIN if not drafted else Origin.BONUS if accepted == drafted else Origin.RECOVERED
+        origins += [last] * (len(tokens) - len(origins))
+        kept = job.row.extend(tokens, origins, self.seat.context)
+        chunk = job.take(tokens[:kept], origins[:kept], logprobs[:kept])
+        kept = len(chunk.tokens)
+        with self._lock:
+            for tally in (job.tally, self.tally):
+                tally.add(drafted, min(kept, accepted), kept)
+            if job.done:
+                self._under_way.discard(job)
+        job.put(chunk)
+
+    def end(self, job: Job, reason: str, error: str | None = None) -> None:
+        """Finish a job outside a cycle, if it is not over already."""
+        with self._lock:
+            self._under_way.discard(job)
+        if not job.done:
+            job.end(reason, error)
+
+    def close(self) -> None:
+        with self._lock:
+            closed, self._closed = self._closed, True
+            jobs = list(self._under_way)
+        for job in jobs:
+            job.cancel()
+        if not closed:
+            self._stop()
+        for job in jobs:
+            if not job.done:
+                self.end(job, "cancelled")
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        with self._lock:
+            tally, running = self.tally, len(self._under_way)
+            return {
+                "model": self.label,
+                "engine": self.version,
+                "running": running,
+                "waiting": 0,
+                "row_cycles": tally.cycles,
+                "tokens": tally.emitted,
+                "tau": tally.tau,
+                "acceptance": tally.acceptance,
+                "drafted": sum(tally.drafted),
+                "wasted": tally.wasted,
+                "failures": {},
+            }
+
+
+def refuse(engine: str, can: Capabilities, sampling: Sampling, wish: Wish, drafting: bool) -> None:
+    """A sentence about the first thing that is asked for and not offered."""
+    asked = _unusual(sampling, Sampling()) - {"penalties"} | _unusual(sampling.penalties, Penalties())
+    if beyond := sorted(asked - can.sampling):
+        raise ValueError(f"{engine} does not offer {', '.join(beyond)}; it takes {', '.join(sorted(can.sampling))}")
+    offered = {"grammar": can.grammar, "logprobs": can.logprobs, "min_tokens": can.min_tokens}
+    wanted = _unusual(wish, Wish()) & offered.keys()
+    for name in wanted:
+        if not offered[name]:
+            raise ValueError(f"{engine} does not offer {name} here; leave it out or use another engine")
+    if drafting and (apart := sorted((asked | wanted) & can.not_drafting)):
+        raise ValueError(f"{engine} offers {', '.join(apart)} with plain decoding only; use the drafter none")
+
+
+def _unusual(asked: Any, usual: Any) -> set[str]:
+    """The fields that are not as they are by default."""
+    return {name for name, value in vars(usual).items() if getattr(asked, name) != value}
+
+
+def check_drafter(engine: str, can: Capabilities, name: str) -> None:
+    if name not in can.drafters:
+        raise ValueError(f"the engine {engine} cannot draft with {name!r}; it offers {', '.join(can.drafters)}")
+
+
+def named_drafter(engine: str, can: Capabilities, name: str, options: dict[str, str]) -> tuple[str, dict[str, str]]:
+    """The kind of drafter a name stands for, and options with the model of a name that is one."""
+    plain = name in can.drafters or name in drafters.names()
+    if not plain and ("/" in name or Path(name).exists() or name in catalog_names()):
+        name, options = "draft_model", {"model": name, **options}
+    check_drafter(engine, can, name)
+    return name, options
+
+
+def check_rule(engine: str, verify: str | None) -> None:
+    if verify is not None:
+        raise ValueError(f"{engine} has a verification rule of its own; leave out verify={verify}")
+
+
+def check_invariant(engine: str, invariant: bool) -> None:
+    if invariant:
+        raise ValueError(f"{engine} has no invariant mode; the native engine has")

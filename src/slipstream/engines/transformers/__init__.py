@@ -1,0 +1,1 @@
+"""Hugging Face transformers as an engine: `generate` as everybody calls it, plain and assisted."""

@@ -1,0 +1,169 @@
+"""The engine: one thread that calls `generate`, for several plain requests at once, for an assisted one alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from slipstream.engines.base import Capabilities
+from slipstream.engines.native.build import configured
+from slipstream.engines.native.job import Job
+from slipstream.engines.peer import Peer, Seat, check_invariant, check_rule, named_drafter
+from slipstream.engines.transformers.call import TransformersConfig, alike, generation, padded, set_depth
+from slipstream.engines.transformers.watch import Watch
+from slipstream.models.catalog import load_model, load_text, resolve
+from slipstream.models.progress import quiet
+from slipstream.models.text import same_tokenizer
+
+GATHER = 0.01  # seconds without a further request before those that may share a call begin
+
+
+class TransformersEngine(Peer):
+    """Plain `generate`, prompt lookup (`ngram`), a draft model, or the target's own first layers (`early_exit`)."""
+
+    name = "transformers"
+    capabilities = Capabilities(
+        drafters=("none", "ngram", "draft_model", "early_exit"),
+        sampling=frozenset({"temperature", "top_k", "top_p", "min_p", "seed", "repetition", "bias", "banned"}),
+        logprobs=True,
+        min_tokens=True,
+        batch=True,
+        seed=True,
+        origins=True,
+        switch=True,
+    )
+
+    def __init__(
+        self,
+        model: str = "smollm2-135m",
+        drafter: str = "ngram",
+        verify: str | None = None,
+        depth: int | None = None,
+        *,
+        options: Mapping[str, str] | None = None,
+        dtype: str = "auto",
+        device: str = "auto",
+        context: int | None = None,
+        invariant: bool = False,
+    ) -> None:
+        check_rule(self.name, verify)
+        check_invariant(self.name, invariant)
+        drafter, given = named_drafter(self.name, self.capabilities, drafter, dict(options or {}))
+        self._options: TransformersConfig = configured(TransformersConfig, given, self.name)
+        found = resolve(model)
+        place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        text = load_text(found)
+        self._model: Any = _bare(load_model(found, dtype, place))
+        config = self._model.config.get_text_config()
+        self._layers = config.num_hidden_layers
+        if not 0 <= self._options.exit < self._layers:
+            raise ValueError(f"exit is {self._options.exit}; it must be one of the layers 1 to {self._layers - 1}")
+        precision = str(self._model.dtype).removeprefix("torch.")
+        longest = min(context or config.max_position_embeddings, config.max_position_embeddings)
+        super().__init__(Seat(found, text, config.vocab_size, longest, precision, drafter, depth))
+        self._pad = min(self._ends, default=0)
+        self._assistant: Any = self._draft_model(drafter, dtype, place)
+        self._inbox: list[Job] = []
+        self._ready = threading.Condition()
+        self._over = False
+        self._worker: threading.Thread | None = None
+
+    @property
+    def version(self) -> str:
+        import transformers
+
+        return f"transformers {transformers.__version__}"
+
+    def _draft_model(self, drafter: str, dtype: str, place: str) -> Any:
+        if not self._options.model:
+            if drafter == "draft_model":
+                raise ValueError("a draft model needs a name: --drafter NAME, or -o model=NAME")
+            return None
+        found = resolve(self._options.model)
+        difference = same_tokenizer(load_text(found).tokenizer, self.seat.text.tokenizer)
+        if difference:
+            raise ValueError(f"{found.name} cannot draft for {self.seat.found.name}: {difference}")
+        return _bare(load_model(found, dtype, place))
+
+    def _start(self, jobs: Sequence[Job]) -> None:
+        if any(job.course.drafter == "draft_model" for job in jobs) and self._assistant is None:
+            for job in jobs:
+                self.end(job, "error", "the engine was opened without a draft model")
+            return
+        with self._ready:
+            self._inbox += jobs
+            if self._worker is None:
+                self._worker = threading.Thread(target=self._work, name="slipstream-transformers", daemon=True)
+                self._worker.start()
+            self._ready.notify()
+
+    def _work(self) -> None:
+        while jobs := self._next():
+            try:
+                self._decode(jobs)
+            except Exception as error:
+                for job in jobs:
+                    self.end(
+                        job, "error", f"transformers failed: {str(error).splitlines()[0] if str(error) else error!r}"
+                    )
+            for job in jobs:
+                self.end(job, "cancelled" if job.cancelled else "length")
+
+    def _next(self) -> list[Job]:
+        """The oldest job, and those that may share its call; nothing when the engine closes."""
+        with self._ready:
+            self._ready.wait_for(lambda: self._inbox or self._over)
+            while self._inbox and alike(self._inbox[0]) is not None and self._ready.wait(GATHER):
+                pass  # requests sent together arrive one by one
+            if self._over:
+                return []
+            key = alike(self._inbox[0])
+            together = [job for job in self._inbox if key is not None and alike(job) == key][: self._options.rows]
+            jobs = together or self._inbox[:1]
+            self._inbox = [job for job in self._inbox if job not in jobs]
+            return jobs
+
+    def _decode(self, jobs: Sequence[Job]) -> None:
+        first = jobs[0]
+        watch = Watch(self._model, jobs, self.advance)
+        assistant = self._assistant if first.course.drafter == "draft_model" else None
+        if first.course.drafter in ("draft_model", "early_exit"):
+            set_depth(assistant or self._model, first.course.depth, self._options.confidence)
+        with torch.inference_mode(), _seeded(first), watch.hooks(), quiet():
+            self._model.generate(
+                **padded(jobs, self._pad, self._model.device),
+                generation_config=generation(first, self._pad, self._options, self._layers),
+                stopping_criteria=[watch],
+                assistant_model=assistant,
+            )
+
+    def _stop(self) -> None:
+        with self._ready:
+            self._over = True
+            self._ready.notify()
+        if self._worker is not None:
+            self._worker.join()
+
+
+def _bare(model: Any) -> Any:
+    """Without the generation settings stored beside the weights: a request says all."""
+    from transformers import GenerationConfig
+
+    model.generation_config = GenerationConfig()
+    return model
+
+
+@contextmanager
+def _seeded(job: Job) -> Iterator[None]:
+    """transformers draws from torch's own generator: set it for this call, and leave it as it was."""
+    seed = job.row.request.sampling.seed
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield

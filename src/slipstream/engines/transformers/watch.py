@@ -1,0 +1,71 @@
+"""Eyes on a call of `generate`: hooks on the target's passes tell what was drafted and scored, a stopping criterion is
+told what was emitted, and ends rows as their requests want it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from slipstream.engines.base import Logprob
+from slipstream.engines.native.job import Job
+from slipstream.engines.native.laws import tops
+
+Advance = Callable[[Job, Sequence[int], int, int, Sequence[Logprob]], None]
+
+
+class Watch:
+    """Called by `generate` after every step with all tokens so far; True ends a row."""
+
+    def __init__(self, model: Any, jobs: Sequence[Job], advance: Advance) -> None:
+        self._model, self._jobs, self._advance = model, jobs, advance
+        self._config = model.config.get_text_config()
+        self._layers = self._config.num_hidden_layers
+        self._seen = max(len(job.row.request.prompt) for job in jobs)  # prompts are padded to the longest
+        self._drafted: list[int] = []
+        self._logits: torch.Tensor | None = None
+        self._wanted = any(job.top is not None for job in jobs)
+        self._first = True
+
+    @contextmanager
+    def hooks(self) -> Iterator[None]:
+        before = self._model.register_forward_pre_hook(self._before, with_kwargs=True)
+        after = self._model.register_forward_hook(self._after)
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+
+    def _mine(self) -> bool:
+        """With early exit the target drafts for itself, in passes through fewer layers."""
+        return bool(self._config.num_hidden_layers == self._layers)
+
+    def _before(self, _: Any, __: Any, kwargs: dict[str, Any]) -> None:
+        if self._mine():
+            known = self._seen if self._first else 1  # the prompt, then the last token, stand before what was drafted
+            self._drafted = kwargs["input_ids"][0, known:].tolist() if len(self._jobs) == 1 else []
+            self._first = False
+
+    def _after(self, _: Any, __: Any, output: Any) -> None:
+        if self._wanted and self._mine():
+            self._logits = output.logits[:, -len(self._drafted) - 1 :]
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        new = input_ids[:, self._seen :].tolist()
+        self._seen = input_ids.shape[1]
+        for i, (job, tokens) in enumerate(zip(self._jobs, new, strict=True)):
+            if not job.done and not job.cancelled:
+                self._tell(i, job, tokens)
+        return torch.tensor([job.done or job.cancelled for job in self._jobs], device=input_ids.device)
+
+    def _tell(self, i: int, job: Job, tokens: list[int]) -> None:
+        pairs = zip(tokens, self._drafted, strict=False)
+        accepted = next((n for n, (got, drafted) in enumerate(pairs) if got != drafted), None)
+        kept = min(len(tokens), len(self._drafted)) if accepted is None else accepted
+        logprobs: list[Logprob] = []
+        if job.top is not None and self._logits is not None:
+            logprobs = tops(self._logits[i, : len(tokens)], tokens, job.top)
+        self._advance(job, tokens, len(self._drafted), kept, logprobs)

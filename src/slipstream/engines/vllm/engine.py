@@ -1,0 +1,147 @@
+"""The engine: hands requests to a worker that runs vLLM, and takes in what every step of it brought."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from slipstream.engines.base import Capabilities, Logprob
+from slipstream.engines.native.build import configured
+from slipstream.engines.native.job import Job
+from slipstream.engines.peer import Peer, Seat, check_invariant, named_drafter
+from slipstream.engines.vllm.process import Process
+from slipstream.engines.vllm.settings import DEPTH, RULES, VllmConfig, arguments, sampling, speculation
+from slipstream.models.catalog import load_text, resolve
+from slipstream.models.folder import read_json
+from slipstream.models.precision import choose
+
+GONE = "vLLM's process ended"
+
+
+class VllmEngine(Peer):
+    """Plain decoding, n-gram and suffix lookup, a draft model, or an eagle head that vLLM can load."""
+
+    name = "vllm"
+    capabilities = Capabilities(
+        drafters=("none", "ngram", "suffix", "draft_model", "eagle"),
+        rules=tuple(RULES),
+        sampling=frozenset(
+            {"temperature", "top_k", "top_p", "min_p", "seed", "bias", "allowed", "repetition", "presence", "frequency"}
+        ),
+        logprobs=True,
+        min_tokens=True,
+        batch=True,
+        batch_drafting=True,
+        seed=True,
+        origins=True,
+        not_drafting=frozenset({"min_p", "bias"}),
+    )
+
+    def __init__(
+        self,
+        model: str = "smollm2-135m",
+        drafter: str = "ngram",
+        verify: str | None = None,
+        depth: int | None = None,
+        *,
+        options: Mapping[str, str] | None = None,
+        dtype: str = "auto",
+        context: int | None = None,
+        invariant: bool = False,
+    ) -> None:
+        check_invariant(self.name, invariant)
+        if verify is not None and verify not in RULES:
+            raise ValueError(f"vllm has no rule {verify!r}; it has {', '.join(RULES)}")
+        drafter, given = named_drafter(self.name, self.capabilities, drafter, dict(options or {}))
+        own: VllmConfig = configured(VllmConfig, given, self.name)
+        found = resolve(model)
+        config = read_json(found.path / "config.json")
+        longest = min(context or 4096, config.get("max_position_embeddings", 4096))
+        precision = str(choose(dtype, "cuda" if torch.cuda.is_available() else "cpu"))
+        super().__init__(Seat(found, load_text(found), config["vocab_size"], longest, precision, drafter, depth))
+        self._jobs: dict[str, Job] = {}
+        self._names = itertools.count()
+        self._ours = threading.Lock()
+        self._drafted = 0
+        wanted = speculation(drafter, depth, verify, own)
+        self._depth = (depth or DEPTH) if wanted else 0
+        self._process = Process(own.python, _environment(own), self._hear)
+        first = self._process.start(arguments(str(found.path), precision, longest, wanted, own))
+        if "ready" not in first:
+            self._process.end()
+            raise ValueError(f"vllm cannot run {model}: {str(first['failed']).rstrip('.')}")
+        self._version = str(first["ready"])
+
+    @property
+    def version(self) -> str:
+        return f"vllm {self._version}"
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """With several requests under way vLLM tells what was drafted for all of them together only."""
+        accepted = sum(self.tally.accepted)
+        return super().stats | {"drafted": self._drafted, "wasted": max(0, self._drafted - accepted)}
+
+    def _start(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            name = str(next(self._names))
+            with self._ours:
+                self._jobs[name] = job
+            self._process.say({"ask": name, "prompt": list(job.row.request.prompt), "params": sampling(job)})
+
+    def _hear(self, message: dict[str, Any] | None) -> None:
+        if message is None:
+            with self._ours:
+                left, self._jobs = list(self._jobs.values()), {}
+            for job in left:
+                self.end(job, "cancelled" if job.cancelled else "error", None if job.cancelled else GONE)
+        elif "error" in message:
+            with self._ours:
+                job = self._jobs.pop(message["id"])
+            self.end(job, "error", f"vllm refused it: {message['error']}")
+        else:
+            self._step(message["step"], message["drafted"], message["drafts"])
+
+    def _step(self, news: Sequence[Mapping[str, Any]], drafted: int, drafts: int) -> None:
+        """Tokens of one step. The last one is the target's own, those before it were drafted and accepted."""
+        self._drafted += drafted
+        whole = drafts and drafted == drafts * self._depth  # everybody who drafted did so to the full depth
+        for one in news:
+            job = self._jobs.get(one["id"])
+            if job is None or not one["tokens"]:
+                continue
+            accepted = len(one["tokens"]) - 1
+            mine = drafted if len(news) == 1 else self._depth if whole and job.tally.cycles else accepted
+            places = zip(one["tokens"], one["logprobs"], strict=False)
+            logprobs = [_logprob(token, place, job.top or 0) for token, place in places]
+            self.advance(job, one["tokens"], max(mine, accepted), accepted, logprobs)
+            if job.cancelled and not job.done:
+                self.end(job, "cancelled")
+            if job.done:
+                self._leave(one["id"], one["finished"])
+
+    def _leave(self, name: str, finished: bool) -> None:
+        with self._ours:
+            del self._jobs[name]
+        if not finished:
+            self._process.say({"cancel": name})
+
+    def _stop(self) -> None:
+        self._process.end()
+
+
+def _environment(own: VllmConfig) -> dict[str, str]:
+    alone = own.tensor_parallel * own.pipeline_parallel * own.data_parallel == 1
+    within = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if alone else {}
+    return within | {"VLLM_CPU_KVCACHE_SPACE": str(own.memory)}
+
+
+def _logprob(token: int, place: Sequence[Sequence[Any]], count: int) -> Logprob:
+    """vLLM gives the chosen token with the likeliest, whether it is one of them or not."""
+    values = {int(t): float(value) for t, value in place}
+    top = sorted(values.items(), key=lambda pair: -pair[1])
+    return Logprob(token, values[token], tuple(top[:count]))

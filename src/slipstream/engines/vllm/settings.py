@@ -1,0 +1,90 @@
+"""Settings in vLLM's own words: of the engine, of its speculation, and of one request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.engines.native.job import Job
+from slipstream.models.catalog import resolve
+
+RULES = {"token": "standard", "block": "block"}  # our word, and vLLM's
+DEPTH = 4
+
+
+@dataclass(frozen=True)
+class VllmConfig:
+    """Options of the engine, as `-o key=value`."""
+
+    python: str = ""  # the interpreter of an environment that has vLLM; this one if not given
+    model: str = ""  # the draft model, or the head of eagle
+    ngram: int = 3  # longest match looked for
+    ngram_min: int = 1
+    sample: str = "greedy"  # how a draft model picks its tokens: greedy or probabilistic
+    eager: int = -1  # 1: nothing is compiled; by default so on a CPU
+    memory: int = 2  # GiB for the cache of keys and values on a CPU
+    rows: int = 16  # requests decoded together
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    data_parallel: int = 1
+
+
+def arguments(
+    model: str, dtype: str, context: int, speculation: dict[str, Any] | None, own: VllmConfig
+) -> dict[str, Any]:
+    """Arguments of vLLM's engine. What it can spread over several devices or machines it spreads by itself."""
+    return {
+        "model": model,
+        "dtype": dtype,
+        "max_model_len": context,
+        "max_num_seqs": own.rows,
+        "max_logprobs": 100,
+        "enforce_eager": None if own.eager < 0 else bool(own.eager),
+        "enable_prefix_caching": False,  # a text must not depend on what was asked before
+        "generation_config": "vllm",  # no defaults of the model slip in
+        "tensor_parallel_size": own.tensor_parallel,
+        "pipeline_parallel_size": own.pipeline_parallel,
+        "data_parallel_size": own.data_parallel,
+        "speculative_config": speculation,
+    }
+
+
+def speculation(drafter: str, depth: int | None, verify: str | None, own: VllmConfig) -> dict[str, Any] | None:
+    if drafter == "none":
+        return None
+    wanted: dict[str, Any] = {"method": drafter, "num_speculative_tokens": depth or DEPTH}
+    if verify is not None:
+        wanted["rejection_sample_method"] = RULES[verify]
+    if drafter == "ngram":
+        wanted |= {"prompt_lookup_max": own.ngram, "prompt_lookup_min": min(own.ngram_min, own.ngram)}
+    elif drafter in ("draft_model", "eagle"):
+        if not own.model:
+            raise ValueError(f"{drafter} needs a model to draft with: -o model=NAME")
+        wanted |= {"model": str(resolve(own.model).path), "draft_sample_method": own.sample}
+    return wanted
+
+
+def sampling(job: Job) -> dict[str, Any]:
+    """The parameters of one request. All end tokens are named, so that ours and no others end it."""
+    request = job.row.request
+    how = request.sampling
+    wanted: dict[str, Any] = {
+        "temperature": how.temperature,
+        "top_k": how.top_k,
+        "top_p": how.top_p,
+        "min_p": how.min_p,
+        "repetition_penalty": how.penalties.repetition,
+        "presence_penalty": how.penalties.presence,
+        "frequency_penalty": how.penalties.frequency,
+        "seed": how.seed,
+        "max_tokens": request.max_tokens,
+        "min_tokens": request.min_tokens,
+        "ignore_eos": True,
+        "stop_token_ids": sorted(request.ends),
+        "logprobs": job.top,
+    }
+    if how.bias:
+        wanted["logit_bias"] = {str(token): value for token, value in how.bias.items()}
+    if how.allowed is not None:
+        wanted["allowed_token_ids"] = sorted(how.allowed - how.banned)
+    return wanted

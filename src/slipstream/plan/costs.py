@@ -1,0 +1,102 @@
+"""What cycles cost on this machine, learnt as they happen.
+
+Machines are noisy, and passes grow dearer as texts grow longer. So every price is the median of the last few times it
+was paid: a hiccup does not move it, a longer text does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+GUESS = 0.3  # of a row's share of a plain pass: what a drafted token is taken to cost before any was paid for
+
+HOPE = 0.6  # beyond the most tokens ever tried, another one is taken to cost so much of what those cost each
+
+
+class Recent:
+    """The median of the last few numbers."""
+
+    def __init__(self, size: int = 5) -> None:
+        self._last: deque[float] = deque(maxlen=size)
+        self.value = 0.0
+
+    def add(self, number: float) -> None:
+        self._last.append(number)
+        self.value = sorted(self._last)[(len(self._last) - 1) // 2]
+
+    def __bool__(self) -> bool:
+        return bool(self._last)
+
+
+class Costs:
+    """Seconds of a plain pass by its tokens, what drafted tokens add to it, and the drafter's own time.
+
+    What n drafted tokens add is kept as a difference to the plain pass they joined, for every size of that pass: near
+    zero where reading weights is the bound, a row's share each where arithmetic is. A number of tokens never tried is
+    read off the line between its neighbours, beyond the most that was tried with some hope, since the first drafted
+    token of a pass often costs more than the next; a size never tried is taken for the nearest one that was.
+    """
+
+    def __init__(self) -> None:
+        self._plain: dict[int, Recent] = {}
+        self._more: dict[int, dict[int, Recent]] = {}
+        self._step = Recent()
+
+    @property
+    def step(self) -> float:
+        """Seconds to draft one step, all rows together."""
+        return self._step.value
+
+    def learn(self, drafting: float, scoring: float, tokens: int, drafted: int = 0, steps: int = 0) -> None:
+        """A pass over `tokens`, so many of them drafted, took so long."""
+        base = tokens - drafted
+        if steps:
+            self._step.add(drafting / steps)
+        if not drafted:
+            self._plain.setdefault(base, Recent(7)).add(scoring)
+        elif self.seen(base):
+            if scoring < self.plain(base):  # then a plain pass takes no longer
+                self._plain[base].add(scoring)
+            self._more.setdefault(base, {}).setdefault(drafted, Recent()).add(max(0.0, scoring - self.plain(base)))
+
+    @property
+    def priced(self) -> bool:
+        """Whether any drafted token was ever paid for."""
+        return bool(self._more)
+
+    def seen(self, tokens: int) -> bool:
+        """Whether a plain pass of this size was ever paid for."""
+        return tokens in self._plain
+
+    def plain(self, tokens: int) -> float:
+        """Seconds of a pass in which nothing is drafted; 1 where none was ever seen."""
+        if tokens in self._plain:
+            return self._plain[tokens].value
+        known = sorted((size, price.value) for size, price in self._plain.items())
+        return _line(known, tokens) if known else 1.0
+
+    def more(self, tokens: int) -> Callable[[float], float]:
+        """Seconds that so many drafted tokens add to a plain pass over `tokens`."""
+        if not self._more:
+            each = GUESS * self.plain(tokens) / tokens
+            return lambda drafted: each * drafted
+        near = self._more[_nearest(self._more, tokens)]
+        known = [(0, 0.0), *sorted((n, price.value) for n, price in near.items())]
+        most, paid = known[-1]
+        return lambda drafted: paid + HOPE * paid / most * (drafted - most) if drafted > most else _line(known, drafted)
+
+
+def _line(known: list[tuple[int, float]], at: float) -> float:
+    """The line between the neighbours of a point; before the first its value, beyond the last the line from the first
+    to the last, level at least."""
+    if at <= known[0][0] or len(known) == 1:
+        return known[0][1]
+    high = next((i for i, (size, _) in enumerate(known) if size >= at), None)
+    (x, low), (z, top) = (known[0], known[-1]) if high is None else (known[high - 1], known[high])
+    slope = (top - low) / (z - x)
+    return top + max(0.0, slope) * (at - z) if high is None else low + slope * (at - x)
+
+
+def _nearest(sizes: Iterable[int], wanted: int) -> int:
+    return min(sizes, key=lambda size: (abs(size - wanted), size))

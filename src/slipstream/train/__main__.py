@@ -1,0 +1,52 @@
+"""`python -m slipstream.train`: the verb with torch, transformers and numpy alone, for bare GPU machines."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from slipstream.train.report import draw_curves, summary, write_card
+from slipstream.train.run import train
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m slipstream.train")
+    parser.add_argument("method")
+    parser.add_argument("-m", "--model", default="smollm2-135m")
+    parser.add_argument("--data", type=Path, action="append", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("-o", "--option", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--minutes", type=float)
+    asked = parser.parse_args()
+    began = time.monotonic()
+
+    def told(phase: str, done: int, total: int, new: dict[str, Any]) -> None:
+        if phase != "training" or new:
+            print(f"{time.monotonic() - began:7.1f} s  {phase} {done}/{total} {new or ''}", file=sys.stderr, flush=True)
+
+    options = dict(word.partition("=")[::2] for word in asked.option)
+    try:
+        outcome = train(
+            asked.method,
+            asked.model,
+            asked.data,
+            asked.out,
+            options,
+            device=asked.device,
+            minutes=asked.minutes,
+            told=told,
+        )
+    except ValueError as error:
+        sys.exit(f"slipstream: {error}")
+    write_card(outcome, " ".join(["python -m slipstream.train", *sys.argv[1:]]), "unknown")
+    draw_curves(asked.out)
+    print(json.dumps(summary(outcome)))
+
+
+if __name__ == "__main__":
+    main()

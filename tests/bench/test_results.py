@@ -1,0 +1,202 @@
+"""Estimates, journal, limits, comparison, tables: what is made of measurements."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from slipstream.bench.against import compare, read_results
+from slipstream.bench.journal import Journal, write_whole
+from slipstream.bench.limit import Machine, Weights, bytes_per_token, intensity, probe_machine
+from slipstream.bench.matrix import Cell, Setup
+from slipstream.bench.measure import Measurement, book_times, groups
+from slipstream.bench.records import Ground, records
+from slipstream.bench.statistics import estimate, ratio, spread
+from slipstream.bench.table import Table, tables, text
+from slipstream.bench.workloads import Item, Workload
+from slipstream.engines.base import Tally
+
+MACHINE = Machine(bandwidth=1e9, arithmetic=1e11)
+TARGET = Weights(read=10_000_000, per_token=1000, parameters=2_500_000)
+
+
+def run(speed: float, cycles: int = 40, answer: str = "4", tokens: int = 80) -> Measurement:
+    tally = Tally(cycles, tokens, [cycles, cycles], [30, 10])
+    first = [0.5]
+    return Measurement(
+        tokens, tokens / speed + 0.5, tokens, tokens / speed, first, cycles, 0, tally, 10**9, [answer], [answer]
+    )
+
+
+PLAIN, FAST = (Cell(Setup("native", *rest), 1, 0.0, "w") for rest in (("none", 0, None), ("ngram", 2, None)))
+WORK = {"w": Workload("w", (Item(("2 + 2?",), "w", reference="4", metric="exact"),))}
+
+
+def made(fast: list[float] = [20.0, 22.0, 24.0], answer: str = "4") -> list[dict]:  # noqa: B006
+    measured = {PLAIN: [run(s) for s in (10.0, 11.0, 12.0)], FAST: [run(s, answer=answer) for s in fast]}
+    return records(measured, WORK, Ground(MACHINE, {PLAIN: TARGET, FAST: TARGET}, draft_speeds={FAST: 99.0}))
+
+
+def results(**more) -> dict:
+    about = {"commit": "a", "date": "d", "model": "m", "sha256": "s", "hardware": {"cores": 2}, "settings": {}}
+    return about | {"records": made()} | more
+
+
+def test_intervals():
+    found = estimate([1.0, 2.0, 3.0, 4.0, 100.0])
+    assert found.value == 3.0
+    assert 1.0 <= found.low <= found.value <= found.high <= 100.0
+    assert estimate([5.0]).data() == [5.0, 5.0, 5.0]
+    assert ratio([2.0, 30.0, 4.0], [1.0, 10.0, 2.0]).value == 2.0  # of pairs: a slow moment cancels
+    assert spread([1.0, 3.0]) == pytest.approx(2**0.5)
+    assert spread([1.0]) == 0.0
+
+
+def test_groups_are_full():
+    assert list(groups(3, 1)) == [[0], [1], [2]]
+    assert list(groups(3, 2)) == [[0, 1], [2, 3]]
+    assert list(groups(3, 8)) == [list(range(8))]
+
+
+def test_decoding_is_timed_from_when_every_row_has_begun():
+    found = Measurement()
+    early, late = [(1.0, 1), (2.0, 3), (5.0, 2)], [(3.0, 2), (4.0, 1), (7.0, 4)]
+    book_times(found, [early, late], start=0.5, end=7.5)
+    assert (found.decoded, found.decoding) == (2 + 1 + 4, 4.0)
+    assert (found.seconds, found.first) == (7.0, [0.5, 2.5])
+    book_times(found, [[(8.0, 5)], []], start=7.5, end=9.0)  # all at once, and nothing at all
+    assert (found.decoded, found.decoding, found.seconds) == (7, 4.0, 8.5)
+
+
+def test_a_record():
+    plain, fast = made()
+    axes = ("native", "ngram", 2, "greedy", 1, 0.0, "w")
+    assert (
+        tuple(fast[name] for name in ("engine", "drafter", "depth", "rule", "batch", "temperature", "workload")) == axes
+    )
+    assert fast["tokens_per_second"] == pytest.approx(22.0)
+    assert fast["speedup"] == pytest.approx(2.0)
+    assert fast["speedup_reference"] == pytest.approx(2.0)
+    assert plain["speedup"] == 1.0
+    assert 1.0 < fast["speedup_end_to_end"] < 2.0
+    assert fast["tau"] == 2.0
+    assert fast["acceptance"] == [0.75, 0.25]
+    assert 1 + sum(fast["survival"]) == fast["tau"]
+    assert fast["draft_tokens_per_second"] == 99.0
+    assert fast["quality"] == {"exact": 1.0}
+    assert fast["same_answers"] == 1.0
+    assert made(answer="5")[1]["same_answers"] == 0.0
+    assert made(answer="5")[1]["quality"] == {"exact": 0.0}
+
+
+def test_the_limit_is_bytes_over_bandwidth():
+    measured = run(20.0)
+    measured.context = 4000
+    assert bytes_per_token(measured, TARGET) == (40 * 10_000_000 + 4000 * 1000) / 80
+    assert bytes_per_token(measured, TARGET, TARGET) == (40 * 10_000_000 + 4_000_000 + 80 * 10_000_000) / 80
+    operations, rate = intensity(measured, TARGET)
+    assert operations == pytest.approx(2 * 2_500_000 * 120 / 404_000_000)
+    assert rate == pytest.approx(2 * 2_500_000 * 120 / 4.0)
+    record = made()[1]
+    assert record["share_of_limit"] == pytest.approx(22.0 * record["bytes_per_token"] / MACHINE.bandwidth)
+
+
+def test_the_machine_is_measured():
+    found = probe_machine("float32", size=1 << 22)
+    assert found.bandwidth > 1e8
+    assert found.arithmetic > 1e8
+
+
+def test_a_journal_remembers_and_forgives_a_torn_end(tmp_path):
+    with Journal(tmp_path) as journal:
+        journal.add({"cell": 1, "repeat": 0}, {"value": 3})
+    with open(tmp_path / "journal.jsonl", "ab") as file:
+        file.write(b'{"key": {"cell": 2}, "entr')
+    with Journal(tmp_path) as again:
+        assert again.get({"repeat": 0, "cell": 1}) == {"value": 3}
+        assert again.get({"cell": 2}) is None
+        again.add({"cell": 2}, {"value": 4})
+    with Journal(tmp_path) as journal:
+        assert len(journal) == 2
+
+
+def test_one_run_at_a_time_writes_to_a_folder(tmp_path):
+    with Journal(tmp_path), pytest.raises(ValueError, match="another run is writing"):
+        Journal(tmp_path)
+
+
+def test_a_spoiled_journal_is_named_by_line(tmp_path):
+    with Journal(tmp_path) as journal:
+        journal.add({"cell": 1}, {})
+    with open(tmp_path / "journal.jsonl", "a") as file:
+        file.write("nonsense\n")
+    with pytest.raises(ValueError, match=r"line 2 is no measurement"):
+        Journal(tmp_path)
+
+
+def test_no_space_is_a_sentence_and_leaves_no_half_line(tmp_path, monkeypatch):
+    with Journal(tmp_path) as journal:
+        journal.add({"cell": 1}, {})
+        before = (tmp_path / "journal.jsonl").read_bytes()
+        write = os.write
+        monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:5]))
+        with pytest.raises(ValueError, match="no space left"):
+            journal.add({"cell": 2}, {})
+        monkeypatch.undo()
+        assert (tmp_path / "journal.jsonl").read_bytes() == before
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(ValueError, match="no space left"):
+        write_whole(tmp_path / "results.json", "{}")
+    assert not list(tmp_path.glob("*results*"))
+
+
+def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"cannot write .*--out"):
+        Journal(tmp_path / "file")
+
+
+def test_two_results():
+    old = results(records=made([10.0, 10.5, 11.0]))
+    found = compare(results(), old)
+    assert [r["verdict"] for r in found["records"]] == ["same", "faster"]
+    assert found["records"][1]["ratio"] == pytest.approx(22 / 10.5)
+    assert compare(old, results())["records"][1]["verdict"] == "slower"
+    assert found["differs"] == []
+    assert compare(results(sha256="t"), old)["differs"] == ["sha256"]
+    assert compare(results(hardware={"cores": 4}), old)["differs"] == ["hardware"]
+    other = [{**record, "workload_digest": "x"} for record in made()]
+    assert compare(results(), results(records=other))["other_prompts"] == 2
+    assert compare(results(), results(records=[]))["only_now"] == 2
+
+
+def test_what_is_no_result(tmp_path):
+    path = tmp_path / "r.json"
+    with pytest.raises(ValueError, match="cannot read"):
+        read_results(path)
+    path.write_text("{")
+    with pytest.raises(ValueError, match="not JSON"):
+        read_results(path)
+    path.write_text(json.dumps({"a": 1}))
+    with pytest.raises(ValueError, match="holds no results"):
+        read_results(path)
+
+
+def test_tables():
+    (table,) = tables(results())
+    assert table.title == "w, batch 1, temperature 0"
+    assert len(table.rows) == 2
+    shown = text(table)
+    assert "2.00" in shown
+    assert "exact 1.00" in shown
+    assert "99.0" in shown  # the draft model's own speed
+    assert tables(results(against=compare(results(), results())))[1].rows[0][-1] == "same"
+    assert text(Table("t", ["a", "b"], [["long", "1"]])) == "t\na     b\nlong  1"

@@ -1,0 +1,76 @@
+"""What the stream of llama.cpp's server leaves out is put back."""
+
+from __future__ import annotations
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from slipstream.engines import open_engine
+from slipstream.engines.llamacpp.stream import Cycle, Reader, Vocabulary, events, said
+from slipstream.models.text import Text
+
+
+def byte_text() -> Text:
+    """Byte-level: every byte a token, and the two first bytes of an emoji one token more."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = {letter: i for i, letter in enumerate(alphabet)}
+    words["ðŁ"] = len(words)
+    made = Tokenizer(models.BPE(words, [("ð", "Ł")]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    return Text(PreTrainedTokenizerFast(tokenizer_object=made, eos_token="!"))
+
+
+def event(tokens, content, predicted, ms, drafted=0, accepted=0, **more):
+    timings = {"predicted_ms": ms, "draft_n": drafted, "draft_n_accepted": accepted}
+    return {"tokens": tokens, "content": content, "tokens_predicted": predicted, "timings": timings, **more}
+
+
+def read(reader: Reader, *found) -> list[Cycle]:
+    return [cycle for one in found for cycle in reader.feed(one)] + list(reader.flush())
+
+
+def test_tokens_of_one_cycle_share_a_time_stamp():
+    cycles = read(
+        Reader(Vocabulary(byte_text())),
+        event([5], "a", 1, 0.001),
+        event([6], "b", 2, 50.0, 3, 2),
+        event([7], "c", 3, 50.0, 3, 2),
+        event([8], "d", 4, 50.0, 3, 2),
+        event([9], "e", 5, 70.0, 3, 2),
+        event([], "", 5, 70.0, 3, 2, stop=True),
+    )
+    assert [(c.tokens, c.drafted, c.accepted) for c in cycles] == [([5], 0, 0), ([6, 7, 8], 3, 2), ([9], 0, 0)]
+
+
+@pytest.mark.parametrize("letter", ["😀", "é", "日"])
+def test_tokens_inside_a_character_are_found_by_its_bytes(letter):
+    text = byte_text()
+    whole = text.tokenizer.encode(letter)
+    reader = Reader(Vocabulary(text))
+    (cycle,) = read(reader, event(whole[-1:], letter, len(whole), 1.0))
+    assert cycle.tokens == whole
+
+
+def test_another_way_to_cut_a_character_is_found_too():
+    text = byte_text()
+    single = [text.tokenizer.get_vocab()[c] for c in "ðŁĺĢ"]
+    (cycle,) = read(Reader(Vocabulary(text)), event(single[-1:], "😀", 4, 1.0))
+    assert cycle.tokens == single
+
+
+def test_lines_that_are_no_events_are_passed_over():
+    assert list(events([b"\n", b'data: {"stop": true}\n', b"data: [DONE]\n"])) == [{"stop": True}]
+    assert said(b'{"error": {"message": "too long"}}') == "too long"
+    assert said(b"oops") == "oops"
+
+
+def test_models_and_types_it_cannot_run_are_refused(tmp_path):
+    pytest.importorskip("xllamacpp")
+    with pytest.raises(ValueError, match="holds 0 of them"):
+        open_engine("llamacpp", str(tmp_path), "none")
+    with pytest.raises(ValueError, match=r"own format"):
+        open_engine("llamacpp", "smollm2-135m", "none", dtype="float32")
+    with pytest.raises(ValueError, match="it offers none, draft_model, ngram"):
+        open_engine("llamacpp", "smollm2-135m", "eagle")

@@ -1,0 +1,114 @@
+"""The vLLM engine: its process and protocol with a stand-in for vLLM, and the real one where there is one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+import fake_vllm
+import letters_folder
+from slipstream.core.sampling import Sampling
+from slipstream.core.types import Origin
+from slipstream.engines import open_engine
+from slipstream.engines.base import Wish
+
+COLD = Sampling(temperature=0)
+HERE = {"python": sys.executable}
+REAL = os.environ.get("SLIPSTREAM_VLLM_PYTHON", "")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(letters_folder.write(tmp_path_factory.mktemp("letters")))
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(fake_vllm.write(tmp_path)))
+    return monkeypatch
+
+
+def test_tokens_origins_and_counts_come_back(folder, fake):
+    with open_engine("vllm", folder, "ngram", "block", 2, HERE) as engine:
+        (done,) = engine.generate([3, 4, 5], COLD, max_tokens=6, logprobs=1)
+        assert done.tokens == [3, 4, 5, 3, 4, 5]
+        assert done.origins[:3] == [Origin.PLAIN, Origin.ACCEPTED, Origin.RECOVERED]
+        assert (done.tally.drafted, done.tally.accepted) == ([3, 3], [2])
+        assert [entry.value for entry in done.logprobs] == [-0.5] * 6
+        assert engine.version == "vllm 0.0-fake"
+        many = engine.generate([[3], [4, 5], [6]], COLD, max_tokens=4)
+        assert [c.tokens for c in many] == [[3] * 4, [4, 5, 4, 5], [6] * 4]
+        assert [c.text for c in many] == ["aaaa", "bcbc", "dddd"]
+        assert engine.stats["drafted"] > 0
+
+
+def test_stops_cancel_and_errors(folder, fake):
+    with open_engine("vllm", folder, "none", options=HERE) as engine:
+        (cut,) = engine.generate([3, 4, 5], COLD, max_tokens=50, stop=("bc",))
+        assert (cut.text, cut.finish) == ("a", "stop")
+        (ended,) = engine.generate([3, 0, 5], COLD, max_tokens=50)
+        assert (ended.tokens, ended.finish) == ([3, 0], "stop")
+        stream = engine.stream([3], COLD, max_tokens=150)
+        next(stream)
+        stream.close()
+        (bad,) = engine.generate([3], Sampling(99.0), max_tokens=2)
+        assert bad.error == "vllm refused it: temperature must not be 99"
+        assert engine.generate([4], COLD, max_tokens=2)[0].tokens == [4, 4]
+
+
+def test_a_worker_that_dies_ends_its_requests_with_a_sentence(folder, fake):
+    fake.setenv("FAKE_VLLM", "die")
+    with open_engine("vllm", folder, "none", options=HERE) as engine:
+        (done,) = engine.generate([3], COLD, max_tokens=4)
+        assert (done.finish, done.error) == ("error", "vLLM's process ended")
+
+
+@pytest.mark.parametrize(
+    ("how", "said"), [("load", "no such architecture$"), ("illegal", "instructions that this processor lacks")]
+)
+def test_what_cannot_be_loaded_is_one_sentence(folder, fake, how, said):
+    fake.setenv("FAKE_VLLM", how)
+    with pytest.raises(ValueError, match=said):
+        open_engine("vllm", folder, "none", options=HERE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"drafter": "early_exit"}, "it offers none, ngram, suffix, draft_model, eagle"),
+        ({"drafter": "draft_model"}, "needs a model"),
+        ({"drafter": "ngram", "verify": "coupled"}, "it has token, block"),
+        ({"drafter": "ngram", "options": {"python": "/nowhere/python"}}, "cannot run the interpreter"),
+        ({"drafter": "ngram", "options": {**HERE, "ngram": "two"}}, "must be of type int"),
+        ({"drafter": "none", "invariant": True, "options": HERE}, "no invariant mode"),
+    ],
+)
+def test_mistakes_are_refused(folder, arguments, said):
+    with pytest.raises(ValueError, match=said):
+        open_engine("vllm", folder, **{"options": HERE, **arguments})
+
+
+def test_under_speculation_it_refuses_what_vllm_refuses(folder, fake):
+    with open_engine("vllm", folder, "ngram", None, 2, HERE) as engine, pytest.raises(ValueError, match="min_p"):
+        engine.submit([3], Sampling(1.0, min_p=0.1), Wish())
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")
+def test_without_vllm_the_error_says_how_to_get_it(folder):
+    with pytest.raises(ValueError, match=r"pip install 'slipstream-lm\[vllm\]'"):
+        open_engine("vllm", folder, "none")
+
+
+@pytest.mark.model
+@pytest.mark.skipif(not REAL and find_spec("vllm") is None, reason="no vLLM here, nor SLIPSTREAM_VLLM_PYTHON")
+def test_the_real_one_agrees_at_temperature_0():
+    options, prompts = {"python": REAL} if REAL else {}, ["Repeat: the cat sat on the mat. The cat sat on", "Hello"]
+    with open_engine("vllm", "smollm2-135m", "ngram", None, 3, options) as engine:
+        fast = engine.generate(prompts, COLD, max_tokens=16)
+    with open_engine("transformers", "smollm2-135m", "none") as engine:
+        slow = engine.generate(prompts, COLD, max_tokens=16)
+    assert [c.tokens for c in fast] == [c.tokens for c in slow]
+    assert any(Origin.ACCEPTED in c.origins for c in fast)
