@@ -26,7 +26,6 @@ PROMPTS = {
     "code": "Write a Python class Stack with push, pop, peek and is_empty, then show how each method is called.",
     "chat": "Why is the sky blue? Explain it to a child.",
 }
-DRAFT = {"layers": "0-19"}  # until a trained draft is there: the target's own first layers
 REPEATS = 3
 
 
@@ -50,7 +49,8 @@ def main() -> None:
     tokens = parser.parse_args().tokens
     engines = {
         "n-gram": NativeEngine(drafter="ngram", limits=ss.Limits(retained=0)),
-        "draft model": NativeEngine(drafter="draft_model", options=DRAFT, limits=ss.Limits(retained=0)),
+        "eagle head": NativeEngine(drafter="eagle", limits=ss.Limits(retained=0)),
+        "draft model": NativeEngine(drafter="draft_model", limits=ss.Limits(retained=0)),
     }
     plain_engine = engines["n-gram"]
     console = Console()

@@ -57,10 +57,11 @@ def inspect(name: Name, as_json: Json = False) -> None:
 def convert(
     source: Name, folder: Annotated[Path, typer.Argument(help="Where to write safetensors and tokenizer.")]
 ) -> None:
-    """Write a model as a folder of safetensors."""
+    """Write a model as a folder of safetensors; an eagle head for vLLM, or a published EAGLE-3 head as one of ours."""
+    from slipstream.drafters.exchange import convert_head
     from slipstream.models import catalog
 
-    console().print(f"written: {catalog.convert(source, folder)}")
+    console().print(f"written: {convert_head(source, folder) or catalog.convert(source, folder)}")
 
 
 @models.command()

@@ -27,7 +27,14 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a drafter: the target answers prompts, a small network learns to foresee it."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     from slipstream.train.report import draw_curves, summary, write_card
     from slipstream.train.run import train as run
@@ -45,9 +52,7 @@ def train(
             bars.update(phases[phase], completed=done, description=f"{phase} {text}".strip())
 
         try:
-            outcome = run(
-                method, model, data, out, given.settings(option), device=device, minutes=minutes, told=told
-            )
+            outcome = run(method, model, data, out, given.settings(option), device=device, minutes=minutes, told=told)
         except KeyboardInterrupt:
             raise ValueError(f"stopped; the same command goes on from the last checkpoint in {out}") from None
     write_card(outcome, " ".join(["slipstream", *sys.argv[1:]]), _commit())

@@ -33,12 +33,13 @@ class EagleConfig:
     draft_vocab: int
     rope_theta: float = 10000.0
     eps: float = 1e-5
+    own_output: bool = False  # whether the output rows are the head's own and stored with it, not the target's
 
     @staticmethod
     def of(values: dict[str, Any]) -> EagleConfig:
         """From a folder's JSON; keys of others are left alone."""
         known = {f.name for f in fields(EagleConfig)}
-        missing = known - {"rope_theta", "eps"} - values.keys()
+        missing = known - {"rope_theta", "eps", "own_output"} - values.keys()
         if missing:
             raise ValueError(f"the head's config lacks {', '.join(sorted(missing))}")
         own = {key: value for key, value in values.items() if key in known}
@@ -60,7 +61,7 @@ class RMSNorm(nn.Module):
 
 
 class EagleNet(nn.Module):
-    """`output` holds the rows of the target's output matrix that the draft vocabulary names."""
+    """`output` holds the rows of the target's output matrix that the draft vocabulary names, or rows of its own."""
 
     scale: Tensor
     output: Tensor
@@ -80,7 +81,7 @@ class EagleNet(nn.Module):
         self.down = nn.Linear(c.intermediate, c.hidden, bias=False)
         self.norm = RMSNorm(c.hidden, c.eps)
         rows = torch.zeros(c.draft_vocab, c.hidden) if output is None else output
-        self.register_buffer("output", rows, persistent=False)
+        self.register_buffer("output", rows, persistent=c.own_output)
         frequency = c.rope_theta ** (-torch.arange(0, c.head_dim, 2, dtype=torch.float64) / c.head_dim)
         self.register_buffer("frequency", frequency.float(), persistent=False)
 

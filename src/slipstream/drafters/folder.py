@@ -63,7 +63,7 @@ def load_head(
             f"the head in {folder} is for a target {config.hidden} wide, and this one is {embedding.shape[1]}"
         )
     _check_ids(ids, config.draft_vocab, len(output))
-    net = EagleNet(config, output[ids.to(output.device)])
+    net = EagleNet(config, None if config.own_output else output[ids.to(output.device)])
     placed = {name: weight.to(output.device, output.dtype) for name, weight in weights.items()}
     try:
         net.load_state_dict(placed, assign=True)

@@ -1,0 +1,51 @@
+"""The drafters that come along: as small as promised, undamaged, and as good on the default model as they were."""
+
+from __future__ import annotations
+
+import pytest
+
+from slipstream.core.sampling import Sampling
+from slipstream.drafters.shipped import shipped, shipped_for
+from slipstream.engines.base import Speculation
+from slipstream.engines.native.build import build_target
+from slipstream.engines.native.engine import NativeEngine
+from slipstream.models.folder import read_json
+from slipstream.models.store import sha256
+
+PROMPTS = [
+    "Write a Python function that returns the n-th Fibonacci number, and explain how it works.",
+    "A baker sells 12 loaves in the morning and twice as many in the afternoon. How many loaves is that in all?",
+    "Give three tips for staying healthy during a long winter.",
+]
+GOLDEN = {"smollm2-135m-eagle": 2.94, "smollm2-135m-draft": 2.62}  # tau of a chain of five, greedy, 48 tokens each
+TOLERANCE = 0.05  # of it: another machine rounds otherwise, and a near tie may fall to the other side
+
+
+def test_they_are_small_and_undamaged():
+    sizes = {name: sum(path.stat().st_size for path in folder.iterdir()) for name, folder in shipped().items()}
+    assert set(sizes) == set(GOLDEN)
+    assert sum(sizes.values()) < 20e6
+    for folder in shipped().values():
+        weights = folder / "model.safetensors"
+        assert weights.stat().st_size < 15e6
+        assert sha256(weights) == read_json(folder / "config.json")["sha256"]
+        assert (folder / "README.md").read_text().startswith(f"# {folder.name}")
+
+
+def test_they_are_found_by_name_and_by_weights():
+    head = shipped()["smollm2-135m-eagle"]
+    weights = read_json(head / "config.json")["target_sha256"]
+    assert shipped_for("eagle", "smollm2-135m", None) == shipped_for("eagle", "elsewhere", weights) == head
+    assert shipped_for("eagle", "elsewhere", "0" * 64) is None
+    assert shipped_for("draft_model", "smollm2-135m", None) == shipped()["smollm2-135m-draft"]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_tau_and_the_tokens_of_plain_decoding(name):
+    with NativeEngine(build_target("smollm2-135m", dtype="float32"), name, depth=5) as engine:
+        drafted = engine.generate(PROMPTS, Sampling(temperature=0), max_tokens=48)
+        plain = engine.generate(PROMPTS, Sampling(temperature=0), max_tokens=48, speculation=Speculation(off=True))
+    assert [one.tokens for one in drafted] == [one.tokens for one in plain]
+    tau = sum(len(one.tokens) for one in drafted) / sum(one.tally.cycles for one in drafted)
+    assert tau == pytest.approx(GOLDEN[name], rel=TOLERANCE)
