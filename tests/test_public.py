@@ -85,7 +85,7 @@ def test_the_import_is_light():
 
 
 def test_modules_import_without_what_a_bare_machine_lacks():
-    """Core, kernels, models, drafters, plan, engines, bench and train run with torch, transformers and what those bring."""
+    """Everything below the command line but serving runs with torch, transformers and what those bring."""
     missing = "jaxtyping", "typer", "rich", "gguf", "matplotlib", "fastapi"
     code = (
         "import sys\n"

@@ -90,7 +90,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path):
     with pytest.raises(ValueError, match="ascending"):
         save_head(folder, net, IDS.flip(0))
     broken(folder, lambda config: config.pop("slipstream_drafter"))
-    with pytest.raises(ValueError, match="holds no eagle head"):
+    with pytest.raises(ValueError, match="holds no eagle drafter"):
         load_head(folder, MATRIX, MATRIX)
 
 
@@ -164,7 +164,7 @@ def test_the_engine_drafts_with_a_folder_from_the_start_or_when_a_request_asks_f
 def test_the_option_names_the_folder_and_its_absence_is_told(shipped):
     target, folder = shipped
     assert build_drafter("eagle", target, {"model": folder}).needs.features == (0, 1)
-    with pytest.raises(ValueError, match="-o model=FOLDER"):
+    with pytest.raises(ValueError, match="no eagle head is shipped for letters; `slipstream train eagle` makes one"):
         build_drafter("eagle", target)
     with pytest.raises(ValueError, match="no option 'depth'"):
         build_drafter("eagle", target, {"model": folder, "depth": "3"})

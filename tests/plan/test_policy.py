@@ -165,8 +165,11 @@ def test_the_purse_is_small_and_never_staked_whole():
     purse = Purse()
     assert purse.stake(1.0) < 0.5
     for _ in range(1000):
-        purse.book(5.0, 1.0)
+        purse.book(0.0, 1.0)
     assert purse.balance == purse.size
+    for _ in range(1000):
+        purse.book(5.0, 1.0)
+    assert purse.balance == purse.most
     purse.book(-3.0, 1.0)
     assert purse.stake(1.0) < 0
 

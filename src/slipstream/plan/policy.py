@@ -68,7 +68,7 @@ class Purse:
 
     share: float = 0.01
     size: float = 0.7  # of a plain pass
-    most: float = 3.0  # plain passes, with what was won
+    most: float = 1.5  # plain passes, with what was won
     balance: float | None = None  # None: nothing was booked yet, and it is full
 
     def stake(self, plain: float) -> float:
