@@ -105,7 +105,9 @@ def test_invariant_mode_is_named(report):
 
 
 def test_the_target_drafting_for_itself_is_always_accepted(report):
-    found = report("Name a colour.", "-d", "draft_model", "--depth", "3", "--max-tokens", "9")
+    found = report(
+        "Name a colour.", "-d", "draft_model", "-o", "model=smollm2-135m", "--depth", "3", "--max-tokens", "9"
+    )
     assert found["wasted"] == 0
     assert found["tau"] > 2
 
