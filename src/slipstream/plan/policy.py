@@ -117,9 +117,9 @@ class Adaptive(Policy):
         self._plain: Counter[int] = Counter()  # cycles left plain to learn what so many rows cost
 
     def budget(self, rows: Sequence[Row]) -> list[Budget]:
-        self._steps = self._drafted = self._accepted = 0
+        self._steps = self._drafted = self._accepted = 0  # of the coming cycle, also where it has no row to decide for
         trust = self._trust = {row: self._trust.get(row) or Trust(self._prior) for row in rows}
-        depths = self._depths(list(trust.values()))
+        depths = self._depths(list(trust.values())) if trust else []
         self._asked = any(depths)
         return [Budget(depth) for depth in depths]
 

@@ -104,7 +104,7 @@ class Batch:
         for job in ready:
             job.budget = Budget(job.course.depth or 0, shape=job.course.shape)
         free = [job for job in ready if job.course.depth is None]
-        for job, budget in zip(free, self.policy.budget([job.row for job in free]) if free else (), strict=True):
+        for job, budget in zip(free, self.policy.budget([job.row for job in free]) if ready else (), strict=True):
             job.budget = budget
         return ready
 
