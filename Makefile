@@ -14,7 +14,7 @@ demo: .venv/ready
 
 test: .venv/ready
 	$(BIN)/slipstream models pull smollm2-135m
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 check: .venv/ready lint test
 

@@ -1,8 +1,29 @@
-"""Shapes in signatures are checked while tests run, where the checker is installed."""
+"""What must be in place before anything else is imported, and the command line for all who test it."""
 
+from __future__ import annotations
+
+import os
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-if find_spec("beartype") and find_spec("jaxtyping"):
+import pytest
+
+if TYPE_CHECKING:
+    from command import Command
+
+if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
+    # workers share the cores, and so do the processes they start: more threads than cores wait for each other
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(workers))))
+
+if find_spec("beartype") and find_spec("jaxtyping"):  # shapes in signatures are checked while tests run
     from jaxtyping import install_import_hook
 
     install_import_hook(["slipstream.core", "slipstream.models", "slipstream.drafters"], "typecheck.check")
+
+
+@pytest.fixture
+def slipstream(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    """The command line in this process, with the default model loaded once for all tests of a worker."""
+    from command import Command
+
+    return Command(monkeypatch, capfd)

@@ -5,8 +5,18 @@ from __future__ import annotations
 from functools import cache
 
 from slipstream.engines.native.build import Target, build_target
+from slipstream.models.precision import choose
 
 
-@cache
+def build(
+    name: str, dtype: str = "auto", device: str = "auto", context: int | None = None, invariant: bool | None = None
+) -> Target:
+    """As `build_target`, once for all who ask for the same."""
+    return _built(name, str(choose(dtype)), device, context, invariant)
+
+
+_built = cache(build_target)
+
+
 def target() -> Target:
-    return build_target("smollm2-135m")
+    return build("smollm2-135m")

@@ -30,7 +30,17 @@ FLAGS = {
         "--help",
     ],
     "chat": [*DECODING, *SAMPLING, "--dtype", "--invariant", "--help"],
-    "audit": [*BY_ANYONE, "--temperature", "--table", "--seed", "--samples", "--self-test", "--json", "--help"],
+    "audit": [
+        *BY_ANYONE,
+        "--tree",
+        "--temperature",
+        "--table",
+        "--seed",
+        "--samples",
+        "--self-test",
+        "--json",
+        "--help",
+    ],
     "bench": [
         "--model",
         "--engine",

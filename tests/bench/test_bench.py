@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import pytest
 
+import default
 import letters
+from slipstream.bench import fleet, session
 from slipstream.bench import run as running
-from slipstream.bench import session
 from slipstream.bench.__main__ import main
 from slipstream.bench.fleet import Fleet, Loading
 from slipstream.bench.limit import Machine
@@ -250,7 +251,8 @@ def test_a_bare_machine(folder, prompts, tmp_path):
 
 
 @pytest.mark.model
-def test_the_default_model(tmp_path, capsys):
+def test_the_default_model(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(fleet, "build_target", default.build)
     words = ["-d", "ngram", "--workload", "maths:1", "--max-tokens", "8", "--repeats", "1", "--out", str(tmp_path)]
     assert main([*words, "--json"]) == 0
     results = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -183,7 +183,7 @@ def test_what_is_no_result(tmp_path):
     with pytest.raises(ValueError, match="cannot read"):
         read_results(path)
     path.write_text("{")
-    with pytest.raises(ValueError, match="not JSON"):
+    with pytest.raises(ValueError, match="is malformed"):
         read_results(path)
     path.write_text(json.dumps({"a": 1}))
     with pytest.raises(ValueError, match="holds no results"):

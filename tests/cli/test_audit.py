@@ -1,47 +1,43 @@
-"""`slipstream audit` as a user runs it, in a process of its own."""
+"""`slipstream audit` as a user runs it."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 
-def slipstream(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "slipstream", *words], capture_output=True, text=True, timeout=300)
-
-
-def last_json(done: subprocess.CompletedProcess[str]):
+def whole(*words: str) -> Any:
+    """The report of an audit in a process of its own: without the type checks of tests it takes half as long."""
+    command = [sys.executable, "-m", "slipstream", "audit", *words, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_the_honest_rules_pass_every_layer():
-    done = slipstream("audit", "--json", "--samples", "8000")
-    report = last_json(done)
-    assert done.returncode == 0, done.stdout
+    report = whole("--samples", "2000")
     assert report["passed"]
     assert len(report["checks"]) > 20
     assert {check["layer"] for check in report["checks"]} == report["layers"].keys()
 
 
 def test_the_audit_catches_every_planted_bug():
-    done = slipstream("audit", "--self-test", "--json", "--samples", "8000")
-    report = last_json(done)
-    assert done.returncode == 0, done.stdout
+    report = whole("--self-test", "--samples", "2000")
     assert report["planted"] == report["caught"] == 17
     assert all("exact" in bug["layers"] for bug in report["bugs"])
     assert sum("sampled" in bug["layers"] for bug in report["bugs"]) >= 9
 
 
-def test_tables_of_the_users_own(tmp_path):
+def test_tables_of_the_users_own(slipstream, tmp_path):
     table = {"vocab": 2, "order": 1, "target": [[0.5, 0.5], [0.25, 0.75]], "draft": [[0.9, 0.1], [0.5, 0.5]]}
     path = tmp_path / "table.json"
     path.write_text(json.dumps(table))
-    done = slipstream("audit", "--table", str(path), "--verify", "block", "--json", "--samples", "2000")
-    assert done.returncode == 0, done.stderr
-    assert last_json(done)["passed"]
+    words = ("--table", str(path), "--verify", "block", "--json", "--samples", "2000")
+    assert slipstream("audit", *words).report["passed"]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +52,7 @@ def test_tables_of_the_users_own(tmp_path):
         (["--depth", "two"], "--depth"),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_code_2(words, says):
+def test_bad_input_is_one_sentence_and_exit_code_2(slipstream, words, says):
     done = slipstream("audit", *words)
     assert done.returncode == 2
     assert says in done.stderr
@@ -73,7 +69,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(words, says):
         '{"vocab": "two", "order": 1, "target": [], "draft": []}',
     ],
 )
-def test_a_malformed_table_is_one_sentence(tmp_path, text):
+def test_a_malformed_table_is_one_sentence(slipstream, tmp_path, text):
     path = tmp_path / "table.json"
     path.write_text(text)
     done = slipstream("audit", "--table", str(path))
@@ -93,10 +89,7 @@ def test_a_malformed_table_is_one_sentence(tmp_path, text):
         (["--engine", "transformers", "--verify", "block"], "verification rule of its own"),
     ],
 )
-def test_engines_are_refused_in_a_sentence(words, said, capsys):
-    from slipstream.cli import main
-
-    with pytest.raises(SystemExit) as ended:
-        main(["audit", *words])
-    assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+def test_engines_are_refused_in_a_sentence(slipstream, words, said):
+    done = slipstream("audit", *words)
+    assert done.returncode == 2
+    assert said in done.stderr

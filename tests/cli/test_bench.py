@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 import letters
 from slipstream.bench import session
 from slipstream.bench.limit import Machine
-from slipstream.cli import main
 
 
 @pytest.fixture
@@ -21,21 +18,13 @@ def folder(tmp_path, monkeypatch) -> str:
     return str(tmp_path / "letters")
 
 
-def run(*words: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(words)
-    return int(end.value.code or 0)
-
-
-def test_a_table_a_report_and_json_as_the_last_line(folder, tmp_path, capsys):
+def test_a_table_a_report_and_json_as_the_last_line(folder, tmp_path, slipstream):
     load = ["--workload", str(tmp_path / "ab.jsonl"), "--max-tokens", "4", "--repeats", "1", "--temperature", "0,1"]
-    assert run("bench", "-m", folder, "-d", "ngram", *load, "--out", str(tmp_path / "out"), "--json") == 0
-    shown = capsys.readouterr().out.splitlines()
-    results = json.loads(shown[-1])
-    assert [(r["drafter"], r["rule"]) for r in results["records"]] == [
+    done = slipstream("bench", "-m", folder, "-d", "ngram", *load, "--out", str(tmp_path / "out"), "--json")
+    assert [(r["drafter"], r["rule"]) for r in done.report["records"]] == [
         ("none", "plain"), ("ngram", "greedy"), ("none", "plain"), ("ngram", "block"),
     ]  # fmt: skip
-    assert any(line.startswith("native  ngram") for line in shown)
+    assert any(line.startswith("native  ngram") for line in done.stdout.splitlines())
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "journal.jsonl",
         "report.html",
@@ -43,7 +32,7 @@ def test_a_table_a_report_and_json_as_the_last_line(folder, tmp_path, capsys):
     ]
 
 
-def test_a_mistake_is_one_sentence(folder, capsys):
-    assert run("bench", "-m", folder, "--batch", "none") == 2
-    errors = capsys.readouterr().err.strip()
-    assert errors == "error: batch holds 'none'; write numbers from 1 on, as 1,4 or 2-5"
+def test_a_mistake_is_one_sentence(folder, slipstream):
+    done = slipstream("bench", "-m", folder, "--batch", "none")
+    assert done.returncode == 2
+    assert done.stderr.strip() == "error: batch holds 'none'; write numbers from 1 on, as 1,4 or 2-5"

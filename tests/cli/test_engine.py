@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from importlib.util import find_spec
 
 import pytest
 
 import letters_folder
-from slipstream.cli import main
 
 
 @pytest.fixture(scope="module")
@@ -16,12 +14,9 @@ def folder(tmp_path_factory) -> str:
     return str(letters_folder.write(tmp_path_factory.mktemp("letters")))
 
 
-def test_a_peer_generates_and_is_compared_with_itself(folder, capsys):
+def test_a_peer_generates_and_is_compared_with_itself(folder, slipstream):
     words = ["-m", folder, "--engine", "transformers", "--raw", "--depth", "3", "--max-tokens", "12"]
-    with pytest.raises(SystemExit) as ended:
-        main(["generate", "abcabcabc", *words, "--compare", "--json"])
-    report = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert not ended.value.code
+    report = slipstream("generate", "abcabcabc", *words, "--compare", "--json").report
     assert report["engine"].startswith("transformers ")
     assert report["tokens"] <= 12
     assert report["drafted"] > 0
@@ -40,18 +35,15 @@ def test_a_peer_generates_and_is_compared_with_itself(folder, capsys):
         (["--engine", "transformers", "--invariant"], "no invariant mode"),
     ],
 )
-def test_what_it_cannot_do_is_one_sentence(folder, words, said, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["generate", "abc", "-m", folder, *words])
-    shown = capsys.readouterr().err
-    assert ended.value.code == 2
-    assert said in shown
-    assert len(shown.strip().splitlines()) == 1
+def test_what_it_cannot_do_is_one_sentence(folder, slipstream, words, said):
+    done = slipstream("generate", "abc", "-m", folder, *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")
-def test_an_engine_that_is_not_installed_names_the_line_that_installs_it(folder, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["generate", "abc", "-m", folder, "--engine", "vllm"])
-    assert ended.value.code == 2
-    assert "pip install 'slipstream-lm[vllm]'" in capsys.readouterr().err
+def test_an_engine_that_is_not_installed_names_the_line_that_installs_it(folder, slipstream):
+    done = slipstream("generate", "abc", "-m", folder, "--engine", "vllm")
+    assert done.returncode == 2
+    assert "pip install 'slipstream-lm[vllm]'" in done.stderr

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from slipstream.audit.statistical import binomial_tail
+from slipstream.core import noise
 from slipstream.core.law import Dense, Sparse
 from slipstream.core.noise import CounterNoise, Purpose, Site, fold, race, uniform
 from slipstream.core.sampling import Sampling
@@ -145,3 +146,14 @@ def test_integers_are_the_same_on_a_gpu():
 def test_exponentials_have_mean_one():
     e = -torch.log(uniform(keys(200_000)))
     assert abs(float(e.mean()) - 1) < 6 / math.sqrt(200_000)
+
+
+def test_few_numbers_and_many_fold_alike():
+    """Few are folded as whole numbers, many as tensors."""
+    generator = torch.Generator().manual_seed(4)
+    fields = torch.randint(-(2**63), 2**63 - 1, (4, 500), generator=generator)
+    fields[1:, :250] %= 1000
+    many = noise.keys(*fields.tolist())
+    few = torch.cat([noise.keys(*fields[:, i : i + 10].tolist()) for i in range(0, 500, 10)])
+    assert torch.equal(many, fold(*fields))
+    assert torch.equal(few, many)

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipstream.audit.fields import Laid, check_fields, orders
 from slipstream.audit.rational_tree import accepted, emitted
+from slipstream.audit.subject import Pair, Subject
 from slipstream.audit.transport import DRAWN, bound, optimum
 from slipstream.core.law import Dense, OneHot, Sparse, concat
-from slipstream.core.noise import CounterNoise
+from slipstream.core.noise import CounterNoise, Purpose, Site
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
-from slipstream.core.tree import Siblings, Tree
+from slipstream.core.tree import Shape, Siblings, Tree
 from slipstream.core.types import Draft, Request, Row
+from slipstream.core.verify_match import Coupled, keep_matches
 from slipstream.core.verify_spectr import factor, gain, trial
 from slipstream.core.verify_token import acceptance
 from slipstream.core.verify_tree import catch, offer, outcomes
+from slipstream.models.table import Table
+from slipstream.plan.policy import Fixed
 
 weights = st.lists(st.integers(0, 6), min_size=4, max_size=4).filter(any)
 TREES = ["chosen", "replace", "no_replace", "spectr"]
@@ -171,6 +178,55 @@ def test_a_rule_that_does_not_fit_the_draft_is_refused():
         rules.get("spectr")().verify(pair_draft(q, [0, 1], Siblings.DISTINCT), target, noise(1))
     with pytest.raises(ValueError, match="this rule verifies chains"):
         rules.get("token")().verify(pair_draft(q, [0, 1], Siblings.IID), target, noise(1))
+
+
+TREES_OF = {"chains": None, "pairs": Shape((-1, -1)), "forks": Shape.levels([2, 2]), "grown": Shape(nodes=5, width=3)}
+
+
+@pytest.mark.parametrize("pair", [Pair.random(2, vocab=3), Pair.random(7, vocab=4, order=1)], ids=["three", "four"])
+def test_coupled_trees_emit_what_the_targets_own_races_give(pair):
+    check = check_fields("x", Subject(rules.get("coupled")), pair, TREES_OF)
+    assert check.passed, check.detail
+
+
+class Late(Coupled):
+    """Runs the target's race on the field of the position before."""
+
+    def verify(self, draft, target, noise):
+        tree = draft.tree
+        site = Site(tree.slot_row, torch.zeros_like(tree.slot_row), (tree.slot_depth - 1).clamp(min=0))
+        return keep_matches(draft, noise.draw(target, site, Purpose.FIELD))
+
+
+class Leaning(Coupled):
+    """Takes any candidate the draft offers: what is emitted depends on how wide it was."""
+
+    def verify(self, draft, target, noise):
+        verdict = super().verify(draft, target, noise)
+        first = [nodes[0] if nodes else -1 for nodes in draft.tree.children[: draft.tree.rows]]
+        return verdict if -1 in first else replace(verdict, path=torch.tensor(first)[:, None])
+
+
+@pytest.mark.parametrize("rule", [Late, Leaning])
+def test_a_coupled_rule_that_reads_the_wrong_field_or_leans_on_the_draft_is_caught(rule):
+    check = check_fields("x", Subject(rule), Pair.random(2, vocab=3), {"pairs": TREES_OF["pairs"]})
+    assert not check.passed
+    assert "differ with pairs" in check.detail
+
+
+def test_a_wider_coupled_draft_keeps_at_least_as_much_on_every_field():
+    """The candidates are the first finishers of one race, so a wider draft offers the same ones and more."""
+    laws = torch.tensor([[0.1, 0.3, 0.6], [0.6, 0.3, 0.1]], dtype=torch.float64)
+    pair, kept = Pair(Table(laws[:1], 0), Table(laws[1:], 0), (0,)), []
+    fields = list(orders(3))
+    for width in (1, 2, 3):
+        rows = {Subject(Coupled).row(pair, 2): (field, field) for field in fields}
+        subject = Subject(Coupled, lambda width=width: Fixed(1, shape=Shape((-1,) * width)))
+        steps = subject.run(pair, list(rows), 1, lambda some, _, rows=rows: Laid(some, rows))
+        kept.append([step.accepted for step in steps[0]])
+    for narrow, wide in pairwise(kept):
+        assert all(a <= b for a, b in zip(narrow, wide, strict=True))
+    assert sum(kept[0]) < sum(kept[1]) < sum(kept[2]) == len(fields)
 
 
 def test_a_law_without_a_token():

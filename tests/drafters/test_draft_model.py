@@ -57,10 +57,26 @@ def test_every_law_is_the_draft_models_own_under_the_requests_sampling():
             text.append(int(draft.token[node]))
 
 
+class Forgetful(DraftModel):
+    """Begins anew each cycle, so that it has no cache that could be wrong."""
+
+    def propose(self, rows, budget, noise):
+        self.close(rows)
+        self.open(rows)
+        return super().propose(rows, budget, noise)
+
+
+def outputs(kind, small, rule, policy, rows, tokens):
+    """What the loop emits where a draft model of this kind, around this model, drafts for a target."""
+    some = [Row(Request([3, 4, 5 + i], Sampling(seed=i), tokens)) for i in range(rows)]
+    for _ in decode(some, TorchModel(build("llama")), kind(small, 97), rules.get(rule)(), policy):
+        small.check_integrity()
+    return [row.output for row in some]
+
+
 @pytest.mark.parametrize("rule", ["token", "block", "coupled"])
 def test_the_cache_follows_the_verdicts_and_catches_up_after_plain_steps(rule):
     """Depths that change from cycle to cycle, zero included: the output is that of a drafter made anew each cycle."""
-    target = TorchModel(build("llama"))
 
     class Uneven(Fixed):
         def __init__(self):
@@ -71,20 +87,8 @@ def test_the_cache_follows_the_verdicts_and_catches_up_after_plain_steps(rule):
             self.turn += 1
             return [Budget((3, 0, 0, 1, 2)[self.turn % 5])] * len(rows)
 
-    class Forgetful(DraftModel):
-        def propose(self, rows, budget, noise):
-            self.close(rows)
-            self.open(rows)
-            return super().propose(rows, budget, noise)
-
-    texts = []
-    for kind in (DraftModel, Forgetful):
-        rows = [Row(Request([3, 4, 5 + i], Sampling(seed=i), 25)) for i in range(3)]
-        small = drafter()
-        for _ in decode(rows, target, kind(small.model, 97), rules.get(rule)(), Uneven()):
-            small.model.check_integrity()
-        texts.append([row.output for row in rows])
-    assert texts[0] == texts[1]
+    kept, anew = (outputs(kind, drafter().model, rule, Uneven(), 3, 25) for kind in (DraftModel, Forgetful))
+    assert kept == anew
 
 
 def test_ids_the_target_does_not_know_are_never_drawn():
@@ -176,23 +180,11 @@ def test_nothing_is_left_behind():
     [("no_replace", Shape.levels([2, 2])), ("spectr", Shape.levels([2, 1])), ("chosen", Shape(nodes=7, width=3))],
 )
 def test_with_trees_the_cache_follows_the_verdicts_too(rule, shape):
-    """Against a drafter that is made anew each cycle; what was run and accepted need not be read again."""
-    target = TorchModel(build("llama"))
-
-    class Forgetful(DraftModel):
-        def propose(self, rows, budget, noise):
-            self.close(rows)
-            self.open(rows)
-            return super().propose(rows, budget, noise)
-
-    texts = []
-    for kind in (DraftModel, Forgetful):
-        rows = [Row(Request([3, 4, 5 + i], Sampling(seed=i), 9)) for i in range(2)]
-        small = TorchModel(build("llama"))  # the target's own twin, so that trees are accepted
-        for _ in decode(rows, target, kind(small, 97), rules.get(rule)(), Fixed(3, shape=shape)):
-            small.check_integrity()
-        texts.append([row.output for row in rows])
-    assert texts[0] == texts[1]
+    """Against a drafter that is made anew each cycle; what was run and accepted need not be read again. The draft model
+    is the target's own twin, so that trees are accepted."""
+    policy = Fixed(3, shape=shape)
+    kept, anew = (outputs(kind, TorchModel(build("llama")), rule, policy, 2, 9) for kind in (DraftModel, Forgetful))
+    assert kept == anew
 
 
 def test_greedy_trees_of_a_draft_model_leave_the_text_as_it_is():

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import batches
 import default
 import letters
 from slipstream.core.sampling import Penalties, Sampling
@@ -19,6 +20,7 @@ from slipstream.engines.native.build import keep_layers
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
 from slipstream.models.torch_model import TorchModel
+from slipstream.plan.policy import Adaptive
 
 TEXT = "The cat sat on the mat. The dog sat on the mat. The cat sat on the"
 ASKED = [
@@ -66,6 +68,21 @@ def test_a_draft_model_among_other_drafters():
         assert sum(sum(c.tally.accepted) for c in drafted) > 0
     assert not mini.model._seats
     assert not engine.target.model._seats
+
+
+def test_speculation_switched_off_after_a_cycle_that_drafted():
+    """The policy has then nobody to decide for, and must not go by what the cycle before had drafted."""
+    policy = Adaptive(1)
+    for tokens in (1, 2):
+        policy.costs.learn(0.0, 0.02, tokens, drafted=tokens - 1)
+    batch = batches.batch(policy=policy)
+    free = batches.send(batch, Request([0, 1, 2], Sampling(seed=1), 9), depth=None)
+    batch.step()
+    assert free.tally.drafted == [1]
+    free.cancel()
+    off = batches.send(batch, Request([0, 1, 2], Sampling(seed=2), 9), "none", depth=0)
+    batches.finish(batch)
+    assert off.row.output == batches.alone(off).output
 
 
 @pytest.mark.model

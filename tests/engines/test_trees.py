@@ -17,11 +17,13 @@ from slipstream.core.noise import Noise
 from slipstream.core.sampling import Penalties, Sampling
 from slipstream.core.tree import Tree
 from slipstream.core.types import Budget, Draft, Request, Row
+from slipstream.drafters.table import TableDrafter
 from slipstream.engines.base import Speculation, Tally, Wish
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.groups import levels
 from slipstream.engines.native.scheduler import Limits
 from slipstream.models.table import TableModel
+from slipstream.plan.policy import Adaptive
 
 
 class Bush(Drafter):
@@ -105,6 +107,44 @@ def test_levels_count_nodes_by_position():
     tally.book([2, 1, 1], 2, 3)
     tally.book([], 0, 1)
     assert (tally.drafted, tally.accepted, tally.wasted, tally.tau) == ([2, 1, 1], [1, 1], 2, 2.0)
+
+
+def free_policy() -> Adaptive:
+    """Left to itself, and taught that a pass costs the same whatever is in it."""
+    policy = Adaptive(4)
+    for rows in range(1, 7):
+        for drafted in (0, 1, 4, 16, 64):
+            policy.costs.learn(0.0, 0.02, rows + drafted, drafted)
+    return policy
+
+
+def test_the_policy_gives_trees_to_rows_whose_rule_takes_them_and_chains_to_the_others():
+    """Depths left open, greedy and three sampling rules in one batch: each row is what it would be alone."""
+    asked: dict[Row, list[Budget]] = {}
+
+    class Asked(TableDrafter):
+        def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:
+            for row, spend in zip(rows, budget, strict=True):
+                asked.setdefault(row, []).append(spend)
+            return super().propose(rows, budget, noise)
+
+    batch = batches.batch(Limits(rows=6), free_policy(), drafters={"table": Asked(PAIR.draft)})
+    batch.policy.price = lambda *_: None  # type: ignore[method-assign]  # tables cost what they like
+    jobs = {}
+    for i, rule in enumerate(["greedy", "block", "coupled", "token", "no_replace", "greedy"]):
+        how = Sampling(temperature=0) if rule == "greedy" else Sampling(0.9, seed=i)
+        jobs[batches.send(batch, Request([i % VOCAB, 1], how, 40), "table", rule, None)] = rule
+    batches.finish(batch)
+    assert not batch.failures
+    for job, rule in jobs.items():
+        trees = [spend for spend in asked[job.row] if spend.shape]
+        assert bool(trees) == (rule not in ("block", "token")), rule
+        assert all(spend.shape.width <= VOCAB for spend in trees)
+        assert all(spend.siblings is not None for spend in trees)
+        if rule in ("greedy", "coupled"):
+            assert job.row.output == batches.alone(job).output, "plain decoding gives the same"
+    assert sum(sum(job.tally.accepted) for job in jobs) > 0
+    assert not batch.policy._ranks, "rows that left are forgotten"
 
 
 @pytest.mark.parametrize("depth", [1, 3])

@@ -84,6 +84,7 @@ def test_what_cannot_be_loaded_is_one_sentence(folder, fake, how, said):
         ({"drafter": "ngram", "options": {"python": "/nowhere/python"}}, "cannot run the interpreter"),
         ({"drafter": "ngram", "options": {**HERE, "ngram": "two"}}, "must be of type int"),
         ({"drafter": "none", "invariant": True, "options": HERE}, "no invariant mode"),
+        ({"drafter": "none", "device": "cuda"}, "device is 'cuda'; vllm chooses its own"),
     ],
 )
 def test_mistakes_are_refused(folder, arguments, said):

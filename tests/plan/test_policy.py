@@ -297,3 +297,17 @@ def test_the_median_of_the_last_few():
 def test_deepest_is_checked():
     with pytest.raises(ValueError, match="deepest is 0"):
         Adaptive(0)
+
+
+def test_a_cycle_with_no_row_to_decide_for_follows_one_that_drafted():
+    """Where users chose all depths themselves, what was drafted before must not be taken off the tokens of the pass."""
+    policy, some = priced(Adaptive(1), flat), rows(1)
+    assert policy.budget(some)[0].depth == 1
+    report(policy, some, [1], [1])
+    policy.price(0.0, 0.02, 2)
+    held, plain = policy.purse.balance, policy.costs.plain(1)
+    for _ in range(3):
+        assert policy.budget([]) == []
+        policy.price(0.0, 0.02, 1)
+    assert policy.purse.balance == held, "nobody made a bet"
+    assert policy.costs.plain(1) == plain

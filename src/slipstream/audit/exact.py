@@ -30,12 +30,7 @@ def check_cycles(name: str, subject: Subject, pair: Pair, depth: int = 2, cycles
     ):
         found[tuple(outcome.row.output)] += outcome.prob
         faults |= outcome.faults
-    continued: Joint = defaultdict(float)
-    for text, probability in found.items():
-        for rest, p in subject.joint(pair, length - len(text), text).items():
-            continued[text + rest] += probability * p
-    expected = subject.joint(pair, length)
-    return _compare(name, expected, continued, faults)
+    return _compare(name, subject.joint(pair, length), subject.joint(pair, length, found), faults)
 
 
 def check_endings(

@@ -132,24 +132,14 @@ def joint_deviation(cycle: CycleLaw, pair: Pair, depth: int = 2, cycles: int = 2
             for (_, emitted), probability in cycle(target, draft, pair.prompt + text, depth).items():
                 after[text + emitted] += mass * probability
         found = after
-    expected, got = (dict.fromkeys(product(range(pair.target.vocab), repeat=cycles * (depth + 1)), ZERO) for _ in "12")
-    for text in expected:
-        expected[text] = _chain(target, pair.prompt, text)
-        got[text] = sum(
-            (
-                found.get(text[:i], ZERO) * _chain(target, pair.prompt + text[:i], text[i:])
-                for i in range(1, len(text) + 1)
-            ),
-            ZERO,
-        )
-    return max(abs(expected[text] - got[text]) for text in expected)
-
-
-def _chain(target: Laws, start: Text, text: Text) -> Fraction:
-    probability = ONE
-    for i, token in enumerate(text):
-        probability *= target(start + text[:i])[token]
-    return probability
+    worst = ZERO
+    for text in product(range(pair.target.vocab), repeat=cycles * (depth + 1)):
+        got, rest = ZERO, ONE  # what the cycles emitted of the text, and the target's law of what is left of it
+        for i in range(len(text), 0, -1):
+            got += found.get(text[:i], ZERO) * rest
+            rest *= target(pair.prompt + text[: i - 1])[text[i - 1]]
+        worst = max(worst, abs(rest - got))
+    return worst
 
 
 def expected_accepted(rule: str, pair: Pair, start: Text, depth: int) -> Fraction:

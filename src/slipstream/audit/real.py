@@ -24,6 +24,7 @@ from slipstream.drafters.none import NoDrafter
 from slipstream.plan.policy import Fixed
 
 TREE = Shape(nodes=8, width=3)
+FORKS = Shape.levels([3, 2])  # where continuations are counted: candidates after every place, also where they are drawn
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,9 @@ class RealPair:
     depth: int = 4
     shape: Shape = TREE  # of the drafts for rules that take several candidates
 
-    def run(self, rows: Sequence[Row], rule: Verifier, depth: int) -> None:
+    def run(self, rows: Sequence[Row], rule: Verifier, depth: int, shape: Shape | None = None) -> None:
         drafter = self.drafter if depth else NoDrafter(self.model.vocab)
-        shape = self.shape if way(rule, self.drafter) else None
+        shape = (shape or self.shape) if way(rule, self.drafter) else None
         for _ in decode(rows, self.model, drafter, rule, Fixed(depth, shape=shape)):
             pass
 
@@ -50,7 +51,7 @@ class Recorder(Verifier):
     name, lossless = "recorder", True
 
     def __init__(self, rule: Verifier) -> None:
-        self._rule, self.shared = rule, rule.shared  # type: ignore[misc]
+        self._rule, self.shared, self.siblings = rule, rule.shared, rule.siblings  # type: ignore[misc]
         self.target: list[Tensor] = []
         self.draft: list[Tensor] = []
 
@@ -59,6 +60,22 @@ class Recorder(Verifier):
             self.target.append(target.select(draft.tree.origin).dense())
             self.draft.append(draft.law.dense())
         return self._rule.verify(draft, target, noise)
+
+
+class Counted(Verifier):
+    """Verifies as another rule does and counts accepted tokens that were not the first candidate for their place."""
+
+    name, lossless = "counted", True
+
+    def __init__(self, rule: Verifier) -> None:
+        self._rule, self.shared, self.siblings = rule, rule.shared, rule.siblings  # type: ignore[misc]
+        self.later = 0
+
+    def verify(self, draft: Draft, target: Law, noise: Noise) -> Verdict:
+        verdict = self._rule.verify(draft, target, noise)
+        first = {line[0] for line in draft.tree.children if line}
+        self.later += sum(node >= 0 and node not in first for line in verdict.path.tolist() for node in line)
+        return verdict
 
 
 def audit_real(pair: RealPair, names: Sequence[str], samples: int, temperature: float = 1.0) -> Iterator[Check]:
@@ -87,26 +104,35 @@ def captured(name: str, pair: RealPair, rule: Verifier, sampling: Sampling, toke
 
 
 def continued(name: str, pair: RealPair, rule: Verifier, samples: int, temperature: float) -> Check:
-    """Two tokens after a short prompt, many times, against their exact joint law under the target."""
-    sampling = Sampling(temperature, top_k=8)
+    """Three tokens after a short prompt, many times, against their exact joint law under the target. Where drafts may
+    branch they do at every place, so that second and later candidates are judged too."""
     counts: Counter[Hashable] = Counter()
+    watched = Counted(rule)
+    shape = pair.shape if pair.shape.parents else FORKS
     for start in range(0, samples, 128):
         seeds = range(start, min(samples, start + 128))
-        rows = [Row(Request(pair.short, Sampling(temperature, 8, seed=seed), 2)) for seed in seeds]
-        pair.run(rows, rule, 1)
+        rows = [Row(Request(pair.short, Sampling(temperature, TOP, seed=seed), LENGTH)) for seed in seeds]
+        pair.run(rows, watched, LENGTH - 1, shape)
         counts.update(tuple(row.output) for row in rows)
-    found = fit(counts, joint_of_two(pair, sampling))
-    return Check(name, "sampled", found.passed, str(found))
+    found = fit(counts, joint(pair, Sampling(temperature, TOP), LENGTH))
+    later = f"; {watched.later} accepted tokens were not the first candidate" if way(rule, pair.drafter) else ""
+    return Check(name, "sampled", found.passed, f"{found}{later}")
 
 
-def joint_of_two(pair: RealPair, sampling: Sampling) -> dict[Hashable, float]:
-    first = next_law(pair, [*pair.short], sampling)
-    joint: dict[Hashable, float] = {}
-    for token in first.nonzero()[:, 0].tolist():
-        second = next_law(pair, [*pair.short, token], sampling)
-        for other in second.nonzero()[:, 0].tolist():
-            joint[token, other] = float(first[token] * second[other])
-    return joint
+LENGTH, TOP = 3, 4  # of the continuations that are counted, and the tokens that are possible at each place
+
+
+def joint(pair: RealPair, sampling: Sampling, length: int) -> dict[Hashable, float]:
+    """The probability of every continuation of so many tokens."""
+    law: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(length):
+        after = {path: next_law(pair, [*pair.short, *path], sampling) for path in law}
+        law = {
+            (*path, token): chance * float(after[path][token])
+            for path, chance in law.items()
+            for token in after[path].nonzero()[:, 0].tolist()
+        }
+    return {**law}  # type: ignore[dict-item]
 
 
 def next_law(pair: RealPair, tokens: Sequence[int], sampling: Sampling) -> Float[Tensor, " vocab"]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -34,7 +36,9 @@ class Pair:
         return Pair(Table.random(vocab, order, 2 * seed), Table.random(vocab, order, 2 * seed + 1), (0, 1 % vocab))
 
 
-Joint = dict[tuple[int, ...], float]
+Text = tuple[int, ...]
+Joint = dict[Text, float]
+START: Mapping[Text, float] = MappingProxyType({(): 1.0})
 
 
 def same(noise: NoiseFactory) -> NoiseFactory:
@@ -67,17 +71,19 @@ class Subject:
         sampling = replace(self.sampling, seed=seed)
         return Row(Request(pair.prompt, sampling, max_tokens, grammar=self.grammar, **limits))
 
-    def joint(self, pair: Pair, length: int, text: tuple[int, ...] = (), **limits: Any) -> Joint:
-        """Probability of every continuation of prompt and `text` by `length` tokens, under plain decoding."""
+    def joint(self, pair: Pair, length: int, start: Mapping[Text, float] = START, **limits: Any) -> Joint:
+        """Probability of every text of `length` tokens, where plain decoding goes on from each of these."""
         row = self.row(pair, 1 << 20, **limits)
-        joint: Joint = {(): 1.0}
-        for _ in range(length):
-            logits = torch.stack([pair.target.law([*pair.prompt, *text, *path]).log() for path in joint])
-            laws = law_at(logits, [(row, text + path) for path in joint]).dense().tolist()
-            joint = {
-                (*path, token): probability * p
-                for (path, probability), law in zip(joint.items(), laws, strict=True)
-                for token, p in enumerate(law)
-                if p > 0
-            }
+        joint: Joint = defaultdict(float, start)
+        for done in range(length):  # the shortest first, so that what grows into another is there before its turn
+            short = [text for text in joint if len(text) == done]
+            if not short:
+                continue
+            after = torch.tensor([pair.target.context([*pair.prompt, *text]) for text in short])
+            laws = law_at(pair.target.probs[after].log(), [(row, text) for text in short]).dense().tolist()
+            for text, law in zip(short, laws, strict=True):
+                probability = joint.pop(text)
+                for token, p in enumerate(law):
+                    if p > 0:
+                        joint[*text, token] += probability * p
         return joint

@@ -10,6 +10,7 @@ from itertools import cycle, product
 
 from slipstream.audit.check import Check
 from slipstream.audit.exact import check_cycles, check_endings
+from slipstream.audit.fields import check_fields
 from slipstream.audit.rational import ZERO, joint_deviation, laws
 from slipstream.audit.rational import Row as Probs
 from slipstream.audit.rational_tree import JUDGES, accepted, emitted, tree_cycle
@@ -81,6 +82,7 @@ def audit_tree_rule(rule: str, pair: Pair, samples: int, shaped: Sampling) -> It
         yield check_replay("greedy: same tokens as plain decoding, trees", greedy, pair, [1, 2, 4], shape=LARGE)
         return
     if rule == "coupled":
+        yield check_fields("coupled: laid-out fields, chains and trees", subject, pair, {"chains": None, **SHAPES})
         yield check_replay("coupled: one seed, same tokens with trees", subject, pair, [1, 2, 4], shape=LARGE)
     some = max(1000, samples // 4)  # a row with a tree takes as long as several without
     yield check_sampled(f"{rule}: sampled continuations, trees of 8", subject, pair, some)

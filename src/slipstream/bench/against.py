@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from slipstream.models.folder import read_json
 
 AXES = ("engine", "drafter", "depth", "rule", "batch", "temperature", "workload")
 SAME = ("model", "sha256")
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(data, dict) or not isinstance(data.get("records"), list):
+    data = read_json(path)
+    if not isinstance(data.get("records"), list):
         raise ValueError(f"{path} holds no results of slipstream bench; give the results.json of a run")
     return data
 

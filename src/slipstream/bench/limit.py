@@ -24,6 +24,7 @@ from slipstream.models.folder import read_json, tensors
 from slipstream.models.gguf import gguf_file
 from slipstream.models.load import OUTPUTS, Found
 from slipstream.models.precision import choose
+from slipstream.models.store import manifest
 
 SIZE = 1 << 28  # bytes read at a time: beyond any cache
 SIDE = 1024  # of the matrices that arithmetic is timed on
@@ -106,9 +107,13 @@ def weights_of(found: Found, dtype: str = "auto", kept: int | None = None) -> We
 
 
 def held_weights(engine: str, found: Found, label: str, dtype: str = "auto") -> Weights:
-    """The target's as an engine holds them: in the precision its label names, or llama.cpp's packed as in the file."""
+    """The target's as an engine holds them: in the precision its label names; llama.cpp's packed as in the file, and
+    ours too where products are of whole numbers."""
     named = next((name for name in ("bfloat16", "float16", "float32") if name in label.replace(found.name, "")), dtype)
     weights = weights_of(found, named)
+    if "products" in label:
+        about = manifest(found.path) or {}
+        return Weights(about.get("gguf_bytes", weights.read), weights.per_token, weights.parameters)
     if engine != "llamacpp":
         return weights
     width = choose(named, device()).dtype.itemsize

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from slipstream.models.progress import counting
+
 Say = Callable[[str], None]
 
 
@@ -22,23 +24,7 @@ def progress(total: int, done: int = 0) -> Iterator[Say]:
     if not console.is_terminal:
         yield _lines(total, done)
         return
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=console, transient=True) as bars:
+    with counting(console, transient=True) as bars:
         task = bars.add_task("", total=total, completed=done - 1)
         yield lambda title: bars.update(task, advance=1, description=title)
 

@@ -30,6 +30,7 @@ def audit(
     verify: Annotated[str | None, typer.Option(help="One rule; all of them by default.")] = None,
     depth: Annotated[int | None, typer.Option(help="Drafted tokens per cycle: 2 on tables, 4 on a model.")] = None,
     option: given.Settings = None,
+    tree: given.Shape = None,
     temperature: given.Temperature = 1.0,
     table: Annotated[Path | None, typer.Option(help="Audit on these tables (JSON) instead of random ones.")] = None,
     seed: Annotated[int, typer.Option(help="Which random tables.")] = 2,
@@ -45,6 +46,10 @@ def audit(
     from slipstream.core.rules import rules
     from slipstream.models.table import Table
 
+    if tree is not None and (engine is not None or model is None):
+        raise ValueError(
+            "--tree is for the audit of a model, -m NAME, without --engine; tables have trees of their own"
+        )
     if engine is not None:
         from slipstream.cli.audit_engine import audit_peer
 
@@ -60,7 +65,7 @@ def audit(
     if seed < 0:
         raise ValueError(f"seed is {seed}; it must be 0 or more")
     if model:
-        found = _real(model, drafter, given.settings(option), names, depth or 4, samples or 256, temperature)
+        found = _real(model, drafter, given.settings(option), names, depth or 4, tree, samples or 256, temperature)
     else:
         if depth is not None and not 1 <= depth <= 3:
             raise ValueError(f"depth is {depth}; an audit by enumeration takes 1 to 3")
@@ -90,20 +95,23 @@ def _real(
     options: dict[str, str],
     names: Sequence[str],
     depth: int,
+    tree: str | None,
     samples: int,
     temperature: float,
 ) -> Iterator[Check]:
-    from slipstream.audit.real import RealPair, audit_real
+    from slipstream.audit.real import TREE, RealPair, audit_real
     from slipstream.engines.native.build import build_drafter, build_target
+    from slipstream.plan.shapes import parse
 
     if not 1 <= depth <= 16:
         raise ValueError(f"depth is {depth}; it must be between 1 and 16")
+    shape = TREE if tree is None else parse(tree)
     target = build_target(model)
+    shape.check(target.model.vocab, target.model.context)
     text = target.text
     prompts = [text.encode(prompt) for prompt in PROMPTS]
-    pair = RealPair(
-        target.model, build_drafter(drafter, target, options), prompts, text.encode("The way to", raw=True), depth
-    )
+    short = text.encode("The way to", raw=True)
+    pair = RealPair(target.model, build_drafter(drafter, target, options), prompts, short, depth, shape)
     console().print(f"[dim]{target.label}, drafted by {drafter}, depth {depth}, temperature {temperature}[/]")
     yield from audit_real(pair, names, samples, temperature)
 

@@ -27,20 +27,11 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a drafter: the target answers prompts, a small network learns to foresee it."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
+    from slipstream.models.progress import counting
     from slipstream.train.report import draw_curves, summary, write_card
     from slipstream.train.run import train as run
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console(stderr=True), disable=as_json) as bars:
+    with counting(console(stderr=True), disable=as_json) as bars:
         phases: dict[str, Any] = {}
         latest: dict[str, float] = {}
 

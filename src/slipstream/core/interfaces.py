@@ -101,6 +101,12 @@ def way(rule: Verifier, drafter: Drafter) -> Siblings | None:
 class Policy(ABC):
     """Decides each cycle whether and how far to draft."""
 
+    def open(self, rows: Sequence[Row], model: Model, drafter: Drafter, rule: Verifier) -> None:
+        """New rows, and what will decode them: whether their drafts may branch is for `way` to say."""
+
+    def close(self, rows: Sequence[Row]) -> None:
+        """Forget rows."""
+
     @abstractmethod
     def budget(self, rows: Sequence[Row]) -> list[Budget]:
         """What each row may spend in the coming cycle."""

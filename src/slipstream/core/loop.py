@@ -34,6 +34,7 @@ def decode(
     everyone = rows
     model.open(everyone)
     drafter.open(everyone)
+    policy.open(everyone, model, drafter, verifier)
     try:
         while rows := [row for row in rows if row.finish is None]:
             budget = within_limits(policy.budget(rows), rows, model.context, way(verifier, drafter))
@@ -47,6 +48,7 @@ def decode(
             policy.observe(rows, draft, verdict)
             yield advance(rows, draft, verdict, model.context)
     finally:
+        policy.close(everyone)
         drafter.close(everyone)
         model.close(everyone)
 

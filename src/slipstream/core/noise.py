@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 
 import torch
 
@@ -62,26 +63,32 @@ class CounterNoise(Noise):
     Keys are a few numbers and are made on the host; the race over a vocabulary runs where the law is."""
 
     def __init__(self, rows: Sequence[Row], shared: Sequence[bool]) -> None:
-        fields = torch.tensor([[row.seed, row.sample, row.length] for row in rows], dtype=torch.long)
-        seed, sample, self._start = fields.reshape(-1, 3).unbind(1)
-        self._stream = fold(seed, sample)
-        self._shared = torch.tensor(shared, dtype=torch.bool)
+        self._rows, self._shared = rows, shared
+        self._start = [row.length for row in rows]  # rows grow; this noise belongs to their length now
+
+    @cached_property
+    def _stream(self) -> list[int]:
+        """A key for every sample of every request; not made where nothing is ever drawn."""
+        return keys([row.seed for row in self._rows], [row.sample for row in self._rows]).tolist()
 
     def flip(self, prob: Float[Tensor, " n"], site: Site) -> Bool[Tensor, " n"]:
-        row, node = site.row.cpu(), site.node.cpu()
-        what = torch.full_like(node, int(Purpose.ACCEPT))
-        return uniform(fold(self._stream[row], self._start[row], node, what)).to(prob.device) < prob
+        row, node = site.row.tolist(), site.node.tolist()
+        key = keys([self._stream[r] for r in row], [self._start[r] for r in row], node, [Purpose.ACCEPT] * len(row))
+        return uniform(key).to(prob.device) < prob
 
     def draw(self, law: Law, site: Site, purpose: Purpose, stage: int = 0) -> Int[Tensor, " n"]:
         ids = law.support()[0]
         if ids.shape[1] == 1:  # a token that was chosen: no race, and no key for one
             return ids[:, 0]
-        row = site.row.cpu()
-        shared = self._shared[row]
-        time = self._start[row] + torch.where(shared, site.depth.cpu(), 0)
-        node = torch.where(shared, 0, site.node.cpu())
-        what = torch.where(shared, int(Purpose.FIELD), int(purpose) + 16 * stage)
-        return race(law, fold(self._stream[row], time, node, what))
+        key: list[tuple[int, int, int, int]] = []
+        for r, node, depth in zip(site.row.tolist(), site.node.tolist(), site.depth.tolist(), strict=True):
+            stream, start = self._stream[r], self._start[r]
+            field, own = (stream, start + depth, 0, Purpose.FIELD), (stream, start, node, purpose + 16 * stage)
+            key.append(field if self._shared[r] else own)
+        return self.race(law, keys(*zip(*key, strict=True)))
+
+    def race(self, law: Law, key: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+        return race(law, key)
 
 
 def race(law: Law, key: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
@@ -106,6 +113,26 @@ def fold(key: Int[Tensor, "..."], *fields: Int[Tensor, "..."]) -> Int[Tensor, ".
     return key
 
 
+def keys(*fields: Sequence[int]) -> Int[Tensor, " n"]:
+    """`fold` of numbers on the host. For a few of them whole numbers are faster than tensors, and wrap by hand."""
+    if len(fields[0]) > FEW:
+        return fold(*(torch.tensor(field, dtype=torch.long) for field in fields))
+    found = []
+    for key, *rest in zip(*fields, strict=True):
+        for field in rest:
+            key = _mixed(_mixed(key & _MASK) + (field + 1) * _GOLDEN & _MASK)
+        found.append(key - (key >> 63 << 64))
+    return torch.tensor(found, dtype=torch.long)
+
+
+def _mixed(x: int) -> int:
+    x = (x ^ x >> 30) * _FIRST & _MASK
+    x = (x ^ x >> 27) * _SECOND & _MASK
+    return x ^ x >> 31
+
+
+FEW = 64
+_MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _FIRST = 0xBF58476D1CE4E5B9 - 2**64
 _SECOND = 0x94D049BB133111EB - 2**64

@@ -20,6 +20,7 @@ from slipstream.core.tree import Tree
 from slipstream.core.types import Row
 
 Place = tuple[Row, Sequence[int]]
+NO_PENALTIES = Penalties()
 
 
 def law_at(logits: Float[Tensor, "n vocab"], places: Sequence[Place], ranking: bool = False) -> Law:
@@ -56,14 +57,14 @@ def shape(logits: Float[Tensor, "n vocab"], places: Sequence[Place]) -> Float[Te
 
 def asks(row: Row) -> bool:
     wish = row.request.sampling
-    plain = wish.penalties == Penalties() and not wish.bias and wish.allowed is None and not wish.banned
+    plain = wish.penalties == NO_PENALTIES and not wish.bias and wish.allowed is None and not wish.banned
     limited = row.constraint is not None or len(row.output) < row.request.min_tokens
     return not plain or limited or row.request.processor is not None
 
 
 def _shape_one(logits: Float[Tensor, " vocab"], row: Row, path: Sequence[int]) -> None:
     wish, request = row.request.sampling, row.request
-    if wish.penalties != Penalties():
+    if wish.penalties != NO_PENALTIES:
         _penalise(logits, wish.penalties, request.prompt, [*row.output, *path])
     if wish.bias:
         logits[list(wish.bias)] += logits.new_tensor(list(wish.bias.values()))

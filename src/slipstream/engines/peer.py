@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +20,7 @@ from slipstream.core.sampling import Penalties, Sampling
 from slipstream.core.types import Origin, Request
 from slipstream.drafters import drafters
 from slipstream.engines.base import Capabilities, Engine, Logprob, Prompt, Speculation, Tally, Ticket, Wish
+from slipstream.engines.native.build import configured
 from slipstream.engines.native.job import Course, Job
 from slipstream.engines.native.laws import check_request
 from slipstream.models.catalog import catalog_names
@@ -27,6 +28,20 @@ from slipstream.models.load import Found
 from slipstream.models.text import Text
 
 RULE = "its own"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How a peer is to be opened, after the checks that are the same for all of them."""
+
+    model: str
+    drafter: str
+    verify: str | None
+    depth: int | None
+    options: Any  # the peer's own config
+    dtype: str
+    device: str
+    context: int | None
 
 
 @dataclass(frozen=True)
@@ -41,20 +56,45 @@ class Seat:
     drafter: str
     depth: int | None
 
+    @property
+    def ends(self) -> frozenset[int]:
+        return frozenset(token for token in self.text.ends if token < self.vocab)
+
 
 class Peer(Engine):
-    """A peer decodes jobs: `_start` takes them, `advance` and `end` bring what came of them, `_stop` gives it back."""
+    """A peer decodes jobs: `_open` loads the model, `_start` takes jobs, `advance` and `end` bring what came of them,
+    `_stop` gives everything back."""
 
     name: ClassVar[str]
+    config: ClassVar[type[Any]]  # of the options that are its own
 
-    def __init__(self, seat: Seat) -> None:
-        self.seat = seat
+    def __init__(
+        self,
+        model: str = "smollm2-135m",
+        drafter: str = "ngram",
+        verify: str | None = None,
+        depth: int | None = None,
+        *,
+        options: Mapping[str, str] | None = None,
+        dtype: str = "auto",
+        device: str = "auto",
+        context: int | None = None,
+        invariant: bool = False,
+    ) -> None:
+        check_rule(self.name, self.capabilities, verify)
+        if invariant:
+            raise ValueError(f"{self.name} has no invariant mode; the native engine has")
+        drafter, given = named_drafter(self.name, self.capabilities, drafter, dict(options or {}))
+        own = configured(self.config, given, self.name)
         self.tally = Tally()
-        vocab, ends = seat.vocab, seat.text.ends
-        self._ends = frozenset(token for token in ends if token < vocab)
         self._under_way: set[Job] = set()
         self._lock = threading.Lock()
         self._closed = False
+        self.seat = self._open(Asked(model, drafter, verify, depth, own, dtype, device, context))
+
+    @abstractmethod
+    def _open(self, asked: Asked) -> Seat:
+        """Load the model and get ready to decode."""
 
     @abstractmethod
     def _start(self, jobs: Sequence[Job]) -> None:
@@ -77,7 +117,7 @@ class Peer(Engine):
         sampling, wish = sampling or Sampling(), wish or Wish()
         course = self._course(wish.speculation)
         refuse(self.name, self.capabilities, sampling, wish, course.drafter != "none")
-        ends = frozenset() if wish.ignore_ends else self._ends
+        ends = frozenset() if wish.ignore_ends else self.seat.ends
         tokens = self._encode(prompt, wish.raw)
         request = Request(tokens, sampling, wish.max_tokens, ends | wish.stop_tokens, 0, wish.min_tokens)
         self._check(request)
@@ -217,11 +257,15 @@ def named_drafter(engine: str, can: Capabilities, name: str, options: dict[str, 
     return name, options
 
 
-def check_rule(engine: str, verify: str | None) -> None:
-    if verify is not None:
-        raise ValueError(f"{engine} has a verification rule of its own; leave out verify={verify}")
+def check_rule(engine: str, can: Capabilities, verify: str | None) -> None:
+    if verify is None or verify in can.rules:
+        return
+    if can.rules:
+        raise ValueError(f"{engine} has no rule {verify!r}; it has {', '.join(can.rules)}")
+    raise ValueError(f"{engine} has a verification rule of its own; leave out verify={verify}")
 
 
-def check_invariant(engine: str, invariant: bool) -> None:
-    if invariant:
-        raise ValueError(f"{engine} has no invariant mode; the native engine has")
+def check_device(engine: str, device: str) -> None:
+    """For engines that choose the place they run in themselves."""
+    if device != "auto":
+        raise ValueError(f"device is {device!r}; {engine} chooses its own, so leave it out")

@@ -5,6 +5,10 @@ four times as long for two to eight tokens, although the same reading would do. 
 that are bfloat16 numbers in two bytes and widens them exactly, so its results are those of float32 arithmetic; and it
 sums in one order, so a row's bits depend on that row alone.
 
+Where they may (`integers=True`) and the processor multiplies bytes, weights that are whole numbers of four or eight
+bits with scales (`few_bits`) stay in those bits. They are reproduced exactly; the rows that meet them are rounded to
+whole numbers of sixteen bits, 32 with one scale.
+
 Threads are torch's own: the kernel is handed `GOMP_parallel` of the very runtime that torch is linked to, since a
 second pool would fight the first one for the cores. A kernel that cannot be had, or fails its check, is not used.
 """
@@ -13,8 +17,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
-import sys
 from pathlib import Path
 from typing import final
 
@@ -22,7 +24,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from slipstream.kernels import few_bits
 from slipstream.kernels.compile import Unavailable, build
+from slipstream.kernels.machine import say
 
 SOURCE = Path(__file__).with_name("linear.cpp")
 SMALL = 1 << 15  # multiplications that are done before a second thread has woken up
@@ -30,43 +34,63 @@ POINTER, SIZE = ctypes.c_void_p, ctypes.c_int64
 ARGUMENTS = (POINTER, POINTER, POINTER, SIZE, ctypes.c_uint, POINTER)  # matrix, x, y, rows, threads, parallel
 
 
-class Matrix(ctypes.Structure):
-    """What `linear.cpp` knows of a weight."""
+KINDS = ("float32", "bfloat16", "int4", "int8")
 
-    _fields_ = (("weight", POINTER), ("bias", POINTER), ("inputs", SIZE), ("outputs", SIZE), ("halved", SIZE))
+
+class Matrix(ctypes.Structure):
+    """What `linear.hpp` knows of a weight."""
+
+    _fields_ = (("weight", POINTER), ("bias", POINTER), ("inputs", SIZE), ("outputs", SIZE), ("kind", SIZE))
 
 
 @final
 class Packed:
-    """A weight and bias as the kernel reads them: 2 × lanes outputs side by side, one line of them for every input.
+    """A weight and bias as the kernel reads them: outputs side by side, one line of them for every input.
 
-    `data` is [groups, in, lanes, 2] in bfloat16 or [groups, in, 2 × lanes] in float32. Nothing here ever changes.
+    `data` is [groups, in, 2 × lanes] in float32, [groups, in, lanes, 2] in bfloat16, or bytes for whole numbers of few
+    bits. Nothing here ever changes.
     """
 
-    def __init__(self, data: Tensor, bias: Tensor | None, outputs: int) -> None:
-        self.data, self.bias, self.inputs, self.outputs = data, bias, data.shape[1], outputs
-        self.halved = data.dtype == torch.bfloat16  # a weight takes two bytes
+    def __init__(self, data: Tensor, bias: Tensor | None, inputs: int, outputs: int, kind: str) -> None:
+        self.data, self.bias, self.inputs, self.outputs, self.kind = data, bias, inputs, outputs, kind
         address = None if bias is None else bias.data_ptr()
-        self._matrix = Matrix(data.data_ptr(), address, self.inputs, outputs, self.halved)
+        self._matrix = Matrix(data.data_ptr(), address, inputs, outputs, KINDS.index(kind))
         self.address = ctypes.addressof(self._matrix)
+
+    @property
+    def halved(self) -> bool:
+        """Whether a number takes two bytes."""
+        return self.kind == "bfloat16"
+
+    @property
+    def whole(self) -> bool:
+        """Whether its products are of whole numbers."""
+        return self.kind.startswith("int")
 
     def __deepcopy__(self, _: object) -> Packed:
         return self  # addresses cannot be copied, and need not be
 
-    def __reduce__(self) -> tuple[type[Packed], tuple[Tensor, Tensor | None, int]]:
-        return Packed, (self.data, self.bias, self.outputs)
+    def __reduce__(self) -> tuple[type[Packed], tuple[Tensor, Tensor | None, int, int, str]]:
+        return Packed, (self.data, self.bias, self.inputs, self.outputs, self.kind)
 
     def unpack(self) -> Tensor:
         """The weight, [out, in], number for number."""
-        lines = self.data.transpose(2, 3).flatten(2) if self.halved else self.data
+        if self.whole:
+            return few_bits.raised(self.data, self.outputs)
+        lines = self.data.transpose(2, 3).flatten(2) if self.kind == "bfloat16" else self.data
         return lines.transpose(1, 2).flatten(0, 1)[: self.outputs].float()
 
 
 def parallel() -> int:
     """The address of `GOMP_parallel` in the runtime torch is linked to."""
+    return symbol("GOMP_parallel")
+
+
+def symbol(name: str) -> int:
+    """The address of a function in the OpenMP runtime torch is linked to."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        return ctypes.cast(library.GOMP_parallel, POINTER).value or 0
+        return ctypes.cast(getattr(library, name), POINTER).value or 0
     except (OSError, AttributeError) as error:
         raise Unavailable(f"the OpenMP runtime of torch cannot be loaded ({error})") from error
 
@@ -83,16 +107,21 @@ class Kernel:
         self._call = library.slipstream_linear
         self._call.argtypes, self._call.restype = ARGUMENTS, None
         self.path, self.lanes = path, int(library.slipstream_lanes())
+        self.integers = bool(library.slipstream_integers())
         self._check()
 
-    def pack(self, weight: Tensor, bias: Tensor | None) -> Packed:
+    def pack(self, weight: Tensor, bias: Tensor | None, integers: bool = False) -> Packed:
         outputs, inputs = weight.shape
+        found = few_bits.grid(weight) if integers and self.integers else None
+        if found is not None:
+            kind = "int8" if found.floor is None else "int4"
+            return Packed(few_bits.laid(found), bias, inputs, outputs, kind)
         half = weight.bfloat16()
         exact = torch.equal(half.float(), weight)
         padded = functional.pad(half if exact else weight, (0, 0, 0, -outputs % (2 * self.lanes)))
         lines = padded.view(-1, 2 * self.lanes, inputs).transpose(1, 2)
         data = lines.reshape(*lines.shape[:2], 2, self.lanes).transpose(2, 3) if exact else lines
-        return Packed(data.contiguous(), bias, outputs)
+        return Packed(data.contiguous(), bias, inputs, outputs, "bfloat16" if exact else "float32")
 
     def linear(self, x: Tensor, weight: Packed) -> Tensor:
         shape = x.shape
@@ -118,14 +147,31 @@ class Kernel:
             packed = self.pack(weight * scale, bias)
             whole, apart = self.linear(x, packed), torch.cat([self.linear(row, packed) for row in x[:, None]])
             expected = functional.linear(x, weight * scale, bias)
-            right = torch.equal(whole, expected) if packed.halved else torch.allclose(whole, expected, atol=1e-3)
+            sure = packed.kind == "bfloat16"
+            right = torch.equal(whole, expected) if sure else torch.allclose(whole, expected, atol=1e-3)
             if not right or not torch.equal(whole, apart):
+                raise Unavailable("it is compiled, but its results are wrong")
+        if self.integers:
+            self._check_integers()
+
+    def _check_integers(self) -> None:
+        """Rows of whole numbers whose largest is the largest there is are not rounded."""
+        rows, inputs, outputs = 19, 96, 10
+        number = torch.arange(outputs * inputs).view(outputs, inputs) * 37 % 16
+        x = (torch.arange(rows * inputs).view(rows, inputs) * 12347 % 65025 - 32512).float()
+        x[:, ::32], number[:, ::32], number[:, 1::32] = 32512.0, 0, 15
+        for weight in ((number - 3.0) / 8, (number - 7.0) * 127 / 8 / 8):
+            packed = self.pack(weight, None, integers=True)
+            whole, apart = self.linear(x, packed), torch.cat([self.linear(row, packed) for row in x[:, None]])
+            expected = (x.double() @ weight.double().T).float()
+            if not packed.whole or not torch.allclose(whole, expected, rtol=1e-5) or not torch.equal(whole, apart):
                 raise Unavailable("it is compiled, but its results are wrong")
 
 
-def pack(weight: Tensor, bias: Tensor | None = None) -> Packed:
-    """Weight [out, in] in float32; two bytes a number where all its numbers are bfloat16 ones, else four."""
-    return _kernel().pack(weight.detach(), None if bias is None else bias.detach().contiguous())
+def pack(weight: Tensor, bias: Tensor | None = None, integers: bool = False) -> Packed:
+    """Weight [out, in] in float32; two bytes a number where all its numbers are bfloat16 ones, else four; with
+    `integers` fewer still, where they are whole numbers of few bits and the processor has instructions for those."""
+    return _kernel().pack(weight.detach(), None if bias is None else bias.detach().contiguous(), integers)
 
 
 def linear(x: Tensor, weight: Packed) -> Tensor:
@@ -137,6 +183,12 @@ def available() -> bool:
     return isinstance(_found(), Kernel)
 
 
+def has_integers() -> bool:
+    """Whether weights of few bits can stay in them."""
+    found = _found()
+    return isinstance(found, Kernel) and found.integers
+
+
 def status() -> str:
     """One sentence: what is used here, or why it is not."""
     return _sentence(_found())
@@ -144,7 +196,8 @@ def status() -> str:
 
 def _sentence(found: Kernel | str) -> str:
     if isinstance(found, Kernel):
-        return f"cpu linear kernel: compiled for this processor, {found.lanes} lanes ({found.path})"
+        small = ", weights of few bits in whole numbers" if found.integers else ""
+        return f"cpu linear kernel: compiled for this processor, {found.lanes} lanes{small} ({found.path})"
     return f"cpu linear kernel: not available: {found}; using torch"
 
 
@@ -161,8 +214,7 @@ def _found() -> Kernel | str:
         found = _load()
     except Unavailable as error:
         found = str(error)
-    if os.environ.get("SLIPSTREAM_DEBUG") == "1":
-        print(_sentence(found), file=sys.stderr)
+    say(_sentence(found))
     return found
 
 

@@ -28,6 +28,7 @@ class Cache:
     def __init__(self) -> None:
         self.rows = 0
         self.places = SMALLEST
+        self.version = 0  # counts how often rectangles were to be replaced by others
         self.limit: int | None = None  # rows times places; kept as long as the rows in use can be
         self._free: list[int] = []
         self._layers: dict[object, tuple[Tensor, ...]] = {}
@@ -38,6 +39,7 @@ class Cache:
             grown = max(1, 2 * self.rows)
             self._free = list(range(self.rows, grown))
             self.rows = grown
+            self.version += 1
         return heapq.heappop(self._free)
 
     def give(self, row: int) -> None:
@@ -48,6 +50,7 @@ class Cache:
         """Room for this many tokens in every row; the layers follow when they are next written."""
         while self.places < places:
             self.places *= 2
+            self.version += 1
 
     def crowded(self, more: int, places: int) -> bool:
         """Whether room for `more` rows and so many places would pass the limit."""
@@ -62,6 +65,7 @@ class Cache:
         """Lay the rows in use together, in that order, with so many places: row n is then what `taken[n]` was."""
         assert len(taken) + len(self._free) == self.rows, "a row is neither free nor taken"
         self.rows, self.places = power(max(1, len(taken))), power(places)
+        self.version += 1
         self._free = list(range(len(taken), self.rows))
         for name, held in self._layers.items():
             self._layers[name] = tuple(self._laid(old, taken) for old in held)

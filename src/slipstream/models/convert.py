@@ -21,22 +21,26 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 MAGIC = b"GGUF"
+FEW_BITS = frozenset({"Q4_1", "Q8_0", "F32"})  # types whose numbers stay as small as they are (`kernels.few_bits`)
 # vocabularies whose merges were learned on single digits; transformers (5.22) splits by the file's word for the rest
 DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"})
 
 
 def convert_gguf(gguf: Path, folder: Path) -> dict[str, Any]:
-    """Write a GGUF file into a folder as bfloat16 safetensors with tokenizer; what is to be said about it."""
+    """Write a GGUF file into a folder as safetensors with tokenizer; what is to be said about it.
+
+    Blocks that kernels can keep in few bits are written in float32, which holds their numbers exactly, so that they are
+    found again; others in bfloat16."""
     check_gguf(gguf)
     with quiet(), no_gguf_bar():
         fields = _fields(gguf)
-        model = _read_model(gguf)
+        model = _read_model(gguf, torch.float32 if set(fields["tensor_types"]) <= FEW_BITS else torch.bfloat16)
         tokenizer = _read_tokenizer(gguf, fields)
         model.config._name_or_path = ""
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     weights = folder / "model.safetensors"
-    about = {"quantised": _quantisation(fields), "gguf_sha256": sha256(gguf)}
+    about = {"quantised": _quantisation(fields), "gguf_sha256": sha256(gguf), "gguf_bytes": gguf.stat().st_size}
     return about | ({"sha256": sha256(weights)} if weights.exists() else {})
 
 
@@ -68,10 +72,10 @@ def _reading(gguf: Path, what: str) -> Iterator[None]:
         raise CatalogError(f"{gguf.name} cannot be read as a {what} ({reason})") from error
 
 
-def _read_model(gguf: Path) -> PreTrainedModel:
+def _read_model(gguf: Path, dtype: torch.dtype) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
-    options: dict[str, Any] = {"gguf_file": gguf.name, "dtype": torch.bfloat16, "local_files_only": True}
+    options: dict[str, Any] = {"gguf_file": gguf.name, "dtype": dtype, "local_files_only": True}
     try:  # from 5.19 transformers keeps the blocks packed unless told; before, it had no such option
         from transformers import GgufConfig
     except ImportError:

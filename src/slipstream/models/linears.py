@@ -22,9 +22,11 @@ HALF = torch.bfloat16, torch.float16
 class PackedLinear(nn.Module):
     """Takes the place of a linear layer, for inference. The weight is no parameter: casts and moves pass it by."""
 
-    def __init__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None) -> None:
+    def __init__(
+        self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None, integers: bool = False
+    ) -> None:
         super().__init__()
-        self.packed = cpu_linear.pack(weight.float(), None if bias is None else bias.float())
+        self.packed = cpu_linear.pack(weight.float(), None if bias is None else bias.float(), integers)
         self.out_features, self.in_features = weight.shape
 
     def forward(self, x: Float[Tensor, "*rows in"]) -> Float[Tensor, "*rows out"]:
@@ -44,12 +46,13 @@ class PackedLinear(nn.Module):
         return self.packed.bias
 
     def extra_repr(self) -> str:
-        kind = "bfloat16" if self.packed.halved else "float32"
+        kind = self.packed.kind
         return f"in_features={self.in_features}, out_features={self.out_features}, weight={kind}"
 
 
-def pack_linears(model: nn.Module) -> int:
-    """Replace the linear layers of a model on the CPU, in place; how many were, none if there is no kernel.
+def pack_linears(model: nn.Module, integers: bool = False) -> int:
+    """Replace the linear layers of a model on the CPU, in place; how many were, none if there is no kernel. With
+    `integers`, weights that are whole numbers of few bits meet activations of sixteen.
 
     Each weight is let go as soon as it is packed, so memory does not double. An output matrix that is also the
     embedding is packed for its own use, and the embedding keeps its tensor.
@@ -66,10 +69,17 @@ def pack_linears(model: nn.Module) -> int:
         child, homes = places.popitem()
         weights = _weights(child)
         assert weights is not None
-        packed = PackedLinear(*weights)
+        packed = PackedLinear(*weights, integers)
         for parent, name in homes:
             setattr(parent, name, packed)
     return count
+
+
+def products(model: nn.Module) -> str | None:
+    """What the products of packed layers are made of, where they are of whole numbers."""
+    kinds = {module.packed.kind for module in model.modules() if isinstance(module, PackedLinear)}
+    small = sorted(kind for kind in kinds if kind.startswith("int"))
+    return f"int16 x {'/'.join(small)} products" if small else None
 
 
 def _weights(module: nn.Module) -> tuple[Tensor, Tensor | None] | None:

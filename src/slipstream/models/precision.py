@@ -1,7 +1,9 @@
 """Which floating-point type a model runs in, and why.
 
-bfloat16 halves the bytes that bound decoding, but a processor without instructions for it emulates them and is slower
-than in float32. Weights stored in bfloat16 keep their values in float32, so widening changes rounding only.
+On a CPU, float32 where this package's kernels run: they keep weights in two bytes or fewer whatever is computed with
+them, and beat libraries at the few tokens of a cycle. Elsewhere bfloat16 halves the bytes that bound decoding, but a
+processor without instructions for it emulates them and is slower than in float32. Weights stored in bfloat16 keep their
+values in float32, so widening changes rounding only.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ import platform
 from dataclasses import dataclass
 
 import torch
+
+from slipstream.kernels import cpu_linear
 
 NAMES = {
     "bfloat16": torch.bfloat16,
@@ -30,14 +34,17 @@ class Precision:
         return str(self.dtype).removeprefix("torch.")
 
 
-def choose(dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu") -> Precision:
-    """The type asked for, or for "auto" the fastest one this device has instructions for."""
+def choose(dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu", kernels: bool = False) -> Precision:
+    """The type asked for, or for "auto" the fastest one this device has instructions for, or `kernels` where those of
+    this package are to run the model."""
     if isinstance(dtype, torch.dtype):
         return Precision(dtype, "as asked for")
     if dtype in NAMES:
         return Precision(NAMES[dtype], "as asked for")
     if dtype != "auto":
         raise ValueError(f"dtype is {dtype!r}; it must be auto, {', '.join(NAMES)}")
+    if kernels and torch.device(device).type == "cpu" and cpu_linear.available():
+        return Precision(torch.float32, "this processor has kernels made for few tokens, in float32")
     if has_bfloat16(torch.device(device)):
         return Precision(torch.bfloat16, f"{_place(device)} has bfloat16 instructions")
     return Precision(torch.float32, f"{_place(device)} has no bfloat16 instructions")

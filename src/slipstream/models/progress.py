@@ -30,6 +30,15 @@ def progress(title: str, total: int | None = None) -> Iterator[Callable[[int], N
         yield lambda done: bars.update(task, completed=done)
 
 
+def counting(console: Any, **options: Any) -> Any:
+    """Bars of rich for what can be counted: how much of how many, the time gone and left, and what it is at."""
+    from rich import progress as rich
+
+    kinds = (rich.BarColumn, rich.MofNCompleteColumn, rich.TimeElapsedColumn, rich.TimeRemainingColumn)
+    columns = (*(kind() for kind in kinds), rich.TextColumn("{task.description}"))
+    return rich.Progress(*columns, console=console, **options)
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keep transformers' bars and notes off the screen; ours say what matters."""

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-LAYOUT = 1  # raised when a conversion changes, so that older ones are made anew
+LAYOUT = 2  # raised when a conversion changes, so that older ones are made anew
 MANIFEST = "slipstream.json"
 DAY = 24 * 3600
 

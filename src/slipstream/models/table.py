@@ -39,9 +39,9 @@ class Table:
         return self.probs.shape[1]
 
     def context(self, tokens: Sequence[int]) -> int:
-        number = 0
+        number, vocab = 0, self.vocab
         for token in tokens[-self.order :] if self.order else ():
-            number = number * self.vocab + token
+            number = number * vocab + token
         return number
 
     def law(self, tokens: Sequence[int]) -> Float[Tensor, " vocab"]:

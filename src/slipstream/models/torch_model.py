@@ -23,8 +23,9 @@ import torch
 from slipstream.core.interfaces import Model
 from slipstream.core.shapes import Float, Tensor
 from slipstream.core.types import Draft, Row, Scores, Verdict
-from slipstream.models.attention import WHOLE, view
+from slipstream.models.attention import WHOLE, View, view
 from slipstream.models.cache import Cache, hidden
+from slipstream.models.decoder import decoder
 from slipstream.models.invariant import invariant_attention
 from slipstream.models.layers import only, watch
 from slipstream.models.packing import Entry, Line, Piece, agree, local_nodes, nodes_by_row, slot_index
@@ -68,6 +69,7 @@ class TorchModel(Model):
         self.features: tuple[int, ...] = self._declared
         self.invariant = invariant
         self._kernel = invariant_attention(model) if invariant else None
+        self._decoder = decoder(model, self.anatomy.layers, self.anatomy.windows)
         self._trims = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._whole = WHOLE.to(self.device)
         self._cache = Cache()
@@ -151,7 +153,7 @@ class TorchModel(Model):
         lines = [Line.of(seat.index, len(seat.tokens), tokens) for seat, tokens in zip(seats, new, strict=True)]
         pieces = [Piece(line) for line in lines if len(line)]
         if pieces:
-            self._forward(self.model.base_model, pieces, self.features)
+            self._forward(pieces, (0, self.layers), None, self.features)
         for row, seat, tokens in zip(rows, seats, new, strict=True):
             seat.tokens += tokens
             seat.forget()
@@ -202,8 +204,8 @@ class TorchModel(Model):
         held = {layer: torch.cat([seat.hidden[layer] for seat in seats]) for layer in seats[0].hidden} if depth else {}
         resumed = held[depth - 1] if depth else None
         wanted = [layer for layer in self.features if layer >= depth]
-        with only(self.anatomy.layers, depth, self.layers, resumed, self.anatomy.as_tuple):
-            logits, found = self._forward(self.model, [Piece(line) for line in lines], wanted, slots)
+        logits, found = self._forward([Piece(line) for line in lines], (depth, self.layers), resumed, wanted, slots)
+        assert logits is not None
         for seat, line in zip(seats, lines, strict=True):
             seat.run, seat.depth, seat.hidden = line.entries, self.layers, {}
         self._draft = draft
@@ -227,8 +229,7 @@ class TorchModel(Model):
         wanted = sorted({layers - 1, *(layer for layer in self.features if layer < layers)})
         found: dict[int, Tensor] = {}
         if any(map(len, pieces)):
-            with only(self.anatomy.layers, 0, layers, None, self.anatomy.as_tuple):
-                _, found = self._forward(self.model.base_model, [piece for piece in pieces if len(piece)], wanted)
+            _, found = self._forward([piece for piece in pieces if len(piece)], (0, layers), None, wanted)
         self._hold(seats, pieces, found, layers)
 
     def _hold(self, seats: Sequence[Seat], pieces: Sequence[Piece], found: dict[int, Tensor], layers: int) -> None:
@@ -244,6 +245,8 @@ class TorchModel(Model):
     @torch.inference_mode()
     def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
         """The model's own norm and head on hidden states after some layer: no layer runs."""
+        if self._decoder is not None:
+            return self._decoder.logits(hidden)
         token = torch.zeros(1, len(hidden), dtype=torch.long, device=self.device)
         with only(self.anatomy.layers, self.layers, self.layers, hidden, self.anatomy.as_tuple):
             output = self.model(token, attention_mask=self._whole, position_ids=token, use_cache=False)
@@ -323,16 +326,43 @@ class TorchModel(Model):
         }
 
     def _forward(
-        self, module: Any, pieces: Sequence[Piece], watched: Sequence[int] = (), keep: Tensor | None = None
-    ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Run packed entries; logits at `keep`, or whatever `module` gives first where none are wanted, and what the
-        watched layers gave."""
+        self,
+        pieces: Sequence[Piece],
+        span: tuple[int, int],
+        given: Float[Tensor, "tokens hidden"] | None,
+        watched: Sequence[int] = (),
+        keep: Tensor | None = None,
+    ) -> tuple[Tensor | None, dict[int, Tensor]]:
+        """Run packed entries through the layers of a span, from `given` where it does not begin with the first; the
+        logits at `keep`, where they are wanted, and what the watched layers gave."""
+        if self._decoder is not None:
+            logits, found, (row, place) = self._decoder.forward(self._cache, pieces, span, given, watched, keep)
+            for layer in found.keys() & set(self.features):
+                self._cache.hold(hidden(layer), found[layer][None, None])[0][row, 0, place] = found[layer]
+            return logits, found
+        context = view(self._cache, self.anatomy.windows, pieces, self.device, self._kernel)
+        logits, found = self._modules(context, pieces, span, given, watched, keep)
+        for layer in found.keys() & set(self.features):
+            context.remember(layer, found[layer])
+        return logits, found
+
+    def _modules(
+        self,
+        context: View,
+        pieces: Sequence[Piece],
+        span: tuple[int, int],
+        given: Tensor | None,
+        watched: Sequence[int],
+        keep: Tensor | None,
+    ) -> tuple[Tensor | None, dict[int, Tensor]]:
+        """The same by the model's own modules."""
         token = [token for piece in pieces for token, _ in piece.line.entries[piece.skip :]]
         position = [place for piece in pieces for place in piece.line.position[piece.skip :]]
         token_ids, position_ids = torch.tensor([[token], [position]], device=self.device)
-        context = view(self._cache, self.anatomy.windows, pieces, self.device, self._kernel)
         trim = {"logits_to_keep": keep} if keep is not None and self._trims else {}
-        with watch(self.anatomy.layers, watched) as found:
+        module = self.model.base_model if keep is None else self.model
+        passing = only(self.anatomy.layers, *span, given, self.anatomy.as_tuple)
+        with passing, watch(self.anatomy.layers, watched) as found:
             output = module(
                 token_ids,
                 attention_mask=self._whole,
@@ -341,10 +371,8 @@ class TorchModel(Model):
                 slipstream=context,
                 **trim,
             )
-        for layer in found.keys() & set(self.features):
-            context.remember(layer, found[layer])
         result: Tensor = output[0][0]
-        return result if keep is None or trim else result[keep], found
+        return (None if keep is None else result if trim else result[keep]), found
 
 
 def _context(model: Any, wanted: int | None) -> int:

@@ -6,7 +6,7 @@ was paid: a hiccup does not move it, a longer text does.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
 GUESS = 0.3  # of a row's share of a plain pass: what a drafted token is taken to cost before any was paid for
@@ -40,21 +40,32 @@ class Costs:
 
     def __init__(self) -> None:
         self._plain: dict[int, Recent] = {}
+        self._times: Counter[int] = Counter()  # that a plain pass was paid for
         self._more: dict[int, dict[int, Recent]] = {}
-        self._step = Recent()
+        self._step, self._branching = Recent(), Recent()
+        self._warm = False  # the first draft of all is no measure: everything it touches is touched for the first time
 
     @property
     def step(self) -> float:
         """Seconds to draft one step, all rows together."""
         return self._step.value
 
-    def learn(self, drafting: float, scoring: float, tokens: int, drafted: int = 0, steps: int = 0) -> None:
+    @property
+    def branching(self) -> float:
+        """The same where drafts are trees: a step then goes on from several tokens. A step of a chain, before any."""
+        return self._branching.value if self._branching else self._step.value
+
+    def learn(
+        self, drafting: float, scoring: float, tokens: int, drafted: int = 0, steps: int = 0, branched: bool = False
+    ) -> None:
         """A pass over `tokens`, so many of them drafted, took so long."""
         base = tokens - drafted
-        if steps:
-            self._step.add(drafting / steps)
+        if steps and self._warm:
+            (self._branching if branched else self._step).add(drafting / steps)
+        self._warm |= steps > 0
         if not drafted:
             self._plain.setdefault(base, Recent(7)).add(scoring)
+            self._times[base] += 1
         elif self.seen(base):
             if scoring < self.plain(base):  # then a plain pass takes no longer
                 self._plain[base].add(scoring)
@@ -69,12 +80,20 @@ class Costs:
         """Whether a plain pass of this size was ever paid for."""
         return tokens in self._plain
 
+    def sure(self, tokens: int) -> bool:
+        """Whether a plain pass of this size was paid for so often that a hiccup does not count."""
+        return self._times[tokens] >= 3
+
     def plain(self, tokens: int) -> float:
         """Seconds of a pass in which nothing is drafted; 1 where none was ever seen."""
         if tokens in self._plain:
             return self._plain[tokens].value
         known = sorted((size, price.value) for size, price in self._plain.items())
         return _line(known, tokens) if known else 1.0
+
+    def most(self, tokens: int) -> int:
+        """The most drafted tokens that were ever paid for in a pass of about this size."""
+        return max(self._more[_nearest(self._more, tokens)]) if self._more else 0
 
     def more(self, tokens: int) -> Callable[[float], float]:
         """Seconds that so many drafted tokens add to a plain pass over `tokens`."""

@@ -1,22 +1,28 @@
-"""Policies: how far to draft in the coming cycle.
+"""Policies: how far to draft in the coming cycle, and how wide.
 
 Drafting is a bet. What it may lose is limited in advance: a purse holds a small share of all time spent, and a draft is
 made only where the purse covers what it would lose if things went as badly as the little that is known allows. So a
 hopeless text costs that share and no more, whatever the machine and the batch, and a promising one is followed while it
 pays.
+
+Chain, tree and plain decoding are one question: which drafted tokens are worth their price? The likeliest ones of all
+rows stand in one line, and the best place to cut it is sought. A row that is left without tokens decodes plainly, one
+left with first candidates only drafts a chain, any other a tree of so many nodes, grown where the drafter thinks best.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from slipstream.core.interfaces import Policy
-from slipstream.core.tree import Shape
+from slipstream.core.interfaces import Drafter, Model, Policy, Verifier, way
+from slipstream.core.tree import Shape, Tree
 from slipstream.core.types import Budget, Draft, Row, Verdict
 from slipstream.plan.costs import Costs
+from slipstream.plan.purse import Purse
+from slipstream.plan.shapes import WIDTH
+from slipstream.plan.trust import MOST, Ranks, Trust
 
 
 class Fixed(Policy):
@@ -30,64 +36,41 @@ class Fixed(Policy):
 
 
 MARGIN = 1.05  # drafting must promise so much more than plain decoding: estimates err, and their errors are chosen for
-FAINT = 0.1  # a token less likely to be emitted than this is not worth a look
 SURE = 0.97  # acceptance that is hoped for when nothing is known
-STALE = 64  # plain cycles after which even what cannot pay is priced again
+STALE = 64  # plain cycles of a row after which even what cannot pay is priced again, if the purse covers it
+LOST = 0.75  # of the best speed on the way: where drafting more has fallen below this, no more is looked at
+FORGOTTEN = 256  # cycles without any draft after which one token is priced again, whatever it seemed to cost
+LEAP = 3  # a pass has at most so many times the drafted tokens that one was ever paid for with
 
 
 @dataclass
-class Trust:
-    """What is believed of one row's drafts: the chance that a drafted token is accepted, given the one before was."""
+class Span:
+    """What one row is to draft: so many nodes, so deep, up to so many after one slot. None at all is false."""
 
-    rate: float
-    weight: float = 1.0  # so many observations' worth; what others' drafts taught counts as one
-    reach: int = 3  # the deepest draft it is trusted with; doubles while drafts are accepted whole
-    quiet: int = 0  # cycles since the last draft
-    wait: int = 4  # plain cycles before the next attempt; doubles while attempts fail
+    nodes: int = 0
+    depth: int = 0
+    width: int = 1
 
-    @property
-    def least(self) -> float:
-        """As low as the rate may well be."""
-        return max(0.0, self.rate - 2 * math.sqrt(self.rate * (1 - self.rate) / self.weight))
+    def __bool__(self) -> bool:
+        return self.nodes > 0
 
-    def learn(self, drafted: int, accepted: int) -> None:
-        tried = min(drafted, accepted + 1)  # tokens beyond the first rejection say nothing
-        for i in range(tried):
-            self.weight = min(self.weight + 1, 7)
-            self.rate += ((i < accepted) - self.rate) / self.weight
-        self.reach = 2 * self.reach if accepted == drafted else max(3, accepted + 2)
-        self.wait = max(4, self.wait // 2) if accepted else min(128, self.wait * 2)
-        self.quiet = 0
-
-
-@dataclass
-class Purse:
-    """Seconds that may be lost against plain decoding: a share of all time, saved up to most of a plain pass, and what
-    drafting won, up to a few passes, so that one bad draft after good ones does not end it and an old win does not pay
-    for long. Half may be risked at a time, so that no single draft empties it."""
-
-    share: float = 0.01
-    size: float = 0.7  # of a plain pass
-    most: float = 1.5  # plain passes, with what was won
-    balance: float | None = None  # None: nothing was booked yet, and it is full
-
-    def stake(self, plain: float) -> float:
-        return (self.size * plain if self.balance is None else self.balance) / 2
-
-    def book(self, won: float, plain: float) -> None:
-        held = self.size * plain if self.balance is None else self.balance
-        held = min(held + won, self.most * plain)
-        saved = min(held + self.share * plain, self.size * plain)
-        self.balance = max(held, saved)
+    def budget(self, widest: int) -> Budget:
+        """A chain, or a tree the drafter grows. It knows better than any table where to branch, so it may branch once
+        more than the table would."""
+        if self.width == 1:
+            return Budget(self.depth)
+        return Budget(self.depth, shape=Shape(nodes=self.nodes, width=min(widest, self.width + 1)))
 
 
 @dataclass(frozen=True)
 class Prices:
-    """What the coming pass costs: plain, over `base` tokens, and what so many drafted ones add to it."""
+    """What the coming pass costs: plain, over `base` tokens, and what so many drafted ones add to it. Prices are found
+    out with as little as possible: one token at first, and never many more than were paid for before."""
 
     base: int
     plain: float
     more: Callable[[float], float]
+    most: int = 1 << 30
 
     @property
     def share(self) -> float:
@@ -95,8 +78,12 @@ class Prices:
         return self.plain / self.base
 
 
+Offer = tuple[float, int, int, int, float]
+"""A token that could be drafted, in the order of worth: minus its chance, its depth, row and rank; its least chance."""
+
+
 class Adaptive(Policy):
-    """The depths that maximise emitted tokens per second: zero where drafting does not pay.
+    """The drafts that maximise emitted tokens per second: none where drafting does not pay.
 
     Rows share a pass, so they are decided together: starting from plain decoding for all, the drafted token most likely
     to be emitted is added, again and again, and the best point on the way that the purse covers is taken. Rows left
@@ -110,81 +97,131 @@ class Adaptive(Policy):
             raise ValueError(f"deepest is {deepest}; it must be 1 or more")
         self.deepest, self.costs, self.purse = deepest, Costs(), Purse()
         self._prior = 0.7  # what is believed of a row nothing is known of: what the others' drafts were worth
-        self._bushy = 1.0  # drafted tokens for one step of depth; more than one in trees
+        self._bushy = 1.0  # drafted tokens for one step of depth; more than one where a drafter branches unasked
         self._trust: dict[Row, Trust] = {}
+        self._ranks: dict[Row, Ranks] = {}  # of rows that may have trees
+        self._tables: dict[tuple[Drafter, str, int], Ranks] = {}
         self._steps = self._drafted = self._accepted = self._beside = 0
-        self._asked = False
+        self._asked = self._branched = False
+        self._since = self._idle = 0  # cycles since the last one in which nothing was drafted, and something was
         self._plain: Counter[int] = Counter()  # cycles left plain to learn what so many rows cost
 
-    def budget(self, rows: Sequence[Row]) -> list[Budget]:
-        self._steps = self._drafted = self._accepted = 0  # of the coming cycle, also where it has no row to decide for
-        trust = self._trust = {row: self._trust.get(row) or Trust(self._prior) for row in rows}
-        depths = self._depths(list(trust.values())) if trust else []
-        self._asked = any(depths)
-        return [Budget(depth) for depth in depths]
+    def open(self, rows: Sequence[Row], model: Model, drafter: Drafter, rule: Verifier) -> None:
+        if way(rule, drafter) is None:
+            return
+        width = min(WIDTH, model.vocab)
+        ranks = self._tables.setdefault((drafter, rule.name, width), Ranks(width, min(MOST, model.context)))
+        self._ranks |= dict.fromkeys(rows, ranks)
 
-    def _depths(self, trust: list[Trust]) -> list[int]:
+    def close(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            self._ranks.pop(row, None)
+
+    def budget(self, rows: Sequence[Row]) -> list[Budget]:
+        # of the coming cycle, also where it has no row to decide for
+        self._steps = self._drafted = self._accepted = 0
+        self._branched = False
+        trust = self._trust = {
+            row: self._trust.get(row) or Trust(self._prior, ranks=self._ranks.get(row)) for row in rows
+        }
+        spans = self._depths(list(trust.values())) if trust else []
+        self._asked = any(spans)
+        self._since, self._idle = (self._since + 1, 0) if self._asked else (0, self._idle + 1)
+        widest = [one.ranks.width if one.ranks else 1 for one in trust.values()]
+        return [span.budget(most) for span, most in zip(spans, widest, strict=True)]
+
+    def _depths(self, trust: list[Trust]) -> list[Span]:
         base = len(trust) + self._beside
         for one in trust:
             one.quiet += 1
-        if not self.costs.seen(base) and self._plain[base] < 3:  # rows of others may always ride along
+        if self._must_be_plain(base):
             self._plain[base] += 1
-            return [0] * len(trust)  # what drafting is held against: without it drafting might look free for ever
-        now = Prices(base, self.costs.plain(base), self.costs.more(base))
+            return [Span() for _ in trust]
+        now = Prices(base, self.costs.plain(base), self.costs.more(base), max(1, LEAP * self.costs.most(base)))
         stake = self.purse.stake(now.plain)
         if stake <= 0:
-            return [0] * len(trust)
-        depths, risk = self._best(trust, now, stake)
-        self._probe(trust, depths, now, stake - max(0.0, risk))
-        return depths
+            return [Span() for _ in trust]
+        spans, risk = self._best(trust, now, stake)
+        self._probe(trust, spans, now, stake - max(0.0, risk))
+        return spans
 
-    def _best(self, trust: list[Trust], now: Prices, stake: float) -> tuple[list[int], float]:
-        """The best depth of each row, and what it may lose. A row's n-th drafted token is emitted with the n-th power
-        of its rate, so sorted by that chance they stand in the order in which they are worth adding, each after the
-        ones before it. Where the best of all is worth the margin, a smaller step towards it that the purse covers will
-        do."""
-        steps = [
-            (-(one.rate**depth), depth, r)
+    def _must_be_plain(self, base: int) -> bool:
+        """What drafting is held against is measured first, and then twice more between drafts: held against nothing,
+        or against a hiccup, drafting might look free for ever. Rows of others may always ride along, so that a pass of
+        this size never comes alone: then it is not waited for."""
+        if not self.costs.seen(base):
+            return self._plain[base] < 3
+        return self._since > 1 and not self.costs.sure(base) and self._plain[base] < 6
+
+    def _best(self, trust: list[Trust], now: Prices, stake: float) -> tuple[list[Span], float]:
+        """The best draft of each row, and what it may lose. Sorted by their chance drafted tokens stand in the order
+        in which they are worth adding, each after those it follows. Only a level costs more than a token of it, so
+        where rows may branch the line is also tried without what lies too deep. Where the best of all is worth the
+        margin, a smaller step towards it that the purse covers will do."""
+        offers: list[Offer] = sorted(
+            (-node.chance, node.depth, r, node.rank, node.least)
             for r, one in enumerate(trust)
-            for depth in range(1, min(one.reach, self.deepest) + 1)
-            if one.rate**depth > FAINT
-        ]
-        steps.sort()
-        most = len(steps) if self.costs.priced else 1  # a price is found out with as little as possible
-        emitted, least, deepest = float(now.base), 0.0, 0
-        promise = best = emitted / now.plain
-        taken, lose = 0, 0.0
-        for n, (chance, depth, r) in enumerate(steps, 1):
-            emitted -= chance
-            least += trust[r].least ** depth
-            deepest = max(deepest, depth)
-            cost = now.more(n * self._bushy) + self.costs.step * deepest
-            risk, speed = cost - least * now.share, emitted / (now.plain + cost)
-            promise = max(promise, speed)
-            if speed > best and risk <= stake and n <= most:
-                taken, best, lose = n, speed, risk
+            for node in one.nodes(self.deepest)
+        )
+        prices = [now.more(n * self._bushy) for n in range(len(offers) + 1)]
+        deepest = max((depth for _, depth, *_ in offers), default=0)
+        wide = any(rank for _, _, _, rank, _ in offers)
+        promise = best = now.base / now.plain
+        taken, lose = list[Offer](), 0.0
+        for limit in range(1, deepest + 1) if wide else [deepest]:
+            line = [offer for offer in offers if offer[1] <= limit]
+            top, speed, risk, count = self._cut(line, now, prices, stake, best)
+            promise = max(promise, top)
+            if speed > best:
+                taken, best, lose = line[:count], speed, risk
         if promise * now.share < MARGIN:
-            return [0] * len(trust), 0.0
-        depths = [0] * len(trust)
-        for _, _, r in steps[:taken]:
-            depths[r] += 1
-        return depths, lose
+            taken, lose = [], 0.0
+        spans = [Span() for _ in trust]
+        for _, depth, r, rank, _ in taken:
+            span = spans[r]
+            span.nodes, span.depth, span.width = span.nodes + 1, max(span.depth, depth), max(span.width, rank + 1)
+        return spans, lose
 
-    def _probe(self, trust: list[Trust], depths: list[int], now: Prices, left: float) -> None:
+    def _cut(
+        self, line: Sequence[Offer], now: Prices, prices: Sequence[float], stake: float, best: float
+    ) -> tuple[float, float, float, int]:
+        """The speed of the best cut whatever it risks; the speed, risk and length of the best one that beats `best` and
+        the purse covers: half of it what is likely to be lost, all of it what is lost if no token is accepted."""
+        emitted, least, deepest, branched = float(now.base), 0.0, 0, False
+        top, peak, found = best, 0.0, (best, 0.0, 0)
+        for n, (chance, depth, _, rank, low) in enumerate(line, 1):
+            emitted -= chance
+            least += low
+            deepest = max(deepest, depth)
+            branched |= rank > 0
+            cost = prices[n] + (self.costs.branching if branched else self.costs.step) * deepest
+            risk, speed = cost - least * now.share, emitted / (now.plain + cost)
+            top, peak = max(top, speed), max(peak, speed)
+            if speed < LOST * peak:  # chances fall and prices rise: it will not come back
+                break
+            if speed > found[0] and n <= now.most and risk <= stake and cost <= 2 * stake:
+                found = speed, risk, n
+        return top, *found
+
+    def _probe(self, trust: list[Trust], spans: list[Span], now: Prices, left: float) -> None:
         """Try rows that were left plain for long, the longest first, two tokens each or one, while the purse covers
         it."""
-        due = [r for r, one in enumerate(trust) if not depths[r] and one.quiet > one.wait]
+        due = [r for r, one in enumerate(trust) if not spans[r] and one.quiet > one.wait]
+        if due and self._idle > FORGOTTEN:  # what nobody has paid for so long may have been a hiccup
+            spans[due[0]] = Span(1, 1)
+            return
         if due and not self._may_pay(now):
             due = [r for r in due if trust[r].quiet > STALE]
         if not self.costs.priced:
-            due = [] if any(depths) else due[:1]
-        total, deepest = sum(depths), max(depths)
+            due = [] if any(spans) else due[:1]
+        total, deepest = sum(span.nodes for span in spans), max(span.depth for span in spans)
         for r in sorted(due, key=lambda r: -trust[r].quiet):
             for depth in (2, 1) if self.costs.priced else (1,):
                 new = now.more((total + depth) * self._bushy) - now.more(total * self._bushy)
                 new += self.costs.step * max(0, depth - deepest)
                 if depth <= self.deepest and new <= left:
-                    depths[r], left, total, deepest = depth, left - new, total + depth, max(deepest, depth)
+                    left, total, deepest = left - new, total + depth, max(deepest, depth)
+                    spans[r] = Span(depth, depth)
                     break
 
     def _may_pay(self, now: Prices) -> bool:
@@ -197,25 +234,31 @@ class Adaptive(Policy):
         return False
 
     def observe(self, rows: Sequence[Row], draft: Draft, verdict: Verdict) -> None:
-        nodes, steps = [0] * len(rows), [0] * len(rows)
+        nodes, levels = [0] * len(rows), [0] * len(rows)
         depth: list[int] = []
         for r, p in draft.tree.lists:
             depth.append(1 if p < 0 else depth[p] + 1)
             nodes[r] += 1
-            steps[r] = max(steps[r], depth[-1])
-        self._steps = max(self._steps, *steps)
-        for row, count, tried, accepted in zip(rows, nodes, steps, verdict.accepted.tolist(), strict=True):
-            if row not in self._trust or not count:  # its depth was the user's choice, or there is nothing to learn
+            levels[r] = max(levels[r], depth[-1])
+        self._steps = max(self._steps, *levels)
+        self._branched |= nodes != levels
+        for r, (row, path) in enumerate(zip(rows, verdict.path.tolist(), strict=True)):
+            if row not in self._trust or not nodes[r]:  # its depth was the user's choice, or there is nothing to learn
                 continue
-            self._drafted += count
+            one, judged = self._trust[row], judge(draft.tree, r, [i for i in path if i >= 0])
+            accepted, first = sum(rank >= 0 for rank, _ in judged), [rank == 0 for rank, _ in judged]
+            self._drafted += nodes[r]
             self._accepted += accepted
-            self._bushy += 0.1 * (count / tried - self._bushy)
-            self._trust[row].learn(tried, accepted)
-            for i in range(min(tried, accepted + 1)):
-                self._prior += 0.05 * ((i < accepted) - self._prior)
+            one.learn(levels[r], accepted, first)
+            if one.ranks:
+                one.ranks.learn(judged)
+            else:
+                self._bushy += 0.1 * (nodes[r] / levels[r] - self._bushy)
+            for hit in first:
+                self._prior += 0.05 * (hit - self._prior)
 
     def price(self, drafting: float, scoring: float, tokens: int) -> None:
-        self.costs.learn(drafting, scoring, tokens, self._drafted, self._steps)
+        self.costs.learn(drafting, scoring, tokens, self._drafted, self._steps, self._branched)
         base = tokens - self._drafted
         self._beside = max(0, base - len(self._trust))
         if self._trust:
@@ -225,3 +268,14 @@ class Adaptive(Policy):
                 usual = self.costs.more(base)(self._drafted)
                 lost += min(scoring - plain, 3 * usual + plain / 10)
             self.purse.book(self._accepted * plain / base - lost, plain)
+
+
+def judge(tree: Tree, row: int, path: Sequence[int]) -> list[tuple[int, int]]:
+    """Of each place along an accepted path that had candidates: which of them was accepted, -1 for none; how many."""
+    found, slot = [], row
+    for node in [*path, -1]:
+        line = tree.children[slot]
+        if line:
+            found.append((line.index(node) if node >= 0 else -1, len(line)))
+        slot = tree.rows + node
+    return found

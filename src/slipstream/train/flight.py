@@ -7,7 +7,8 @@ such batches the passes are bound by arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,49 +98,44 @@ def respond(
     seed: int,
 ) -> list[list[int]]:
     """The target's answers, each at its own temperature, up to and with an end token, `most` tokens at the longest."""
-    own = model.config._attn_implementation
-    model.set_attn_implementation(NAME)
-    try:
-        return _fly(model, anatomy, prompts, temperature, ends, most, seed)
-    finally:
-        model.set_attn_implementation(own)
-
-
-def _fly(
-    model: Any,
-    anatomy: Anatomy,
-    prompts: Sequence[Sequence[int]],
-    temperature: Sequence[float],
-    ends: frozenset[int],
-    most: int,
-    seed: int,
-) -> list[list[int]]:
     device = model.device
     noise = torch.Generator(device).manual_seed(seed)
     length = torch.tensor([len(prompt) for prompt in prompts], device=device)
     warm = torch.tensor(temperature, device=device)
     final = torch.tensor(sorted(ends), device=device)
     flight = Flight(anatomy.windows, len(prompts), int(length.max()) + most, length[:, None])
-    hidden = _read(model, flight, prompts, length)
-    answers = torch.full((len(prompts), most), -1, device=device)
-    alive, longest = torch.arange(len(prompts), device=device), max(map(len, prompts))
-    for step in range(most):
-        token = draw(model.get_output_embeddings()(hidden), warm[alive], noise)
-        answers[alive, step] = token
-        if step % DROP == DROP - 1:
-            done = torch.isin(answers[alive], final).any(1)
-            (left,) = torch.nonzero(~done, as_tuple=True)
-            if not len(left):
-                break
-            if len(left) < len(alive):
-                alive, token = alive[left], token[left]
-                longest = int(length[alive].max())
-                flight.keep(left)
-        if step < most - 1:
-            flight.go((length[alive] + step)[:, None], 0, longest + step + 1)
-            hidden = _pass(model, flight, token[:, None])[:, -1]
+    with _attention(model):
+        hidden = _read(model, flight, prompts, length)
+        answers = torch.full((len(prompts), most), -1, device=device)
+        alive, longest = torch.arange(len(prompts), device=device), max(map(len, prompts))
+        for step in range(most):
+            token = draw(model.get_output_embeddings()(hidden), warm[alive], noise)
+            answers[alive, step] = token
+            if step % DROP == DROP - 1:
+                done = torch.isin(answers[alive], final).any(1)
+                (left,) = torch.nonzero(~done, as_tuple=True)
+                if not len(left):
+                    break
+                if len(left) < len(alive):
+                    alive, token = alive[left], token[left]
+                    longest = int(length[alive].max())
+                    flight.keep(left)
+            if step < most - 1:
+                flight.go((length[alive] + step)[:, None], 0, longest + step + 1)
+                hidden = _pass(model, flight, token[:, None])[:, -1]
     flight.held.clear()
     return [_cut(line, ends) for line in answers.tolist()]
+
+
+@contextmanager
+def _attention(model: Any) -> Iterator[None]:
+    """The model calls the flight in every layer, and its own attention again afterwards."""
+    own = model.config._attn_implementation
+    model.set_attn_implementation(NAME)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(own)
 
 
 def draw(logits: Float[Tensor, "n vocab"], temperature: Float[Tensor, " n"], noise: torch.Generator) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,9 +12,8 @@ from urllib.parse import urlsplit
 from slipstream.engines.base import Capabilities
 from slipstream.engines.llamacpp.settings import KINDS, LlamaCppConfig, parameters, sampling
 from slipstream.engines.llamacpp.stream import Reader, Vocabulary, events, said
-from slipstream.engines.native.build import configured
 from slipstream.engines.native.job import Job
-from slipstream.engines.peer import Peer, Seat, check_invariant, check_rule, named_drafter
+from slipstream.engines.peer import Asked, Peer, Seat, check_device
 from slipstream.models.catalog import load_text, resolve
 from slipstream.models.folder import read_json
 from slipstream.models.gguf import gguf_file
@@ -24,6 +23,7 @@ class LlamaCppEngine(Peer):
     """Plain decoding, a draft model, or one of llama.cpp's n-gram kinds, on a GGUF file in its own number format."""
 
     name = "llamacpp"
+    config = LlamaCppConfig
     capabilities = Capabilities(
         drafters=("none", "draft_model", *KINDS),
         sampling=frozenset({"temperature", "top_k", "top_p", "min_p", "seed", "repetition", "bias", "banned"}),
@@ -35,33 +35,22 @@ class LlamaCppEngine(Peer):
         not_drafting=frozenset({"logprobs"}),
     )
 
-    def __init__(
-        self,
-        model: str = "smollm2-135m",
-        drafter: str = "ngram",
-        verify: str | None = None,
-        depth: int | None = None,
-        *,
-        options: Mapping[str, str] | None = None,
-        dtype: str = "auto",
-        context: int | None = None,
-        invariant: bool = False,
-    ) -> None:
-        check_rule(self.name, verify)
-        check_invariant(self.name, invariant)
-        if dtype != "auto":
-            raise ValueError(f"dtype is {dtype!r}; llama.cpp computes in the GGUF file's own format, so leave it out")
-        drafter, given = named_drafter(self.name, self.capabilities, drafter, dict(options or {}))
-        self._options: LlamaCppConfig = configured(LlamaCppConfig, given, self.name)
-        file, found = gguf_file(model), resolve(model)
+    def _open(self, asked: Asked) -> Seat:
+        check_device(self.name, asked.device)
+        if asked.dtype != "auto":
+            raise ValueError(
+                f"dtype is {asked.dtype!r}; llama.cpp computes in the GGUF file's own format; leave it out"
+            )
+        self._options: LlamaCppConfig = asked.options
+        file, found = gguf_file(asked.model), resolve(asked.model)
         config = read_json(found.path / "config.json")
-        longest = min(context or 8192, config.get("max_position_embeddings", 8192))
-        seat = Seat(found, load_text(found), config["vocab_size"], longest, "llama.cpp", drafter, depth)
-        super().__init__(seat)
-        self._vocabulary = Vocabulary(seat.text)
-        self._server: Any = _serve(parameters(file, drafter, depth, longest, self._options), model)
+        longest = min(asked.context or 8192, config.get("max_position_embeddings", 8192))
+        text = load_text(found)
+        self._vocabulary = Vocabulary(text)
+        self._server: Any = _serve(parameters(file, asked.drafter, asked.depth, longest, self._options), asked.model)
         self._address = urlsplit(self._server.listening_address)
         self._pool = ThreadPoolExecutor(self._options.rows, thread_name_prefix="slipstream-llamacpp")
+        return Seat(found, text, config["vocab_size"], longest, "llama.cpp", asked.drafter, asked.depth)
 
     @property
     def version(self) -> str:

@@ -17,7 +17,6 @@ from itertools import groupby
 from slipstream.core import sampling
 from slipstream.core.interfaces import Drafter, Model, Policy, Verifier, way
 from slipstream.core.loop import NoiseFactory, check_fits, read, within_limits
-from slipstream.core.noise import CounterNoise
 from slipstream.core.shapes import Int, Tensor
 from slipstream.core.shaping import places
 from slipstream.core.types import Budget, Draft, News, Scores, Verdict
@@ -26,6 +25,7 @@ from slipstream.engines.native.groups import Group, join, levels, merge, part, s
 from slipstream.engines.native.job import Job
 from slipstream.engines.native.laws import check_request, check_tree, lawful, tops
 from slipstream.engines.native.scheduler import Limits, Scheduler
+from slipstream.kernels.cpu_race import KernelNoise
 
 
 class Batch:
@@ -38,7 +38,7 @@ class Batch:
         rule: Callable[[str], Verifier],
         policy: Policy,
         limits: Limits,
-        make_noise: NoiseFactory = CounterNoise,
+        make_noise: NoiseFactory = KernelNoise,
     ) -> None:
         self.model, self.policy = model, policy
         self._drafter, self._rule, self._make_noise = drafter, rule, make_noise
@@ -112,13 +112,16 @@ class Batch:
         self.model.open([job.row])
         job.seated = True
         try:
-            self._drafter(job.course.drafter).open([job.row])
+            drafter = self._drafter(job.course.drafter)
+            drafter.open([job.row])
+            self.policy.open([job.row], self.model, drafter, self._rule(job.course.rule))
         except Exception as error:
             self._without_drafter(job, error)
 
     def _close(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             if job.seated:
+                self.policy.close([job.row])
                 self._leave_drafter(job)
                 self.model.close([job.row])
 

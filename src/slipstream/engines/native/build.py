@@ -14,11 +14,14 @@ from slipstream.drafters import drafters
 from slipstream.drafters.draft_folder import load_draft
 from slipstream.drafters.folder import head_kind, load_head
 from slipstream.drafters.shipped import shipped, shipped_for
+from slipstream.kernels import cpu_linear
+from slipstream.kernels.machine import use_cores
 from slipstream.models.catalog import catalog_names, load_model, load_text, resolve
 from slipstream.models.invariant import free, why_not
 from slipstream.models.layers import keep_layers
-from slipstream.models.linears import pack_linears
+from slipstream.models.linears import pack_linears, products
 from slipstream.models.load import Found
+from slipstream.models.precision import choose
 from slipstream.models.text import Text, same_tokenizer
 from slipstream.models.torch_model import TorchModel
 
@@ -35,7 +38,7 @@ class Target:
 
     @property
     def label(self) -> str:
-        dtype = str(self.model.dtype).removeprefix("torch.")
+        dtype = products(self.model.model) or str(self.model.dtype).removeprefix("torch.")
         weights = f"{self.found.quantised} weights, " if self.found.quantised else ""
         return f"{self.found.name} ({weights}{dtype}{', invariant' if self.model.invariant else ''})"
 
@@ -45,16 +48,22 @@ def build_target(
 ) -> Target:
     """Load a target. `invariant`: a row's numbers depend on that row alone, to the bit; None: where that is free."""
     found = resolve(name)
+    use_cores()
     place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    model = prepared(load_model(found, dtype, place), bool(invariant))
+    model = load_model(found, choose(dtype, place, kernels=True).dtype, place)
+    model = prepared(model, bool(invariant), whole=dtype == "auto")
     sure = free(model) if invariant is None else invariant
     return Target(found, TorchModel(model, context=context, invariant=sure), load_text(found))
 
 
-def prepared(model: Any, invariant: bool = False) -> Any:
-    """On a CPU, linears made for few rows take over: in float32, where they are faster, and for invariant mode."""
+def prepared(model: Any, invariant: bool = False, whole: bool = False) -> Any:
+    """On a CPU, linears made for few rows take over: in float32, where they are faster, and for invariant mode. Where
+    the choice is ours (`whole`), weights take as few bytes as they can: those of few bits stay in them if the processor
+    multiplies whole numbers, and are rounded to bfloat16 if not."""
     if model.device.type == "cpu" and (model.dtype == torch.float32 or invariant):
-        pack_linears(model)
+        if whole and model.dtype == torch.float32 and cpu_linear.available() and not cpu_linear.has_integers():
+            model = model.to(torch.bfloat16).to(torch.float32)
+        pack_linears(model, integers=whole)
     return model
 
 
@@ -144,7 +153,7 @@ def _eagle(kind: Any, target: Target, options: dict[str, str]) -> Drafter:
     output = target.model.model.get_output_embeddings().weight.detach()
     net, ids = load_head(shipped().get(str(folder), folder), embedding, output)
     if embedding.is_cpu and embedding.dtype == torch.float32:
-        pack_linears(net)
+        pack_linears(net, integers=products(target.model.model) is not None)
     return kind(net, ids, embedding, target.model, target.model.vocab)  # type: ignore[no-any-return]
 
 

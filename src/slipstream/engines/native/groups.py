@@ -45,6 +45,8 @@ def merge(drafts: Sequence[Draft], vocab: int) -> Draft:
 
 def slots(drafts: Sequence[Draft]) -> list[Int[Tensor, " slots"]]:
     """The slots of each draft within the merged one."""
+    if len(drafts) == 1:
+        return [torch.arange(drafts[0].tree.rows + len(drafts[0].tree))]
     total = sum(draft.tree.rows for draft in drafts)
     found, row, node = [], 0, total
     for draft in drafts:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from slipstream.engines.base import Capabilities
-from slipstream.engines.native.build import configured
 from slipstream.engines.native.job import Job
-from slipstream.engines.peer import Peer, Seat, check_invariant, check_rule, named_drafter
+from slipstream.engines.peer import Asked, Peer, Seat
 from slipstream.engines.transformers.call import TransformersConfig, alike, generation, padded, set_depth
 from slipstream.engines.transformers.watch import Watch
 from slipstream.models.catalog import load_model, load_text, resolve
@@ -20,12 +19,14 @@ from slipstream.models.progress import quiet
 from slipstream.models.text import same_tokenizer
 
 GATHER = 0.01  # seconds without a further request before those that may share a call begin
+TURN = threading.Lock()  # transformers draws from torch's one generator, so the engines of a process take turns
 
 
 class TransformersEngine(Peer):
     """Plain `generate`, prompt lookup (`ngram`), a draft model, or the target's own first layers (`early_exit`)."""
 
     name = "transformers"
+    config = TransformersConfig
     capabilities = Capabilities(
         drafters=("none", "ngram", "draft_model", "early_exit"),
         sampling=frozenset({"temperature", "top_k", "top_p", "min_p", "seed", "repetition", "bias", "banned"}),
@@ -37,40 +38,26 @@ class TransformersEngine(Peer):
         switch=True,
     )
 
-    def __init__(
-        self,
-        model: str = "smollm2-135m",
-        drafter: str = "ngram",
-        verify: str | None = None,
-        depth: int | None = None,
-        *,
-        options: Mapping[str, str] | None = None,
-        dtype: str = "auto",
-        device: str = "auto",
-        context: int | None = None,
-        invariant: bool = False,
-    ) -> None:
-        check_rule(self.name, verify)
-        check_invariant(self.name, invariant)
-        drafter, given = named_drafter(self.name, self.capabilities, drafter, dict(options or {}))
-        self._options: TransformersConfig = configured(TransformersConfig, given, self.name)
-        found = resolve(model)
-        place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    def _open(self, asked: Asked) -> Seat:
+        self._options: TransformersConfig = asked.options
+        found = resolve(asked.model)
+        place = ("cuda" if torch.cuda.is_available() else "cpu") if asked.device == "auto" else asked.device
         text = load_text(found)
-        self._model: Any = _bare(load_model(found, dtype, place))
+        self._model: Any = _bare(load_model(found, asked.dtype, place))
         config = self._model.config.get_text_config()
         self._layers = config.num_hidden_layers
         if not 0 <= self._options.exit < self._layers:
             raise ValueError(f"exit is {self._options.exit}; it must be one of the layers 1 to {self._layers - 1}")
         precision = str(self._model.dtype).removeprefix("torch.")
-        longest = min(context or config.max_position_embeddings, config.max_position_embeddings)
-        super().__init__(Seat(found, text, config.vocab_size, longest, precision, drafter, depth))
-        self._pad = min(self._ends, default=0)
-        self._assistant: Any = self._draft_model(drafter, dtype, place)
+        longest = min(asked.context or config.max_position_embeddings, config.max_position_embeddings)
+        seat = Seat(found, text, config.vocab_size, longest, precision, asked.drafter, asked.depth)
+        self._pad = min(seat.ends, default=0)
+        self._assistant: Any = self._draft_model(seat, asked.dtype, place)
         self._inbox: list[Job] = []
         self._ready = threading.Condition()
         self._over = False
         self._worker: threading.Thread | None = None
+        return seat
 
     @property
     def version(self) -> str:
@@ -78,15 +65,15 @@ class TransformersEngine(Peer):
 
         return f"transformers {transformers.__version__}"
 
-    def _draft_model(self, drafter: str, dtype: str, place: str) -> Any:
+    def _draft_model(self, seat: Seat, dtype: str, place: str) -> Any:
         if not self._options.model:
-            if drafter == "draft_model":
+            if seat.drafter == "draft_model":
                 raise ValueError("a draft model needs a name: --drafter NAME, or -o model=NAME")
             return None
         found = resolve(self._options.model)
-        difference = same_tokenizer(load_text(found).tokenizer, self.seat.text.tokenizer)
+        difference = same_tokenizer(load_text(found).tokenizer, seat.text.tokenizer)
         if difference:
-            raise ValueError(f"{found.name} cannot draft for {self.seat.found.name}: {difference}")
+            raise ValueError(f"{found.name} cannot draft for {seat.found.name}: {difference}")
         return _bare(load_model(found, dtype, place))
 
     def _start(self, jobs: Sequence[Job]) -> None:
@@ -133,7 +120,7 @@ class TransformersEngine(Peer):
         assistant = self._assistant if first.course.drafter == "draft_model" else None
         if first.course.drafter in ("draft_model", "early_exit"):
             set_depth(assistant or self._model, first.course.depth, self._options.confidence)
-        with torch.inference_mode(), _seeded(first), watch.hooks(), quiet():
+        with TURN, torch.inference_mode(), _seeded(first), watch.hooks(), quiet():
             self._model.generate(
                 **padded(jobs, self._pad, self._model.device),
                 generation_config=generation(first, self._pad, self._options, self._layers),

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from slipstream.engines.base import Capabilities, Logprob
-from slipstream.engines.native.build import configured
 from slipstream.engines.native.job import Job
-from slipstream.engines.peer import Peer, Seat, check_invariant, named_drafter
+from slipstream.engines.peer import Asked, Peer, Seat, check_device
 from slipstream.engines.vllm.process import Process
 from slipstream.engines.vllm.settings import DEPTH, RULES, VllmConfig, arguments, sampling, speculation
 from slipstream.models.catalog import load_text, resolve
@@ -26,6 +25,7 @@ class VllmEngine(Peer):
     """Plain decoding, n-gram and suffix lookup, a draft model, or an eagle head that vLLM can load."""
 
     name = "vllm"
+    config = VllmConfig
     capabilities = Capabilities(
         drafters=("none", "ngram", "suffix", "draft_model", "eagle"),
         rules=tuple(RULES),
@@ -41,40 +41,27 @@ class VllmEngine(Peer):
         not_drafting=frozenset({"min_p", "bias"}),
     )
 
-    def __init__(
-        self,
-        model: str = "smollm2-135m",
-        drafter: str = "ngram",
-        verify: str | None = None,
-        depth: int | None = None,
-        *,
-        options: Mapping[str, str] | None = None,
-        dtype: str = "auto",
-        context: int | None = None,
-        invariant: bool = False,
-    ) -> None:
-        check_invariant(self.name, invariant)
-        if verify is not None and verify not in RULES:
-            raise ValueError(f"vllm has no rule {verify!r}; it has {', '.join(RULES)}")
-        drafter, given = named_drafter(self.name, self.capabilities, drafter, dict(options or {}))
-        own: VllmConfig = configured(VllmConfig, given, self.name)
-        found = resolve(model)
+    def _open(self, asked: Asked) -> Seat:
+        check_device(self.name, asked.device)
+        own: VllmConfig = asked.options
+        found = resolve(asked.model)
         config = read_json(found.path / "config.json")
-        longest = min(context or 4096, config.get("max_position_embeddings", 4096))
-        precision = str(choose(dtype, "cuda" if torch.cuda.is_available() else "cpu"))
-        super().__init__(Seat(found, load_text(found), config["vocab_size"], longest, precision, drafter, depth))
+        longest = min(asked.context or 4096, config.get("max_position_embeddings", 4096))
+        precision = str(choose(asked.dtype, "cuda" if torch.cuda.is_available() else "cpu"))
+        text = load_text(found)
         self._jobs: dict[str, Job] = {}
         self._names = itertools.count()
         self._ours = threading.Lock()
         self._drafted = 0
-        wanted = speculation(drafter, depth, verify, own)
-        self._depth = (depth or DEPTH) if wanted else 0
+        wanted = speculation(asked.drafter, asked.depth, asked.verify, own)
+        self._depth = (asked.depth or DEPTH) if wanted else 0
         self._process = Process(own.python, _environment(own), self._hear)
         first = self._process.start(arguments(str(found.path), precision, longest, wanted, own))
         if "ready" not in first:
             self._process.end()
-            raise ValueError(f"vllm cannot run {model}: {str(first['failed']).rstrip('.')}")
+            raise ValueError(f"vllm cannot run {asked.model}: {str(first['failed']).rstrip('.')}")
         self._version = str(first["ready"])
+        return Seat(found, text, config["vocab_size"], longest, precision, asked.drafter, asked.depth)
 
     @property
     def version(self) -> str:

@@ -1,0 +1,253 @@
+"""The bars on a CPU: the default model, greedy, beside transformers and llama.cpp, one interleaved run.
+
+    python benchmarks/cpu.py [--model NAME] [--tokens 96] [--prompts 2] [--repeats 3] [--engines …] [--out FILE]
+
+Five workloads, each way in turn, the order turned round every repeat, the first one warming up. A ratio is of two ways'
+tokens per second, prompts included, in the same repeat: its median with a bootstrap interval of 95 %. Beside speeds:
+what a pass over eight tokens costs against one, what eight rows bring against one, how long a first answer takes from
+the command line, and what whole-number products do to the model's laws, against float32 with the same weights and with
+weights and activations in bfloat16. Exits with 1 where a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from slipstream.bench.provenance import commit, hardware, versions
+from slipstream.bench.statistics import Estimate, estimate, ratio
+from slipstream.bench.workloads import load_workloads
+from slipstream.core.law import OneHot
+from slipstream.core.sampling import Sampling
+from slipstream.core.tree import Tree
+from slipstream.core.types import Draft, Request, Row
+from slipstream.engines import open_engine
+from slipstream.engines.base import Engine
+from slipstream.engines.native.build import build_target
+from slipstream.models.torch_model import TorchModel
+
+WORKLOADS = "code,chat,maths,summary,rewriting"
+WAYS = {
+    "transformers": ("transformers", "none"),
+    "llama.cpp": ("llamacpp", "none"),
+    "llama.cpp n-gram": ("llamacpp", "ngram"),
+    "plain": ("native", "none"),
+    "n-gram": ("native", "ngram"),
+    "eagle": ("native", "eagle"),
+}
+OURS = ("n-gram", "eagle")
+THEIRS = ("llama.cpp", "llama.cpp n-gram")
+
+
+class Bar(NamedTuple):
+    what: str
+    found: Estimate
+    bound: float
+    above: bool = True
+
+    @property
+    def met(self) -> bool:
+        return self.found.value >= self.bound if self.above else self.found.value <= self.bound
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--prompts", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    engines = {way: open_engine(WAYS[way][0], args.model, WAYS[way][1]) for way in args.ways}
+    speeds = race(engines, args)
+    for engine in engines.values():
+        engine.close()
+    bars = [*judge(speeds), eight_tokens(args), eight_rows(args), first_answer(args)]
+    quality = compare(args.model)
+    show(speeds, bars, quality, args)
+    if args.out:
+        save(args, speeds, bars, quality)
+    sys.exit(not all(bar.met for bar in bars))
+
+
+def race(engines: dict[str, Engine], args) -> dict[str, dict[str, list[float]]]:
+    """Tokens per second by workload and way, one number a repeat."""
+    speeds: dict[str, dict[str, list[float]]] = {}
+    for workload in load_workloads(",".join(f"{name}:{args.prompts}" for name in WORKLOADS.split(","))):
+        cells = speeds[workload.name] = {way: [] for way in engines}
+        for repeat in track(range(args.repeats + 1), description=workload.name, transient=True):
+            order = list(engines) if repeat % 2 else list(engines)[::-1]
+            for way in order:
+                started, count = time.perf_counter(), 0
+                for item in workload.items:
+                    done = engines[way].generate(item.prompt, Sampling(temperature=0), max_tokens=args.tokens)
+                    count += len(done[0].tokens)
+                if repeat:
+                    cells[way].append(count / (time.perf_counter() - started))
+    return speeds
+
+
+def judge(speeds: dict[str, dict[str, list[float]]]) -> list[Bar]:
+    cells = list(speeds.values())
+    bars = []
+    if "transformers" in cells[0]:
+        bars.append(Bar("plain / transformers", mean([ratio(c["plain"], c["transformers"]) for c in cells]), 2.5))
+    if all(way in cells[0] for way in OURS):
+        best = [max((c[way] for way in (*OURS, "plain")), key=statistics.median) for c in cells]
+        if "transformers" in cells[0]:
+            theirs = [c["transformers"] for c in cells]
+            bars.append(Bar("best of ours / transformers", mean(list(map(ratio, best, theirs))), 6.0))
+        rivals = [way for way in THEIRS if way in cells[0]]
+        if rivals:
+            theirs = [max((c[way] for way in rivals), key=statistics.median) for c in cells]
+            each = list(map(ratio, best, theirs))
+            bars.append(Bar("best of ours / best of llama.cpp", mean(each), 1.3))
+            bars.append(Bar("the same, worst workload", min(each, key=lambda one: one.value), 1.0))
+        plain = [max((c[way] for way in OURS), key=statistics.median) for c in cells]
+        bars.append(
+            Bar("speculation / plain, worst workload", min(map(ratio, plain, [c["plain"] for c in cells])), 0.97)
+        )
+    return bars
+
+
+def mean(each: list[Estimate]) -> Estimate:
+    """The geometric mean over workloads; its bounds are those of the bounds."""
+    low, value, high = (
+        math.exp(statistics.mean(math.log(getattr(one, name)) for one in each)) for name in ("low", "value", "high")
+    )
+    return Estimate(value, low, high)
+
+
+def eight_tokens(args) -> Bar:
+    """A pass over eight tokens behind a context of 200, against a pass over one."""
+    model = build_target(args.model).model
+    row = Row(Request([token % model.vocab for token in range(100, 300)]))
+    model.open([row])
+    model.prefill([row], 199)
+    found: dict[int, list[float]] = {1: [], 8: []}
+    for _ in range(24):
+        for tokens, seconds in found.items():
+            drafted = torch.arange(tokens - 1)
+            draft = Draft(Tree.chains([tokens - 1]), drafted, OneHot(drafted, model.vocab))
+            started = time.perf_counter()
+            model.score([row], draft)
+            seconds.append(time.perf_counter() - started)
+    one, eight = (statistics.median(found[tokens]) * 1e3 for tokens in (1, 8))
+    print(f"a pass over 1 / 8 tokens: {one:.1f} / {eight:.1f} ms")
+    return Bar("8-token pass / 1-token pass", ratio(found[8][4:], found[1][4:]), 1.15, above=False)
+
+
+def eight_rows(args) -> Bar:
+    engine = open_engine("native", args.model, "none")
+    prompts = [item.prompt for item in load_workloads("chat:8")[0].items]
+    one, eight = [], []
+    for repeat in range(args.repeats + 1):
+        for some, speeds in ((prompts[:1], one), (prompts, eight)):
+            started = time.perf_counter()
+            done = engine.generate(some, Sampling(temperature=0), max_tokens=args.tokens, ignore_ends=True)
+            if repeat:
+                speeds.append(sum(len(each.tokens) for each in done) / (time.perf_counter() - started))
+    engine.close()
+    return Bar("8 rows / 1 row, tokens per second", ratio(eight, one), 3.0)
+
+
+def first_answer(args) -> Bar:
+    command = [sys.executable, "-m", "slipstream", "generate", "Hello", "-m", args.model, "--max-tokens", "1"]
+    seconds = []
+    for _ in range(4):
+        started = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        seconds.append(time.perf_counter() - started)
+    return Bar("seconds to a first answer", estimate(seconds[1:]), 5.0, above=False)
+
+
+def compare(name: str) -> list[dict[str, float | str]]:
+    """Laws on real text against float32: agreement of the likeliest token, KL, perplexity."""
+    text = "\n\n".join(item.prompt for item in load_workloads("summary")[0].items if isinstance(item.prompt, str))
+    records, truth, ids = [], None, None
+    for dtype in ("float32", "auto", "bfloat16"):
+        target = build_target(name, dtype=dtype)
+        ids = target.text.encode(text, raw=True)[:1024] if ids is None else ids
+        logits = laws(target.model, ids)
+        truth = logits if truth is None else truth
+        records.append(
+            {
+                "arithmetic": target.label,
+                "agreement": (logits.argmax(-1) == truth.argmax(-1)).double().mean().item(),
+                "kl": (truth.exp() * (truth - logits)).sum(-1).mean().item(),
+                "perplexity": logits[:-1].gather(1, torch.tensor(ids[1:])[:, None]).mean().neg().exp().item(),
+            }
+        )
+    return records
+
+
+def laws(model: TorchModel, ids: list[int]) -> torch.Tensor:
+    """Log-probabilities after every token of a text, 64 at a time."""
+    row, found = Row(Request(ids[:1])), []
+    model.open([row])
+    for start in range(0, len(ids), 64):
+        drafted = torch.tensor(ids[start + 1 : start + 64])
+        draft = Draft(Tree.chains([len(drafted)]), drafted, OneHot(drafted, model.vocab))
+        found.append(model.score([row], draft).logits.double().log_softmax(-1))
+        row.tokens += ids[start + 1 : start + 65]
+    model.close([row])
+    return torch.cat(found)[: len(ids)]
+
+
+def show(speeds, bars: list[Bar], quality, args) -> None:
+    console = Console(width=140)
+    table = Table(title=f"{args.model}, greedy, {args.tokens} tokens, tokens per second with prompts (medians)")
+    for name in ("workload", *args.ways):
+        table.add_column(name, justify="left" if name == "workload" else "right")
+    for workload, cells in speeds.items():
+        table.add_row(workload, *(f"{statistics.median(cells[way]):.1f}" for way in args.ways))
+    console.print(table)
+    table = Table(title="bars")
+    for name in ("what", "found", "95 %", "bar", ""):
+        table.add_column(name)
+    for bar in bars:
+        found = bar.found
+        span, sign = f"{found.low:.2f} to {found.high:.2f}", ">=" if bar.above else "<="
+        mark = "[green]met" if bar.met else "[red]missed"
+        table.add_row(bar.what, f"{found.value:.2f}", span, f"{sign} {bar.bound:g}", mark)
+    console.print(table)
+    table = Table(title="laws against float32 with the same weights, on real text")
+    for name in ("arithmetic", "agreement", "KL", "perplexity"):
+        table.add_column(name)
+    for one in quality:
+        table.add_row(one["arithmetic"], f"{one['agreement']:.4f}", f"{one['kl']:.2e}", f"{one['perplexity']:.3f}")
+    console.print(table)
+
+
+def save(args, speeds, bars: list[Bar], quality) -> None:
+    report = {
+        "command": f"python benchmarks/cpu.py {' '.join(sys.argv[1:])}",
+        "hardware": hardware(),
+        "versions": versions(),
+        "commit": commit(),
+        "tokens_per_second": speeds,
+        "bars": [
+            {"what": bar.what, "found": bar.found.data(), "bound": bar.bound, "above": bar.above, "met": bar.met}
+            for bar in bars
+        ],
+        "quality": quality,
+    }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""The eagle head's layer as one call on a CPU (`kernels.cpu_decoder`): what it must equal is `eagle_net`.
+
+The embedding of a slot's token is read beside the state, each with a norm of its own, and the products that the network
+keeps fused stand apart here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from slipstream.core.shapes import Float, Int, Tensor
+from slipstream.drafters.eagle_net import EagleNet
+from slipstream.kernels import cpu_decoder
+from slipstream.kernels.cpu_decoder import Block, Kernel, Net, Sizes, Stay, Walk
+from slipstream.kernels.cpu_linear import Packed, pack
+from slipstream.models.cache import Cache
+from slipstream.models.packing import Piece
+from slipstream.models.sight import Sight, ints
+
+TURNS = 1024  # positions whose angles are worked out at a time
+
+
+class EagleCall:
+    def __init__(self, net: EagleNet, kernel: Kernel) -> None:
+        c = net.config
+        self._kernel, self._frequency = kernel, net.frequency
+        turned = (c.heads + c.kv_heads) * c.head_dim
+        qkv, (gate, up) = net.qkv.weight.detach(), net.gate_up.weight.detach().chunk(2)
+        query, key, value = qkv[: c.heads * c.head_dim], qkv[c.heads * c.head_dim : turned], qkv[turned:]
+        products = (query, key, value, net.o.weight, gate, up, net.down.weight)
+        norms = (net.norm_state.weight, net.norm_mlp.weight, net.norm_embedding.weight)
+        block = _block([pack(weight, None, integers=True) for weight in products], [norm.detach() for norm in norms])
+        sizes = Sizes(c.heads, c.kv_heads, c.head_dim, c.eps, c.head_dim**-0.5)
+        self._net = Net([block], net.norm.weight.detach(), pack(net.output, None, integers=True), sizes)
+        self._like = torch.empty(1, c.kv_heads, 1, c.head_dim)
+        self._turns = torch.empty(2, 0, c.head_dim)
+        self._stay: tuple[int, Stay] | None = None
+
+    def run(
+        self,
+        cache: Cache,
+        pieces: Sequence[Piece],
+        embedding: Float[Tensor, "n hidden"],
+        state: Float[Tensor, "n hidden"],
+        position: Int[Tensor, " n"],
+        brief: bool = False,
+    ) -> Float[Tensor, "n hidden"]:
+        """What the layer gives at packed slots after these states; with `brief` only the cache is written."""
+        used = max(piece.line.start + len(piece.line) for piece in pieces)
+        cache.reserve(used)
+        where = [
+            (piece.line.row, place)
+            for piece in pieces
+            for place in range(piece.line.start + piece.skip, piece.line.start + len(piece.line))
+        ]
+        row, place = ints(where, state.device).T.contiguous()
+        cos, sin = self._angles(used)[:, position]
+        seen = None if brief else Sight(pieces, state.device).visible(None, used)
+        out = state.clone()
+        walk = Walk(out, (cos, sin), row, place, used, [seen], [None], 0, 1, None, embedding, brief)
+        self._kernel.run(self._net, self._where(cache), walk)
+        return out
+
+    def logits(self, state: Float[Tensor, "n hidden"]) -> Float[Tensor, "n draft_vocab"]:
+        count = len(state)
+        index, turn = torch.arange(count), self._turns.new_empty(count, 2)
+        walk = Walk(state.contiguous(), (turn, turn), index, index, 1, [None], [None], 1, 1, index)
+        logits = self._kernel.run(self._net, Stay([self._like], [self._like]), walk)
+        assert logits is not None
+        return logits
+
+    def _angles(self, positions: int) -> Float[Tensor, "2 positions dim"]:
+        if self._turns.shape[1] < positions:
+            count = (positions // TURNS + 1) * TURNS
+            angle = torch.arange(count)[:, None].to(self._frequency.dtype) * self._frequency
+            self._turns = torch.stack([angle.cos(), angle.sin()]).repeat(1, 1, 2)
+        return self._turns
+
+    def _where(self, cache: Cache) -> Stay:
+        if self._stay is None or self._stay[0] != cache.version:
+            keys, values = cache.layer(0, self._like, self._like)
+            self._stay = cache.version, Stay([keys], [values])
+        return self._stay[1]
+
+
+def _block(products: list[Packed], norms: list[Tensor]) -> Block:
+    query, key, value, output, gate, up, down = products
+    before, between, beside = norms
+    return Block(query, key, value, output, gate, up, down, before, between, beside)
+
+
+def eagle_call(net: EagleNet) -> EagleCall | None:
+    """The layer as one call, where there is a kernel for it."""
+    kernel = cpu_decoder.kernel()
+    lean = net.frequency.is_cpu and net.norm.weight.dtype == torch.float32
+    return EagleCall(net, kernel) if lean and kernel is not None else None

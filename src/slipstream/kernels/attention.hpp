@@ -1,0 +1,272 @@
+// Attention of packed tokens over a cache of rows, in float32.
+//
+//   query  [tokens, heads, dim]                   out [tokens, heads, dim_v]     row-major
+//   keys   [rows, kv_heads, places, dim]          values [rows, kv_heads, places, dim_v]
+//   seen   [tokens, used], bytes                  which places of its row a token sees; null: all of them
+//
+// A token's sums run over the places it sees, in their order, and over nothing else. Scores, weights and sums are numbered
+// by that order, never by place or by batch, so a token's bits depend on what it sees alone. What is shared is reading:
+// neighbours of one row are worked on together, a tile of places that fits the nearest cache at a time, each keeping sums
+// of its own; and the heads of a group share the registers that keys and values are read into.
+
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+namespace attention {
+namespace {
+
+constexpr int LANES = 4;
+constexpr int WIDE = 4;    // vectors of a value that are summed at a time
+constexpr int TOKENS = 8;  // of one row that are worked on together
+constexpr int HEADS_AT_ONCE = 4;
+constexpr int64_t AHEAD = 12;  // places whose values are sent for before they are needed
+constexpr int64_t TILE = 128;  // places whose keys stay near while all these tokens look at them
+#define EACH _Pragma("GCC unroll 8")
+using Floats = float __attribute__((vector_size(4 * LANES)));
+using Words = int32_t __attribute__((vector_size(4 * LANES)));
+
+struct Job {
+    const float *query, *keys, *values;
+    const uint8_t* seen;
+    const int64_t* row;
+    float* out;
+    int64_t tokens, heads, kv_heads, dim, dim_v, places, used;
+    float scale, cap;  // cap 0: none
+    int64_t threads;
+    const int64_t* start;  // where each run of tokens begins, and the end
+    int64_t runs;
+    std::atomic<int64_t> next{0};
+};
+
+inline Floats load(const float* from) {
+    Floats line;
+    std::memcpy(&line, from, sizeof line);
+    return line;
+}
+
+inline void store(float* to, Floats line) { std::memcpy(to, &line, sizeof line); }
+
+inline float total(Floats sum) { return (sum[0] + sum[2]) + (sum[1] + sum[3]); }
+
+// Four such totals at once, each by the very same additions.
+inline Floats totals(Floats a, Floats b, Floats c, Floats d) {
+    const Floats ab = Floats{a[0], b[0], a[1], b[1]} + Floats{a[2], b[2], a[3], b[3]};
+    const Floats cd = Floats{c[0], d[0], c[1], d[1]} + Floats{c[2], d[2], c[3], d[3]};
+    return Floats{ab[0], ab[1], cd[0], cd[1]} + Floats{ab[2], ab[3], cd[2], cd[3]};
+}
+
+inline Floats larger(Floats a, Floats b) {
+    const Words more = a > b;
+    return (Floats)(((Words)a & more) | ((Words)b & ~more));
+}
+
+// e^x for x <= 0, to about one unit in the last place; 0 below what float32 holds.
+inline Floats exponential(Floats x) {
+    const Floats low = Floats{} - 87.0f;
+    const Words dead = x < low;
+    x = (Floats)(((Words)low & dead) | ((Words)x & ~dead));
+    const Floats shift = Floats{} + 12582912.0f;  // adding 1.5 * 2^23 rounds to a whole number
+    const Floats whole = x * 1.44269504f + shift;
+    const Floats n = whole - shift;
+    const Floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    const Words power = ((Words)whole - (Words)shift + 127) << 23;
+    return (Floats)((Words)(p * (Floats)power) & ~dead);
+}
+
+// One head of one token: scores are turned into weights, their sum is returned.
+float weigh(float* score, int64_t n, int64_t padded) {
+    std::fill(score + n, score + padded, -std::numeric_limits<float>::infinity());
+    Floats most = load(score);
+    for (int64_t i = LANES; i < padded; i += LANES) most = larger(load(score + i), most);
+    const float best = std::max(std::max(most[0], most[1]), std::max(most[2], most[3]));
+    Floats sum = {};
+    for (int64_t i = 0; i < padded; i += LANES) {
+        const Floats weight = exponential(load(score + i) - best);
+        store(score + i, weight);
+        sum += weight;
+    }
+    return total(sum);
+}
+
+// One product of a query and a key: always the same lanes in the same order, whoever is worked on beside it.
+template <int HEADS, int PLACES>
+inline void dots(const Job& job, const float* query, const float* keys, const int32_t* place, float* score, int64_t stride) {
+    const float* key[PLACES];
+    Floats sum[HEADS][PLACES];
+    EACH for (int p = 0; p < PLACES; ++p) {
+        key[p] = keys + place[p] * job.dim;
+        EACH for (int h = 0; h < HEADS; ++h) sum[h][p] = Floats{};
+    }
+    const int64_t whole = job.dim / LANES * LANES;
+    for (int64_t k = 0; k < whole; k += LANES) {
+        Floats line[HEADS];
+        EACH for (int h = 0; h < HEADS; ++h) line[h] = load(query + h * job.dim + k);
+        EACH for (int p = 0; p < PLACES; ++p) {
+            const Floats other = load(key[p] + k);
+            EACH for (int h = 0; h < HEADS; ++h) sum[h][p] += line[h] * other;
+        }
+    }
+    EACH for (int h = 0; h < HEADS; ++h) {
+        float* to = score + h * stride;
+        EACH for (int p = 0; p + LANES <= PLACES; p += LANES)
+            store(to + p, totals(sum[h][p], sum[h][p + 1], sum[h][p + 2], sum[h][p + 3]));
+        EACH for (int p = PLACES / LANES * LANES; p < PLACES; ++p) to[p] = total(sum[h][p]);
+        if (whole < job.dim)
+            for (int p = 0; p < PLACES; ++p) {
+                float rest = 0;
+                for (int64_t k = whole; k < job.dim; ++k) rest += query[h * job.dim + k] * key[p][k];
+                to[p] += rest;
+            }
+        EACH for (int p = 0; p < PLACES; ++p) to[p] *= job.scale;
+        if (job.cap > 0)
+            for (int p = 0; p < PLACES; ++p) to[p] = job.cap * std::tanh(to[p] / job.cap);
+    }
+}
+
+// Values of HEADS heads, weighted and added place by place to the sums so far; a place is never added to another one first.
+template <int HEADS>
+void blend(const Job& job, const float* weight, int64_t stride, const float* values, const int32_t* place, int64_t n, float* out) {
+    int64_t k = 0;
+    for (; k + WIDE * LANES <= job.dim_v; k += WIDE * LANES) {
+        Floats part[HEADS][WIDE];
+        EACH for (int h = 0; h < HEADS; ++h)
+            EACH for (int w = 0; w < WIDE; ++w) part[h][w] = load(out + h * job.dim_v + k + w * LANES);
+        for (int64_t i = 0; i < n; ++i) {
+            const float* value = values + place[i] * job.dim_v + k;
+            __builtin_prefetch(value + AHEAD * job.dim_v);
+            Floats line[WIDE];
+            EACH for (int w = 0; w < WIDE; ++w) line[w] = load(value + w * LANES);
+            EACH for (int h = 0; h < HEADS; ++h) {
+                const float by = weight[h * stride + i];
+                EACH for (int w = 0; w < WIDE; ++w) part[h][w] += by * line[w];
+            }
+        }
+        EACH for (int h = 0; h < HEADS; ++h)
+            EACH for (int w = 0; w < WIDE; ++w) store(out + h * job.dim_v + k + w * LANES, part[h][w]);
+    }
+    for (; k < job.dim_v; ++k)
+        for (int h = 0; h < HEADS; ++h) {
+            float one = out[h * job.dim_v + k];
+            for (int64_t i = 0; i < n; ++i) one += weight[h * stride + i] * values[place[i] * job.dim_v + k];
+            out[h * job.dim_v + k] = one;
+        }
+}
+
+inline bool sees_all(const uint8_t* seen, int64_t i) {
+    uint64_t eight = 0x0101010101010101;
+    if (seen) std::memcpy(&eight, seen + i, sizeof eight);
+    return eight == 0x0101010101010101;
+}
+
+// What one thread needs for the tokens it works on together.
+struct Bench {
+    std::vector<int32_t> place[TOKENS];
+    std::vector<float> score[TOKENS];
+    int64_t count[TOKENS];
+
+    void look(const Job& job, int64_t first, int64_t tokens) {
+        for (int64_t t = 0; t < tokens; ++t) {
+            place[t].resize(job.used);
+            score[t].resize(HEADS_AT_ONCE * (job.used + LANES));
+            int32_t* found = place[t].data();
+            const uint8_t* seen = job.seen ? job.seen + (first + t) * job.used : nullptr;
+            int64_t n = 0, i = 0;
+            for (; i + 8 <= job.used && sees_all(seen, i); i += 8, n += 8)
+                EACH for (int j = 0; j < 8; ++j) found[i + j] = static_cast<int32_t>(i + j);
+            for (; i < job.used; ++i) {
+                found[n] = static_cast<int32_t>(i);
+                n += !seen || seen[i];
+            }
+            count[t] = n;
+        }
+    }
+};
+
+// HEADS heads that share keys and values, of neighbouring tokens of one row.
+template <int HEADS, int PLACES>
+void heads(const Job& job, Bench& bench, int64_t first, int64_t tokens, int64_t head, int64_t base) {
+    const float *keys = job.keys + base * job.dim, *values = job.values + base * job.dim_v;
+    int64_t at[TOKENS] = {}, stride[TOKENS];
+    for (int64_t t = 0; t < tokens; ++t) stride[t] = (bench.count[t] + LANES - 1) / LANES * LANES;
+    for (int64_t end = TILE; end < job.used + TILE; end += TILE)
+        for (int64_t t = 0; t < tokens; ++t) {
+            const float* query = job.query + ((first + t) * job.heads + head) * job.dim;
+            const int32_t* place = bench.place[t].data();
+            float* score = bench.score[t].data();
+            int64_t i = at[t];
+            const int64_t n = std::lower_bound(place + i, place + std::min(i + TILE, bench.count[t]), end) - place;
+            for (; i + PLACES <= n; i += PLACES) dots<HEADS, PLACES>(job, query, keys, place + i, score + i, stride[t]);
+            for (; i < n; ++i) dots<HEADS, 1>(job, query, keys, place + i, score + i, stride[t]);
+            at[t] = n;
+        }
+    float sum[TOKENS][HEADS];
+    for (int64_t t = 0; t < tokens; ++t) {
+        float* out = job.out + ((first + t) * job.heads + head) * job.dim_v;
+        std::fill(out, out + HEADS * job.dim_v, 0.0f);
+        for (int h = 0; h < HEADS; ++h) sum[t][h] = weigh(bench.score[t].data() + h * stride[t], bench.count[t], stride[t]);
+        at[t] = 0;
+    }
+    for (int64_t end = TILE; end < job.used + TILE; end += TILE)
+        for (int64_t t = 0; t < tokens; ++t) {
+            const int32_t* place = bench.place[t].data();
+            const int64_t i = at[t];
+            const int64_t n = std::lower_bound(place + i, place + std::min(i + TILE, bench.count[t]), end) - place;
+            float* out = job.out + ((first + t) * job.heads + head) * job.dim_v;
+            blend<HEADS>(job, bench.score[t].data() + i, stride[t], values, place + i, n - i, out);
+            at[t] = n;
+        }
+    for (int64_t t = 0; t < tokens; ++t)
+        for (int h = 0; h < HEADS; ++h) {
+            float* out = job.out + ((first + t) * job.heads + head + h) * job.dim_v;
+            for (int64_t k = 0; k < job.dim_v; ++k) out[k] /= sum[t][h];
+        }
+}
+
+void group(const Job& job, Bench& bench, int64_t first, int64_t tokens, int64_t head, int64_t left, int64_t base) {
+    for (; left > 0; left -= HEADS_AT_ONCE, head += HEADS_AT_ONCE) {
+        if (left >= 4) heads<4, 4>(job, bench, first, tokens, head, base);
+        else if (left == 3) heads<3, 4>(job, bench, first, tokens, head, base);
+        else if (left == 2) heads<2, 4>(job, bench, first, tokens, head, base);
+        else heads<1, 8>(job, bench, first, tokens, head, base);
+    }
+}
+
+// An item is a run of tokens of one row with one kv head; the last few items are cut into single heads, so that no thread
+// waits long for another.
+void work(void* data) {
+    static thread_local Bench bench;
+    Job& job = *static_cast<Job*>(data);
+    const int64_t size = job.heads / job.kv_heads, items = job.runs * job.kv_heads, whole = items - items % job.threads;
+    for (int64_t next; (next = job.next.fetch_add(1, std::memory_order_relaxed)) < whole + (items - whole) * size;) {
+        const int64_t item = next < whole ? next : whole + (next - whole) / size, kv = item % job.kv_heads;
+        const int64_t first = job.start[item / job.kv_heads], tokens = job.start[item / job.kv_heads + 1] - first;
+        const int64_t base = (job.row[first] * job.kv_heads + kv) * job.places;
+        bench.look(job, first, tokens);
+        if (next < whole) group(job, bench, first, tokens, kv * size, size, base);
+        else group(job, bench, first, tokens, kv * size + (next - whole) % size, 1, base);
+    }
+}
+
+// Where each run of neighbours begins that is worked on together, and the end.
+void runs(const int64_t* row, int64_t tokens, std::vector<int64_t>& start) {
+    start.clear();
+    for (int64_t t = 0; t < tokens; ++t)
+        if (t == 0 || row[t] != row[t - 1] || t - start.back() == TOKENS) start.push_back(t);
+    start.push_back(tokens);
+}
+
+}  // namespace
+}  // namespace attention

@@ -1,0 +1,172 @@
+"""The layers of a decoder in one call (`decoder.cpp`): what they must equal is the model's own modules.
+
+Between the products of a small model, a pass of torch calls spends most of its time on calling. Here a whole pass is
+one call: the team of threads walks through all layers, with products and attention that sum in one order, so a token's
+bits depend on that token and what it sees alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from slipstream.kernels.compile import Unavailable, build
+from slipstream.kernels.cpu_linear import POINTER, SIZE, Packed, parallel, symbol
+
+SOURCE = Path(__file__).with_name("decoder.cpp")
+SMALL = 1 << 16  # multiplications of a layer that are done before a second thread has woken up
+PRODUCTS = ("query", "key", "value", "output", "gate", "up", "down")
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = tuple((name, POINTER) for name in (*PRODUCTS, "before", "between", "beside"))
+
+
+class _Net(ctypes.Structure):
+    _fields_ = (
+        *((name, POINTER) for name in ("layers", "norm", "head")),
+        *((name, SIZE) for name in ("hidden", "inner", "heads", "kv_heads", "dim")),
+        *((name, ctypes.c_float) for name in ("epsilon", "scale")),
+    )
+
+
+class _Call(ctypes.Structure):
+    _fields_ = (
+        *((name, POINTER) for name in ("hidden", "beside", "cos", "sin", "keys", "values", "seen", "watched")),
+        *((name, POINTER) for name in ("row", "place", "kept", "logits")),
+        *((name, SIZE) for name in ("tokens", "slots", "turned", "places", "used", "first", "last", "brief")),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """The weights of one layer."""
+
+    query: Packed
+    key: Packed
+    value: Packed
+    output: Packed
+    gate: Packed
+    up: Packed
+    down: Packed
+    before: Tensor  # of the norm before attention
+    between: Tensor  # of the norm before the products that follow
+    beside: Tensor | None = None  # of the norm of what is read beside the hidden state, where something is
+
+
+@dataclass(frozen=True)
+class Sizes:
+    heads: int
+    kv_heads: int
+    dim: int
+    epsilon: float
+    scale: float
+
+
+@dataclass(eq=False)
+class Stay:
+    """Where keys and values of every layer lie, [rows, kv_heads, places, dim]; kept as long as the tensors are."""
+
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+
+    def __post_init__(self) -> None:
+        assert all(held.is_contiguous() for held in (*self.keys, *self.values)), "the cache is read where it lies"
+        self.places = self.keys[0].shape[2]
+        self.tables = addresses(self.keys), addresses(self.values)
+
+
+class Net:
+    """A decoder's weights as the kernel reads them. Without `head` there are no logits."""
+
+    def __init__(self, blocks: Sequence[Block], norm: Tensor, head: Packed | None, sizes: Sizes) -> None:
+        self._held = blocks, norm, head  # addresses are all the kernel has
+        self.layers, self.hidden = len(blocks), norm.numel()
+        self.outputs = head.outputs if head else 0
+        table = (_Layer * len(blocks))(*map(_layer, blocks))
+        self._table = table
+        inner = blocks[0].gate.outputs
+        self.work = self.hidden * inner
+        self._net = _Net(
+            ctypes.addressof(table),
+            norm.data_ptr(),
+            head.address if head else None,
+            *(self.hidden, inner, sizes.heads, sizes.kv_heads, sizes.dim, sizes.epsilon, sizes.scale),
+        )
+        self.address = ctypes.addressof(self._net)
+
+
+def _layer(block: Block) -> _Layer:
+    products = (getattr(block, name).address for name in PRODUCTS)
+    return _Layer(*products, *map(_address, (block.before, block.between, block.beside)))
+
+
+@dataclass(eq=False)
+class Walk:
+    """One pass over packed tokens; `hidden` is what layer `first` reads and, in the end, what layer `last` - 1 gave."""
+
+    hidden: Tensor  # [tokens, hidden]
+    angles: tuple[Tensor, Tensor]  # cosines and sines, [tokens, turned]
+    row: Tensor  # [tokens]
+    place: Tensor
+    used: int  # places any token looks at
+    seen: Sequence[Tensor | None]  # by layer, [tokens, used]; None: all
+    watched: Sequence[Tensor | None]  # by layer, filled with what it gave
+    first: int
+    last: int
+    kept: Tensor | None = None  # tokens whose logits are wanted
+    beside: Tensor | None = None  # [tokens, hidden]
+    brief: bool = False  # whether keys and values of the first layer are all that is wanted
+
+
+class Kernel:
+    """A library that passed its check; whether it is right for a model is checked by who uses it."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._call = ctypes.CDLL(str(path)).slipstream_decode
+        except (OSError, AttributeError) as error:
+            raise Unavailable(f"the kernel cannot be loaded ({error})") from error
+        self._call.argtypes, self._call.restype = (POINTER, POINTER, ctypes.c_uint, POINTER, POINTER), None
+        self._team = parallel(), symbol("omp_get_num_threads")
+
+    def run(self, net: Net, stay: Stay, walk: Walk) -> Tensor | None:
+        """Walk through the layers; the logits of the tokens that are kept, if any are."""
+        assert walk.hidden.is_contiguous(), "hidden states are worked on where they lie"
+        tokens = len(walk.hidden)
+        slots = 0 if walk.kept is None else len(walk.kept)
+        logits = torch.empty(slots, net.outputs) if slots else None
+        seen, watched = addresses(walk.seen), addresses(walk.watched)
+        cos, sin = walk.angles
+        call = _Call(
+            *(walk.hidden.data_ptr(), _address(walk.beside), cos.data_ptr(), sin.data_ptr()),
+            *(*map(ctypes.addressof, stay.tables), ctypes.addressof(seen), ctypes.addressof(watched)),
+            *(walk.row.data_ptr(), walk.place.data_ptr(), _address(walk.kept), _address(logits)),
+            *(tokens, slots, cos.shape[1], stay.places, walk.used, walk.first, walk.last, walk.brief),
+        )
+        threads = torch.get_num_threads() if max(tokens, slots) * net.work > SMALL else 1
+        self._call(net.address, ctypes.addressof(call), threads, *self._team)
+        return logits
+
+
+def addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
+    return (POINTER * len(tensors))(*map(_address, tensors))
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+@functools.cache
+def kernel() -> Kernel | None:
+    """The kernel, where it can be had."""
+    try:
+        return Kernel(build(SOURCE))
+    except Unavailable:
+        return None

@@ -1,0 +1,243 @@
+// y = x Wᵀ + b for few rows of x, in float32.
+//
+//   x [rows, in], y [rows, out], b [out]   float32, row-major
+//   W [groups, in, GROUP]                  GROUP outputs side by side, one line of them for every input
+//
+// Vector lanes run over outputs, so each output is one chain of multiply-adds over the inputs in their order, whatever
+// the number of rows or threads: a row's bits depend on that row alone. One row is bound by reading W, which is why
+// bfloat16 weights stay two bytes in memory and are widened in registers; eight rows are bound by arithmetic, which is
+// why a weight that was read meets all of them while it is there.
+
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+#if defined(__aarch64__) && defined(__ARM_NEON)
+#include <arm_neon.h>
+#define NEON
+#endif
+#if defined(NEON) && defined(__ARM_FEATURE_DOTPROD)
+#define INTEGERS
+#endif
+
+#define INLINE inline __attribute__((always_inline))
+
+namespace linear {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16, REGISTERS = 32;
+#elif defined(__AVX__)
+constexpr int LANES = 8, REGISTERS = 16;
+#else
+constexpr int LANES = 4, REGISTERS = 32;
+#endif
+constexpr int GROUP = 2 * LANES;
+constexpr int MOST = REGISTERS == 32 ? 8 : 6;  // rows whose sums fit the registers beside one group of weights
+constexpr int DIRECT = LANES == 4 ? 7 : MOST;  // rows up to which widening in passing is the faster way, by measurement
+constexpr int64_t TILE = 1 << 17;              // numbers of x that stay in the second-level cache
+
+using Floats = float __attribute__((vector_size(4 * LANES)));
+using Words = uint32_t __attribute__((vector_size(4 * LANES)));
+
+// One line of a group. A bfloat16 is the upper half of a float32; word i holds output i below output LANES + i.
+struct Brain {
+    Words words;
+#ifdef NEON  // the same bits; permutations get along with multiply-adds better than shifts do, by a tenth
+    INLINE Floats low() const { return (Floats)vtrn1q_u16(vdupq_n_u16(0), (uint16x8_t)words); }
+    INLINE Floats high() const { return (Floats)vtrn2q_u16(vdupq_n_u16(0), (uint16x8_t)words); }
+#else
+    INLINE Floats low() const { return (Floats)(words << 16); }
+    INLINE Floats high() const { return (Floats)(words & 0xffff0000u); }
+#endif
+};
+struct Single {
+    Floats first, second;
+    INLINE Floats low() const { return first; }
+    INLINE Floats high() const { return second; }
+};
+
+// How the numbers of a weight are kept; numbered as `KINDS` in cpu_linear.py.
+enum Kind : int64_t { SINGLE, BRAIN, FOUR, EIGHT };
+
+// A weight and what is known of it; laid out as `Matrix` in cpu_linear.py.
+struct Matrix {
+    const void* weight;
+    const float* bias;
+    int64_t in, out, kind;
+};
+
+struct Job {
+    const float* given;  // x as it came
+    float* x;            // blocks of MOST rows, in each one line of a number per row for every input
+    const void* weight;
+    const float* bias;
+    float* y;
+    int64_t rows, in, out, groups, tile, tiles, chunk, chunks;
+    Kind kind;
+    bool onto;  // the result is added to what y holds
+    std::atomic<int64_t> next{0};
+};
+
+// Memory that a thread keeps from call to call.
+struct Scratch {
+    float* data = nullptr;
+    size_t size = 0;
+    float* of(size_t wanted) {
+        if (wanted > size) {
+            std::free(data);
+            size = (wanted + 15) / 16 * 16;
+            data = static_cast<float*>(std::aligned_alloc(64, size * sizeof(float)));
+        }
+        return data;
+    }
+    ~Scratch() { std::free(data); }
+};
+
+constexpr int width(int rows) { return rows == 1 ? 1 : (rows + 3) / 4 * 4; }  // of a line of x
+constexpr int groups_at_once(int rows) { return rows <= REGISTERS / 16 ? 4 : rows <= REGISTERS / 8 ? 2 : 1; }
+
+// f(0), f(1), … f(N - 1), each number known to the compiler: sums stay in registers only if all their indices are.
+template <class F, int... I>
+INLINE void each(F f, std::integer_sequence<int, I...>) {
+    (f(std::integral_constant<int, I>{}), ...);
+}
+template <int N, class F>
+INLINE void each(F f) {
+    each(f, std::make_integer_sequence<int, N>{});
+}
+
+// sum[r] += weight * x[r] for all rows: the only arithmetic there is, fused where the processor can.
+template <int ROWS>
+INLINE void add(Floats (&sum)[ROWS], Floats weight, const float* x) {
+    each<ROWS>([&](auto r) {
+#ifdef NEON
+        if constexpr (ROWS > 1)  // left to itself, the compiler loads scalar by scalar and is a fifth slower
+            sum[r] = vfmaq_laneq_f32(sum[r], weight, vld1q_f32(x + r / 4 * 4), r % 4);
+        else
+#endif
+            sum[r] += weight * x[r];
+    });
+}
+
+// What a row's product with SIZE outputs from `first` on came to, put in its place.
+template <int SIZE>
+INLINE void finish(const Job& job, float* sum, int64_t row, int64_t first) {
+    const int64_t count = std::min<int64_t>(SIZE, job.out - first);
+    float* y = job.y + row * job.out + first;
+    for (int64_t n = 0; job.bias && n < count; ++n) sum[n] += job.bias[first + n];
+    for (int64_t n = 0; job.onto && n < count; ++n) sum[n] += y[n];
+    std::memcpy(y, sum, count * sizeof(float));
+}
+
+// ROWS rows by GROUPS groups of the result. Meanwhile `next`, what the next block will read, comes nearer.
+template <class Weight, int ROWS, int GROUPS, class Stored>
+INLINE void block(const Job& job, const Weight* weight, const Stored* next, const float* x, int64_t row, int64_t group) {
+    Floats low[GROUPS][ROWS] = {}, high[GROUPS][ROWS] = {};
+    for (int64_t k = 0; k < job.in; ++k) {
+        __builtin_prefetch(next + GROUPS * k, 0, GROUPS > 1 ? 2 : 3);  // many groups would crowd the first-level cache
+        each<GROUPS>([&](auto g) {
+            const Weight& line = weight[g * job.in + k];
+            add(low[g], line.low(), x + k * width(ROWS));
+            add(high[g], line.high(), x + k * width(ROWS));
+        });
+    }
+    each<GROUPS * ROWS>([&](auto i) {
+        Floats line[2] = {low[i / ROWS][i % ROWS], high[i / ROWS][i % ROWS]};
+        finish<GROUP>(job, reinterpret_cast<float*>(line), row + i % ROWS, (group + i / ROWS) * GROUP);
+    });
+}
+
+// Groups `group` to `end` for the rows of one block; their weights are at `weight`, and were read from `stored`.
+template <class Weight, class Stored, int ROWS = MOST>
+void strip(const Job& job, const Weight* weight, const Stored* stored, int64_t row, int64_t group, int64_t end) {
+    if constexpr (ROWS > 1)
+        if (job.rows - row < ROWS) return strip<Weight, Stored, ROWS - 1>(job, weight, stored, row, group, end);
+    const float* x = job.x + row / MOST * width(MOST) * job.in;
+    const auto advance = [&](auto groups) {
+        for (; group + groups <= end; group += groups, weight += groups * job.in, stored += groups * job.in)
+            block<Weight, ROWS, groups>(job, weight, stored + groups * job.in, x, row, group);
+    };
+    advance(std::integral_constant<int, groups_at_once(ROWS)>{});
+    advance(std::integral_constant<int, 1>{});
+}
+
+// Rows of a tile by groups of a chunk.
+template <class Weight>
+void floats(const Job& job, int64_t top, int64_t bottom, int64_t first, int64_t last) {
+    static thread_local Scratch scratch;
+    const Weight* weight = static_cast<const Weight*>(job.weight) + first * job.in;
+    if (bottom - top <= DIRECT) return strip(job, weight, weight, top, first, last);
+    for (int64_t group = first; group < last; ++group, weight += job.in) {
+        const Single* wide;
+        if constexpr (std::is_same_v<Weight, Single>) {
+            wide = weight;
+        } else {  // widened once for many rows
+            Single* lines = reinterpret_cast<Single*>(scratch.of(job.in * GROUP));
+            for (int64_t k = 0; k < job.in; ++k) lines[k] = {weight[k].low(), weight[k].high()};
+            wide = lines;
+        }
+        for (int64_t row = top; row < bottom; row += MOST) strip(job, wide, weight, row, group, group + 1);
+    }
+}
+
+#include "integers.hpp"
+
+// Lay the rows of one block side by side, from input `first` to `last`: the numbers that meet one weight are then read
+// together. Weights in few bits meet rows of whole numbers.
+INLINE void arrange(Kind kind, const float* given, float* x, int64_t rows, int64_t in, int64_t row, int64_t first, int64_t last) {
+    const int64_t here = std::min<int64_t>(MOST, rows - row);
+    if (kind >= FOUR) {
+        for (int64_t r = row; r < row + here; ++r) wholes(given + r * in, x, in, r, first, last);
+        return;
+    }
+    const float* from = given + row * in;
+    float* to = x + row / MOST * width(MOST) * in;
+    const auto copy = [&](auto count) {
+        for (int64_t k = first; k < last; ++k)
+            for (int64_t r = 0; r < count; ++r) to[k * width(count) + r] = from[r * in + k];
+    };
+    if (here == MOST) copy(std::integral_constant<int, MOST>{});
+    else copy(static_cast<int>(here));
+}
+
+INLINE void arrange(Kind kind, const float* given, float* x, int64_t rows, int64_t in, int64_t row) {
+    arrange(kind, given, x, rows, in, row, 0, in);
+}
+
+// How much room arranged rows take.
+int64_t room(int64_t rows, int64_t in) { return (rows + MOST - 1) / MOST * width(MOST) * in; }
+
+// A product still to be done, cut for so many threads; `x` is where its rows lie arranged.
+void prepare(Job& job, const Matrix& matrix, const float* given, float* x, float* y, int64_t rows, unsigned threads,
+             bool onto = false) {
+    const int64_t in = matrix.in, size = matrix.kind >= FOUR ? QUAD : GROUP, groups = (matrix.out + size - 1) / size;
+    const int64_t tile = std::max<int64_t>(MOST, TILE / in / MOST * MOST);
+    const int64_t share = groups / (threads * 8), chunk = share ? (share + 3) / 4 * 4 : 1;
+    job.given = given, job.x = x, job.weight = matrix.weight, job.bias = matrix.bias, job.y = y;
+    job.rows = rows, job.in = in, job.out = matrix.out, job.groups = groups;
+    job.tile = tile, job.tiles = (rows + tile - 1) / tile, job.chunk = chunk, job.chunks = (groups + chunk - 1) / chunk;
+    job.kind = static_cast<Kind>(matrix.kind), job.onto = onto, job.next = 0;
+}
+
+// Take pieces of the result, rows of a tile by groups of a chunk, until none is left.
+void work(Job& job) {
+    for (int64_t i; (i = job.next.fetch_add(1, std::memory_order_relaxed)) < job.tiles * job.chunks;) {
+        const int64_t top = i / job.chunks * job.tile, bottom = std::min(job.rows, top + job.tile);
+        const int64_t first = i % job.chunks * job.chunk, last = std::min(job.groups, first + job.chunk);
+        switch (job.kind) {
+            case SINGLE: floats<Single>(job, top, bottom, first, last); break;
+            case BRAIN: floats<Brain>(job, top, bottom, first, last); break;
+            case FOUR: integers<Four>(job, top, bottom, first, last); break;
+            case EIGHT: integers<Eight>(job, top, bottom, first, last); break;
+        }
+    }
+}
+
+}  // namespace
+}  // namespace linear

@@ -1,0 +1,163 @@
+"""A model whose layers are the common kind runs as one call (`kernels.cpu_decoder`).
+
+The common kind: a norm, query, key and value, rotation, attention, output; a norm, gate and up, silu, down. Whether a
+model's layers are that is not believed of its name. The parts are looked up by what transformers calls them, and then a
+few tokens go through the model's own modules and through the call: where any layer's output or a logit differs by more
+than rounding, the modules it stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from slipstream.core.shapes import Float, Int, Tensor
+from slipstream.kernels.cpu_decoder import Block, Kernel, Net, Sizes, Stay, Walk, kernel
+from slipstream.kernels.machine import say
+from slipstream.models.cache import Cache
+from slipstream.models.linears import PackedLinear
+from slipstream.models.packing import Line, Piece
+from slipstream.models.sight import Sight, ints
+
+Where = tuple[Int[Tensor, " tokens"], Int[Tensor, " tokens"]]
+PARTS = {
+    "query": "self_attn.q_proj",
+    "key": "self_attn.k_proj",
+    "value": "self_attn.v_proj",
+    "output": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+NORMS = {"before": "input_layernorm", "between": "post_attention_layernorm"}
+TOLERANCE = 1e-3  # of the size of what is compared; another activation or a missing bias is far off
+PROBE = 5  # tokens
+
+
+class Decoder:
+    """A model's layers, norm and head as one call, with the embedding and the angles of its own modules."""
+
+    def __init__(self, model: Any, layers: Sequence[Any], windows: dict[int, int | None], found: Kernel) -> None:
+        self._model, self._kernel = model, found
+        blocks = [_block(layer) for layer in layers]
+        base, head = model.base_model, model.get_output_embeddings()
+        self._embed, self._angles = model.get_input_embeddings(), base.rotary_emb
+        self._net = Net(blocks, base.norm.weight.detach(), _packed(head), _sizes(layers[0]))
+        self._windows = [windows[i] for i in range(len(layers))]
+        self._like = torch.empty(1, _sizes(layers[0]).kv_heads, 1, _sizes(layers[0]).dim)
+        self._stay: tuple[Cache, int, Stay] | None = None
+
+    def forward(
+        self,
+        cache: Cache,
+        pieces: Sequence[Piece],
+        span: tuple[int, int],
+        hidden: Float[Tensor, "tokens hidden"] | None = None,
+        watched: Sequence[int] = (),
+        kept: Tensor | None = None,
+    ) -> tuple[Tensor | None, dict[int, Tensor], Where]:
+        """Run layers `span` over packed entries, from the embeddings or from `hidden`; the logits of the kept ones,
+        what the watched layers gave, and the row and place each entry was written to."""
+        used = max(piece.line.start + len(piece.line) for piece in pieces)
+        cache.reserve(used)
+        table = [
+            (token, position, piece.line.row, piece.line.start + i)
+            for piece in pieces
+            for i, ((token, _), position) in enumerate(zip(piece.line.entries, piece.line.position, strict=True))
+            if i >= piece.skip
+        ]
+        token, position, row, place = ints(table, torch.device("cpu")).T.contiguous()
+        state = self._embed(token) if hidden is None else hidden.clone()
+        cos, sin = self._angles(state[None], position[None])
+        layers = self._net.layers
+        sight = Sight(pieces, token.device)
+        seen = {window: sight.visible(window, used) for window in set(self._windows)}
+        found = {layer: torch.empty_like(state) for layer in watched}
+        walk = Walk(
+            state,
+            (cos[0].contiguous(), sin[0].contiguous()),
+            row,
+            place,
+            used,
+            [seen[window] for window in self._windows],
+            [found.get(i) for i in range(layers)],
+            *span,
+            kept,
+        )
+        return self._kernel.run(self._net, self._where(cache), walk), found, (row, place)
+
+    def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
+        """The model's norm and head alone."""
+        count, layers = len(hidden), self._net.layers
+        none: list[Tensor | None] = [None] * layers
+        row = torch.zeros(count, dtype=torch.long)
+        angles = hidden.new_zeros(count, 2), hidden.new_zeros(count, 2)
+        walk = Walk(hidden.contiguous(), angles, row, row, 1, none, none, layers, layers, torch.arange(count))
+        logits = self._kernel.run(self._net, Stay([self._like], [self._like]), walk)
+        assert logits is not None
+        return logits
+
+    def _where(self, cache: Cache) -> Stay:
+        if self._stay is None or self._stay[0] is not cache or self._stay[1] != cache.version:
+            held = [cache.layer(i, self._like, self._like) for i in range(self._net.layers)]
+            self._stay = cache, cache.version, Stay([keys for keys, _ in held], [values for _, values in held])
+        return self._stay[2]
+
+
+def decoder(model: Any, layers: Sequence[Any], windows: dict[int, int | None]) -> Decoder | None:
+    """The model as one call, where there is a kernel, its layers are of the common kind, and the numbers agree."""
+    made = _made(model, layers, windows)
+    say(f"{model.config.model_type}: {'its own modules' if made is None else 'all layers in one call'}")
+    return made
+
+
+def _made(model: Any, layers: Sequence[Any], windows: dict[int, int | None]) -> Decoder | None:
+    found = kernel()
+    if found is None or model.device.type != "cpu" or model.dtype != torch.float32:
+        return None
+    try:
+        made = Decoder(model, layers, windows, found)
+    except (AttributeError, TypeError):  # a part is missing or of another kind
+        return None
+    return made if _agrees(made, model, layers) else None
+
+
+def _agrees(made: Decoder, model: Any, layers: Sequence[Any]) -> bool:
+    """Whether the model's own modules, with our attention in them, say the same of a few tokens."""
+    from slipstream.models.attention import WHOLE, view
+    from slipstream.models.layers import watch
+
+    count = len(layers)
+    token = [(i * 977 + 13) % model.config.get_text_config().vocab_size for i in range(PROBE)]
+    own, other = Cache(), Cache()
+    pieces = [Piece(Line.of(cache.take(), 0, token)) for cache in (own, other)]
+    context = view(own, dict.fromkeys(range(count)), pieces[:1], model.device)
+    everything = list(range(count))
+    with torch.inference_mode(), watch(layers, everything) as states:
+        position = torch.arange(PROBE)[None]
+        output = model(ints([token], model.device), attention_mask=WHOLE, position_ids=position, slipstream=context)
+        logits, found, _ = made.forward(other, pieces[1:], (0, count), None, everything, torch.arange(PROBE))
+    assert logits is not None
+    pairs = [(logits, output[0][0]), *((found[i], states[i]) for i in everything)]
+    return all(bool((mine - theirs).norm() <= TOLERANCE * theirs.norm()) for mine, theirs in pairs)
+
+
+def _block(layer: Any) -> Block:
+    products = {name: _packed(layer.get_submodule(path)) for name, path in PARTS.items()}
+    norms = {name: getattr(layer, path).weight.detach() for name, path in NORMS.items()}
+    return Block(**products, **norms)
+
+
+def _sizes(layer: Any) -> Sizes:
+    attention = layer.self_attn
+    dim = attention.head_dim
+    query, key = (_packed(attention.get_submodule(name)).outputs for name in ("q_proj", "k_proj"))
+    return Sizes(query // dim, key // dim, dim, layer.input_layernorm.variance_epsilon, attention.scaling)
+
+
+def _packed(module: Any) -> Any:
+    if not isinstance(module, PackedLinear):
+        raise TypeError(f"{type(module).__name__} is not packed")
+    return module.packed

@@ -1,0 +1,53 @@
+"""The race in one pass picks what the race of `core.noise` picks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slipstream.core.law import Dense, Sparse
+from slipstream.core.noise import CounterNoise, Purpose, Site, race
+from slipstream.core.types import Request, Row
+from slipstream.kernels.cpu_race import KernelNoise, kernel
+
+pytestmark = pytest.mark.skipif(kernel() is None, reason="needs a C++ compiler")
+
+
+def keys(count: int) -> torch.Tensor:
+    return torch.randint(-(2**63), 2**63 - 1, (count,), generator=torch.Generator().manual_seed(3))
+
+
+def probs(rows: int, vocab: int, sharpness: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(vocab)) * sharpness
+    return logits.to(dtype).softmax(-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sharpness", [0.0, 1.0, 5.0, 40.0])  # the last leaves most tokens nothing at all
+@pytest.mark.parametrize("vocab", [2, 3, 1000, 49152])
+def test_dense(vocab, sharpness, dtype):
+    law = Dense(probs(200, vocab, sharpness, dtype))
+    assert torch.equal(kernel().race(law, keys(200)), race(law, keys(200)))
+
+
+def test_sparse_and_expanded():
+    ids = torch.randperm(5000, generator=torch.Generator().manual_seed(1))[:900].sort().values
+    law = Sparse(ids.expand(50, -1), probs(50, 900, 3.0), 5000)
+    assert torch.equal(kernel().race(law, keys(50)), race(law, keys(50)))
+    same = Sparse(law.ids, probs(1, 900, 3.0).expand(50, -1), 5000)
+    assert torch.equal(kernel().race(same, keys(50)), race(same, keys(50)))
+    across = Dense(probs(900, 50, 3.0).T)  # rows that do not lie in a line
+    assert torch.equal(kernel().race(across, keys(50)), race(across, keys(50)))
+
+
+def test_where_nothing_is_possible_the_first_stands_for_it():
+    law = Dense(torch.zeros(2, 10))
+    assert kernel().race(law, keys(2)).tolist() == race(law, keys(2)).tolist() == [0, 0]
+
+
+def test_noise_draws_alike():
+    rows = [Row(Request([1, 2, 3])) for _ in range(30)]
+    law, site = Dense(probs(30, 500, 2.0)), Site(torch.arange(30), torch.arange(30), torch.zeros(30).long())
+    for shared in (False, True):
+        fast, slow = (kind(rows, [shared] * 30).draw(law, site, Purpose.EMIT) for kind in (KernelNoise, CounterNoise))
+        assert torch.equal(fast, slow)
