@@ -37,6 +37,7 @@ class Fixed(Policy):
 
 MARGIN = 1.05  # drafting must promise so much more than plain decoding: estimates err, and their errors are chosen for
 SURE = 0.97  # acceptance that is hoped for when nothing is known
+REST = 3  # plain cycles after one in which nothing was found worth drafting
 STALE = 64  # plain cycles of a row after which even what cannot pay is priced again, if the purse covers it
 LOST = 0.75  # of the best speed on the way: where drafting more has fallen below this, no more is looked at
 FORGOTTEN = 256  # cycles without any draft after which one token is priced again, whatever it seemed to cost
@@ -105,6 +106,7 @@ class Adaptive(Policy):
         self._asked = self._branched = False
         self._since = self._idle = 0  # cycles since the last one in which nothing was drafted, and something was
         self._plain: Counter[int] = Counter()  # cycles left plain to learn what so many rows cost
+        self._rest = 0  # plain cycles before the same rows are thought about again
 
     def open(self, rows: Sequence[Row], model: Model, drafter: Drafter, rule: Verifier) -> None:
         if way(rule, drafter) is None:
@@ -121,9 +123,10 @@ class Adaptive(Policy):
         # of the coming cycle, also where it has no row to decide for
         self._steps = self._drafted = self._accepted = 0
         self._branched = False
-        trust = self._trust = {
-            row: self._trust.get(row) or Trust(self._prior, ranks=self._ranks.get(row)) for row in rows
-        }
+        known = self._trust
+        trust = self._trust = {row: known.get(row) or Trust(self._prior, ranks=self._ranks.get(row)) for row in rows}
+        if trust.keys() != known.keys():
+            self._rest = 0
         spans = self._depths(list(trust.values())) if trust else []
         self._asked = any(spans)
         self._since, self._idle = (self._since + 1, 0) if self._asked else (0, self._idle + 1)
@@ -134,6 +137,9 @@ class Adaptive(Policy):
         base = len(trust) + self._beside
         for one in trust:
             one.quiet += 1
+        if self._rest:
+            self._rest -= 1
+            return [Span() for _ in trust]
         if self._must_be_plain(base):
             self._plain[base] += 1
             return [Span() for _ in trust]
@@ -143,6 +149,8 @@ class Adaptive(Policy):
             return [Span() for _ in trust]
         spans, risk = self._best(trust, now, stake)
         self._probe(trust, spans, now, stake - max(0.0, risk))
+        if not any(spans):  # little changes while nothing is drafted, and thinking takes its time too
+            self._rest = REST
         return spans
 
     def _must_be_plain(self, base: int) -> bool:
