@@ -30,7 +30,7 @@ def build(source: Path, again: bool = False) -> Path:
     """The library compiled from `source`: the one kept from last time, unless it is wanted `again`."""
     compiler = _compiler()
     texts = [path.read_text(encoding="utf-8") for path in (source, *sorted(source.parent.glob("*.hpp")))]
-    key = "\0".join((*texts, *FLAGS, _run(*compiler, "--version"), _processor()))
+    key = "\0".join((*texts, *compiler, *FLAGS, _run(*compiler, "--version"), _processor()))
     path = folder() / f"{source.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     if path.is_file() and not again:
         return path
