@@ -4,9 +4,9 @@
 
 Five workloads, every prompt read anew, each way in turn, the order turned round every repeat, the first one warming up.
 A ratio is of two ways' tokens per second, prompts included, in the same repeat: its median with a bootstrap interval of
-95 %. Beside speeds: what a pass over eight tokens costs against one, what eight rows bring against one, how long a first
-answer takes from the command line, and what whole-number products do to the model's laws, against float32 with the same
-weights and with weights and activations in bfloat16. Exits with 1 where a bar is missed.
+95 %. Beside speeds: what a pass over eight tokens costs against one, what eight rows bring against one, how long until
+a first answer from the command line, and what whole-number products do to the model's laws, against float32 with the
+same weights and with weights and activations in bfloat16. Exits with 1 where a bar is missed.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
@@ -43,6 +45,18 @@ def build(source: Path, again: bool = False) -> Path:
     except OSError as error:
         raise Unavailable(f"{path.parent} cannot be written ({error.strerror or error})") from error
     return path
+
+
+def build_all() -> None:
+    """Compile what is not kept yet, side by side: the first start is waited for. Who cannot be compiled says so later,
+    to those who ask for it."""
+
+    def one(source: Path) -> None:
+        with suppress(Unavailable):
+            build(source)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(one, sorted(Path(__file__).parent.glob("*.cpp"))))
 
 
 def folder() -> Path:

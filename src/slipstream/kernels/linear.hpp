@@ -218,7 +218,7 @@ void prepare(Job& job, const Matrix& matrix, const float* given, float* x, float
              bool onto = false) {
     const int64_t in = matrix.in, size = matrix.kind >= FOUR ? QUAD : GROUP, groups = (matrix.out + size - 1) / size;
     const int64_t tile = std::max<int64_t>(MOST, TILE / in / MOST * MOST);
-    const int64_t share = groups / (threads * 8), chunk = share ? (share + 3) / 4 * 4 : 1;
+    const int64_t share = groups / (threads * 3), chunk = share ? (share + 3) / 4 * 4 : 1;
     job.given = given, job.x = x, job.weight = matrix.weight, job.bias = matrix.bias, job.y = y;
     job.rows = rows, job.in = in, job.out = matrix.out, job.groups = groups;
     job.tile = tile, job.tiles = (rows + tile - 1) / tile, job.chunk = chunk, job.chunks = (groups + chunk - 1) / chunk;

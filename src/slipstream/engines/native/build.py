@@ -15,6 +15,7 @@ from slipstream.drafters.draft_folder import load_draft
 from slipstream.drafters.folder import head_kind, load_head
 from slipstream.drafters.shipped import shipped, shipped_for
 from slipstream.kernels import cpu_linear
+from slipstream.kernels.compile import build_all
 from slipstream.kernels.machine import use_cores
 from slipstream.models.catalog import catalog_names, load_model, load_text, resolve
 from slipstream.models.invariant import free, why_not
@@ -50,6 +51,8 @@ def build_target(
     found = resolve(name)
     use_cores()
     place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    if place == "cpu":
+        build_all()
     model = load_model(found, choose(dtype, place, kernels=True).dtype, place)
     model = prepared(model, bool(invariant), whole=dtype == "auto")
     sure = free(model) if invariant is None else invariant
