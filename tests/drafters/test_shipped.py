@@ -7,6 +7,7 @@ import pytest
 import default
 from slipstream.core.sampling import Sampling
 from slipstream.drafters.shipped import shipped, shipped_for
+from slipstream.engines.native.compare import draft_speed
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.models.folder import read_json
 from slipstream.models.store import sha256
@@ -53,3 +54,13 @@ def test_golden_tau_and_the_tokens_of_plain_decoding(name, plain):
     assert [one.tokens for one in drafted] == plain
     tau = sum(len(one.tokens) for one in drafted) / sum(one.tally.cycles for one in drafted)
     assert tau == pytest.approx(GOLDEN[name], rel=TOLERANCE)
+
+
+@pytest.mark.model
+def test_the_draft_model_has_a_speed_of_its_own():
+    """Though it knows fewer tokens than the text it is given holds."""
+    with NativeEngine(default.build("smollm2-135m", "float32"), "draft_model") as engine:
+        (like,) = engine.generate(PROMPTS[:1], Sampling(temperature=0), max_tokens=8)
+        speed = draft_speed(engine, like, 4)
+    assert speed is not None
+    assert speed > 0
