@@ -51,3 +51,9 @@ def test_noise_draws_alike():
     for shared in (False, True):
         fast, slow = (kind(rows, [shared] * 30).draw(law, site, Purpose.EMIT) for kind in (KernelNoise, CounterNoise))
         assert torch.equal(fast, slow)
+
+
+def test_a_law_that_lies_elsewhere_is_raced_there():
+    """Keys are made on the host whatever the device; the kernel must not be handed another device's memory."""
+    law = Dense(probs(3, 50, 1.0).to("meta"))
+    assert KernelNoise([], []).race(law, keys(3)).device.type == "meta"

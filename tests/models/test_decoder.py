@@ -118,3 +118,12 @@ def test_threads_change_no_bit():
         torch.set_num_threads(before)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.skipif(not cpu_linear.has_integers(), reason="needs instructions for products of bytes")
+def test_products_of_the_same_rows_must_read_them_alike():
+    """Of the three that read the same rows only one is of few bits: a matrix of zeros."""
+    model = build("llama", **WIDE)
+    model.base_model.layers[1].self_attn.k_proj.weight.data.zero_()
+    pack_linears(model, integers=True)
+    assert TorchModel(model)._decoder is None

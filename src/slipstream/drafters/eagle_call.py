@@ -31,7 +31,7 @@ class EagleCall:
         query, key, value = qkv[: c.heads * c.head_dim], qkv[c.heads * c.head_dim : turned], qkv[turned:]
         products = (query, key, value, net.o.weight, gate, up, net.down.weight)
         norms = (net.norm_state.weight, net.norm_mlp.weight, net.norm_embedding.weight)
-        block = _block([pack(weight, None, integers=True) for weight in products], [norm.detach() for norm in norms])
+        block = _block([pack(weight) for weight in products], [norm.detach() for norm in norms])
         sizes = Sizes(c.heads, c.kv_heads, c.head_dim, c.eps, c.head_dim**-0.5)
         self._net = Net([block], net.norm.weight.detach(), pack(net.output, None, integers=True), sizes)
         self._like = torch.empty(1, c.kv_heads, 1, c.head_dim)

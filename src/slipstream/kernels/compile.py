@@ -6,6 +6,7 @@ It is written beside its place and renamed into it: two processes that compile a
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -16,6 +17,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 FLAGS = ("-std=c++17", "-O2", NATIVE, "-ffp-contract=fast", "-shared", "-fPIC")
@@ -45,6 +47,16 @@ def build(source: Path, again: bool = False) -> Path:
     except OSError as error:
         raise Unavailable(f"{path.parent} cannot be written ({error.strerror or error})") from error
     return path
+
+
+def function(path: Path, name: str, *arguments: Any) -> Any:
+    """A function of a library that gives nothing back."""
+    try:
+        found = getattr(ctypes.CDLL(str(path)), name)
+    except (OSError, AttributeError) as error:
+        raise Unavailable(f"the kernel cannot be loaded ({error})") from error
+    found.argtypes, found.restype = arguments, None
+    return found
 
 
 def build_all() -> None:

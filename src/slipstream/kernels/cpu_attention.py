@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from slipstream.kernels.compile import Unavailable, build
+from slipstream.kernels.compile import Unavailable, build, function
 from slipstream.kernels.cpu_linear import POINTER, parallel
 
 SOURCE = Path(__file__).with_name("attention.cpp")
@@ -41,13 +41,8 @@ class Kernel:
     """A library that passed its check."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            self._call = ctypes.CDLL(str(path)).slipstream_attend
-        except (OSError, AttributeError) as error:
-            raise Unavailable(f"the kernel cannot be loaded ({error})") from error
         number, word = ctypes.c_float, ctypes.c_uint
-        self._call.argtypes = (*(POINTER,) * 7, number, number, word, POINTER)
-        self._call.restype = None
+        self._call = function(path, "slipstream_attend", *(POINTER,) * 7, number, number, word, POINTER)
         self._parallel = parallel()
         self._check()
 

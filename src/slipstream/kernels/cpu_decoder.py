@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from slipstream.kernels.compile import Unavailable, build
+from slipstream.kernels.compile import Unavailable, build, function
 from slipstream.kernels.cpu_linear import POINTER, SIZE, Packed, parallel, symbol
 
 SOURCE = Path(__file__).with_name("decoder.cpp")
@@ -83,9 +83,14 @@ class Stay:
 
 
 class Net:
-    """A decoder's weights as the kernel reads them. Without `head` there are no logits."""
+    """A decoder's weights as the kernel reads them. Without `head` there are no logits. Products of the same rows must
+    read them laid out the same way; TypeError where they do not."""
 
     def __init__(self, blocks: Sequence[Block], norm: Tensor, head: Packed | None, sizes: Sizes) -> None:
+        for block in blocks:
+            for sharing in ((block.query, block.key, block.value), (block.gate, block.up)):
+                if len({packed.whole for packed in sharing}) > 1:
+                    raise TypeError("products of the same rows are of whole numbers and of others")
         self._held = blocks, norm, head  # addresses are all the kernel has
         self.layers, self.hidden = len(blocks), norm.numel()
         self.outputs = head.outputs if head else 0
@@ -126,14 +131,10 @@ class Walk:
 
 
 class Kernel:
-    """A library that passed its check; whether it is right for a model is checked by who uses it."""
+    """Whether it is right for a model is checked by who uses it."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            self._call = ctypes.CDLL(str(path)).slipstream_decode
-        except (OSError, AttributeError) as error:
-            raise Unavailable(f"the kernel cannot be loaded ({error})") from error
-        self._call.argtypes, self._call.restype = (POINTER, POINTER, ctypes.c_uint, POINTER, POINTER), None
+        self._call = function(path, "slipstream_decode", POINTER, POINTER, ctypes.c_uint, POINTER, POINTER)
         self._team = parallel(), symbol("omp_get_num_threads")
 
     def run(self, net: Net, stay: Stay, walk: Walk) -> Tensor | None:

@@ -5,7 +5,6 @@ Hashing a number for every token of a vocabulary takes a library some twenty pas
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import torch
 from slipstream.core.law import Dense, Law
 from slipstream.core.noise import CounterNoise, race
 from slipstream.core.shapes import Int, Tensor
-from slipstream.kernels.compile import Unavailable, build
+from slipstream.kernels.compile import Unavailable, build, function
 from slipstream.kernels.cpu_linear import POINTER, SIZE
 
 SOURCE = Path(__file__).with_name("race.cpp")
@@ -24,12 +23,7 @@ class Kernel:
     """A library that passed its check."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            self._call = ctypes.CDLL(str(path)).slipstream_race
-        except (OSError, AttributeError) as error:
-            raise Unavailable(f"the kernel cannot be loaded ({error})") from error
-        self._call.argtypes = (POINTER, POINTER, SIZE, POINTER, *(SIZE,) * 4, POINTER)
-        self._call.restype = None
+        self._call = function(path, "slipstream_race", POINTER, POINTER, SIZE, POINTER, *(SIZE,) * 4, POINTER)
         self._check()
 
     def race(self, law: Law, key: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
@@ -60,7 +54,8 @@ class KernelNoise(CounterNoise):
 
     def race(self, law: Law, key: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
         found = kernel()
-        return super().race(law, key) if found is None or not key.is_cpu else found.race(law, key)
+        here = law.support()[1].is_cpu  # keys always are
+        return super().race(law, key) if found is None or not here else found.race(law, key)
 
 
 @functools.cache
