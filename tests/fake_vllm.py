@@ -42,6 +42,8 @@ class LLMEngine:
             raise RuntimeError("no such architecture.")
         if os.environ.get("FAKE_VLLM") == "illegal":
             os.kill(os.getpid(), 4)
+        if os.environ.get("FAKE_VLLM") == "large":
+            os.kill(os.getpid(), 9)
     @classmethod
     def from_engine_args(cls, args, stat_loggers):
         return cls(args, stat_loggers)
@@ -55,6 +57,8 @@ class LLMEngine:
     def step(self):
         if os.environ.get("FAKE_VLLM") == "die":
             os._exit(3)
+        if os.environ.get("FAKE_VLLM") == "killed":
+            os.kill(os.getpid(), 9)
         outputs, drafts = [], 0
         for name, (prompt, params, done) in list(self.requests.items()):
             take = 1 if not done or not self.args.speculative_config else 2

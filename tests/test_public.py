@@ -53,6 +53,7 @@ FLAGS = {
         "--workload",
         "--max-tokens",
         "--repeats",
+        "--hold",
         "--dtype",
         "--out",
         "--against",

@@ -64,10 +64,18 @@ def test_a_worker_that_dies_ends_its_requests_with_a_sentence(folder, fake):
     with open_engine("vllm", folder, "none", options=HERE) as engine:
         (done,) = engine.generate([3], COLD, max_tokens=4)
         assert (done.finish, done.error) == ("error", "vLLM's process ended")
+    fake.setenv("FAKE_VLLM", "killed")
+    with open_engine("vllm", folder, "none", options=HERE) as engine:
+        assert engine.generate([3], COLD, max_tokens=4)[0].error.endswith("a system runs out of memory")
 
 
 @pytest.mark.parametrize(
-    ("how", "said"), [("load", "no such architecture$"), ("illegal", "instructions that this processor lacks")]
+    ("how", "said"),
+    [
+        ("load", "no such architecture$"),
+        ("illegal", "instructions that this processor lacks"),
+        ("large", "killed, as happens where a system runs out of memory"),
+    ],
 )
 def test_what_cannot_be_loaded_is_one_sentence(folder, fake, how, said):
     fake.setenv("FAKE_VLLM", how)

@@ -26,7 +26,7 @@ def pair(model) -> tuple[TorchModel, TorchModel]:
     """One wrapper that takes the call, and one that goes through the modules."""
     fast = TorchModel(model, invariant=True)
     slow = TorchModel(model, anatomy=fast.anatomy, invariant=True)
-    slow._decoder = None
+    slow.decoder = None
     return fast, slow
 
 
@@ -55,7 +55,7 @@ def tree(rng: random.Random, rows: int) -> Draft:
 @pytest.mark.parametrize("kind", COMMON_KIND)
 def test_ragged_rows_and_trees_score_as_the_modules_do(kind, integers):
     fast, slow = pair(made(kind, integers))
-    assert fast._decoder is not None
+    assert fast.decoder is not None
     rng = random.Random(1)
     for model in (fast, slow):
         model.declare([0, 1])
@@ -93,7 +93,7 @@ def test_a_pass_in_two_parts_has_the_bits_of_a_whole_one(integers):
 def test_layers_of_another_kind_keep_their_modules(kind):
     model = build(kind)
     pack_linears(model)
-    assert TorchModel(model)._decoder is None
+    assert TorchModel(model).decoder is None
 
 
 def test_a_part_that_computes_something_else_is_noticed():
@@ -102,7 +102,7 @@ def test_a_part_that_computes_something_else_is_noticed():
     pack_linears(model)
     layer = model.base_model.layers[1]
     layer.mlp.act_fn = torch.nn.GELU()
-    assert TorchModel(model)._decoder is None
+    assert TorchModel(model).decoder is None
 
 
 def test_threads_change_no_bit():
@@ -126,4 +126,4 @@ def test_products_of_the_same_rows_must_read_them_alike():
     model = build("llama", **WIDE)
     model.base_model.layers[1].self_attn.k_proj.weight.data.zero_()
     pack_linears(model, integers=True)
-    assert TorchModel(model)._decoder is None
+    assert TorchModel(model).decoder is None

@@ -26,6 +26,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     add("--workload", default=fixed.workload, help="names or .jsonl files, such as code,chat:3,my.jsonl")
     add("--max-tokens", type=int, default=fixed.max_tokens)
     add("--repeats", type=int, default=fixed.repeats)
+    add("--hold", type=int, help="engines open at a time, where memory is short; all if not given")
     add("--dtype", default=fixed.dtype, help="auto, float32, bfloat16 or float16")
     add("-o", "--option", action="append", metavar="KEY=VALUE", help="an option of the drafters, or NAME.KEY=VALUE")
     add("--out", type=Path, help="a folder for journal, results and report; a killed run goes on there")
@@ -66,9 +67,8 @@ def _asked(args: argparse.Namespace, command: Sequence[str]) -> Asked:
         args.temperature,
         options,
     )
-    return Asked(
-        args.model, matrix, args.workload, args.max_tokens, args.repeats, args.out, args.against, args.dtype, command
-    )
+    load = args.workload, args.max_tokens, args.repeats
+    return Asked(args.model, matrix, *load, args.out, args.against, args.dtype, command, args.hold)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""Engines held open side by side, so that setups can take turns."""
+"""Engines held open side by side, so that setups can take turns: all of them, or as many as the memory has room for."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from slipstream.bench.matrix import PLAIN, Matrix, Setup
+from slipstream.bench.memory import give_back, is_short
 from slipstream.engines import engines, open_engine
 from slipstream.engines.base import Engine, Speculation
 from slipstream.engines.extras import check_installed
@@ -28,10 +31,13 @@ class Loading:
 
 class Fleet:
     """Opens an engine when it is first asked for. Native engines share one target; where an engine lets requests
-    choose their depth, one serves all depths. Nothing is kept between prompts, so that every repeat reads its own."""
+    choose their depth, one serves all depths. Nothing is kept between prompts, so that every repeat reads its own.
+    With `hold`, only so many are open at a time: the one that was used least recently makes room for the next."""
 
-    def __init__(self, loading: Loading, matrix: Matrix) -> None:
-        self.loading, self.matrix = loading, matrix
+    def __init__(self, loading: Loading, matrix: Matrix, hold: int | None = None) -> None:
+        if hold is not None and hold < 1:
+            raise ValueError(f"hold is {hold}; it must be 1 or more, or left out to hold every engine open")
+        self.loading, self.matrix, self.hold = loading, matrix, hold
         self._engines: dict[Setup, Engine] = {}
         self._target: Target | None = None
         self._alone: dict[tuple[str, str], float | None] = {}
@@ -48,14 +54,16 @@ class Fleet:
         self.matrix.check_options()
 
     def open(self, setup: Setup) -> Engine:
-        shared = self._shared(setup)
-        if shared not in self._engines:
-            self._engines[shared] = self._make(shared)
-        return self._engines[shared]
+        own = opened_for(setup)
+        if own not in self._engines:
+            self._make_room(own.engine)
+            self._engines[own] = self._make(own)
+        self._engines[own] = self._engines.pop(own)  # the last one used stands last
+        return self._engines[own]
 
     def speculation(self, setup: Setup) -> Speculation:
         """What a request says for itself; the rest was said when its engine was opened."""
-        if setup.plain or not self._switches(setup):
+        if setup.plain or not _switches(setup):
             return Speculation()
         return Speculation(depth=setup.depth)
 
@@ -67,17 +75,33 @@ class Fleet:
         return self._alone[key]
 
     def close(self) -> None:
-        for engine in self._engines.values():
-            engine.close()
-        self._engines.clear()
+        self._leave(0)
+        self._target = None
 
-    def _switches(self, setup: Setup) -> bool:
-        return engines.get(setup.engine).capabilities.switch
+    @contextmanager
+    def roomy(self, setup: Setup) -> Iterator[None]:
+        """Whoever runs out of memory in here is told what helps."""
+        try:
+            yield
+        except Exception as error:
+            if not is_short(error):
+                raise
+            words = (str(error).splitlines() or ["MemoryError"])[0].rstrip(". ")
+            helps = "a smaller model may" if self.hold == 1 else "--hold 1, which keeps one engine open at a time, may"
+            raise ValueError(f"there is not memory enough for {setup.title} ({words}); {helps} help") from error
 
-    def _shared(self, setup: Setup) -> Setup:
-        if setup.plain or not self._switches(setup):
-            return setup
-        return Setup(setup.engine, setup.drafter, None, setup.rule)
+    def _make_room(self, engine: str) -> None:
+        """Room for one more; the native target goes with the last engine that ran it, unless the next one does."""
+        if self.hold is None:
+            return
+        self._leave(self.hold - 1)
+        if engine != "native" and all(own.engine != "native" for own in self._engines):
+            self._target = None
+        give_back()
+
+    def _leave(self, count: int) -> None:
+        while len(self._engines) > count:
+            self._engines.pop(next(iter(self._engines))).close()
 
     def _make(self, setup: Setup) -> Engine:
         rows = {"rows": str(self.loading.rows)} if setup.engine in ROWS else {}
@@ -93,9 +117,11 @@ class Fleet:
         offers = engines.get(setup.engine).capabilities
         if kind_of(setup, offers.drafters) != "draft_model":
             return None
-        engine = self.open(setup)
-        if isinstance(engine, NativeEngine):  # its draft model may be some layers of the target, which has no name
+        if setup.engine == "native":  # its draft model may be some layers of the target, which has no name
+            engine = self.open(setup)
+            assert isinstance(engine, NativeEngine)
             (like,) = engine.generate(prompt, max_tokens=24)
+            draft_speed(engine, like, 4)  # warm-up, apart from what is timed
             return draft_speed(engine, like, tokens)
         name = self.matrix.options_of(setup).get("model", setup.drafter)
         return self._plain_speed(Setup(setup.engine, PLAIN, 0, None), name, prompt, tokens)
@@ -105,9 +131,22 @@ class Fleet:
         from slipstream.bench.workloads import Item
 
         items, load = [Item((prompt,), "draft")], Load(1, 0.0, tokens)
-        with open_engine(setup.engine, model, dtype=self.loading.dtype) as engine:
+        options = {key: value for key, value in self.matrix.options_of(setup).items() if key != "model"}
+        self._make_room(setup.engine)
+        with open_engine(setup.engine, model, options=options, dtype=self.loading.dtype) as engine:
             warm(engine, items, load)
             return measure(engine, items, load).speed
+
+
+def _switches(setup: Setup) -> bool:
+    return engines.get(setup.engine).capabilities.switch
+
+
+def opened_for(setup: Setup) -> Setup:
+    """What is opened for a setup: where requests choose their depth, one engine for all depths."""
+    if setup.plain or not _switches(setup):
+        return setup
+    return Setup(setup.engine, setup.drafter, None, setup.rule)
 
 
 def kind_of(setup: Setup, legal: tuple[str, ...]) -> str:

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import cycle, islice
 from typing import Any
 
+from slipstream.bench.energy import spending
 from slipstream.bench.memory import Watermark
 from slipstream.bench.workloads import Item
 from slipstream.core.sampling import Sampling
@@ -37,6 +38,8 @@ class Measurement:
     memory: int | None = None  # bytes at the highest, everything in the process counted
     answers: list[str] = field(default_factory=list)  # of the workload's own prompts, last turn
     prints: list[str] = field(default_factory=list)  # of the tokens of each answer, to see whether two are the same
+    joules: float | None = None  # of the GPU, prompts included
+    idle: float | None = None  # those among them that it would have taken for doing nothing
 
     def data(self) -> dict[str, Any]:
         return asdict(self)
@@ -74,13 +77,13 @@ class Load:
 def measure(engine: Engine, items: Sequence[Item], load: Load) -> Measurement:
     """Put a workload through an engine once."""
     found = Measurement()
-    with Watermark() as mark:
+    with Watermark() as mark, spending() as spent:
         for group in groups(len(items), load.batch):
             for number, done in zip(group, _converse(engine, items, group, load, found), strict=True):
                 if number < len(items):
                     found.answers.append(done.text)
                     found.prints.append(hashlib.sha256(repr(done.tokens).encode()).hexdigest()[:16])
-    found.memory = mark.peak
+    found.memory, found.joules, found.idle = mark.peak, spent.joules, spent.idle
     return found
 
 

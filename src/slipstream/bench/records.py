@@ -64,6 +64,7 @@ def _record(
         "speedup_reference": _value(_versus(runs, reference)),
         "same_answers": _same(cell, runs, plain),
         **_limits(cell, runs, ground),
+        **_energy(runs),
         "draft_tokens_per_second": ground.draft_speeds.get(cell),
         "quality": quality.scores,
         "quality_counts": quality.counts,
@@ -135,4 +136,13 @@ def _limits(cell: Cell, runs: Sequence[Measurement], ground: Ground) -> Record:
         "share_of_limit": estimate([run.speed for run in runs]).value / limit,
         "operations_per_byte": estimate([x for x, _ in points]).value,
         "operations_per_second": estimate([y for _, y in points]).value,
+    }
+
+
+def _energy(runs: Sequence[Measurement]) -> Record:
+    """Of whole calls, prompts included; only repeats long enough for the counter tell of it."""
+    told = [(run.joules, run.idle, run.tokens) for run in runs if run.joules and run.idle is not None and run.tokens]
+    return {
+        "joules_per_token": estimate([joules / tokens for joules, _, tokens in told]).value if told else None,
+        "idle_share": estimate([idle / joules for joules, idle, _ in told]).value if told else None,
     }

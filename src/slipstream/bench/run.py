@@ -1,24 +1,28 @@
 """A run: every cell as often as asked for, taking turns, each result kept at once.
 
 Repeats are the outer loop and the setups of one load the inner one, begun one place further in each repeat: what slows
-the machine for a while slows all of them, and none always comes first.
+the machine for a while slows all of them, and none always comes first. Where only so many engines are held open, those
+take turns first, then the next ones: each repeat opens every engine once at most, and one that was opened is warmed up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
-from slipstream.bench.fleet import Fleet
+from slipstream.bench.fleet import Fleet, opened_for
 from slipstream.bench.journal import Journal
 from slipstream.bench.matrix import Cell
 from slipstream.bench.measure import Load, Measurement, measure, warm
 from slipstream.bench.progress import progress
 from slipstream.bench.provenance import commit, load_average
 from slipstream.bench.workloads import Workload
+from slipstream.engines.base import Engine
 
 SEEDS = 1000  # between the first seeds of two repeats
+Some = TypeVar("Some")
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Course:
     repeats: int
     max_tokens: int
     identity: Mapping[str, Any]  # of model, precision and machine: what else a measurement depends on
+    hold: int | None = None  # engines open at a time; None: all
 
     def __post_init__(self) -> None:
         for name in ("repeats", "max_tokens"):
@@ -49,15 +54,41 @@ class Course:
         }
 
     def order(self) -> Iterator[tuple[int, Cell]]:
-        loads = list(dict.fromkeys(cell.load for cell in self.cells))
         for repeat in range(self.repeats):
-            for load in loads:
-                turn = [cell for cell in self.cells if cell.load == load]
-                first = repeat % len(turn)
-                yield from ((repeat, cell) for cell in turn[first:] + turn[:first])
+            for held in self._held(repeat):
+                for load in grouped(held, lambda cell: cell.load):
+                    yield from ((repeat, cell) for cell in turned(load, repeat))
+
+    def _held(self, repeat: int) -> list[list[Cell]]:
+        """Cells whose engines are open at the same time: those of one name side by side, for what they share."""
+        names = turned(grouped(self.cells, lambda cell: cell.setup.engine), repeat)
+        mine = [cells for name in names for cells in turned(_opened(name), repeat)]
+        size = self.hold or len(mine)
+        if size >= len(mine):
+            return [list(self.cells)]
+        return [[cell for cells in mine[i : i + size] for cell in cells] for i in range(0, len(mine), size)]
+
+
+def grouped(cells: Iterable[Cell], key: Callable[[Cell], Any]) -> list[list[Cell]]:
+    """Cells of one key together, in the order in which the keys come."""
+    found: dict[Any, list[Cell]] = {}
+    for cell in cells:
+        found.setdefault(key(cell), []).append(cell)
+    return list(found.values())
+
+
+def turned(things: Sequence[Some], count: int) -> list[Some]:
+    """Begun so many places further."""
+    first = count % len(things)
+    return [*things[first:], *things[:first]]
+
+
+def _opened(cells: Sequence[Cell]) -> list[list[Cell]]:
+    return grouped(cells, lambda cell: opened_for(cell.setup))
 
 
 Measured = dict[Cell, list[Measurement]]
+Warmed = WeakKeyDictionary[Engine, set[Any]]  # an engine that is opened anew is cold
 
 
 def run(course: Course, fleet: Fleet, journal: Journal) -> Measured:
@@ -65,15 +96,15 @@ def run(course: Course, fleet: Fleet, journal: Journal) -> Measured:
     work = list(course.order())
     keys = {(cell, n): course.key(cell, n, fleet.matrix.options_of(cell.setup)) for n, cell in work}
     left = [(n, cell) for n, cell in work if journal.get(keys[cell, n]) is None]
-    warmed, now = set[Any](), commit()
+    warmed, now = Warmed(), commit()
     with progress(len(work), len(work) - len(left)) as say:
         for repeat, cell in left:
             say(cell.title)
-            found = _measure(course, fleet, cell, repeat, warmed)
-            engine = fleet.open(cell.setup)
-            about = {"model": engine.label, "version": engine.version, "commit": now, "load": load_average()}
-            draft = _draft(course, fleet, cell)
-            journal.add(keys[cell, repeat], {"measurement": found.data(), **about, "draft": draft})
+            with fleet.roomy(cell.setup):
+                draft = _draft(course, fleet, cell)  # before the engine is opened: it may have to make room for this
+                found = _measure(course, fleet, cell, repeat, warmed)
+            about = {"commit": now, "load": load_average(), "draft": draft}
+            journal.add(keys[cell, repeat], {**found, **about})
     return {
         cell: [Measurement.of(_entry(journal, keys[cell, n])["measurement"]) for n in range(course.repeats)]
         for cell in course.cells
@@ -101,14 +132,17 @@ def _entry(journal: Journal, key: Mapping[str, Any]) -> dict[str, Any]:
     return entry
 
 
-def _measure(course: Course, fleet: Fleet, cell: Cell, repeat: int, warmed: set[Any]) -> Measurement:
+def _measure(course: Course, fleet: Fleet, cell: Cell, repeat: int, warmed: Warmed) -> dict[str, Any]:
+    """A measurement, and who made it. Nobody keeps the engine: it may have to make room for the next."""
     engine, items = fleet.open(cell.setup), course.workloads[cell.workload].items
     seed = 1 + SEEDS * repeat
     load = Load(cell.batch, cell.temperature, course.max_tokens, fleet.speculation(cell.setup), seed)
-    if (cell.setup, cell.batch) not in warmed:
+    done = warmed.setdefault(engine, set())
+    if (cell.setup, cell.batch) not in done:
         warm(engine, items, load)
-        warmed.add((cell.setup, cell.batch))
-    return measure(engine, items, load)
+        done.add((cell.setup, cell.batch))
+    measured = measure(engine, items, load).data()
+    return {"measurement": measured, "model": engine.label, "version": engine.version}
 
 
 def _draft(course: Course, fleet: Fleet, cell: Cell) -> float | None:

@@ -40,6 +40,7 @@ class Asked:
     against: Path | None = None
     dtype: str = "auto"
     command: Sequence[str] = ()
+    hold: int | None = None
 
 
 def bench(asked: Asked) -> Results:
@@ -47,13 +48,13 @@ def bench(asked: Asked) -> Results:
     before = read_results(asked.against) if asked.against else None
     workloads = {workload.name: workload for workload in load_workloads(asked.workload)}
     cells = asked.matrix.cells(list(workloads))
-    fleet = Fleet(Loading(asked.model, max(cell.batch for cell in cells), asked.dtype), asked.matrix)
+    fleet = Fleet(Loading(asked.model, max(cell.batch for cell in cells), asked.dtype), asked.matrix, asked.hold)
     fleet.check()
     with Journal(asked.out) as journal:
         found = resolve(asked.model)
         origin = provenance(found, asked.command)
         identity = {"model": asked.model, "sha256": origin["sha256"], "dtype": asked.dtype, "machine": _machine_name()}
-        course = Course(cells, workloads, asked.repeats, asked.max_tokens, identity)
+        course = Course(cells, workloads, asked.repeats, asked.max_tokens, identity, asked.hold)
         try:
             results = origin | _measured(course, fleet, journal, found, asked)
         finally:
@@ -79,6 +80,7 @@ def _measured(course: Course, fleet: Fleet, journal: Journal, found: Found, aske
             "max_tokens": asked.max_tokens,
             "repeats": asked.repeats,
             "dtype": asked.dtype,
+            "hold": asked.hold,
         },
         "engines": _versions(course, fleet, journal),
         "scaled": found.scaled,

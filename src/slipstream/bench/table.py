@@ -87,12 +87,15 @@ COLUMNS = (
     Column("same", percent("same_answers")),
     Column("quality", _quality),
     Column("GB", _memory),
+    Column("J/token", number("joules_per_token", 3)),
+    Column("idle", percent("idle_share")),
 )
 LEGEND = (
     "tokens/s: after the first tokens, median [95 % interval of the median]; whole calls/s: prompts included; speedup: "
     "against plain decoding of the same engine, repeat by repeat; to reference: against plain decoding of the first "
     "engine; accepted %: by position; draft alone: the draft model's own plain speed; of limit: against bytes read / "
-    "measured bandwidth; same: answers equal to plain decoding's at temperature 0; GB: highest memory of the process."
+    "measured bandwidth; same: answers equal to plain decoding's at temperature 0; GB: highest memory of the process; "
+    "J/token: energy of the GPU for whole calls; idle: the share it would have taken for doing nothing."
 )
 
 

@@ -32,6 +32,9 @@ def bench(
     workload: Annotated[str, typer.Option(help="Names or .jsonl files, such as code,chat:3.")] = "code,chat",
     max_tokens: given.MaxTokens = 64,
     repeats: Annotated[int, typer.Option(help="Measurements of every cell, taking turns.")] = 3,
+    hold: Annotated[
+        int | None, typer.Option(help="Engines open at a time, where memory is short; all if not given.")
+    ] = None,
     dtype: given.Dtype = "auto",
     out: Annotated[
         Path | None, typer.Option(help="A folder for results and report; a killed run goes on there.")
@@ -48,7 +51,7 @@ def bench(
     engines, drafters = tuple(engine or Matrix().engines), tuple(drafter or Matrix().drafters)
     matrix = Matrix(engines, drafters, depth, verify, batch, temperature, given.settings(option))
     command = ["slipstream", *sys.argv[1:]]
-    results = measure(Asked(model, matrix, workload, max_tokens, repeats, out, against, dtype, command))
+    results = measure(Asked(model, matrix, workload, max_tokens, repeats, out, against, dtype, command, hold))
     show(results)
     if as_json:
         print_json(rounded(results))

@@ -47,17 +47,25 @@ class Slots:
     def __init__(self, net: EagleNet, embedding: Float[Tensor, "vocab hidden"], target: Reader) -> None:
         self.net, self.embedding, self.target = net, embedding, target
         self._call = eagle_call(net)
-        self._cache = Cache()
+        self.cache = Cache()
         self._seats: dict[Row, Seat] = {}
 
     def open(self, rows: Sequence[Row]) -> None:
         for row in rows:
             assert row not in self._seats, "the row is open already"
-            self._seats[row] = Seat(self._cache.take())
+            self._seats[row] = Seat(self.cache.take())
 
     def close(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            self._cache.give(self._seats.pop(row).index)
+            self.cache.give(self._seats.pop(row).index)
+
+    def index(self, row: Row) -> int:
+        """Where a row lies in the cache."""
+        return self._seats[row].index
+
+    def hold(self, row: Row, slots: int) -> None:
+        """Someone else wrote the cache: so many committed slots of a row are in it."""
+        self._seats[row].held = slots
 
     def ready(self, row: Row) -> bool:
         """Whether the target has read all of a row but its last token, which it always reads with the draft."""
@@ -119,8 +127,8 @@ class Slots:
         ids, place = torch.tensor([token, position], device=state.device)
         embedding = functional.embedding(ids, self.embedding)
         if self._call is not None:
-            return self._call.run(self._cache, pieces, embedding, state, place, brief)
-        context = view(self._cache, WINDOWS, pieces, state.device)
+            return self._call.run(self.cache, pieces, embedding, state, place, brief)
+        context = view(self.cache, WINDOWS, pieces, state.device)
         query, key, value = (x.transpose(0, 1)[None] for x in self.net.project(embedding, state, place))
         attended = context.attend(0, query, key, value, None, None, None)
         return self.net.finish(state, attended[0].flatten(1))
@@ -130,4 +138,4 @@ class Slots:
         for row, seat in self._seats.items():
             assert seat.held <= max(0, row.length - 1), f"{seat.held} slots of {row.length} tokens"
         seats = self._seats.values()
-        self._cache.check_integrity([seat.index for seat in seats], [seat.held for seat in seats])
+        self.cache.check_integrity([seat.index for seat in seats], [seat.held for seat in seats])

@@ -25,12 +25,12 @@ SMALLEST = 64  # places of a fresh cache
 class Cache:
     """Rows are handed out lowest first, so that the rows in use mostly lie side by side."""
 
-    def __init__(self) -> None:
-        self.rows = 0
-        self.places = SMALLEST
+    def __init__(self, places: int = SMALLEST, rows: int = 0) -> None:
+        self.rows = rows
+        self.places = places
         self.version = 0  # counts how often rectangles were to be replaced by others
         self.limit: int | None = None  # rows times places; kept as long as the rows in use can be
-        self._free: list[int] = []
+        self._free: list[int] = list(range(rows))
         self._layers: dict[object, tuple[Tensor, ...]] = {}
 
     def take(self) -> int:

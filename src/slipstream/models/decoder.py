@@ -9,7 +9,7 @@ than rounding, the modules it stays.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +20,9 @@ from slipstream.models.cache import Cache
 from slipstream.models.linears import PackedLinear
 from slipstream.models.packing import Line, Piece
 from slipstream.models.sight import Sight, ints
+
+if TYPE_CHECKING:
+    from slipstream.models.gpu_decoder import GpuDecoder
 
 Where = tuple[Int[Tensor, " tokens"], Int[Tensor, " tokens"]]
 PARTS = {
@@ -32,7 +35,8 @@ PARTS = {
     "down": "mlp.down_proj",
 }
 NORMS = {"before": "input_layernorm", "between": "post_attention_layernorm"}
-TOLERANCE = 1e-3  # of the size of what is compared; another activation or a missing bias is far off
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 1e-2}
+"""Of the size of what is compared: rounding of the type. Another activation or a missing bias is far off."""
 PROBE = 5  # tokens
 
 
@@ -88,6 +92,10 @@ class Decoder:
         )
         return self._kernel.run(self._net, self._where(cache), walk), found, (row, place)
 
+    def takes(self, pieces: Sequence[Piece]) -> bool:
+        """Whether a pass can go this way."""
+        return True
+
     def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
         """The model's norm and head alone."""
         count, layers = len(hidden), self._net.layers
@@ -106,42 +114,67 @@ class Decoder:
         return self._stay[2]
 
 
-def decoder(model: Any, layers: Sequence[Any], windows: dict[int, int | None]) -> Decoder | None:
-    """The model as one call, where there is a kernel, its layers are of the common kind, and the numbers agree."""
-    made = _made(model, layers, windows)
-    say(f"{model.config.model_type}: {'its own modules' if made is None else 'all layers in one call'}")
+def decoder(
+    model: Any, layers: Sequence[Any], windows: dict[int, int | None], exact: bool = False
+) -> Decoder | GpuDecoder | None:
+    """The model as one call or graph, where there is a kernel, its layers are of the common kind, and the numbers
+    agree. `exact`: on a GPU too, sums have one order whatever the number of tokens."""
+    try:
+        made = _on_gpu(model, layers, windows, exact) if model.device.type == "cuda" else _made(model, layers, windows)
+        how = "all layers in one call" if model.device.type == "cpu" else "own kernels, captured as graphs"
+    except (AttributeError, TypeError) as error:  # a part is missing or of another kind
+        made, how = None, f"its own modules ({error})"
+    if made is not None and not _agrees(made, model, layers):
+        made, how = None, "its own modules (its layers compute something else)"
+    say(f"{model.config.model_type}: {how}")
     return made
 
 
-def _made(model: Any, layers: Sequence[Any], windows: dict[int, int | None]) -> Decoder | None:
+def _made(model: Any, layers: Sequence[Any], windows: dict[int, int | None]) -> Decoder:
     found = kernel()
     if found is None or model.device.type != "cpu" or model.dtype != torch.float32:
-        return None
+        raise TypeError(f"no kernel for {model.dtype} on {model.device.type}")
+    return Decoder(model, layers, windows, found)
+
+
+def _on_gpu(model: Any, layers: Sequence[Any], windows: dict[int, int | None], exact: bool) -> GpuDecoder:
     try:
-        made = Decoder(model, layers, windows, found)
-    except (AttributeError, TypeError):  # a part is missing or of another kind
-        return None
-    return made if _agrees(made, model, layers) else None
+        from slipstream.models.gpu_decoder import GpuDecoder
+    except ImportError as error:
+        raise TypeError(f"Triton is not there: {error}") from error
+    if model.dtype not in TOLERANCE:
+        raise TypeError(f"no kernel for {model.dtype}")
+    return GpuDecoder(model, layers, windows, exact)
 
 
-def _agrees(made: Decoder, model: Any, layers: Sequence[Any]) -> bool:
-    """Whether the model's own modules, with our attention in them, say the same of a few tokens."""
+def _agrees(made: Decoder | GpuDecoder, model: Any, layers: Sequence[Any]) -> bool:
+    """Whether the model's own modules, with our attention in them, say the same of a few tokens: every layer of the
+    same input, in what it adds to it, and the head of the last state."""
     from slipstream.models.attention import WHOLE, view
     from slipstream.models.layers import watch
 
-    count = len(layers)
+    count, device = len(layers), model.device
     token = [(i * 977 + 13) % model.config.get_text_config().vocab_size for i in range(PROBE)]
     own, other = Cache(), Cache()
     pieces = [Piece(Line.of(cache.take(), 0, token)) for cache in (own, other)]
-    context = view(own, dict.fromkeys(range(count)), pieces[:1], model.device)
-    everything = list(range(count))
-    with torch.inference_mode(), watch(layers, everything) as states:
-        position = torch.arange(PROBE)[None]
-        output = model(ints([token], model.device), attention_mask=WHOLE, position_ids=position, slipstream=context)
-        logits, found, _ = made.forward(other, pieces[1:], (0, count), None, everything, torch.arange(PROBE))
-    assert logits is not None
-    pairs = [(logits, output[0][0]), *((found[i], states[i]) for i in everything)]
-    return all(bool((mine - theirs).norm() <= TOLERANCE * theirs.norm()) for mine, theirs in pairs)
+    context = view(own, dict.fromkeys(range(count)), pieces[:1], device)
+    ids, position = ints([token], device), torch.arange(PROBE, device=device)[None]
+    with torch.inference_mode(), watch(layers, range(count)) as states:
+        output = model(ids, attention_mask=WHOLE.to(device), position_ids=position, slipstream=context)
+        given = model.get_input_embeddings()(ids)[0]
+        for i in range(count):
+            _, found, _ = made.forward(other, pieces[1:], (i, i + 1), given if i else None, [i])
+            if not _near(found[i], states[i], given):
+                return False
+            given = states[i]
+        return _near(made.logits(given), output[0][0])
+
+
+def _near(mine: Tensor, theirs: Tensor, given: Tensor | None = None) -> bool:
+    """Up to rounding: of what was computed, and of the whole state that is kept in the model's type."""
+    update = theirs if given is None else theirs - given
+    slack = TOLERANCE[theirs.dtype] * update.float().norm() + torch.finfo(theirs.dtype).eps / 2 * theirs.float().norm()
+    return bool((mine.float() - theirs.float()).norm() <= slack)
 
 
 def _block(layer: Any) -> Block:

@@ -34,6 +34,7 @@ from slipstream.models.refuse import Anatomy, check_config, probe, refuse
 from slipstream.models.seat import Seat
 from slipstream.models.shelf import PASS, WORTH, Counts, Shelf
 
+PLACES, ROWS = 1024, 8  # of a fresh cache on a GPU, where graphs are captured anew when it grows
 LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 
@@ -69,11 +70,11 @@ class TorchModel(Model):
         self.features: tuple[int, ...] = self._declared
         self.invariant = invariant
         self._kernel = invariant_attention(model) if invariant else None
-        self._decoder = decoder(model, self.anatomy.layers, self.anatomy.windows)
+        self.decoder = decoder(model, self.anatomy.layers, self.anatomy.windows, invariant)
         self._trims = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._whole = WHOLE.to(self.device)
-        self._cache = Cache()
-        self._shelf = Shelf(self._cache, retained)
+        self.cache = Cache(*((PLACES, ROWS) if self.device.type == "cuda" else ()))
+        self._shelf = Shelf(self.cache, retained)
         self._seats: dict[Row, Seat] = {}
         self._draft: Draft | None = None
 
@@ -95,7 +96,7 @@ class TorchModel(Model):
         for row in rows:
             assert row not in self._seats, "the row is open already"
             self._room(1, 1)
-            self._seats[row] = Seat(self._cache.take(), features=self.features)
+            self._seats[row] = Seat(self.cache.take(), features=self.features)
 
     @torch.inference_mode()
     def close(self, rows: Sequence[Row]) -> None:
@@ -105,25 +106,47 @@ class TorchModel(Model):
                 if seat.features == self.features:  # others may rely on every layer
                     self._shelf.keep(seat.index, seat.tokens)
             finally:
-                self._cache.give(seat.index)
+                self.cache.give(seat.index)
 
     def retain(self, tokens: int) -> None:
-        self._shelf = Shelf(self._cache, tokens)
+        self._shelf = Shelf(self.cache, tokens)
 
     def bound(self, places: int) -> None:
-        self._cache.limit = places
+        self.cache.limit = places
 
     @property
     def places(self) -> int:
         """What the cache holds at present, rows times places, full or not."""
-        return self._cache.rows * self._cache.places
+        return self.cache.rows * self.cache.places
+
+    def make_room(self, places: int) -> None:
+        """Places for rows as long as this, before someone else writes them."""
+        self._room(0, places)
+        self.cache.reserve(places)
+
+    def ran(self, rows: Sequence[Row], draft: Draft) -> None:
+        """Someone else took what rows had not read yet, and a draft, through all layers, and wrote the cache."""
+        for row, nodes in zip(rows, local_nodes(draft), strict=True):
+            seat = self._seats[row]
+            seat.run = Line.of(seat.index, len(seat.tokens), self._pending(row), nodes).entries
+            seat.depth, seat.hidden = self.layers, {}
+        self._draft = draft
+
+    def index(self, row: Row) -> int:
+        """Where a row lies in the cache."""
+        return self._seats[row].index
+
+    def feature_places(self, layers: Iterable[int]) -> dict[int, Float[Tensor, "rows 1 places hidden"]]:
+        """Where the states of these layers are kept, to be written by someone else."""
+        like = self.model.get_input_embeddings().weight[None, None, :1].detach()
+        return {layer: self.cache.hold(hidden(layer), like)[0] for layer in layers}
 
     def _room(self, more: int, places: int) -> None:
         """Before rows or places grow beyond the limit, lay what is in use together."""
-        if self._cache.crowded(more, places):
+        if self.cache.crowded(more, places):
             seats = list(self._seats.values())
             held = max((len(seat.tokens) + len(seat.run) for seat in seats), default=1)
-            self._cache.relay([seat.index for seat in seats], max(held, places))
+            self.cache.relay([seat.index for seat in seats], max(held, places))
             for n, seat in enumerate(seats):
                 seat.index = n
 
@@ -245,8 +268,8 @@ class TorchModel(Model):
     @torch.inference_mode()
     def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
         """The model's own norm and head on hidden states after some layer: no layer runs."""
-        if self._decoder is not None:
-            return self._decoder.logits(hidden)
+        if self.decoder is not None:
+            return self.decoder.logits(hidden)
         token = torch.zeros(1, len(hidden), dtype=torch.long, device=self.device)
         with only(self.anatomy.layers, self.layers, self.layers, hidden, self.anatomy.as_tuple):
             output = self.model(token, attention_mask=self._whole, position_ids=token, use_cache=False)
@@ -264,7 +287,7 @@ class TorchModel(Model):
         for row, path, nodes in zip(rows, verdict.path.tolist(), local_nodes(draft), strict=True):
             moves += self._keep(row, nodes, [number[i] for i in path if i >= 0])
         if moves:
-            self._cache.move(*torch.tensor(moves, device=self.device).T)
+            self.cache.move(*torch.tensor(moves, device=self.device).T)
         for row in rows:
             self._show(row)
 
@@ -285,7 +308,7 @@ class TorchModel(Model):
             size = min(len(seat.tokens), row.length)  # an end token may cut what was accepted
             assert seat.tokens[:size] == row.tokens[:size], f"the cache holds {seat.tokens}, the row {row.tokens}"
         seats = self._seats.values()
-        self._cache.check_integrity([seat.index for seat in seats], [len(seat.tokens) for seat in seats])
+        self.cache.check_integrity([seat.index for seat in seats], [len(seat.tokens) for seat in seats])
         self._shelf.check_integrity()
 
     def _pending(self, row: Row) -> list[int]:
@@ -322,7 +345,7 @@ class TorchModel(Model):
         it. Not a copy: to be read before the row closes."""
         seat = self._seats[row]
         return {
-            layer: self._cache.row(hidden(layer), seat.index, start, len(seat.tokens))[0] for layer in seat.features
+            layer: self.cache.row(hidden(layer), seat.index, start, len(seat.tokens))[0] for layer in seat.features
         }
 
     def _forward(
@@ -335,12 +358,12 @@ class TorchModel(Model):
     ) -> tuple[Tensor | None, dict[int, Tensor]]:
         """Run packed entries through the layers of a span, from `given` where it does not begin with the first; the
         logits at `keep`, where they are wanted, and what the watched layers gave."""
-        if self._decoder is not None:
-            logits, found, (row, place) = self._decoder.forward(self._cache, pieces, span, given, watched, keep)
+        if self.decoder is not None and self.decoder.takes(pieces):
+            logits, found, (row, place) = self.decoder.forward(self.cache, pieces, span, given, watched, keep)
             for layer in found.keys() & set(self.features):
-                self._cache.hold(hidden(layer), found[layer][None, None])[0][row, 0, place] = found[layer]
+                self.cache.hold(hidden(layer), found[layer][None, None])[0][row, 0, place] = found[layer]
             return logits, found
-        context = view(self._cache, self.anatomy.windows, pieces, self.device, self._kernel)
+        context = view(self.cache, self.anatomy.windows, pieces, self.device, self._kernel)
         logits, found = self._modules(context, pieces, span, given, watched, keep)
         for layer in found.keys() & set(self.features):
             context.remember(layer, found[layer])

@@ -80,6 +80,10 @@ class Distill(Method):
         save_draft(folder, self.net, self.kept, self.ids.cpu(), precision, about)
 
     @property
+    def shape(self) -> dict[str, Any]:
+        return {"layers": self.kept}
+
+    @property
     def read(self) -> int:
         return sum(p.numel() for p in self.net.parameters()) + self._output.numel()
 

@@ -120,6 +120,10 @@ class Eagle(Method):
         save_head(folder, self.net, self.ids.cpu(), precision, about)
 
     @property
+    def shape(self) -> dict[str, Any]:
+        return self.net.config.as_dict()
+
+    @property
     def read(self) -> int:
         return sum(p.numel() for p in self.net.parameters()) + self.net.output.numel()
 

@@ -51,6 +51,11 @@ class Method(ABC):
 
     @property
     @abstractmethod
+    def shape(self) -> dict[str, Any]:
+        """What the network is, as the configuration of its folder tells it."""
+
+    @property
+    @abstractmethod
     def read(self) -> int:
         """Parameters read for one drafted token, the output rows of the draft vocabulary included."""
 

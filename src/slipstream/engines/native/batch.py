@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from slipstream.core import sampling
 from slipstream.core.interfaces import Drafter, Model, Policy, Verifier, way
@@ -27,6 +28,9 @@ from slipstream.engines.native.laws import check_request, check_tree, lawful, to
 from slipstream.engines.native.scheduler import Limits, Scheduler
 from slipstream.kernels.cpu_race import KernelNoise
 
+if TYPE_CHECKING:
+    from slipstream.engines.native.express import Express
+
 
 class Batch:
     """`drafter` and `rule` give the part of a name; "none" must be among the drafters."""
@@ -39,9 +43,10 @@ class Batch:
         policy: Policy,
         limits: Limits,
         make_noise: NoiseFactory = KernelNoise,
+        express: Express | None = None,
     ) -> None:
         self.model, self.policy = model, policy
-        self._drafter, self._rule, self._make_noise = drafter, rule, make_noise
+        self._drafter, self._rule, self._make_noise, self._express = drafter, rule, make_noise, express
         self.scheduler = Scheduler(limits, model.context)
         model.bound(limits.tokens)
         self.tally = Tally()
@@ -76,6 +81,8 @@ class Batch:
     def _cycle(self, jobs: Sequence[Job]) -> None:
         usual = all(job.tally.cycles for job in jobs)  # nobody reads a prompt, so the times tell what a cycle costs
         started = time.perf_counter()
+        if self._express is not None and self._whole(self._express, jobs, started):
+            return
         groups, drafts = self.draft(jobs)
         drafted = time.perf_counter()
         try:
@@ -88,6 +95,29 @@ class Batch:
         self.publish(groups, drafts, verdicts, scores, dead)
         if usual:  # a drafted token costs its law, its verdict and its place in the cache as well as its score
             self.policy.price(drafted - started, time.perf_counter() - drafted, len(scores.logits))
+
+    def _whole(self, express: Express, jobs: Sequence[Job], started: float) -> bool:
+        """The whole cycle on the device, where it can be; the verdict is all the host sees of it."""
+        (drafter, rule), *others = {_course(job) for job in jobs}
+        if others or any(job.top is not None for job in jobs):
+            return False
+        rows, judge = [job.row for job in jobs], self._rule(rule)
+        group = Group(list(jobs), self._drafter(drafter), judge, self._make_noise(rows, [judge.shared] * len(rows)))
+        try:
+            budget = self._budget(group, jobs)
+            done = express.run(rows, budget, group.drafter, rule)
+        except Exception as error:
+            self._note(f"express: {error}")
+            return False
+        if done is None:
+            return False
+        draft, verdict, drafting = done
+        self.model.commit(rows, verdict)
+        self.policy.observe(rows, draft, verdict)
+        self.publish([group], [draft], [verdict], None, [{}])
+        if drafting is not None:
+            self.policy.price(drafting, time.perf_counter() - started - drafting, len(rows) + len(draft.tree))
+        return True
 
     def schedule(self) -> list[Job]:
         """Let go of who is done or cancelled, admit who fits, read a piece of long prompts, decide how far to draft;
@@ -187,10 +217,11 @@ class Batch:
         return True
 
     def _proposed(self, group: Group, jobs: Sequence[Job]) -> Draft:
-        rows = [job.row for job in jobs]
+        return group.drafter.propose([job.row for job in jobs], self._budget(group, jobs), group.noise)
+
+    def _budget(self, group: Group, jobs: Sequence[Job]) -> list[Budget]:
         how = way(group.rule, group.drafter)
-        budget = within_limits([job.budget for job in jobs], rows, self.model.context, how)
-        return group.drafter.propose(rows, budget, group.noise)
+        return within_limits([job.budget for job in jobs], [job.row for job in jobs], self.model.context, how)
 
     def score(self, groups: Sequence[Group], drafts: Sequence[Draft]) -> Scores:
         return self.model.score([job.row for group in groups for job in group.jobs], merge(drafts, self.model.vocab))
@@ -237,10 +268,11 @@ class Batch:
         groups: Sequence[Group],
         drafts: Sequence[Draft],
         verdicts: Sequence[Verdict],
-        scores: Scores,
+        scores: Scores | None,
         lawless: Sequence[Mapping[int, str]],
     ) -> None:
-        """Hand out what each row emitted: up to a place without a law, where the request ends."""
+        """Hand out what each row emitted: up to a place without a law, where the request ends. Scores are asked for by
+        requests that want to know what else was likely."""
         for group, draft, verdict, dead, index in zip(groups, drafts, verdicts, lawless, slots(drafts), strict=True):
             drafted = levels(draft.tree)
             for r, (job, news) in enumerate(zip(group.jobs, read(draft, verdict), strict=True)):
@@ -252,11 +284,11 @@ class Batch:
                     job.end("error", dead[reached[sound]])
 
     def _emit(
-        self, job: Job, news: News, count: int, drafted: Sequence[int], scores: Scores, slots: Int[Tensor, " n"]
+        self, job: Job, news: News, count: int, drafted: Sequence[int], scores: Scores | None, slots: Int[Tensor, " n"]
     ) -> None:
         kept = job.row.extend(news.tokens[:count], news.origins[:count], self.model.context)
         tokens, origins = news.tokens[:kept], news.origins[:kept]
-        logprobs = [] if job.top is None else tops(part(scores, slots[:kept]).logits, tokens, job.top)
+        logprobs = [] if job.top is None or scores is None else tops(part(scores, slots[:kept]).logits, tokens, job.top)
         chunk = job.take(tokens, origins, logprobs)
         kept = len(chunk.tokens)
         for tally in (job.tally, self.tally):  # before the chunk is out: whoever waits for the last one reads them

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,6 +25,9 @@ from slipstream.models.load import Found
 from slipstream.models.precision import choose
 from slipstream.models.text import Text, same_tokenizer
 from slipstream.models.torch_model import TorchModel
+
+if TYPE_CHECKING:
+    from slipstream.engines.native.express import Express
 
 Options = Mapping[str, str]
 
@@ -68,6 +71,18 @@ def prepared(model: Any, invariant: bool = False, whole: bool = False) -> Any:
             model = model.to(torch.bfloat16).to(torch.float32)
         pack_linears(model, integers=whole)
     return model
+
+
+def express(model: TorchModel) -> Express | None:
+    """Whole cycles on a GPU, where the model runs on kernels that can be captured."""
+    if model.device.type != "cuda":
+        return None
+    try:
+        from slipstream.engines.native.express import Express
+        from slipstream.models.gpu_decoder import GpuDecoder
+    except ImportError:  # no Triton
+        return None
+    return Express(model, model.decoder) if isinstance(model.decoder, GpuDecoder) else None
 
 
 def drafter_kind(name: str) -> str:

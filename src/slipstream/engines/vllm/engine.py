@@ -12,7 +12,7 @@ import torch
 from slipstream.engines.base import Capabilities, Logprob
 from slipstream.engines.native.job import Job
 from slipstream.engines.peer import Asked, Peer, Seat, check_device
-from slipstream.engines.vllm.process import Process
+from slipstream.engines.vllm.process import KILLED, Process
 from slipstream.engines.vllm.settings import DEPTH, RULES, VllmConfig, arguments, sampling, speculation
 from slipstream.models.catalog import load_text, resolve
 from slipstream.models.folder import read_json
@@ -84,8 +84,9 @@ class VllmEngine(Peer):
         if message is None:
             with self._ours:
                 left, self._jobs = list(self._jobs.values()), {}
+            gone = f"{GONE}: {KILLED}" if left and self._process.killed else GONE
             for job in left:
-                self.end(job, "cancelled" if job.cancelled else "error", None if job.cancelled else GONE)
+                self.end(job, "cancelled" if job.cancelled else "error", None if job.cancelled else gone)
         elif "error" in message:
             with self._ours:
                 job = self._jobs.pop(message["id"])

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 WORKER = Path(__file__).with_name("worker.py")
+KILLED = "its process was killed, as happens where a system runs out of memory"
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
 
 
@@ -66,11 +67,17 @@ class Process:
         except (BrokenPipeError, ValueError):
             return  # it is gone, and the listener says so
 
+    @property
+    def killed(self) -> bool:
+        return self._child.wait() == -signal.SIGKILL
+
     def last_words(self) -> str:
         """Why it ended: the signal, or the last line it wrote."""
         code = self._child.wait()
         if code == -signal.SIGILL:
             return "its build uses instructions that this processor lacks; try --dtype float32"
+        if self.killed:
+            return KILLED
         self._log.seek(0)
         lines = [line for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
         return lines[-1].strip() if lines else f"its process ended with code {code}"

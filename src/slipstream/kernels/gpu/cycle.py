@@ -1,0 +1,193 @@
+"""The small steps of a captured cycle: where its tokens lie, what the head reads, and what came of it all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from slipstream.kernels.gpu.attention import WORDS, Layout
+from slipstream.kernels.gpu.products import Norm
+
+
+@triton.jit
+def _lay(
+    start, depth, owner, last, far, token, position, row, place, limit, count,
+    rows, BEHIND: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, FIRST: tl.constexpr,
+):  # fmt: skip
+    """Token n of row r, at r * WIDTH + n, or at n * rows + r where FIRST is the number of tokens in line."""
+    r = tl.program_id(0)
+    begin, deep, mine = tl.load(start + r), tl.load(depth + r), tl.load(owner + r)
+    live = deep >= 0
+    for n in tl.static_range(WIDTH):
+        at = n * rows + r if FIRST else r * WIDTH + n
+        there = begin - BEHIND + n
+        tl.store(row + at, mine)
+        tl.store(position + at, tl.where(live, there, 0))
+        tl.store(place + at, tl.where(live, there, -1))
+        tl.store(limit + at, tl.where(live, there + 1, 0))
+        if FIRST:
+            tl.store(count + at, live.to(tl.int64))
+    if not FIRST:
+        for c in tl.static_range(CHUNKS):
+            size = WIDTH - c * CHUNK if WIDTH - c * CHUNK < CHUNK else CHUNK
+            tl.store(count + r * CHUNKS + c, live.to(tl.int64) * size)
+        tl.store(far + r, deep)
+        tl.store(token + r * WIDTH, tl.load(last + r))
+
+
+@triton.jit
+def _pair(token, token_step, embedding, state, one, other, out, size, epsilon, SIZE: tl.constexpr):
+    """The embedding of a token and the state beside it, each with its own norm."""
+    row, half = tl.program_id(0), tl.program_id(1)
+    at = tl.arange(0, SIZE)
+    inside = at < size
+    if half == 0:
+        word = tl.load(token + row * token_step)
+        piece = tl.load(embedding + word * size + at, mask=inside, other=0.0).to(tl.float32)
+        weight = tl.load(one + at, mask=inside, other=0.0).to(tl.float32)
+    else:
+        piece = tl.load(state + row * size + at, mask=inside, other=0.0).to(tl.float32)
+        weight = tl.load(other + at, mask=inside, other=0.0).to(tl.float32)
+    piece = piece * tl.rsqrt(tl.sum(piece * piece, 0) / size + epsilon) * weight
+    tl.store(out + (row * 2 + half) * size + at, piece.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _keep(state, row, place, held, row_step, stack, stack_step, scale, size, SIZE: tl.constexpr):
+    """A layer's states to their places in the cache, and scaled beside those of other layers."""
+    token, at = tl.program_id(0), tl.arange(0, SIZE)
+    inside = at < size
+    piece = tl.load(state + token * size + at, mask=inside, other=0.0).to(held.dtype.element_ty)
+    there = tl.load(place + token)
+    if there >= 0:
+        tl.store(held + tl.load(row + token) * row_step + there * size + at, piece, mask=inside)
+    scaled = piece.to(tl.float32) * tl.load(scale).to(tl.float32)
+    tl.store(stack + token * stack_step + at, scaled.to(stack.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _commit(
+    start, depth, far, owner, token, accepted, next, sound, chance, following, position, row, place, limit, count, end,
+    result, rows, WIDTH: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """What each row committed as the next tokens a head reads, and the record the host reads."""
+    r = tl.program_id(0)
+    begin, mine, kept = tl.load(start + r), tl.load(owner + r), tl.load(accepted + r)
+    live = tl.load(depth + r) >= 0
+    final = tl.load(next + r)
+    LINE: tl.constexpr = 2 * WIDTH + 2
+    tl.store(result + r * LINE, kept.to(tl.float64))
+    tl.store(result + r * LINE + 1, final.to(tl.float64))
+    tl.store(result + r * LINE + 2, tl.load(sound + r).to(tl.float64))
+    tl.store(result + r * LINE + 3, tl.load(far + r).to(tl.float64))
+    for n in tl.static_range(WIDTH):
+        real = live & (n <= kept)
+        there = begin - 1 + n
+        word = final
+        if n + 1 < WIDTH:
+            drafted = tl.load(token + r * WIDTH + n + 1)
+            word = tl.where(n < kept, drafted, final)
+            tl.store(result + r * LINE + 4 + n, drafted.to(tl.float64))
+            tl.store(result + r * LINE + 3 + WIDTH + n, tl.load(chance + n * rows + r).to(tl.float64))
+        at = r * WIDTH + n
+        tl.store(following + at, word)
+        tl.store(row + at, mine)
+        tl.store(position + at, tl.where(real, there, 0))
+        tl.store(place + at, tl.where(real, there, -1))
+        tl.store(limit + at, tl.where(real, there + 1, 0))
+    for c in tl.static_range(CHUNKS):
+        size = tl.minimum(tl.maximum(kept + 1 - c * CHUNK, 0), CHUNK)
+        tl.store(count + r * CHUNKS + c, tl.where(live, size, 0))
+    tl.store(end + r, r * WIDTH + kept)
+
+
+@dataclass(frozen=True, eq=False)
+class Control:
+    """What the host says of each row before a cycle."""
+
+    stream: Tensor
+    start: Tensor
+    depth: Tensor  # -1: no row, it only fills up the pass
+    row: Tensor  # in the target's cache
+    head_row: Tensor  # in the drafter's
+    last: Tensor  # the last committed token
+
+
+def chain_layout(rows: int, width: int, chunk: int, device: torch.device) -> Layout:
+    """Room for the layout of `width` tokens in each row, in chunks of tokens of a row."""
+    parts = -(-width // chunk)
+    table = torch.zeros(5, rows * width, dtype=torch.long, device=device)
+    bits = torch.zeros(rows * width, WORDS, dtype=torch.long, device=device)
+    first = torch.tensor([r * width + c * chunk for r in range(rows) for c in range(parts)], device=device)
+    return Layout(*table, bits, first, torch.zeros_like(first))
+
+
+def lay(control: Control, token: Tensor, far: Tensor, layout: Layout, chunk: int) -> None:
+    """The committed end of each row and the tokens drafted after it, and how far each row may draft."""
+    rows, width = token.shape
+    _lay[(rows,)](
+        *(control.start, control.depth, control.row, control.last, far, token, layout.position, layout.row),
+        *(layout.place, layout.limit, layout.count, rows, 1, width, chunk, -(-width // chunk), False),
+        num_warps=1,
+    )
+
+
+def lay_steps(control: Control, steps: int, layout: Layout) -> None:
+    """Slots of a head for the tokens drafted one after the other: all rows of the first step, then of the next."""
+    rows = len(control.start)
+    _lay[(rows,)](
+        *(control.start, control.depth, control.head_row, control.last, control.depth, control.last),
+        *(layout.position, layout.row, layout.place, layout.limit, layout.count, rows, 1, steps, 1, 1, True),
+        num_warps=1,
+    )
+
+
+def part(layout: Layout, start: int, size: int) -> Layout:
+    """Some tokens of a layout in which every token is a chunk; chunks count from the first of these."""
+    here = slice(start, start + size)
+    place = (layout.position, layout.row, layout.place, layout.limit, layout.base, layout.bits)
+    return Layout(*(x[here] for x in place), layout.first[:size], layout.count[here])
+
+
+def pair(
+    token: Tensor, step: int, embedding: Tensor, state: Tensor, norms: tuple[Norm, Norm], out: Tensor
+) -> None:
+    size = embedding.shape[1]
+    one, other = norms
+    _pair[len(state), 2](
+        *(token, step, embedding, state, one.weight, other.weight, out, size, one.epsilon),
+        triton.next_power_of_2(size),
+    )
+
+
+def keep(state: Tensor, layout: Layout, held: Tensor, stack: Tensor, scale: Tensor) -> None:
+    size = state.shape[1]
+    _keep[(len(state),)](
+        *(state, layout.row, layout.place, held, held.stride(0), stack, stack.stride(0), scale, size),
+        triton.next_power_of_2(size),
+    )
+
+
+def commit(
+    control: Control,
+    far: Tensor,
+    token: Tensor,
+    found: tuple[Tensor, Tensor, Tensor],
+    chance: Tensor,
+    following: Tensor,
+    layout: Layout,
+    end: Tensor,
+    result: Tensor,
+    chunk: int,
+) -> None:
+    rows, width = token.shape
+    _commit[(rows,)](
+        *(control.start, control.depth, far, control.head_row, token, *found, chance, following),
+        *(layout.position, layout.row, layout.place, layout.limit, layout.count, end, result, rows),
+        *(width, chunk, -(-width // chunk)),
+        num_warps=1,
+    )

@@ -1,0 +1,135 @@
+"""The layers of a decoder on a GPU: seven kernels a layer, nothing between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from slipstream.kernels.gpu.attention import Heads, Layout, Space, attend, turn
+from slipstream.kernels.gpu.products import Norm, Stream, product
+
+FEW = 16  # up to so many rows products are ours; the library's are better made for more
+
+
+@triton.jit
+def _embed(token, embedding, out, size, SIZE: tl.constexpr):
+    row, at = tl.program_id(0), tl.arange(0, SIZE)
+    inside = at < size
+    found = tl.load(embedding + tl.load(token + row) * size + at, mask=inside, other=0.0)
+    tl.store(out + row * size + at, found.to(out.dtype.element_ty), mask=inside)
+
+
+def embed(token: Tensor, embedding: Tensor, out: Tensor) -> None:
+    size = embedding.shape[1]
+    _embed[(len(out),)](token, embedding, out, size, triton.next_power_of_2(size))
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """The weights of one layer, those that read the same rows fused."""
+
+    qkv: Tensor
+    output: Tensor
+    gate_up: Tensor
+    down: Tensor
+    before: Norm | None  # None: what is read was normed already
+    between: Norm
+    qkv_bias: Tensor | None = None
+    output_bias: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Net:
+    blocks: Sequence[Block]
+    norm: Norm
+    head: Tensor
+    heads: Heads
+    angles: tuple[Tensor, Tensor]  # cosines and sines by position, half as wide as a head
+    exact: bool = False  # sums in one order for any number of rows
+
+    def few(self, rows: int) -> bool:
+        return self.exact or rows <= FEW
+
+
+class Room:
+    """What a pass over so many tokens writes to on its way; `parts` of the cache may be looked at."""
+
+    def __init__(self, net: Net, tokens: int, parts: int) -> None:
+        block, heads = net.blocks[0], net.heads
+        like = block.down
+        self.stream = Stream(tokens, like.shape[0], like)
+        self.given = torch.empty(tokens, len(block.qkv), device=like.device)
+        self.attended = like.new_empty(tokens, heads.heads * heads.dim)
+        self.inner = like.new_empty(tokens, like.shape[1])
+        self.space = Space.of(tokens, parts, heads, like)
+
+    @property
+    def hidden(self) -> Tensor:
+        return self.stream.hidden
+
+
+Held = Sequence[tuple[Tensor, Tensor]]
+"""Keys and values of every layer, [rows, kv_heads, places, dim]."""
+
+
+Watched = Mapping[int, Callable[[Tensor], object]]
+"""What is done with the states that some layers give."""
+
+
+def walk(
+    net: Net, room: Room, layout: Layout, held: Held, span: tuple[int, int], watched: Watched, tree: bool
+) -> None:
+    """Take what lies in `room.hidden` through the layers of a span; the final norm may read it then."""
+    few, (first, last) = net.few(len(room.hidden)), span
+    if first < last:
+        room.stream.begin(_norm_before(net, first))
+    for i in range(first, last):
+        after = _norm_before(net, i + 1)
+        layer(net, net.blocks[i], room, room.stream, layout, held[i], after, tree, few)
+        if i in watched:
+            watched[i](room.hidden)
+
+
+def _norm_before(net: Net, layer: int) -> Norm:
+    norm = net.blocks[layer].before if layer < len(net.blocks) else net.norm
+    assert norm is not None, "only a single layer may read what is normed already"
+    return norm
+
+
+def layer(
+    net: Net,
+    block: Block,
+    room: Room,
+    reads: Tensor | Stream,
+    layout: Layout,
+    held: tuple[Tensor, Tensor],
+    after: Norm,
+    tree: bool,
+    few: bool,
+) -> None:
+    """One layer, which adds to the room's stream what it makes of `reads`; `after` is the norm that comes next."""
+    keys, values = held
+    product(reads, block.qkv, room.given, block.qkv_bias, few=few)
+    turn(room.given, net.angles, layout, keys, values, room.space.query, net.heads)
+    attend(layout, keys, values, room.space, room.attended, net.heads, tree)
+    product(room.attended, block.output, room.stream, block.output_bias, after=block.between, few=few)
+    product(room.stream, block.gate_up, room.inner, gated=True, few=few)
+    product(room.inner, block.down, room.stream, after=after, few=few)
+
+
+def logits(net: Net, stream: Stream, out: Tensor) -> None:
+    """The head, of what the final norm reads."""
+    product(stream, net.head, out, few=net.few(len(stream.hidden)))
+
+
+def logits_of(net: Net, hidden: Tensor, out: Tensor) -> None:
+    """The final norm and the head of states that lie elsewhere."""
+    stream = Stream(len(hidden), hidden.shape[1], net.head)
+    stream.hidden.copy_(hidden)
+    stream.begin(net.norm)
+    logits(net, stream, out)

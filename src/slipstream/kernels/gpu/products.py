@@ -1,0 +1,189 @@
+"""Products of a weight matrix with few rows, and what stands before and after them in a decoder's layer.
+
+Reading the weight is what a product of few rows costs, so nothing else may stand in the way of that. The norm before a
+product is folded in: whoever adds to the residual stream, which is kept in float32, also leaves it times the weight of
+the norm that comes next, and the squares of what it left; the product then divides by their root. The activation of a
+gate and the addition to the stream happen where the sums are.
+
+Sixteen rows are worked on at a time whatever their number is, and every sum runs in one order: a row's result depends on
+that row alone, to the bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ROWS = 16  # the smallest tile that matrix units take
+MOST = 512  # programs that may add to the stream side by side
+
+
+@triton.jit(do_not_specialize=["tokens", "parts"])
+def _product(
+    x, weight, squares, bias, out, after, ready, left, tokens, inputs, outputs, parts, epsilon,
+    NORM: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, AFTER: tl.constexpr,
+    EXACT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, PARTS: tl.constexpr,
+    MOST: tl.constexpr,
+):  # fmt: skip
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    known = row < tokens
+    real = column < outputs
+    step = tl.arange(0, STEP)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    other = tl.zeros((ROWS, COLUMNS), tl.float32)
+    precision: tl.constexpr = "ieee" if EXACT else "tf32"
+    if NORM:
+        some = tl.arange(0, PARTS)
+        mask = known[:, None] & (some < parts)[None, :]
+        each = tl.load(squares + row[:, None] * MOST + some[None, :], mask=mask, other=0.0)
+    lines = x + row[:, None] * inputs + step[None, :]
+    where = weight + column.to(tl.int64)[:, None] * inputs + step[None, :]
+    beside = where + tl.cast(outputs, tl.int64) * inputs
+    for start in range(0, inputs, STEP):
+        inside = start + step < inputs
+        piece = tl.load(lines + start, mask=known[:, None] & inside[None, :], other=0.0)
+        mask = real[:, None] & inside[None, :]
+        part = tl.load(where + start, mask=mask, other=0.0)
+        total = tl.dot(piece, tl.trans(part), total, input_precision=precision)
+        if GATED:
+            second = tl.load(beside + start, mask=mask, other=0.0)
+            other = tl.dot(piece, tl.trans(second), other, input_precision=precision)
+    if NORM:
+        size = tl.rsqrt(tl.sum(each, 1) / inputs + epsilon)[:, None]
+        total = total * size
+        other = other * size
+    if BIAS:
+        total += tl.load(bias + column, mask=real, other=0.0).to(tl.float32)[None, :]
+    if GATED:
+        total = total / (1.0 + tl.exp(-total)) * other
+    place = row.to(tl.int64)[:, None] * outputs + column[None, :]
+    mask = known[:, None] & real[None, :]
+    if ADD:
+        total += tl.load(out + place, mask=mask, other=0.0)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=mask)
+    if AFTER:
+        total = tl.where(real[None, :], total, 0.0)
+        scaled = total * tl.load(after + column, mask=real, other=0.0).to(tl.float32)[None, :]
+        tl.store(ready + place, scaled.to(ready.dtype.element_ty), mask=mask)
+        tl.store(left + row * MOST + tl.program_id(0), tl.sum(total * total, 1), mask=known)
+
+
+@triton.jit
+def _ready(x, weight, ready, left, size, SIZE: tl.constexpr, MOST: tl.constexpr):
+    row, at = tl.program_id(0), tl.arange(0, SIZE)
+    inside = at < size
+    piece = tl.load(x + row * size + at, mask=inside, other=0.0).to(tl.float32)
+    scaled = piece * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(ready + row * size + at, scaled.to(ready.dtype.element_ty), mask=inside)
+    tl.store(left + row * MOST, tl.sum(piece * piece, 0))
+
+
+@triton.jit
+def _norm(x, weight, out, size, epsilon, SIZE: tl.constexpr):
+    row = tl.program_id(0)
+    at = tl.arange(0, SIZE)
+    inside = at < size
+    piece = tl.load(x + row * size + at, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(piece * piece, 0) / size + epsilon)
+    piece = piece * scale * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * size + at, piece.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _gate(both, out, size, SIZE: tl.constexpr):
+    row, at = tl.program_id(0), tl.program_id(1) * SIZE + tl.arange(0, SIZE)
+    inside = at < size
+    gate = tl.load(both + row * 2 * size + at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(both + row * 2 * size + size + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * size + at, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=inside)
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    weight: Tensor
+    epsilon: float
+
+
+class Stream:
+    """The residual stream of a pass, and what the norm that comes next needs of it."""
+
+    def __init__(self, tokens: int, size: int, like: Tensor) -> None:
+        self.hidden = torch.empty(tokens, size, device=like.device)
+        self.ready = like.new_empty(tokens, size)
+        self.squares = torch.empty(tokens, MOST, device=like.device)
+        self.norm: Norm | None = None
+        self.parts = 0  # of the squares; 0: nobody left any
+
+    def begin(self, norm: Norm) -> None:
+        """What lies in `hidden` is read under this norm next."""
+        tokens, size = self.hidden.shape
+        _ready[(tokens,)](
+            self.hidden, norm.weight, self.ready, self.squares, size, triton.next_power_of_2(size), MOST
+        )
+        self.norm, self.parts = norm, 1
+
+
+def product(
+    x: Tensor | Stream,
+    weight: Tensor,
+    out: Tensor | Stream,
+    bias: Tensor | None = None,
+    gated: bool = False,
+    after: Norm | None = None,
+    few: bool = True,
+) -> None:
+    """out = act(x weight^T + bias). A stream is read through the norm that is due, and is added to; `after` is the norm
+    that reads it next. `gated`: the weight is a gate's and, below it, that of what passes, and silu(gate) * other is what
+    comes out. `few`: this kernel, whose sums have one order; else the library's, which is faster for many rows."""
+    if not few:
+        _library(x, weight, out, bias, gated, after)
+        return
+    inputs, outputs = weight.shape[1], weight.shape[0] // (2 if gated else 1)
+    columns, step, warps, stages = tile(outputs, inputs, gated)
+    reads, norm, squares, parts = (x.ready, x.norm, x.squares, x.parts) if isinstance(x, Stream) else (x, None, x, 0)
+    target, ready, left = (out.hidden, out.ready, out.squares) if isinstance(out, Stream) else (out, out, out)
+    grid = triton.cdiv(outputs, columns), triton.cdiv(len(reads), ROWS)
+    _product[grid](
+        *(reads, weight, squares, reads if bias is None else bias, target, after.weight if after else reads),
+        *(ready, left, len(reads), inputs, outputs, parts, norm.epsilon if norm else 0.0),
+        *(norm is not None, bias is not None, gated, isinstance(out, Stream), after is not None),
+        *(weight.dtype == torch.float32, ROWS, columns, step, triton.next_power_of_2(max(1, parts)), MOST),
+        num_warps=warps,
+        num_stages=stages,
+    )
+    if isinstance(out, Stream):
+        out.norm, out.parts = after, grid[0]
+        assert grid[0] <= MOST, "more programs than there is room for their squares"
+
+
+def tile(outputs: int, inputs: int, gated: bool) -> tuple[int, int, int, int]:
+    """Columns and inputs a program takes at a time, warps and stages: the processors of the chip share the columns."""
+    if outputs >= 1 << 15:
+        return 64, 128, 4, 4
+    if outputs >= 1 << 12 and inputs >= 1 << 11:
+        return 16, 256, 4, 5
+    return 16, 128 if inputs < 1 << 11 else 256, 4, 5
+
+
+def _library(
+    x: Tensor | Stream, weight: Tensor, out: Tensor | Stream, bias: Tensor | None, gated: bool, after: Norm | None
+) -> None:
+    if isinstance(x, Stream):
+        assert x.norm is not None, "a stream is read through a norm"
+        tokens, size = x.hidden.shape
+        _norm[(tokens,)](x.hidden, x.norm.weight, x.ready, size, x.norm.epsilon, triton.next_power_of_2(size))
+        x = x.ready
+    made = torch.nn.functional.linear(x, weight, bias)
+    if isinstance(out, Stream):
+        out.hidden += made
+        out.norm, out.parts = after, 0
+    elif gated:
+        size = made.shape[1] // 2
+        _gate[(len(made), triton.cdiv(size, 1024))](made, out, size, 1024)
+    else:
+        out.copy_(made)

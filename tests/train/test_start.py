@@ -1,0 +1,160 @@
+"""A training that goes on from a trained drafter: same numbers, same tokens, and nothing that does not fit."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional
+
+import letters
+from slipstream.drafters import folder as stored
+from slipstream.drafters.draft_folder import load_draft
+from slipstream.drafters.shipped import shipped
+from slipstream.models.load import Found
+from slipstream.train.corpus import Batch, read
+from slipstream.train.eagle import Eagle, EagleTraining
+from slipstream.train.run import train
+from slipstream.train.start import find_start
+from slipstream.train.teacher import Teacher
+
+SMALL = {"steps": 6, "tokens": 512, "rate": 0.01, "vocab": 9, "answer": 12, "prompt": 32, "rows": 64}
+ODD = torch.arange(0, 18, 2)  # tokens no count of words would choose
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("letters")
+    letters.plain().save_pretrained(path)
+    letters.tokenizer().save_pretrained(path)
+    rng = random.Random(1)
+    words = ["".join(rng.choice(letters.LETTERS) for _ in range(rng.randrange(3, 12))) for _ in range(120)]
+    (path / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": word}) for word in words))
+    return path
+
+
+@pytest.fixture(scope="module")
+def begun(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A trained folder of each method. What a training would find out by itself is then exchanged for something odd:
+    the draft vocabulary, and how large the target's states are said to be."""
+    folders = {}
+    for method, more in (("eagle", {"features": "0,1", "intermediate": 40}), ("draft_model", {"layers": "1"})):
+        folders[method] = tmp_path_factory.mktemp(method)
+        run(method, target, folders[method], **more)
+        odd = {"scale": torch.tensor([0.3, 0.9])} if method == "eagle" else {}
+        rewrite(folders[method], folders[method], method, ids=ODD, weights=odd)
+    return folders
+
+
+def rewrite(folder: Path, out: Path, method: str, precision: str = "int8", ids=None, weights=None, **change) -> Path:
+    """The same drafter with something changed."""
+    config, found, known = stored.read(folder, method)
+    stored.write(out, method, found | (weights or {}), known if ids is None else ids, precision, config | change)
+    return out
+
+
+def run(method: str, target: Path, out: Path, *, told=lambda *_: None, **more):
+    options = {**SMALL, **more}
+    if "start" in options and "vocab" not in more:
+        del options["vocab"]
+    train(method, str(target), [target / "prompts.jsonl"], out, options, device="cpu", told=told)
+
+
+def first_batch(out: Path) -> Batch:
+    corpus = read(sorted((out / "work/answers").glob("*.safetensors")), [])
+    return corpus.batch(next(corpus.batches(SMALL["tokens"], 0)))
+
+
+def loss_of(method: str, folder: Path, batch: Batch) -> float:
+    """What a folder's drafter, loaded as for drafting, has for a loss."""
+    teacher = Teacher(copy.deepcopy(letters.plain()))
+    output = teacher.output.detach()
+    if method == "eagle":
+        net, ids = stored.load_head(folder, teacher.embedding.weight.detach(), output)
+        student = Eagle(teacher, ids, EagleTraining(features="0,1", intermediate=40))
+        student.net = net
+        return float(student.loss(batch, teacher.lesson(batch, student.layers)))
+    model, ids = load_draft(folder, teacher.model, output)
+    law = teacher.law(teacher.lesson(batch).last[batch.supervised], ids).exp()
+    return float(functional.cross_entropy(model(batch.tokens).logits[batch.supervised], law))
+
+
+@pytest.mark.parametrize(("method", "precision"), [("eagle", "int8"), ("eagle", "bf16"), ("draft_model", "int8")])
+def test_its_first_loss_is_that_of_the_folder_and_its_tokens_are_too(method, precision, begun, target, tmp_path):
+    folder = rewrite(begun[method], tmp_path / "from", method, precision)
+    run(method, target, tmp_path, start=str(folder), steps=1)
+    (entry,) = [json.loads(line) for line in (tmp_path / "work/journal.jsonl").read_text().splitlines()]
+    assert entry["loss"] == pytest.approx(loss_of(method, folder, first_batch(tmp_path)), rel=1e-5)
+    config, _, ids = stored.read(tmp_path, method)
+    assert torch.equal(ids, ODD)
+    assert config["training"]["vocab"] == len(ODD)
+    assert config["training"]["start"] == f"from, sha256 {stored.read(folder, method)[0]['sha256']}"
+
+
+@pytest.mark.parametrize("method", ["eagle", "draft_model"])
+def test_it_learns_on_and_goes_on_after_a_kill_but_not_from_another_drafter(method, begun, target, tmp_path):
+    folder = str(begun[method])
+
+    def stop(phase, done, total, new):
+        if phase == "training" and done == 3:
+            raise KeyboardInterrupt
+
+    run(method, target, tmp_path / "whole", start=folder)
+    with pytest.raises(KeyboardInterrupt):
+        run(method, target, tmp_path / "cut", start=folder, told=stop)
+    assert torch.load(tmp_path / "cut/work/checkpoint.pt", weights_only=True)["step"] == 3
+    other = rewrite(begun[method], tmp_path / "other", method, "bf16")
+    with pytest.raises(ValueError, match=r"holds a training with other settings .start was '"):
+        run(method, target, tmp_path / "cut", start=str(other))
+    run(method, target, tmp_path / "cut", start=folder)
+    whole, cut = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+    batch = first_batch(tmp_path / "whole")
+    assert loss_of(method, tmp_path / "whole", batch) < loss_of(method, begun[method], batch) - 0.01
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"start": "nowhere"}, "start is 'nowhere', which is no trained drafter; name a folder, eagle or one of "),
+        ({"start": "eagle"}, "start is 'eagle', which is no trained drafter"),
+        ({"start": "smollm2-135m-draft"}, "holds no eagle drafter"),
+        ({"start": "smollm2-135m-eagle", "vocab": 9}, "vocab is 9, and the drafter in .* has 8192; .* leave vocab out"),
+        ({"start": "smollm2-135m-eagle"}, "the last drafted token is .* there and at most 18 here"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_answered(more, said, target, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        run("eagle", target, tmp_path, **more)
+    assert not (tmp_path / "work/answers").exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "said"),
+    [
+        ("eagle", {"heads": 2}, "heads is 2 there and 4 here"),
+        ("eagle", {"rope_theta": 500.0}, "rope_theta is 500.0 there and 10000.0 here"),
+        ("eagle", {"intermediate": 41}, r"down.weight is \(32, 40\) there and \(32, 41\) here"),
+        ("draft_model", {"layers": "0,1"}, r"layers.1.* is absent there and \(32,\) here"),
+        ("draft_model", {"weights": {"norm.weight": torch.ones(3)}}, r"norm.weight is \(3,\) there and \(32,\) here"),
+    ],
+)
+def test_another_shape_is_refused(method, change, said, begun, target, tmp_path):
+    other = rewrite(begun[method], tmp_path / "other", method, **change)
+    with pytest.raises(ValueError, match=f"a drafter for this target cannot start from .*: .*{said}"):
+        run(method, target, tmp_path, start=str(other))
+    assert not (tmp_path / "work/answers").exists()
+
+
+@pytest.mark.parametrize("method", ["eagle", "draft_model"])
+def test_the_methods_own_name_is_the_one_shipped_for_the_target(method):
+    found = find_start(method, method, Found("smollm2-135m", Path("anywhere"), "catalog"))
+    assert found is not None
+    assert found.folder in shipped().values()
+    assert len(found.ids) == 8192
+    assert find_start("", method, Found("smollm2-135m", Path("anywhere"), "catalog")) is None
