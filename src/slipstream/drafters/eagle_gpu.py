@@ -19,8 +19,8 @@ class EagleKernels:
         c = net.config
         self.config, self.embedding, self.scale, self._fc = c, embedding, net.scale, net.fc.weight.detach()
         between, last, self._norms = Norm(net.norm_mlp.weight, c.eps), Norm(net.norm.weight, c.eps), _norms(net)
-        products = (net.qkv.weight, net.o.weight, net.gate_up.weight, net.down.weight)
-        block = Block(*(weight.detach() for weight in products), None, between)
+        qkv, output, gate_up, down = (part.weight.detach() for part in (net.qkv, net.o, net.gate_up, net.down))
+        block = Block(qkv, output, gate_up, down, None, between)
         angle = torch.arange(positions, device=embedding.device)[:, None] * net.frequency.float()
         heads = Heads(c.heads, c.kv_heads, c.head_dim, c.head_dim**-0.5)
         self.net = Net([block], last, net.output.detach(), heads, (angle.cos(), angle.sin()))
@@ -31,7 +31,7 @@ class EagleKernels:
 
     def step(
         self,
-        token: Int[Tensor, " n"],
+        token: Int[Tensor, "..."],
         room: Room,
         both: Float[Tensor, "n twice"],
         layout: Layout,

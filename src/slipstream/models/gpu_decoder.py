@@ -48,7 +48,9 @@ class GpuDecoder:
 
     def takes(self, pieces: Sequence[Piece]) -> bool:
         """Whether every branch is narrow enough to be told in bits."""
-        reach = (seen[-1] - limit for p in pieces for seen, limit in zip(p.line.seen, p.line.limit, strict=True) if seen)
+        reach = (
+            seen[-1] - limit for p in pieces for seen, limit in zip(p.line.seen, p.line.limit, strict=True) if seen
+        )
         return max(reach, default=0) < 64 * WORDS
 
     def forward(
@@ -138,7 +140,7 @@ class Captured:
 
 def capture(run: Callable[[], None]) -> Callable[[], None]:
     """A function as one graph: it runs twice as it is, so that everything is compiled, then it is recorded."""
-    aside = torch.cuda.Stream()
+    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
         for _ in range(2):
@@ -147,7 +149,7 @@ def capture(run: Callable[[], None]) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
-    return graph.replay  # type: ignore[no-any-return]
+    return graph.replay
 
 
 def layout_of(table: Int[Tensor, "columns tokens"]) -> Layout:

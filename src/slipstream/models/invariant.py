@@ -3,8 +3,9 @@
 Not on batch mates, on how a prompt was cut into pieces, on a prefix computed earlier, on how many tokens were drafted
 beside it, or on the room in the cache. Norms, rotations and activations work token by token anyway; what mixes are
 matrix products and attention, whose libraries choose the order of their sums by the shape of the whole batch. So the
-mode is there where both run on kernels that sum in one order (`kernels`), and is refused by name elsewhere. These work
-in float32 on a CPU; a model in half precision is rounded before and after them, token by token.
+mode is there where both run on kernels that sum in one order (`kernels`), and is refused by name elsewhere. On a CPU
+these work in float32; a model in half precision is rounded before and after them, token by token. On a GPU it is the
+layers' own kernels with one tile for any number of tokens (`gpu_decoder`), where a model's layers run on them.
 """
 
 from __future__ import annotations
@@ -45,5 +46,9 @@ def invariant_attention(model: Any) -> Kernel:
     reason = why_not(model)
     found = kernel()
     if reason or found is None:
-        raise ValueError(f"invariant mode cannot be had with {type(model).__name__}: {reason}")
+        raise no_invariance(model, reason)
     return found
+
+
+def no_invariance(model: Any, reason: str | None) -> ValueError:
+    return ValueError(f"invariant mode cannot be had with {type(model).__name__}: {reason}")

@@ -26,7 +26,7 @@ from slipstream.core.types import Draft, Row, Scores, Verdict
 from slipstream.models.attention import WHOLE, View, view
 from slipstream.models.cache import Cache, hidden
 from slipstream.models.decoder import decoder
-from slipstream.models.invariant import invariant_attention
+from slipstream.models.invariant import invariant_attention, no_invariance
 from slipstream.models.layers import only, watch
 from slipstream.models.packing import Entry, Line, Piece, agree, local_nodes, nodes_by_row, slot_index
 from slipstream.models.prefix import leaders
@@ -69,8 +69,10 @@ class TorchModel(Model):
         self.declare(features)
         self.features: tuple[int, ...] = self._declared
         self.invariant = invariant
-        self._kernel = invariant_attention(model) if invariant else None
+        self._kernel = invariant_attention(model) if invariant and self.device.type == "cpu" else None
         self.decoder = decoder(model, self.anatomy.layers, self.anatomy.windows, invariant)
+        if invariant and self._kernel is None and self.decoder is None:
+            raise no_invariance(model, "its layers are not run by kernels that sum in one order")
         self._trims = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._whole = WHOLE.to(self.device)
         self.cache = Cache(*((PLACES, ROWS) if self.device.type == "cuda" else ()))
@@ -344,9 +346,7 @@ class TorchModel(Model):
         """What the layers declared before the row opened gave for its cached tokens from `start` on, whoever computed
         it. Not a copy: to be read before the row closes."""
         seat = self._seats[row]
-        return {
-            layer: self.cache.row(hidden(layer), seat.index, start, len(seat.tokens))[0] for layer in seat.features
-        }
+        return {layer: self.cache.row(hidden(layer), seat.index, start, len(seat.tokens))[0] for layer in seat.features}
 
     def _forward(
         self,
@@ -363,6 +363,8 @@ class TorchModel(Model):
             for layer in found.keys() & set(self.features):
                 self.cache.hold(hidden(layer), found[layer][None, None])[0][row, 0, place] = found[layer]
             return logits, found
+        if self.invariant and self._kernel is None:
+            raise no_invariance(self.model, "a tree as wide as this is not run by kernels that sum in one order")
         context = view(self.cache, self.anatomy.windows, pieces, self.device, self._kernel)
         logits, found = self._modules(context, pieces, span, given, watched, keep)
         for layer in found.keys() & set(self.features):

@@ -144,7 +144,8 @@ class Batch:
         try:
             drafter = self._drafter(job.course.drafter)
             drafter.open([job.row])
-            self.policy.open([job.row], self.model, drafter, self._rule(job.course.rule))
+            if self._express is None:  # whole cycles are of chains, beside which a tree never pays
+                self.policy.open([job.row], self.model, drafter, self._rule(job.course.rule))
         except Exception as error:
             self._without_drafter(job, error)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -73,7 +74,9 @@ class Cycle:
             self._prepare(head)
         self.drafting = 0.0  # seconds, in the last cycle
         self._clock = Clock(device)
-        self._begin, self._rest = (capture(part) if self._clock.device else part for part in (self._first, self._second))
+        self._begin, self._rest = (
+            capture(part) if self._clock.device else part for part in (self._first, self._second)
+        )
 
     def _prepare(self, head: Head) -> None:
         rows, depth, net, device = self.kind.rows, self.kind.depth, head.kernels.net, self.state.device
@@ -173,7 +176,7 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device.type == "cuda"
-        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if self.device else []
+        self._events: list[Any] = [_event() for _ in range(2)] if self.device else []
         self._times = [0.0, 0.0]
 
     def start(self) -> None:
@@ -191,8 +194,12 @@ class Clock:
     def read(self) -> float:
         """Seconds between the two, once the device has been waited for."""
         if self.device:
-            return self._events[0].elapsed_time(self._events[1]) / 1000
+            return float(self._events[0].elapsed_time(self._events[1])) / 1000
         return self._times[1] - self._times[0]
+
+
+def _event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _keeper(cycle: Cycle, held: Tensor, stack: Tensor, scale: Tensor) -> Callable[[Tensor], None]:

@@ -15,7 +15,7 @@ from slipstream.core.tree import Shape
 from slipstream.core.types import Request
 from slipstream.engines.base import Capabilities, Engine, Prompt, Speculation, Ticket, Wish
 from slipstream.engines.native.batch import Batch
-from slipstream.engines.native.build import MAKERS, Options, Target, build_drafter, build_target, express, drafter_kind
+from slipstream.engines.native.build import MAKERS, Options, Target, build_drafter, build_target, drafter_kind, express
 from slipstream.engines.native.job import Course, Job
 from slipstream.engines.native.scheduler import Limits
 from slipstream.engines.native.watch import Watch, Watched
@@ -64,7 +64,12 @@ class NativeEngine(Engine):
         self._rules: dict[str, Verifier] = {}
         self._watch = watch
         self._batch = Batch(
-            self.target.model, self.drafter, self._rule, Adaptive(), limits, express=None if watch else express(self.target.model)
+            self.target.model,
+            self.drafter,
+            self._rule,
+            Adaptive(),
+            limits,
+            express=None if watch else express(self.target.model),
         )
         vocab, ends = self.target.model.vocab, self.target.text.ends
         self._ends = frozenset(token for token in ends if token < vocab)  # a tokenizer may know more than the model

@@ -14,8 +14,8 @@ import torch
 from slipstream.core.interfaces import Drafter
 from slipstream.core.law import OneHot
 from slipstream.core.noise import keys
-from slipstream.core.shaping import asks
 from slipstream.core.shapes import Tensor
+from slipstream.core.shaping import asks
 from slipstream.core.tree import Tree
 from slipstream.core.types import Budget, Draft, Row, Verdict
 from slipstream.drafters.eagle import Eagle
@@ -28,6 +28,7 @@ from slipstream.models.torch_model import TorchModel
 
 RULES = frozenset({"greedy", "coupled", "token", "block"})
 WIDEST = 1024  # tokens of a pass that is worth a graph
+DEPTHS = (0, 1, 2, 3, 4, 6, 8)  # that graphs are captured for: a row that drafts less leaves the rest out
 
 
 class Express:
@@ -37,7 +38,7 @@ class Express:
         self._kernels: dict[int, tuple[Eagle, EagleKernels, Tensor]] = {}
         self._version: tuple[int, ...] = ()
         self._left: tuple[dict[Row, tuple[int, int]], Cycle] | None = None  # place and length of each row
-        self._new = False  # whether a graph was captured in this cycle
+        self._new = False  # whether this cycle did what others do not: captured a graph, or read a prompt
         self.cycles = 0
 
     def run(
@@ -45,10 +46,11 @@ class Express:
     ) -> tuple[Draft, Verdict, float | None] | None:
         """One cycle for all rows, and the seconds spent on drafting, where they are worth learning from; None where it
         must go the other way, nothing having changed."""
-        depth = max(spend.depth for spend in budget)
+        wanted = max(spend.depth for spend in budget)
+        depth = next((size for size in DEPTHS if size >= wanted), wanted)
         if not self._takes(rows, budget, drafter, rule) or len(rows) * (depth + 1) > WIDEST:
             return None
-        used = max(row.length for row in rows) + depth + 1
+        used = max(row.length + spend.depth for row, spend in zip(rows, budget, strict=True)) + 1
         self._model.make_room(used)
         head = self._head(drafter, used) if isinstance(drafter, Eagle) else None
         kind = Kind(power(len(rows)), depth, rule, parts_of(used))
@@ -69,7 +71,10 @@ class Express:
         if any(spend.shape is not None for spend in budget) or any(map(asks, rows)):
             return False
         wishes = [row.request.sampling for row in rows]
-        if any(wish.top_k or wish.top_p < 1 or wish.min_p or (wish.temperature == 0) != (rule == "greedy") for wish in wishes):
+        if any(
+            wish.top_k or wish.top_p < 1 or wish.min_p or (wish.temperature == 0) != (rule == "greedy")
+            for wish in wishes
+        ):
             return False
         return all(row.length > 1 and self._model.cached(row) == row.length - 1 for row in rows)
 
@@ -104,6 +109,7 @@ class Express:
         """What the head gave at the last slot of each row: what the last cycle left, or read anew."""
         left, before = self._left or ({}, None)
         if before is None or any(row not in left or left[row][1] != row.length for row in rows):
+            self._new = True
             return drafter.slots.ends(rows)
         index = [left[row][0] for row in rows]
         if before is cycle and index == list(range(len(rows))):

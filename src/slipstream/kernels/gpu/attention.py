@@ -184,7 +184,13 @@ class Space:
 
 
 def turn(
-    given: Tensor, angles: tuple[Tensor, Tensor], layout: Layout, keys: Tensor, values: Tensor, out: Tensor, heads: Heads
+    given: Tensor,
+    angles: tuple[Tensor, Tensor],
+    layout: Layout,
+    keys: Tensor,
+    values: Tensor,
+    out: Tensor,
+    heads: Heads,
 ) -> None:
     """`given` holds query, key and value of each token side by side; `angles` one line per position, half as wide as a
     head."""
@@ -198,9 +204,7 @@ def turn(
     )
 
 
-def attend(
-    layout: Layout, keys: Tensor, values: Tensor, space: Space, out: Tensor, heads: Heads, tree: bool
-) -> None:
+def attend(layout: Layout, keys: Tensor, values: Tensor, space: Space, out: Tensor, heads: Heads, tree: bool) -> None:
     tokens, parts = space.peak.shape[0], space.peak.shape[2]
     wide = max(16, triton.next_power_of_2(heads.dim))
     exact = keys.dtype == torch.float32

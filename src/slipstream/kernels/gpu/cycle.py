@@ -16,25 +16,25 @@ from slipstream.kernels.gpu.products import Norm
 @triton.jit
 def _lay(
     start, depth, owner, last, far, token, position, row, place, limit, count,
-    rows, BEHIND: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, FIRST: tl.constexpr,
+    rows, WIDTH: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Token n of row r, at r * WIDTH + n, or at n * rows + r where FIRST is the number of tokens in line."""
+    """Where token n of each row lies. It stands at r * WIDTH + n, or at n * rows + r where tokens are run one after the
+    other (FIRST: slots of a head, of which the last drafted token needs none)."""
     r = tl.program_id(0)
     begin, deep, mine = tl.load(start + r), tl.load(depth + r), tl.load(owner + r)
-    live = deep >= 0
     for n in tl.static_range(WIDTH):
         at = n * rows + r if FIRST else r * WIDTH + n
-        there = begin - BEHIND + n
+        there = begin - 1 + n
+        real = deep > n + 1 if FIRST else deep >= n  # beyond what a row drafts nothing is read or written
         tl.store(row + at, mine)
-        tl.store(position + at, tl.where(live, there, 0))
-        tl.store(place + at, tl.where(live, there, -1))
-        tl.store(limit + at, tl.where(live, there + 1, 0))
+        tl.store(position + at, tl.where(real, there, 0))
+        tl.store(place + at, tl.where(real, there, -1))
+        tl.store(limit + at, tl.where(real, there + 1, 0))
         if FIRST:
-            tl.store(count + at, live.to(tl.int64))
+            tl.store(count + at, real.to(tl.int64))
     if not FIRST:
         for c in tl.static_range(CHUNKS):
-            size = WIDTH - c * CHUNK if WIDTH - c * CHUNK < CHUNK else CHUNK
-            tl.store(count + r * CHUNKS + c, live.to(tl.int64) * size)
+            tl.store(count + r * CHUNKS + c, tl.minimum(tl.maximum(deep + 1 - c * CHUNK, 0), CHUNK))
         tl.store(far + r, deep)
         tl.store(token + r * WIDTH, tl.load(last + r))
 
@@ -123,7 +123,8 @@ def chain_layout(rows: int, width: int, chunk: int, device: torch.device) -> Lay
     table = torch.zeros(5, rows * width, dtype=torch.long, device=device)
     bits = torch.zeros(rows * width, WORDS, dtype=torch.long, device=device)
     first = torch.tensor([r * width + c * chunk for r in range(rows) for c in range(parts)], device=device)
-    return Layout(*table, bits, first, torch.zeros_like(first))
+    position, row, place, limit, base = table
+    return Layout(position, row, place, limit, base, bits, first, torch.zeros_like(first))
 
 
 def lay(control: Control, token: Tensor, far: Tensor, layout: Layout, chunk: int) -> None:
@@ -131,7 +132,7 @@ def lay(control: Control, token: Tensor, far: Tensor, layout: Layout, chunk: int
     rows, width = token.shape
     _lay[(rows,)](
         *(control.start, control.depth, control.row, control.last, far, token, layout.position, layout.row),
-        *(layout.place, layout.limit, layout.count, rows, 1, width, chunk, -(-width // chunk), False),
+        *(layout.place, layout.limit, layout.count, rows, width, chunk, -(-width // chunk), False),
         num_warps=1,
     )
 
@@ -141,7 +142,7 @@ def lay_steps(control: Control, steps: int, layout: Layout) -> None:
     rows = len(control.start)
     _lay[(rows,)](
         *(control.start, control.depth, control.head_row, control.last, control.depth, control.last),
-        *(layout.position, layout.row, layout.place, layout.limit, layout.count, rows, 1, steps, 1, 1, True),
+        *(layout.position, layout.row, layout.place, layout.limit, layout.count, rows, steps, 1, 1, True),
         num_warps=1,
     )
 
@@ -149,13 +150,19 @@ def lay_steps(control: Control, steps: int, layout: Layout) -> None:
 def part(layout: Layout, start: int, size: int) -> Layout:
     """Some tokens of a layout in which every token is a chunk; chunks count from the first of these."""
     here = slice(start, start + size)
-    place = (layout.position, layout.row, layout.place, layout.limit, layout.base, layout.bits)
-    return Layout(*(x[here] for x in place), layout.first[:size], layout.count[here])
+    return Layout(
+        layout.position[here],
+        layout.row[here],
+        layout.place[here],
+        layout.limit[here],
+        layout.base[here],
+        layout.bits[here],
+        layout.first[:size],
+        layout.count[here],
+    )
 
 
-def pair(
-    token: Tensor, step: int, embedding: Tensor, state: Tensor, norms: tuple[Norm, Norm], out: Tensor
-) -> None:
+def pair(token: Tensor, step: int, embedding: Tensor, state: Tensor, norms: tuple[Norm, Norm], out: Tensor) -> None:
     size = embedding.shape[1]
     one, other = norms
     _pair[len(state), 2](

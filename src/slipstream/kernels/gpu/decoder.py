@@ -50,7 +50,7 @@ class Net:
     head: Tensor
     heads: Heads
     angles: tuple[Tensor, Tensor]  # cosines and sines by position, half as wide as a head
-    exact: bool = False  # sums in one order for any number of rows
+    exact: bool = False  # sums in one order for any number of rows, and wherever a pass begins
 
     def few(self, rows: int) -> bool:
         return self.exact or rows <= FEW
@@ -81,9 +81,7 @@ Watched = Mapping[int, Callable[[Tensor], object]]
 """What is done with the states that some layers give."""
 
 
-def walk(
-    net: Net, room: Room, layout: Layout, held: Held, span: tuple[int, int], watched: Watched, tree: bool
-) -> None:
+def walk(net: Net, room: Room, layout: Layout, held: Held, span: tuple[int, int], watched: Watched, tree: bool) -> None:
     """Take what lies in `room.hidden` through the layers of a span; the final norm may read it then."""
     few, (first, last) = net.few(len(room.hidden)), span
     if first < last:
@@ -117,9 +115,16 @@ def layer(
     product(reads, block.qkv, room.given, block.qkv_bias, few=few)
     turn(room.given, net.angles, layout, keys, values, room.space.query, net.heads)
     attend(layout, keys, values, room.space, room.attended, net.heads, tree)
-    product(room.attended, block.output, room.stream, block.output_bias, after=block.between, few=few)
+    _add(net, room.attended, block.output, room.stream, block.output_bias, block.between, few)
     product(room.stream, block.gate_up, room.inner, gated=True, few=few)
-    product(room.inner, block.down, room.stream, after=after, few=few)
+    _add(net, room.inner, block.down, room.stream, None, after, few)
+
+
+def _add(net: Net, x: Tensor, weight: Tensor, stream: Stream, bias: Tensor | None, after: Norm, few: bool) -> None:
+    """Add to the stream. Squares are summed by those who leave them, or all at once where that must not matter."""
+    product(x, weight, stream, bias, after=None if net.exact else after, few=few)
+    if net.exact:
+        stream.begin(after)
 
 
 def logits(net: Net, stream: Stream, out: Tensor) -> None:

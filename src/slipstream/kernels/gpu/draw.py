@@ -2,8 +2,8 @@
 
 A vocabulary is gone through once, in blocks side by side: largest logit, sum of the weights and the race that draws a
 token (`core.noise.race`) all come of one reading, and a second small kernel puts the blocks together. The noise is that
-of `core.noise`: the same keys, the same numbers. Weights are not divided by their sum before the race, which changes who
-wins it only where two finish within rounding.
+of `core.noise`: the same keys, the same numbers. Weights are not divided by their sum before the race, which changes
+who wins it only where two finish within rounding.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def _surplus(
         ratio = _ratio(logits, vocab, token, best, total, chance, warm, row, n, rows, WIDTH).to(tl.float64)
         carried = tl.where(n < after, tl.minimum(carried * ratio, 1.0), carried)
     slot, line = row * WIDTH + after, after * rows + row
-    at, inside, p, q = _laws_at(
+    _, inside, p, q = _laws_at(
         logits, vocab, best, total, drafts, draft_vocab, draft_best, draft_total, slot_of, warm, slot, line, block,
         draft_vocab, NAMED, BLOCK,
     )  # fmt: skip
@@ -249,7 +249,7 @@ def _rest(
     start, accepted, carry, soonest, drawn, rows,
     WIDTH: tl.constexpr, NAMED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One block of two races for the token after the kept ones: on what is left of the target's law, and on all of it."""
+    """One block of two races for the token after the kept ones: on what is left of the target's law, and on it all."""
     row, block = tl.program_id(0), tl.program_id(1)
     kept, warm, begin = tl.load(accepted + row), tl.load(temperature + row), tl.load(start + row)
     cut = kept < tl.load(depth + row)
