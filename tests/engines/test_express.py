@@ -92,3 +92,14 @@ def test_windows_and_other_kinds_are_left_to_the_modules():
         GpuDecoder(model, layers, {0: None, 1: 8, 2: None})
     with pytest.raises((TypeError, AttributeError)):
         GpuDecoder(build("gpt2"), build("gpt2").transformer.h, dict.fromkeys(range(3)))
+
+
+def test_weights_are_laid_together_once():
+    model = build("llama").to(DEVICE)
+    layers, windows = TorchModel(model).anatomy.layers, dict.fromkeys(range(3))
+    before = model.base_model.layers[0].self_attn.k_proj.weight.clone()
+    one, other = (GpuDecoder(model, layers, windows).net.blocks[0].qkv for _ in range(2))
+    assert one.data_ptr() == other.data_ptr()
+    assert one.shape == other.shape
+    assert torch.equal(model.base_model.layers[0].self_attn.k_proj.weight, before)
+    assert model.base_model.layers[0].self_attn.k_proj.weight.data_ptr() == one[32:].data_ptr()

@@ -17,7 +17,8 @@ from slipstream.core.types import Draft
 from slipstream.core.verify_block import Block
 from slipstream.core.verify_token import Token
 from slipstream.kernels.gpu.attention import WORDS, Heads, Layout, Space, attend, turn
-from slipstream.kernels.gpu.draw import Laws, Wishes, choose, draft, judge, match, surplus_room
+from slipstream.kernels.gpu.draw import Laws, Wishes, choose, draft
+from slipstream.kernels.gpu.judge import judge, match, surplus_room
 from slipstream.kernels.gpu.products import Norm, Stream, product
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -122,7 +122,7 @@ def test_rows_lengths_and_drafts_of_all_kinds_beside_a_row_change_nothing(kind, 
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_on_a_gpu_it_is_refused_by_name(dtype):
+def test_kernels_for_a_cpu_are_refused_on_a_gpu_by_name(dtype):
     """What the check reads of a model that lies on a GPU."""
     there = types.SimpleNamespace(device=torch.device("cuda"), dtype=getattr(torch, dtype))
     assert why_not(there) == f"its kernels are made for a CPU in float32, bfloat16 or float16, not for {dtype} on cuda"
@@ -133,9 +133,21 @@ def test_on_a_gpu_it_is_refused_by_name(dtype):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_real_gpu_it_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"invariant mode cannot be had with LlamaForCausalLM.* on cuda"):
-        TorchModel(build("llama").to("cuda"), invariant=True)
+def test_on_a_gpu_it_is_for_layers_of_the_common_kind():
+    wrapped = TorchModel(build("llama").to("cuda"), invariant=True)
+    text = [5, 9, 30, 41, 8, 77, 2, 60]
+    together = Row(Request(text)), Row(Request(text[::-1] * 3)), Row(Request(text[:3]))
+    alone = []
+    for rows in (together[:1], together):
+        wrapped.open(rows)
+        nothing = torch.zeros(0, dtype=torch.long)
+        draft = Draft(Tree.chains([0] * len(rows)), nothing, OneHot(nothing, wrapped.vocab))
+        alone.append(wrapped.score(rows, draft).logits[0])
+        wrapped.close(rows)
+        wrapped.retain(0)
+    assert torch.equal(*alone)
+    with pytest.raises(ValueError, match="invariant mode cannot be had with GPT2LMHeadModel"):
+        TorchModel(build("gpt2").to("cuda"), invariant=True)
 
 
 @needs_compiler

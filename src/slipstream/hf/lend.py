@@ -49,11 +49,11 @@ def lent(models: Sequence[Any], prefill_chunk: int) -> Iterator[list[TorchModel]
 def _wrapped(model: Any, known: Known, prefill_chunk: int) -> TorchModel:
     modules = tuple(map(id, model.modules()))
     if known.anatomy is None or known.modules != modules:
-        wrapper = TorchModel(model, prefill_chunk=prefill_chunk)
+        wrapper = TorchModel(model, prefill_chunk=prefill_chunk, kernels=False)
         known.anatomy, known.modules = wrapper.anatomy, modules
         return wrapper
     model.set_attn_implementation(NAME)
-    return TorchModel(model, prefill_chunk=prefill_chunk, anatomy=known.anatomy)
+    return TorchModel(model, prefill_chunk=prefill_chunk, anatomy=known.anatomy, kernels=False)
 
 
 def _configs(model: Any) -> list[Any]:

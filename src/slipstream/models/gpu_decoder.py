@@ -216,7 +216,8 @@ def _block(layer: Any) -> Block:
 
 def _fused(modules: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
     """Weights of several layers as one, of which theirs become views: nothing is held twice."""
-    weight = torch.cat([_weight(module) for module in modules])
+    parts = [_weight(module) for module in modules]
+    weight = _side_by_side(parts) if _adjacent(parts) else torch.cat(parts)
     biases = [module.bias for module in modules]
     if any(bias is None for bias in biases) and any(bias is not None for bias in biases):
         raise TypeError("some of the products that are fused have a bias")
@@ -225,6 +226,18 @@ def _fused(modules: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
         module.weight.data = weight[start : start + len(module.weight)]
         start += len(module.weight)
     return weight, None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
+
+
+def _adjacent(parts: Sequence[Tensor]) -> bool:
+    """Whether weights were fused before: each begins where the one before it ends."""
+    ends = [part.data_ptr() + part.nbytes for part in parts]
+    same = len({part.untyped_storage().data_ptr() for part in parts}) == 1
+    return same and [part.data_ptr() for part in parts[1:]] == ends[:-1]
+
+
+def _side_by_side(parts: Sequence[Tensor]) -> Tensor:
+    first = parts[0]
+    return first.as_strided((sum(map(len, parts)), first.shape[1]), first.stride())
 
 
 def _weight(module: Any) -> Tensor:

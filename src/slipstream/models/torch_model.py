@@ -50,10 +50,12 @@ class TorchModel(Model):
         anatomy: Anatomy | None = None,
         retained: int = 1 << 15,
         invariant: bool = False,
+        kernels: bool = True,
     ) -> None:
         """`anatomy` is what an earlier wrapper found out about a model that has our attention in it again. `retained`
         tokens are kept for rows that begin alike; 0 computes everything anew. `invariant`: a row's numbers depend on
-        its own tokens only, to the bit."""
+        its own tokens only, to the bit. Without `kernels` the model's own modules run, and its weights are not laid
+        together."""
         check_config(model)
         self.model = model.eval()
         with torch.inference_mode():
@@ -70,7 +72,7 @@ class TorchModel(Model):
         self.features: tuple[int, ...] = self._declared
         self.invariant = invariant
         self._kernel = invariant_attention(model) if invariant and self.device.type == "cpu" else None
-        self.decoder = decoder(model, self.anatomy.layers, self.anatomy.windows, invariant)
+        self.decoder = decoder(model, self.anatomy.layers, self.anatomy.windows, invariant) if kernels else None
         if invariant and self._kernel is None and self.decoder is None:
             raise no_invariance(model, "its layers are not run by kernels that sum in one order")
         self._trims = "logits_to_keep" in inspect.signature(model.forward).parameters

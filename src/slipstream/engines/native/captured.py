@@ -18,7 +18,8 @@ from slipstream.core.shapes import Float, Tensor
 from slipstream.drafters.eagle_gpu import EagleKernels
 from slipstream.kernels.gpu.cycle import Control, chain_layout, commit, keep, lay, lay_steps, part
 from slipstream.kernels.gpu.decoder import Held, Room, embed, logits, walk
-from slipstream.kernels.gpu.draw import Laws, Wishes, choose, draft, judge, match, surplus_room
+from slipstream.kernels.gpu.draw import Laws, Wishes, choose, draft
+from slipstream.kernels.gpu.judge import judge, match, surplus_room
 from slipstream.models.gpu_decoder import GpuDecoder, capture
 
 INTEGERS = 6  # of the control: see `Control`

@@ -1,0 +1,225 @@
+"""Verdicts on drafts, without leaving the device: what they must equal are the rules of `core`.
+
+Greedy and coupled compare what each slot chose with what was drafted (`match`). The token and the block rule weigh the
+two laws (`judge`): what is kept follows from a few numbers, and the token that follows is a race over what is left of
+the target's law, in blocks side by side.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from slipstream.kernels.gpu import draw
+from slipstream.kernels.gpu.draw import Laws, Wishes
+from slipstream.kernels.gpu.noise import ACCEPT, EMIT, fold, key_of, uniform
+
+
+@triton.jit
+def _match(choice, token, depth, best, accepted, next, sound, WIDTH: tl.constexpr):
+    """Greedy and coupled: keep the drafts that are the target's own choices, up to the first that is not."""
+    row = tl.program_id(0)
+    far = tl.load(depth + row)
+    kept = far * 0
+    going = far >= 0
+    for n in tl.static_range(WIDTH - 1):
+        drafted = tl.load(token + row * WIDTH + n + 1)
+        going = going & (n < far) & (drafted == tl.load(choice + row * WIDTH + n))
+        kept += going.to(kept.dtype)
+    tl.store(accepted + row, kept)
+    tl.store(next + row, tl.load(choice + row * WIDTH + kept))
+    tl.store(sound + row, _sound(best, row, kept, WIDTH))
+
+
+@triton.jit
+def _sound(best, row, kept, WIDTH: tl.constexpr):
+    """Whether every slot up to the last accepted one has a law."""
+    slot = tl.arange(0, 64)
+    there = (slot < WIDTH) & (slot <= kept)
+    high = tl.load(best + row * WIDTH + slot, mask=there, other=0.0)
+    fine = (high == high) & (tl.abs(high) != float("inf"))
+    return tl.min(fine.to(tl.int64), 0)
+
+
+@triton.jit
+def _ratio(logits, vocab, token, best, total, chance, warm, row, n, rows, WIDTH: tl.constexpr):
+    """p / q of the n-th drafted token of a row; 0 where the draft's law excludes its own token."""
+    slot = row * WIDTH + n
+    p = tl.exp((tl.load(logits + slot.to(tl.int64) * vocab + tl.load(token + slot + 1)) - tl.load(best + slot)) / warm)
+    p = p / tl.load(total + slot)
+    q = tl.load(chance + n * rows + row)
+    return tl.where(q > 0, p / tl.where(q > 0, q, 1.0), 0.0)
+
+
+@triton.jit
+def _laws_at(
+    logits, vocab, best, total, drafts, draft_vocab, draft_best, draft_total, slot_of, warm, slot, line, block, covered,
+    NAMED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One block of the target's law at a slot and of the law a node was drafted from."""
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    inside = at < vocab
+    x = tl.load(logits + slot.to(tl.int64) * vocab + at, mask=inside, other=float("-inf"))
+    known = at
+    if NAMED:
+        known = tl.load(slot_of + at, mask=inside, other=-1)
+    has = inside & (known >= 0) & (known < covered)
+    y = tl.load(drafts + line.to(tl.int64) * draft_vocab + known, mask=has, other=float("-inf"))
+    p = tl.exp((x - tl.load(best + slot)) / warm) / tl.load(total + slot)
+    q = tl.where(has, tl.exp((y - tl.load(draft_best + line)) / warm) / tl.load(draft_total + line), 0.0)
+    return at, inside, p, q
+
+
+@triton.jit
+def _surplus(
+    logits, vocab, token, best, total, drafts, draft_vocab, draft_best, draft_total, chance, slot_of,
+    temperature, surplus, rows,
+    WIDTH: tl.constexpr, NAMED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """For the block rule: how far w_i times the target's law after i drafted tokens exceeds the draft's, in sum."""
+    row, block = tl.program_id(0), tl.program_id(2)
+    after = tl.program_id(1) + 1
+    warm = tl.load(temperature + row)
+    carried = tl.full((), 1.0, tl.float64)
+    for n in tl.static_range(WIDTH - 1):
+        ratio = _ratio(logits, vocab, token, best, total, chance, warm, row, n, rows, WIDTH).to(tl.float64)
+        carried = tl.where(n < after, tl.minimum(carried * ratio, 1.0), carried)
+    slot, line = row * WIDTH + after, after * rows + row
+    _, inside, p, q = _laws_at(
+        logits, vocab, best, total, drafts, draft_vocab, draft_best, draft_total, slot_of, warm, slot, line, block,
+        draft_vocab, NAMED, BLOCK,
+    )  # fmt: skip
+    found = tl.sum(tl.where(inside, tl.maximum(p.to(tl.float64) * carried - q.to(tl.float64), 0.0), 0.0), 0)
+    tl.store(surplus + (row * (WIDTH - 1) + after) * tl.num_programs(2) + block, found)
+
+
+@triton.jit
+def _accept(
+    logits, vocab, token, depth, best, total, chance, temperature, stream, start, surplus, blocks, accepted, carry,
+    sound, rows, WIDTH: tl.constexpr, WHOLE: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """How many drafted tokens are kept: by the token rule each with min(1, p / q) after those before it; by the block
+    rule (WHOLE) credit is carried from token to token, and the longest prefix that is kept wins."""
+    row = tl.program_id(0)
+    far, warm = tl.load(depth + row), tl.load(temperature + row)
+    own, begin = tl.load(stream + row), tl.load(start + row)
+    kept = far * 0
+    going = far >= 0
+    carried = tl.full((), 1.0, tl.float64)
+    scale = tl.full((), 1.0, tl.float64)
+    some = tl.arange(0, BLOCKS)
+    for n in tl.static_range(WIDTH - 1):
+        ratio = _ratio(logits, vocab, token, best, total, chance, warm, row, n, rows, WIDTH)
+        coin = uniform(key_of(own, begin, begin * 0 + n, ACCEPT))
+        if WHOLE:
+            carried = tl.minimum(carried * ratio.to(tl.float64), 1.0)
+            more = carried * 0.0
+            if n + 2 < WIDTH:
+                line = (row * (WIDTH - 1) + n + 1) * blocks + some
+                more = tl.sum(tl.load(surplus + line, mask=some < blocks, other=0.0), 0)
+            among = more + 1.0 - carried
+            share = tl.where(among > 0, more / tl.where(among > 0, among, 1.0), 0.0)
+            keeps = (n < far) & (coin < tl.where(far == n + 1, carried, share))
+            kept = tl.where(keeps, n + 1, kept)
+            scale = tl.where(keeps, carried, scale)
+        else:
+            going = going & (n < far) & (coin < tl.minimum(ratio, 1.0).to(tl.float64))
+            kept += going.to(kept.dtype)
+    tl.store(accepted + row, kept)
+    tl.store(carry + row, scale)
+    tl.store(sound + row, _sound(best, row, kept, WIDTH))
+
+
+@triton.jit
+def _rest(
+    logits, vocab, depth, best, total, drafts, draft_vocab, draft_best, draft_total, slot_of, temperature, stream,
+    start, accepted, carry, soonest, drawn, rows,
+    WIDTH: tl.constexpr, NAMED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One block of two races for the token after the kept ones: on what is left of the target's law, and on it all."""
+    row, block = tl.program_id(0), tl.program_id(1)
+    kept, warm, begin = tl.load(accepted + row), tl.load(temperature + row), tl.load(start + row)
+    cut = kept < tl.load(depth + row)
+    slot, line = row * WIDTH + kept, tl.where(cut, kept, 0) * rows + row
+    at, inside, p, q = _laws_at(
+        logits, vocab, best, total, drafts, draft_vocab, draft_best, draft_total, slot_of, warm, slot, line, block,
+        tl.where(cut, draft_vocab, 0), NAMED, BLOCK,
+    )  # fmt: skip
+    left = (p * tl.load(carry + row)).to(tl.float32) - q
+    key = key_of(tl.load(stream + row), begin, begin * 0 + kept, EMIT)
+    noise = -tl.log(uniform(fold(key, at.to(tl.int64))))
+    out = (row * tl.num_programs(1) + block) * 2
+    time = tl.where(inside & (left > 0), noise / tl.where(left > 0, left, 1.0).to(tl.float64), float("inf"))
+    first = tl.min(time, 0)
+    tl.store(soonest + out, first)
+    tl.store(drawn + out, tl.min(tl.where(time == first, at, vocab), 0))
+    time = tl.where(inside & (p > 0), noise / tl.where(p > 0, p, 1.0).to(tl.float64), float("inf"))
+    first = tl.min(time, 0)
+    tl.store(soonest + out + 1, first)
+    tl.store(drawn + out + 1, tl.min(tl.where(time == first, at, vocab), 0))
+
+
+@triton.jit
+def _settle(soonest, drawn, vocab, blocks, next, BLOCKS: tl.constexpr):
+    """The winner of the race on what was left; of the other one where nothing was."""
+    row = tl.program_id(0)
+    some = tl.arange(0, BLOCKS)
+    there = some < blocks
+    line = (row * blocks + some) * 2
+    left = tl.load(soonest + line, mask=there, other=float("inf"))
+    whole = tl.load(soonest + line + 1, mask=there, other=float("inf"))
+    one, other = tl.min(left, 0), tl.min(whole, 0)
+    mine = tl.min(tl.where(left == one, tl.load(drawn + line, mask=there, other=vocab), vocab), 0)
+    usual = tl.min(tl.where(whole == other, tl.load(drawn + line + 1, mask=there, other=vocab), vocab), 0)
+    found = tl.where(one < float("inf"), mine, usual)
+    tl.store(next + row, tl.minimum(found, vocab - 1).to(tl.int64))
+
+
+Found = tuple[Tensor, Tensor, Tensor]
+"""Of each row: how many drafted tokens are kept, the token that follows, and whether every slot so far had a law."""
+
+
+def match(choice: Tensor, token: Tensor, wishes: Wishes, best: Tensor, found: Found) -> None:
+    """The verdict on rows whose slots chose so, by comparing."""
+    rows, width = token.shape
+    _match[(rows,)](choice, token, wishes.depth, best, *found, width, num_warps=1)
+
+
+def judge(
+    laws: Laws, drafts: Laws, chance: Tensor, token: Tensor, wishes: Wishes, slot_of: Tensor | None,
+    room: tuple[Tensor, Tensor], whole: bool, found: Found,
+) -> None:  # fmt: skip
+    """The verdict by the token rule or, `whole`, by the block rule. Drafts and their chances stand one depth after the
+    other, all rows of each; `room` is for a surplus [rows, depth, blocks] and a credit [rows]."""
+    (rows, width), vocab, (surplus, carry) = token.shape, laws.logits.shape[1], room
+    kept, following, sound = found
+    named, names = slot_of is not None, token if slot_of is None else slot_of
+    wide = triton.next_power_of_2(laws.blocks)
+    drafted = (drafts.logits, drafts.logits.shape[1], drafts.best, drafts.total)
+    if whole and width > 2:
+        _surplus[rows, width - 2, laws.blocks](
+            *(laws.logits, vocab, token, laws.best, laws.total, *drafted, chance, names),
+            *(wishes.temperature, surplus, rows, width, named, draw.BLOCK),
+        )
+    _accept[(rows,)](
+        *(laws.logits, vocab, token, wishes.depth, laws.best, laws.total, chance),
+        *(wishes.temperature, wishes.stream, wishes.start, surplus, laws.blocks, kept, carry, sound, rows),
+        *(width, whole, wide),
+        num_warps=1,
+    )
+    _rest[rows, laws.blocks](
+        *(laws.logits, vocab, wishes.depth, laws.best, laws.total, *drafted, names),
+        *(wishes.temperature, wishes.stream, wishes.start, kept, carry, laws.soonest, laws.drawn, rows),
+        *(width, named, draw.BLOCK),
+    )
+    _settle[(rows,)](laws.soonest, laws.drawn, vocab, laws.blocks, following, wide, num_warps=1)
+
+
+def surplus_room(rows: int, depth: int, laws: Laws) -> tuple[Tensor, Tensor]:
+    device = laws.logits.device
+    return (
+        torch.zeros(rows, max(1, depth), laws.blocks, dtype=torch.float64, device=device),
+        torch.ones(rows, dtype=torch.float64, device=device),
+    )
