@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from slipstream.core.tree import Shape
 
-DEPTH, WIDTH = 6, 6  # of a tree the drafter grows, where nothing else is asked for
+DEPTH, WIDTH = 10, 6  # of a tree the drafter grows, where nothing else is asked for
 Acceptance = Sequence[Sequence[float]]
 """By depth, then by rank: how likely this candidate is the accepted one, given that the tokens before it were."""
 
