@@ -11,7 +11,7 @@ import pytest
 
 from slipstream.bench.against import compare, read_results
 from slipstream.bench.journal import Journal, write_whole
-from slipstream.bench.limit import Machine, Weights, bytes_per_token, intensity, probe_machine
+from slipstream.bench.limit import Machine, Weights, bytes_per_token, held_weights, intensity, probe_machine
 from slipstream.bench.matrix import Cell, Setup
 from slipstream.bench.measure import Measurement, book_times, groups
 from slipstream.bench.records import Ground, records
@@ -19,6 +19,8 @@ from slipstream.bench.statistics import estimate, ratio, spread
 from slipstream.bench.table import Table, tables, text
 from slipstream.bench.workloads import Item, Workload
 from slipstream.engines.base import Tally
+from slipstream.models.load import Found
+from tiny import build
 
 MACHINE = Machine(bandwidth=1e9, arithmetic=1e11)
 TARGET = Weights(read=10_000_000, per_token=1000, parameters=2_500_000)
@@ -200,3 +202,12 @@ def test_tables():
     assert "99.0" in shown  # the draft model's own speed
     assert tables(results(against=compare(results(), results())))[1].rows[0][-1] == "same"
     assert text(Table("t", ["a", "b"], [["long", "1"]])) == "t\na     b\nlong  1"
+
+
+def test_numbers_stored_in_two_bytes_are_read_as_such_by_our_kernels(tmp_path):
+    build("llama").bfloat16().save_pretrained(tmp_path)
+    found = Found("tiny", tmp_path, "folder")
+    mine, theirs = (held_weights(engine, found, "tiny (float32)") for engine in ("native", "transformers"))
+    assert 2 * mine.read == theirs.read
+    assert mine.parameters == theirs.parameters
+    assert held_weights("native", found, "tiny (bfloat16)").read == mine.read

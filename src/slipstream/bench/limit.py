@@ -108,12 +108,14 @@ def weights_of(found: Found, dtype: str = "auto", kept: int | None = None) -> We
 
 def held_weights(engine: str, found: Found, label: str, dtype: str = "auto") -> Weights:
     """The target's as an engine holds them: in the precision its label names; llama.cpp's packed as in the file, and
-    ours too where products are of whole numbers."""
+    ours too where products are of whole numbers; numbers stored in bfloat16 stay in two bytes in our kernels."""
     named = next((name for name in ("bfloat16", "float16", "float32") if name in label.replace(found.name, "")), dtype)
     weights = weights_of(found, named)
     if "products" in label:
         about = manifest(found.path) or {}
         return Weights(about.get("gguf_bytes", weights.read), weights.per_token, weights.parameters)
+    if engine == "native" and named == "float32" and {kind for kind, _ in tensors(found.path).values()} == {"BF16"}:
+        return Weights(weights.read // 2, weights.per_token, weights.parameters)
     if engine != "llamacpp":
         return weights
     width = choose(named, device()).dtype.itemsize

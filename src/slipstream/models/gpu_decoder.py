@@ -147,7 +147,7 @@ def capture(run: Callable[[], None]) -> Callable[[], None]:
             run()
     torch.cuda.current_stream().wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may go on
         run()
     return graph.replay
 
