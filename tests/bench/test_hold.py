@@ -127,7 +127,7 @@ def test_a_run_that_holds_one(folder, draft, opened, tmp_path, monkeypatch):
     assert results["settings"]["hold"] == 1
     assert {r["engine"] for r in results["records"] if r["draft_tokens_per_second"]} == {"native", "transformers"}
     together = bench(Asked(folder, matrix, *load, tmp_path / "all", command=["bench"]))
-    what = "engine", "drafter", "workload", "tau", "same_answers", "drafted", "accepted"
+    what = "engine", "drafter", "workload", "same_answers"  # how far is drafted is decided by the clock
     assert [[r[key] for key in what] for r in results["records"]] == [
         [r[key] for key in what] for r in together["records"]
     ]
