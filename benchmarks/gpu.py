@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from slipstream.bench.energy import Meter
+from slipstream.bench.provenance import commit
 from slipstream.bench.workloads import load_workloads
 from slipstream.core.sampling import Sampling
 from slipstream.engines.base import Speculation, Wish
@@ -57,7 +58,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "model": asked.model}
-    found["bandwidth"] = bandwidth()
+    found |= {"commit": commit(), "bandwidth": bandwidth()}
     print(f"{found['device']}: {found['bandwidth'] / 1e12:.2f} TB/s", flush=True)
     parts: dict[str, Callable[[argparse.Namespace, dict[str, Any]], Any]] = {
         "same": same, "steady": steady, "engines": engines, "energy": energy, "passes": passes,
@@ -138,7 +139,8 @@ def open_engine(asked: argparse.Namespace, **more: Any) -> NativeEngine:
 
 
 def prompts(count: int) -> list[str]:
-    texts = [item.turns[0] for one in load_workloads("code,chat,maths,summary") for item in one.items[:3]]
+    loads = load_workloads("code,chat,maths,summary")
+    texts = [one.items[i].turns[0] for i in range(3) for one in loads]
     return [texts[i % len(texts)] for i in range(count)]
 
 

@@ -47,7 +47,7 @@ class Slots:
     def __init__(self, net: EagleNet, embedding: Float[Tensor, "vocab hidden"], target: Reader) -> None:
         self.net, self.embedding, self.target = net, embedding, target
         self._call = eagle_call(net)
-        self.cache = Cache()
+        self.cache = Cache.on(embedding.device)
         self._seats: dict[Row, Seat] = {}
 
     def open(self, rows: Sequence[Row]) -> None:

@@ -20,6 +20,7 @@ import torch
 from slipstream.core.shapes import Float, Int, Tensor
 
 SMALLEST = 64  # places of a fresh cache
+PLACES, ROWS = 1024, 8  # of one on a GPU, where graphs are captured anew when it grows
 
 
 class Cache:
@@ -32,6 +33,11 @@ class Cache:
         self.limit: int | None = None  # rows times places; kept as long as the rows in use can be
         self._free: list[int] = list(range(rows))
         self._layers: dict[object, tuple[Tensor, ...]] = {}
+
+    @staticmethod
+    def on(device: torch.device) -> Cache:
+        """One that begins as large as is good on a device."""
+        return Cache(PLACES, ROWS) if device.type == "cuda" else Cache()
 
     def take(self) -> int:
         """An index for a new row."""

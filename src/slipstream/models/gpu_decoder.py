@@ -24,7 +24,6 @@ Where = tuple[Int[Tensor, " tokens"], Int[Tensor, " tokens"]]
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 128)  # tokens of captured passes
 LEAST = 8  # parts of the cache a captured pass can look at
 COLUMNS = 7 + WORDS + 1  # of the table: where tokens and chunks of them are, what they see, and which they are
-STEADY = frozenset({"default", "linear", "llama3", "yarn", "proportional"})  # angles follow from the position alone
 
 
 class GpuDecoder:
@@ -42,7 +41,7 @@ class GpuDecoder:
         blocks = [_block(layer) for layer in layers]
         norm = Norm(base.norm.weight.detach(), base.norm.variance_epsilon)
         self.net = Net(blocks, norm, head, self.heads, angles, exact)
-        self.replays = self.captures = 0
+        self.captures = 0
         self._graphs: dict[Any, Captured] = {}
         self._held: tuple[Cache, int, list[tuple[Tensor, Tensor]]] | None = None
 
@@ -125,7 +124,6 @@ class Captured:
         if hidden is not None:
             self._room.hidden[: len(hidden)].copy_(hidden)
         self._replay()
-        self._decoder.replays += 1
         return self._layout
 
     def _run(self) -> None:
@@ -262,8 +260,7 @@ def _heads(layer: Any) -> Heads:
 
 
 def _angles(rotary: Any, longest: int, dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    if getattr(rotary, "rope_type", "default") not in STEADY:
-        raise TypeError(f"angles of the kind {rotary.rope_type} depend on more than the position")
+    """Of every position: where angles depend on more than that, a model was refused before."""
     with torch.inference_mode():
         both = rotary(torch.zeros(1, 1, device=device), torch.arange(longest, device=device)[None])
     if any(turn.shape[-1] != dim for turn in both):

@@ -21,6 +21,7 @@ from slipstream.models.layers import watch
 from slipstream.models.packing import Line, Piece
 
 ATTENTION = {"full_attention", "sliding_attention"}
+LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 BATCHWIDE = {"dynamic", "longrope"}
 PROBE = 6  # tokens
 TOLERANCE = 0.1  # of the logits' size: wide enough for half precision, far below a missing bias or mask
@@ -167,3 +168,14 @@ def _numbers(
 def _close(logits: Tensor, expected: Tensor) -> bool:
     error = (logits.float() - expected.float()).norm()
     return bool(error <= TOLERANCE * expected.float().norm())
+
+
+def longest_row(model: Any, wanted: int | None) -> int:
+    """The longest row: what the configuration says, or less."""
+    config = model.config.get_text_config()
+    longest = next((value for name in LIMITS if isinstance(value := getattr(config, name, None), int)), wanted)
+    if longest is None:
+        raise refuse(model, "its configuration names no longest context; give one as `context`")
+    if wanted is not None and not 1 <= wanted <= longest:
+        raise ValueError(f"context is {wanted}; the model takes 1 to {longest}")
+    return longest if wanted is None else wanted

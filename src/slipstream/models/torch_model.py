@@ -30,12 +30,9 @@ from slipstream.models.invariant import invariant_attention, no_invariance
 from slipstream.models.layers import only, watch
 from slipstream.models.packing import Entry, Line, Piece, agree, local_nodes, nodes_by_row, slot_index
 from slipstream.models.prefix import leaders
-from slipstream.models.refuse import Anatomy, check_config, probe, refuse
+from slipstream.models.refuse import Anatomy, check_config, longest_row, probe
 from slipstream.models.seat import Seat
 from slipstream.models.shelf import PASS, WORTH, Counts, Shelf
-
-PLACES, ROWS = 1024, 8  # of a fresh cache on a GPU, where graphs are captured anew when it grows
-LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 
 class TorchModel(Model):
@@ -54,14 +51,13 @@ class TorchModel(Model):
     ) -> None:
         """`anatomy` is what an earlier wrapper found out about a model that has our attention in it again. `retained`
         tokens are kept for rows that begin alike; 0 computes everything anew. `invariant`: a row's numbers depend on
-        its own tokens only, to the bit. Without `kernels` the model's own modules run, and its weights are not laid
-        together."""
+        its own tokens only, to the bit. Without `kernels` the model's own modules run, its weights as they lie."""
         check_config(model)
         self.model = model.eval()
         with torch.inference_mode():
             self.anatomy = probe(model) if anatomy is None else anatomy
         self.vocab, self.layers = self.anatomy.vocab, len(self.anatomy.layers)
-        self.context = _context(model, context)
+        self.context = longest_row(model, context)
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         self.prefill_chunk = prefill_chunk
@@ -77,7 +73,7 @@ class TorchModel(Model):
             raise no_invariance(model, "its layers are not run by kernels that sum in one order")
         self._trims = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._whole = WHOLE.to(self.device)
-        self.cache = Cache(*((PLACES, ROWS) if self.device.type == "cuda" else ()))
+        self.cache = Cache.on(self.device)
         self._shelf = Shelf(self.cache, retained)
         self._seats: dict[Row, Seat] = {}
         self._draft: Draft | None = None
@@ -400,14 +396,3 @@ class TorchModel(Model):
             )
         result: Tensor = output[0][0]
         return (None if keep is None else result if trim else result[keep]), found
-
-
-def _context(model: Any, wanted: int | None) -> int:
-    """The longest row: what the configuration says, or less."""
-    config = model.config.get_text_config()
-    longest = next((value for name in LIMITS if isinstance(value := getattr(config, name, None), int)), wanted)
-    if longest is None:
-        raise refuse(model, "its configuration names no longest context; give one as `context`")
-    if wanted is not None and not 1 <= wanted <= longest:
-        raise ValueError(f"context is {wanted}; the model takes 1 to {longest}")
-    return longest if wanted is None else wanted

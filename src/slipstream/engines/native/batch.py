@@ -106,8 +106,9 @@ class Batch:
         try:
             budget = self._budget(group, jobs)
             done = express.run(rows, budget, group.drafter, rule)
-        except Exception as error:
-            self._note(f"express: {error}")
+        except Exception as error:  # it would fail again, after as long a time
+            self._note(f"express, given up: {error}")
+            self._express = None
             return False
         if done is None:
             return False
@@ -144,7 +145,7 @@ class Batch:
         try:
             drafter = self._drafter(job.course.drafter)
             drafter.open([job.row])
-            if self._express is None:  # whole cycles are of chains, beside which a tree never pays
+            if self._express is None or not self._express.drafts(drafter):  # whole cycles are of chains alone
                 self.policy.open([job.row], self.model, drafter, self._rule(job.course.rule))
         except Exception as error:
             self._without_drafter(job, error)

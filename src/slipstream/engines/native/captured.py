@@ -19,7 +19,7 @@ from slipstream.drafters.eagle_gpu import EagleKernels
 from slipstream.kernels.gpu.cycle import Control, chain_layout, commit, keep, lay, lay_steps, part
 from slipstream.kernels.gpu.decoder import Held, Room, embed, logits, walk
 from slipstream.kernels.gpu.draw import Laws, Wishes, choose, draft
-from slipstream.kernels.gpu.judge import judge, match, surplus_room
+from slipstream.kernels.gpu.judge import Found, judge, match, surplus_room
 from slipstream.models.gpu_decoder import GpuDecoder, capture
 
 INTEGERS = 6  # of the control: see `Control`
@@ -60,7 +60,8 @@ class Cycle:
         self._wishes = Wishes(self._numbers[0], self._control.stream, self._control.start, self._far, self._numbers[1])
         self._token = torch.zeros(rows, width, dtype=torch.long, device=device)
         self._choice = torch.zeros_like(self._token)
-        self._found = tuple(torch.zeros(rows, dtype=torch.long, device=device) for _ in range(3))
+        kept, following, sound = torch.zeros(3, rows, dtype=torch.long, device=device)
+        self._found: Found = kept, following, sound
         self._layout = chain_layout(rows, width, target.heads.chunk, device)
         self._room = Room(target.net, rows * width, kind.parts)
         self._laws = Laws(rows * width, len(target.net.head), device)
@@ -116,9 +117,8 @@ class Cycle:
         self._score()
         self._verify()
         chunk = self._head.kernels.net.heads.chunk if self._head else 1
-        found = (self._found[0], self._found[1], self._found[2])
         commit(
-            *(self._control, self._far, self._token, found, self._chance, self._following, self._after),
+            *(self._control, self._far, self._token, self._found, self._chance, self._following, self._after),
             *(self._end, self._result, chunk),
         )
         if self._head is not None:
@@ -151,18 +151,17 @@ class Cycle:
 
     def _verify(self) -> None:
         rule, width = self.kind.rule, self.kind.depth + 1
-        found = (self._found[0], self._found[1], self._found[2])
         drawn = rule not in ("token", "block") or self._head is None or width == 1
         if drawn:  # each slot's own choice says it all
             purpose = Purpose.FIELD if rule == "coupled" else Purpose.EMIT
             choose(self._laws, self._wishes, self._choice, width, purpose, race=rule != "greedy")
-            match(self._choice, self._token, self._wishes, self._laws.best, found)
+            match(self._choice, self._token, self._wishes, self._laws.best, self._found)
             return
         assert self._head is not None
         choose(self._laws, self._wishes, self._choice, width, Purpose.EMIT, race=False)
         judge(
             *(self._laws, self._drafts, self._chance, self._token, self._wishes, self._head.slot_of),
-            *(self._credit, rule == "block", found),
+            *(self._credit, rule == "block", self._found),
         )
 
     def _follow(self, head: Head) -> None:

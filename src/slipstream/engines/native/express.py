@@ -41,6 +41,10 @@ class Express:
         self._new = False  # whether this cycle did what others do not: captured a graph, or read a prompt
         self.cycles = 0
 
+    def drafts(self, drafter: Drafter) -> bool:
+        """Whether a drafter's steps can be part of a cycle."""
+        return isinstance(drafter, Eagle | NoDrafter)
+
     def run(
         self, rows: Sequence[Row], budget: Sequence[Budget], drafter: Drafter, rule: str
     ) -> tuple[Draft, Verdict, float | None] | None:
@@ -66,7 +70,7 @@ class Express:
         return *self._tell(rows, record, drafter, cycle), cycle.drafting if known else None
 
     def _takes(self, rows: Sequence[Row], budget: Sequence[Budget], drafter: Drafter, rule: str) -> bool:
-        if rule not in RULES or not isinstance(drafter, Eagle | NoDrafter):
+        if rule not in RULES or not self.drafts(drafter):
             return False
         if any(spend.shape is not None for spend in budget) or any(map(asks, rows)):
             return False
