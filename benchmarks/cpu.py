@@ -1,6 +1,6 @@
 """The bars on a CPU: the default model, greedy, beside transformers and llama.cpp, one interleaved run.
 
-    python benchmarks/cpu.py [--model NAME] [--tokens 96] [--prompts 2] [--repeats 3] [--ways …] [--out FILE]
+    python benchmarks/cpu.py [--model M] [--tokens 96] [--prompts 2] [--repeats 3] [--ways …] [--parts …] [--out FILE]
 
 Five workloads, every prompt read anew, each way in turn, the order turned round every repeat, the first one warming up.
 A ratio is of two ways' tokens per second, prompts included, in the same repeat: its median with a bootstrap interval of
@@ -34,21 +34,28 @@ from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Request, Row
 from slipstream.engines import open_engine
-from slipstream.engines.base import Engine
+from slipstream.engines.base import Engine, Speculation
 from slipstream.engines.native.build import build_target
 from slipstream.engines.native.scheduler import Limits
 from slipstream.models.torch_model import TorchModel
 
 WORKLOADS = "code,chat,maths,summary,rewriting"
-WAYS = {
-    "transformers": ("transformers", "none"),
-    "llama.cpp": ("llamacpp", "none"),
-    "llama.cpp n-gram": ("llamacpp", "ngram"),
-    "plain": ("native", "none"),
-    "n-gram": ("native", "ngram"),
-    "eagle": ("native", "eagle"),
+WAYS: dict[str, tuple[str, str, Speculation | None]] = {
+    "transformers": ("transformers", "none", None),
+    "llama.cpp": ("llamacpp", "none", None),
+    "llama.cpp n-gram": ("llamacpp", "ngram", None),
+    "plain": ("native", "none", None),
+    "n-gram": ("native", "ngram", None),
+    "eagle": ("native", "eagle", None),
+    "eagle 2": ("native", "eagle", Speculation(depth=2)),
+    "eagle 3": ("native", "eagle", Speculation(depth=3)),
+    "eagle 5": ("native", "eagle", Speculation(depth=5)),
+    "tree 7": ("native", "eagle", Speculation(shape=7)),
+    "tree 16": ("native", "eagle", Speculation(shape=16)),
 }
-OURS = ("n-gram", "eagle")
+OURS = tuple(way for way, (engine, drafter, _) in WAYS.items() if engine == "native" and drafter != "none")
+CHOSEN = ("n-gram", "eagle")  # whose policy decides every step whether to draft
+PARTS = ("speeds", "passes", "start", "quality")
 THEIRS = ("llama.cpp", "llama.cpp n-gram")
 
 
@@ -70,14 +77,16 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    engines = {way: opened(args.model, *WAYS[way]) for way in args.ways}
-    speeds = race(engines, args)
-    for engine in engines.values():
-        engine.close()
-    bars = [*judge(speeds), eight_tokens(args), eight_rows(args), first_answer(args)]
-    quality = compare(args.model)
+    speeds = race(args) if "speeds" in args.parts else {}
+    bars = judge(speeds) if speeds else []
+    if "passes" in args.parts:
+        bars += [eight_tokens(args), eight_rows(args)]
+    if "start" in args.parts:
+        bars.append(first_answer(args))
+    quality = compare(args.model) if "quality" in args.parts else []
     show(speeds, bars, quality, args)
     if args.out:
         save(args, speeds, bars, quality)
@@ -90,20 +99,25 @@ def opened(model: str, engine: str, drafter: str) -> Engine:
     return open_engine(engine, model, drafter, **own)
 
 
-def race(engines: dict[str, Engine], args) -> dict[str, dict[str, list[float]]]:
+def race(args) -> dict[str, dict[str, list[float]]]:
     """Tokens per second by workload and way, one number a repeat."""
     speeds: dict[str, dict[str, list[float]]] = {}
+    engines = {kind: opened(args.model, *kind) for kind in dict.fromkeys(WAYS[way][:2] for way in args.ways)}
     for workload in load_workloads(",".join(f"{name}:{args.prompts}" for name in WORKLOADS.split(","))):
-        cells = speeds[workload.name] = {way: [] for way in engines}
+        cells = speeds[workload.name] = {way: [] for way in args.ways}
         for repeat in track(range(args.repeats + 1), description=workload.name, transient=True):
-            order = list(engines) if repeat % 2 else list(engines)[::-1]
+            order = args.ways if repeat % 2 else args.ways[::-1]
             for way in order:
+                *kind, asked = WAYS[way]
+                engine, more = engines[kind[0], kind[1]], {"speculation": asked} if asked else {}
                 started, count = time.perf_counter(), 0
                 for item in workload.items:
-                    done = engines[way].generate(item.turns[0], Sampling(temperature=0), max_tokens=args.tokens)
+                    done = engine.generate(item.turns[0], Sampling(temperature=0), max_tokens=args.tokens, **more)
                     count += len(done[0].tokens)
                 if repeat:
                     cells[way].append(count / (time.perf_counter() - started))
+    for engine in engines.values():
+        engine.close()
     return speeds
 
 
@@ -112,20 +126,24 @@ def judge(speeds: dict[str, dict[str, list[float]]]) -> list[Bar]:
     bars = []
     if "transformers" in cells[0]:
         bars.append(Bar("plain / transformers", mean([ratio(c["plain"], c["transformers"]) for c in cells]), 2.5))
-    if all(way in cells[0] for way in OURS):
-        best = [max((c[way] for way in (*OURS, "plain")), key=statistics.median) for c in cells]
-        if "transformers" in cells[0]:
-            theirs = [c["transformers"] for c in cells]
-            bars.append(Bar("best of ours / transformers", mean(list(map(ratio, best, theirs))), 6.0))
-        rivals = [way for way in THEIRS if way in cells[0]]
-        if rivals:
-            theirs = [max((c[way] for way in rivals), key=statistics.median) for c in cells]
-            each = list(map(ratio, best, theirs))
-            bars.append(Bar("best of ours / best of llama.cpp", mean(each), 1.3))
-            bars.append(Bar("the same, worst workload", min(each, key=lambda one: one.value), 1.0))
-        drafted = [max((c[way] for way in OURS), key=statistics.median) for c in cells]
-        each = [ratio(ours, c["plain"]) for ours, c in zip(drafted, cells, strict=True)]
-        bars.append(Bar("speculation / plain, worst workload", min(each, key=lambda one: one.value), 0.97))
+    ours = [way for way in OURS if way in cells[0]]
+    best = [max((c[way] for way in (*ours, "plain")), key=statistics.median) for c in cells]
+    if "transformers" in cells[0]:
+        theirs = [c["transformers"] for c in cells]
+        bars.append(Bar("best of ours / transformers", mean(list(map(ratio, best, theirs))), 6.0))
+    rivals = [way for way in THEIRS if way in cells[0]]
+    if rivals:
+        theirs = [max((c[way] for way in rivals), key=statistics.median) for c in cells]
+        each = list(map(ratio, best, theirs))
+        bars.append(Bar("best of ours / best of llama.cpp", mean(each), 1.3))
+        bars.append(Bar("the same, worst workload", min(each, key=lambda one: one.value), 1.0))
+    for way in (way for way in CHOSEN if way in ours):
+        each = [ratio(c[way], c["plain"]) for c in cells]
+        bars.append(Bar(f"{way} / plain, worst workload", min(each, key=lambda one: one.value), 0.97))
+    trees, chains = ([way for way in ours if way.startswith(kind)] for kind in ("tree", "eagle "))
+    if trees and chains:
+        first, second = ([max((c[w] for w in ways), key=statistics.median) for c in cells] for ways in (trees, chains))
+        bars.append(Bar("best tree / best chain", mean(list(map(ratio, first, second))), 1.0))
     return bars
 
 
@@ -230,6 +248,8 @@ def show(speeds, bars: list[Bar], quality, args) -> None:
         mark = "[green]met" if bar.met else "[red]missed"
         table.add_row(bar.what, f"{found.value:.2f}", span, f"{sign} {bar.bound:g}", mark)
     console.print(table)
+    if not quality:
+        return
     table = Table(title="laws against float32 with the same weights, on real text")
     for name in ("arithmetic", "agreement", "KL", "perplexity"):
         table.add_column(name)

@@ -5,7 +5,7 @@
 Needs torch, triton and transformers alone. Parts: `passes` times one pass of an 8B-shaped model of random weights
 against bytes read / measured bandwidth; `engines` the engine beside transformers' `generate`, interleaved; `steady`
 counts what a cycle allocates, compiles and waits for; `same` compares captured cycles with the other path, and tokens
-across batches; `energy` reads the driver's counter.
+across batches; `energy` reads the driver's counter; `rounded` what weights in eight bits do to laws.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,10 @@ import torch
 from slipstream.bench.energy import Meter
 from slipstream.bench.provenance import commit
 from slipstream.bench.workloads import load_workloads
+from slipstream.core.law import OneHot
 from slipstream.core.sampling import Sampling
+from slipstream.core.tree import Tree
+from slipstream.core.types import Draft, Request, Row
 from slipstream.engines.base import Speculation, Wish
 from slipstream.engines.native.build import build_target
 from slipstream.engines.native.engine import NativeEngine
@@ -32,6 +36,7 @@ from slipstream.engines.native.scheduler import Limits
 from slipstream.models.cache import Cache
 from slipstream.models.gpu_decoder import GpuDecoder
 from slipstream.models.packing import Line, Piece
+from slipstream.models.rounded import round_linears
 from slipstream.models.torch_model import TorchModel
 
 BIG = {
@@ -45,13 +50,15 @@ BIG = {
 }
 CONTEXT = 512
 WAYS = {"plain": Speculation(depth=0), "eagle 3": Speculation(depth=3), "eagle 5": Speculation(depth=5)}
+TREES = {f"tree {nodes}": Speculation(shape=nodes) for nodes in (8, 16, 24)}
+CHOSEN = {f"{name}, chosen": replace(how, verify="chosen") for name, how in TREES.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--head", default="eagle")
-    parser.add_argument("--parts", nargs="+", default=["same", "steady", "engines", "energy", "passes"])
+    parser.add_argument("--parts", nargs="+", default=["same", "steady", "engines", "energy", "passes", "rounded"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32, 64])
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
@@ -61,7 +68,7 @@ def main() -> None:
     found |= {"commit": commit(), "bandwidth": bandwidth()}
     print(f"{found['device']}: {found['bandwidth'] / 1e12:.2f} TB/s", flush=True)
     parts: dict[str, Callable[[argparse.Namespace, dict[str, Any]], Any]] = {
-        "same": same, "steady": steady, "engines": engines, "energy": energy, "passes": passes,
+        "same": same, "steady": steady, "engines": engines, "energy": energy, "passes": passes, "rounded": rounded,
     }  # fmt: skip
     for name in asked.parts:
         began = time.perf_counter()
@@ -107,20 +114,60 @@ def passes(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
     eager = _eager(model)
     read = sum(p.numel() * p.element_size() for p in model.parameters()) - model.get_input_embeddings().weight.nbytes
     limit = read / found["bandwidth"] * 1000
-    target = TorchModel(model)
-    decoder = target.decoder
-    assert isinstance(decoder, GpuDecoder), "its layers are run by its own modules"
     told: dict[str, Any] = {"bytes": read, "limit_ms": limit, "transformers_ms": eager}
-    for name, rows, tokens in (("1", 1, 1), ("8", 1, 8), ("16 rows x 6", 16, 6)):
-        cache = Cache(1024, 16)
-        lines = [Line.of(cache.take(), CONTEXT, range(tokens)) for _ in range(rows)]
-        kept = torch.arange(rows * tokens, device="cuda")
-        with torch.inference_mode():
-            decoder.forward(cache, [Piece(line) for line in lines], (0, 32), None, (), kept)
-            (run,) = decoder._graphs.values()
-            ms = timed(run._replay, 20)
-        told[name] = {"ms": ms, "of_limit": ms / limit}
+    for weights in (None, "int8", "fp8"):
+        if weights:
+            round_linears(model, weights)
+        decoder = TorchModel(model).decoder
+        assert isinstance(decoder, GpuDecoder), "its layers are run by its own modules"
+        for name, rows, tokens in (("1", 1, 1), ("8", 1, 8), ("16 rows x 6", 16, 6))[: 2 if weights else 3]:
+            ms = _pass(decoder, rows, tokens)
+            told[f"{name}, {weights}" if weights else name] = {"ms": ms, "of_limit": ms / limit}
     return told
+
+
+def _pass(decoder: GpuDecoder, rows: int, tokens: int) -> float:
+    cache = Cache(1024, 16)
+    lines = [Line.of(cache.take(), CONTEXT, range(tokens)) for _ in range(rows)]
+    kept = torch.arange(rows * tokens, device="cuda")
+    with torch.inference_mode():
+        decoder.forward(cache, [Piece(line) for line in lines], (0, len(decoder.net.blocks)), None, (), kept)
+        (run,) = decoder._graphs.values()
+        return timed(run._replay, 20)
+
+
+def rounded(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
+    """Laws of weights in eight bits against bfloat16: agreement on the likeliest token, KL, perplexity."""
+    truth, ids, told = None, list[int](), dict[str, Any]()
+    for dtype in ("bfloat16", "int8", "fp8"):
+        target = build_target(asked.model, dtype=dtype)
+        assert isinstance(target.model.decoder, GpuDecoder), "its layers are run by its own modules"
+        if not ids:
+            text = "\n\n".join(item.turns[0] for item in load_workloads("summary")[0].items)
+            ids = target.text.encode(text, raw=True)[:1024]
+        laws = _laws(target.model, ids)
+        said = torch.tensor(ids[1:], device=laws.device)[:, None]
+        truth = laws if truth is None else truth
+        told[dtype] = {
+            "label": target.label,
+            "agreement": (laws.argmax(-1) == truth.argmax(-1)).double().mean().item(),
+            "kl": (truth.exp() * (truth - laws)).sum(-1).mean().item(),
+            "perplexity": laws[:-1].gather(1, said).mean().neg().exp().item(),
+        }
+    return told
+
+
+def _laws(model: TorchModel, ids: list[int]) -> torch.Tensor:
+    """Log-probabilities after every token of a text, 64 at a time."""
+    row, found = Row(Request(ids[:1])), []
+    model.open([row])
+    for start in range(0, len(ids), 64):
+        drafted = torch.tensor(ids[start + 1 : start + 64])
+        draft = Draft(Tree.chains([len(drafted)]), drafted, OneHot(drafted, model.vocab))
+        found.append(model.score([row], draft).logits.double().log_softmax(-1))
+        row.tokens += ids[start + 1 : start + 65]
+    model.close([row])
+    return torch.cat(found)[: len(ids)]
 
 
 def _eager(model: Any) -> float:
@@ -171,10 +218,12 @@ def _side_by_side(asked: argparse.Namespace, engine: NativeEngine, theirs: Any, 
     texts = prompts(max(4, batch))
     ways: dict[str, Callable[[], tuple[int, float]]] = {
         name: lambda how=how: answer_all(engine, texts, batch, asked.tokens, how, warm)
-        for name, how in {**WAYS, "auto": Speculation()}.items()
+        for name, how in {**WAYS, **(CHOSEN if warm else TREES), "auto": Speculation()}.items()
     }
     if warm == 0:
         ways["transformers"] = lambda: theirs(texts, batch)
+    if warm == 0 and batch == 1:  # it takes no more than one at a time
+        ways["transformers, prompt lookup"] = lambda: theirs(texts, batch, prompt_lookup_num_tokens=5)
     speeds: dict[str, list[float]] = {name: [] for name in ways}
     taus = {}
     for repeat in range(asked.repeats + 1):  # the first is a warm-up
@@ -197,13 +246,13 @@ def answer_all(
     return sum(count for count, _ in counts), statistics.mean(tau for _, tau in counts)
 
 
-def _generate(asked: argparse.Namespace, engine: NativeEngine) -> Callable[[list[str], int], tuple[int, float]]:
+def _generate(asked: argparse.Namespace, engine: NativeEngine) -> Callable[..., tuple[int, float]]:
     from transformers import AutoModelForCausalLM
 
     text = engine.target.text
     model = AutoModelForCausalLM.from_pretrained(engine.target.found.path, dtype=torch.bfloat16).to("cuda").eval()
 
-    def run(texts: list[str], batch: int) -> tuple[int, float]:
+    def run(texts: list[str], batch: int, **how: Any) -> tuple[int, float]:
         total = 0
         for i in range(0, len(texts), batch) if batch > 1 else range(1):  # one is enough: it is the slow one
             lines = [text.encode(one) for one in texts[i : i + batch]]
@@ -217,6 +266,7 @@ def _generate(asked: argparse.Namespace, engine: NativeEngine) -> Callable[[list
                 min_new_tokens=asked.tokens,
                 do_sample=False,
                 pad_token_id=0,
+                **how,
             )
             total += len(lines) * asked.tokens
         return total, 1.0
@@ -231,7 +281,7 @@ def steady(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
     assert express is not None
     assert isinstance(decoder, GpuDecoder)
     told = {}
-    for name, how in WAYS.items():
+    for name, how in {**WAYS, **TREES}.items():
         for _ in range(2):
             answer(engine, prompts(1), 96, how)
         before = express.cycles, decoder.captures, torch.cuda.memory_stats()["num_device_alloc"]
@@ -249,9 +299,10 @@ def steady(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
             "device_allocations": torch.cuda.memory_stats()["num_device_alloc"] - before[2],
         }
     for kind, cycle in express._cycles.items():
-        first, second = timed(cycle._begin), timed(cycle._rest)
-        both = timed(lambda cycle=cycle: (cycle._begin(), cycle._rest()))
-        told[f"{kind[0].rule}, depth {kind[0].depth}"] = {"draft_ms": first, "rest_ms": second, "both_ms": both}
+        halves = cycle.halves
+        first, second = timed(halves.begin), timed(halves.rest)
+        both = timed(lambda halves=halves: (halves.begin(), halves.rest()))
+        told[str(kind[0])] = {"draft_ms": first, "rest_ms": second, "both_ms": both}
     engine.close()
     return told
 
@@ -262,7 +313,11 @@ def same(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
     batch, texts, told = engine._batch, prompts(6), dict[str, Any]()
     express = batch._express
     for warm in (0.0, 1.0):
-        for name, how in {**WAYS, "eagle 3, coupled": Speculation(depth=3, verify="coupled")}.items():
+        coupled = {
+            "eagle 3, coupled": Speculation(depth=3, verify="coupled"),
+            "tree 16, coupled": Speculation(shape=16, verify="coupled"),
+        }
+        for name, how in {**WAYS, **({} if warm else TREES), **coupled}.items():
             if warm == 0 and how.verify:
                 continue
             batch._express = express

@@ -9,10 +9,15 @@ from slipstream.models.precision import choose
 
 
 def build(
-    name: str, dtype: str = "auto", device: str = "auto", context: int | None = None, invariant: bool | None = None
+    name: str,
+    dtype: str = "auto",
+    device: str = "auto",
+    context: int | None = None,
+    invariant: bool | None = None,
+    package: bool = True,
 ) -> Target:
     """As `build_target`, once for all who ask for the same."""
-    return _built(name, str(choose(dtype)), device, context, invariant)
+    return _built(name, str(choose(dtype)), device, context, invariant, package)
 
 
 _built = cache(build_target)

@@ -66,6 +66,7 @@ FLAGS = {
     "models pull": ["--help"],
     "models inspect": ["--json", "--help"],
     "models convert": ["--help"],
+    "models compile": ["--help"],
     "models remove": ["--help"],
 }
 NAMES = ["Completion", "Engine", "Limits", "Penalties", "Sampling", "Speculation", "Wish", "hf"]

@@ -24,6 +24,7 @@ from slipstream.core.types import Budget, Request, Row
 from slipstream.drafters import slots
 from slipstream.drafters.eagle_net import EagleConfig, EagleNet
 from slipstream.drafters.folder import save_head
+from slipstream.drafters.grow import grow
 from slipstream.drafters.none import NoDrafter
 from slipstream.engines.native.build import build_drafter
 from slipstream.models.torch_model import TorchModel
@@ -178,6 +179,31 @@ def test_an_end_token_ends_the_draft():
     target.prefill(rows, 2)
     draft = drafter.propose(rows, [Budget(4)] * 2, CounterNoise(rows, [False] * 2))
     assert draft.tree.row.tolist() == [0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("ends", [frozenset(), frozenset(SOME[::3])])
+def test_a_chain_of_likeliest_tokens_in_one_call_is_what_grows_step_by_step(ends):
+    """Where there is a kernel for it; a call that reads a slot at the wrong place would go astray at once."""
+    target = TorchModel(build("llama"))
+    drafter = eagle(target, SOME)
+    if not drafter.slots.chains:
+        pytest.skip("no kernel here")
+    row = Row(Request(list(range(1, 9)), Sampling(temperature=0), max_tokens=40, ends=ends))
+    target.open([row])
+    drafter.open([row])
+    lengths = []
+    for depth in (1, 5, 3, 7, 5, 6):
+        target.prefill([row], row.length - 1)
+        spend = Budget(depth)
+        assert drafter._plain(row, spend)
+        one = drafter.propose([row], [spend], CounterNoise([row], [False]))
+        slow = grow([row], [spend], CounterNoise([row], [False]), drafter.laws([row]), drafter.vocabulary.size)
+        assert one.token.tolist() == slow.token.tolist()
+        assert one.tree.lists == slow.tree.lists
+        assert one.chance.tolist() == slow.chance.tolist()
+        lengths.append(len(one.token))
+        row.tokens += [int(one.token[0]), 3]
+    assert lengths == [1, 5, 3, 7, 5, 6] if not ends else min(lengths[1:]) < 5
 
 
 def test_rows_come_and_go_and_leave_nothing_behind():

@@ -24,7 +24,8 @@ def test_found_and_raised_again(kind, outputs):
     assert found is not None
     assert (found.floor is None) == (kind is eight)
     assert torch.equal(found.weight(), weight)
-    assert torch.equal(few_bits.raised(few_bits.laid(found), outputs), weight)
+    for side in (4, 16):
+        assert torch.equal(few_bits.raised(few_bits.laid(found, side), outputs, found.floor is not None), weight)
 
 
 def test_a_group_of_equal_numbers_has_no_step():

@@ -20,6 +20,7 @@ from slipstream.kernels.gpu.attention import WORDS, Heads, Layout, Space, attend
 from slipstream.kernels.gpu.draw import Laws, Wishes, choose, draft
 from slipstream.kernels.gpu.judge import judge, match, surplus_room
 from slipstream.kernels.gpu.products import Norm, Stream, product
+from slipstream.models.rounded import rounded
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -62,6 +63,20 @@ def test_products_with_all_that_stands_around_them(tokens, few):
     head = normal(40, 96)
     product(there, head, again, few=few)
     torch.testing.assert_close(again, normed(there.hidden, after) @ head.T, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_products_of_weights_in_eight_bits(few):
+    torch.manual_seed(2)
+    x, weight, norm = normal(5, 64), rounded(normal(96, 64), "int8"), Norm(normal(64).abs() + 0.5, 1e-5)
+    assert weight.number.dtype == torch.int8
+    assert float((weight.wide() - rounded(weight.wide(), "int8").wide()).abs().max()) < 1e-6  # nothing is lost twice
+    plain, gated = torch.zeros(5, 96, device=DEVICE), torch.zeros(5, 48, device=DEVICE)
+    product(x, weight, plain, few=few)
+    torch.testing.assert_close(plain, x @ weight.wide().T, atol=1e-4, rtol=1e-4)
+    product(stream(x, norm), weight, gated, gated=True, few=few)
+    gate, passed = (normed(x, norm) @ weight.wide().T).chunk(2, 1)
+    torch.testing.assert_close(gated, functional.silu(gate) * passed, atol=1e-3, rtol=1e-3)
 
 
 def test_a_row_has_the_same_bits_alone_and_among_others():

@@ -422,10 +422,13 @@ def test_hub_ids_come_from_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     assert precision.choose("bf16").dtype == torch.bfloat16
     assert precision.choose(torch.float16).dtype == torch.float16
-    with pytest.raises(ValueError, match="dtype is 'int8'; it must be auto, bfloat16"):
-        precision.choose("int8")
+    with pytest.raises(ValueError, match="dtype is 'int4'; it must be auto, bfloat16"):
+        precision.choose("int4")
+    with pytest.raises(ValueError, match="fp8 weights need a GPU"):
+        precision.choose("fp8")
     monkeypatch.setattr(precision, "has_bfloat16", lambda device: True)
     assert precision.choose() == precision.Precision(torch.bfloat16, "this processor has bfloat16 instructions")
+    assert precision.choose("fp8", "cuda").weights == "fp8"
     monkeypatch.setattr(precision, "has_bfloat16", lambda device: False)
     assert str(precision.choose()) == "float32"
     assert precision.choose().why == "this processor has no bfloat16 instructions"

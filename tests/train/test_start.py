@@ -79,7 +79,7 @@ def loss_of(method: str, folder: Path, batch: Batch) -> float:
         student = Eagle(teacher, ids, EagleTraining(features="0,1", intermediate=40))
         student.net = net
         return float(student.loss(batch, teacher.lesson(batch, student.layers)))
-    model, ids = load_draft(folder, teacher.model, output)
+    model, ids = load_draft(folder, teacher.model, output, teacher.model.config)
     law = teacher.law(teacher.lesson(batch).last[batch.supervised], ids).exp()
     return float(functional.cross_entropy(model(batch.tokens).logits[batch.supervised], law))
 

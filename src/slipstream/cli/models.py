@@ -1,4 +1,4 @@
-"""`slipstream models`: what there is, fetched, looked into, converted, removed."""
+"""`slipstream models`: what there is, fetched, looked into, converted, compiled, removed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slipstream.cli.show import Json, console, print_json
 Name = Annotated[str, typer.Argument(help="A catalog name, Hugging Face id, folder or GGUF file.")]
 
 models = typer.Typer(
-    help="List, pull, inspect, convert and remove models.", no_args_is_help=True, rich_markup_mode=None
+    help="List, pull, inspect, convert, compile and remove models.", no_args_is_help=True, rich_markup_mode=None
 )
 
 
@@ -62,6 +62,15 @@ def convert(
     from slipstream.models import catalog
 
     console().print(f"written: {convert_head(source, folder) or catalog.convert(source, folder)}")
+
+
+@models.command("compile")
+def compile_model(name: Name) -> None:
+    """Make a model start faster on this CPU; after a first use that is done anyway."""
+    from slipstream.engines.native.build import compile_target
+
+    path = compile_target(name)
+    console().print(f"{name} is compiled: {path.stat().st_size / 1e6:.0f} MB in {path}")
 
 
 @models.command()

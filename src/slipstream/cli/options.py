@@ -35,7 +35,7 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("-o", "--option", metavar="KEY=VALUE", help="An option of the drafter, or of a peer."),
 ]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16, or weights rounded to int8 or fp8.")]
 Invariant = Annotated[
     bool | None,
     typer.Option(

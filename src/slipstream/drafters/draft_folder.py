@@ -30,13 +30,14 @@ def save_draft(
 
 
 def load_draft(
-    folder: Path, target: Any, output: Float[Tensor, "vocab hidden"]
+    folder: Path, target: Any, output: Float[Tensor, "vocab hidden"], config: Any
 ) -> tuple[Any, Int[Tensor, " draft_vocab"]]:
-    """A draft model for `target`, which lends its embeddings and output rows, and the tokens it can say."""
+    """A draft model for `target`, which lends its embeddings, its output rows and its `config`uration, and the tokens
+    it can say."""
     from transformers import AutoModelForCausalLM
 
     found, weights, ids = read(folder, "draft_model")
-    config = copy.deepcopy(target.config)
+    config = copy.deepcopy(config)
     own = config.get_text_config()
     kept = chosen_layers(str(found.get("layers")), own.num_hidden_layers)
     own.num_hidden_layers, own.tie_word_embeddings = len(kept), False

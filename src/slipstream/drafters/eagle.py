@@ -15,14 +15,14 @@ from dataclasses import replace
 import torch
 
 from slipstream.core.interfaces import Drafter, Needs
-from slipstream.core.law import Law
+from slipstream.core.law import Law, OneHot
 from slipstream.core.noise import Noise
 from slipstream.core.shapes import Float, Int, Tensor
-from slipstream.core.shaping import places
+from slipstream.core.shaping import asks, places
 from slipstream.core.tree import Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
 from slipstream.drafters.eagle_net import EagleNet
-from slipstream.drafters.grow import grow
+from slipstream.drafters.grow import NextLaw, grow
 from slipstream.drafters.slots import Reader, Slots
 from slipstream.drafters.vocabulary import Vocabulary
 from slipstream.models.packing import Entry
@@ -55,7 +55,13 @@ class Eagle(Drafter):
             spend if spend.depth == 0 or self.slots.ready(row) else replace(spend, depth=0)
             for row, spend in zip(rows, budget, strict=True)
         ]
+        if len(rows) == 1 and self._plain(rows[0], ready[0]):
+            return self._chain(rows[0], ready[0])
         ranking = any(spend.shape and spend.siblings is Siblings.CHOSEN for spend in budget)
+        return grow(rows, ready, noise, self.laws(rows, ranking), self.vocabulary.size)
+
+    def laws(self, rows: Sequence[Row], ranking: bool = False) -> NextLaw:
+        """The laws of a draft that grows."""
         run = Run(self.slots, rows)
 
         def next_law(tree: Tree, token: Tensor, slots: list[int]) -> Law:
@@ -64,7 +70,20 @@ class Eagle(Drafter):
             logits = self.slots.logits(run.after(tree.lists, words, slots))
             return self.vocabulary.law_at(logits, [everywhere[slot] for slot in slots], ranking)
 
-        return grow(rows, ready, noise, next_law, self.vocabulary.size)
+        return next_law
+
+    def _plain(self, row: Row, spend: Budget) -> bool:
+        """Whether a draft is a chain of likeliest tokens that nothing but the head has a say in."""
+        likeliest = row.request.sampling.temperature == 0 and not asks(row)
+        return self.slots.chains and likeliest and spend.depth > 0 and spend.shape is None and spend.stop_below <= 1
+
+    def _chain(self, row: Row, spend: Budget) -> Draft:
+        """What `grow` would draft, in one call."""
+        words = self.slots.chain(row, self.vocabulary.ids, spend.depth)
+        ends = [n for n, word in enumerate(words) if word in row.request.ends]
+        token = torch.tensor(words[: ends[0] + 1] if ends else words)
+        law, certain = OneHot(token, self.vocabulary.size), torch.ones(len(token))
+        return Draft(Tree.chains([len(token)]), token, law, spend.siblings, certain)
 
     @torch.inference_mode()
     def observe(self, rows: Sequence[Row], verdict: Verdict, scores: Scores) -> None:

@@ -31,9 +31,9 @@ class EagleCall:
         query, key, value = qkv[: c.heads * c.head_dim], qkv[c.heads * c.head_dim : turned], qkv[turned:]
         products = (query, key, value, net.o.weight, gate, up, net.down.weight)
         norms = (net.norm_state.weight, net.norm_mlp.weight, net.norm_embedding.weight)
-        block = _block([pack(weight) for weight in products], [norm.detach() for norm in norms])
+        block = _block([pack(weight, integers=True) for weight in products], [norm.detach() for norm in norms])
         sizes = Sizes(c.heads, c.kv_heads, c.head_dim, c.eps, c.head_dim**-0.5)
-        self._net = Net([block], net.norm.weight.detach(), pack(net.output, None, integers=True), sizes)
+        self._net = Net([block], net.norm.weight.detach(), pack(net.output, integers=True), sizes)
         self._like = torch.empty(1, c.kv_heads, 1, c.head_dim)
         self._turns = torch.empty(2, 0, c.head_dim)
         self._stay: tuple[int, Stay] | None = None
@@ -46,8 +46,9 @@ class EagleCall:
         state: Float[Tensor, "n hidden"],
         position: Int[Tensor, " n"],
         brief: bool = False,
-    ) -> Float[Tensor, "n hidden"]:
-        """What the layer gives at packed slots after these states; with `brief` only the cache is written."""
+    ) -> tuple[Float[Tensor, "n hidden"], Float[Tensor, "n draft_vocab"] | None]:
+        """What the layer gives at packed slots after these states, and its logits; with `brief` only the cache is
+        written."""
         used = max(piece.line.start + len(piece.line) for piece in pieces)
         cache.reserve(used)
         where = [
@@ -59,9 +60,27 @@ class EagleCall:
         cos, sin = self._angles(used)[:, position]
         seen = None if brief else Sight(pieces, state.device).visible(None, used)
         out = state.clone()
-        walk = Walk(out, (cos, sin), row, place, used, [seen], [None], 0, 1, None, embedding, brief)
-        self._kernel.run(self._net, self._where(cache), walk)
-        return out
+        kept = None if brief else torch.arange(len(out))
+        walk = Walk(out, (cos, sin), row, place, used, [seen], [None], 0, 1, kept, embedding, brief)
+        return out, self._kernel.run(self._net, self._where(cache), walk)
+
+    def chain(
+        self,
+        cache: Cache,
+        where: tuple[int, int],
+        token: int,
+        state: Float[Tensor, "1 hidden"],
+        tables: tuple[Float[Tensor, "vocab hidden"], Int[Tensor, " draft_vocab"]],
+        steps: int,
+    ) -> list[int]:
+        """The likeliest tokens after one that was drafted, each read in turn: `where` are the row and the place of the
+        slot that reads it after `state`; `tables` the embedding and the tokens the head can say."""
+        row, place = where
+        cache.reserve(place + steps)
+        cos, sin = self._angles(place + steps)
+        index, zero = torch.tensor([[row], [place]]), torch.zeros(1, dtype=torch.long)
+        walk = Walk(state.clone(), (cos, sin), index[0], index[1], place + 1, [None], [None], 0, 1, zero)
+        return self._kernel.chain(self._net, self._where(cache), walk, *tables, token, steps)
 
     def logits(self, state: Float[Tensor, "n hidden"]) -> Float[Tensor, "n draft_vocab"]:
         count = len(state)

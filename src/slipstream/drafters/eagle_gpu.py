@@ -37,12 +37,13 @@ class EagleKernels:
         layout: Layout,
         held: Sequence[tuple[Tensor, Tensor]],
         stride: int = 1,
+        tree: bool = False,
     ) -> None:
         """What the head gives at slots that read these tokens, `stride` apart, beside the states in `room.hidden`,
         where it is left."""
         pair(token, stride, self.embedding, room.hidden, self._norms, both)
         few = self.net.few(len(room.hidden))
-        layer(self.net, self.net.blocks[0], room, both, layout, held[0], self.net.norm, False, few)
+        layer(self.net, self.net.blocks[0], room, both, layout, held[0], self.net.norm, tree, few)
 
     def begin(self, room: Room, state: Float[Tensor, "n hidden"]) -> None:
         """Take up the states that the last slots gave."""

@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch.nn import functional
 
-from slipstream.core.shapes import Float, Tensor
+from slipstream.core.shapes import Float, Int, Tensor
 from slipstream.core.types import Row
 from slipstream.drafters.eagle_call import eagle_call
 from slipstream.drafters.eagle_net import EagleNet
@@ -49,6 +49,7 @@ class Slots:
         self._call = eagle_call(net)
         self.cache = Cache.on(embedding.device)
         self._seats: dict[Row, Seat] = {}
+        self._fresh: tuple[Tensor, Tensor] | None = None  # what the last run gave, and its logits where they are known
 
     def open(self, rows: Sequence[Row]) -> None:
         for row in rows:
@@ -80,7 +81,13 @@ class Slots:
                 self._read([row], [CHUNK], brief=True)
         counts = [row.length - 1 - self._seats[row].held for row in rows]
         state = self._read(rows, counts)
-        return state if len(state) == len(rows) else state[torch.tensor(counts, device=state.device).cumsum(0) - 1]
+        if len(state) == len(rows):
+            return state
+        last = torch.tensor(counts, device=state.device).cumsum(0) - 1
+        ends = state[last]
+        if self._fresh is not None:
+            self._fresh = ends, self._fresh[1][last]
+        return ends
 
     def catch_up(self, rows: Sequence[Row]) -> None:
         """Read what rows committed that is more than a cycle's worth, a prompt mostly, ahead of the next draft."""
@@ -103,7 +110,24 @@ class Slots:
         ]
         return self._run([Piece(line, known) for line, known in zip(lines, skip, strict=True)], state)
 
+    @property
+    def chains(self) -> bool:
+        """Whether a chain of likeliest tokens is one call."""
+        return self._call is not None
+
+    def chain(self, row: Row, ids: Int[Tensor, " draft_vocab"], depth: int) -> list[int]:
+        """The likeliest token after a row, then after that one, and so on."""
+        assert self._call is not None, "asked for where there is none"
+        state = self.ends([row])
+        first = int(ids[self.logits(state)[0].argmax()])
+        if depth == 1:
+            return [first]
+        where = self._seats[row].index, row.length - 1
+        return [first, *self._call.chain(self.cache, where, first, state, (self.embedding, ids), depth - 1)]
+
     def logits(self, state: Float[Tensor, "n hidden"]) -> Float[Tensor, "n draft_vocab"]:
+        if self._fresh is not None and self._fresh[0] is state:
+            return self._fresh[1]
         return self.net.logits(state) if self._call is None else self._call.logits(state)
 
     def _read(self, rows: Sequence[Row], counts: Sequence[int], brief: bool = False) -> Float[Tensor, "n hidden"]:
@@ -127,7 +151,9 @@ class Slots:
         ids, place = torch.tensor([token, position], device=state.device)
         embedding = functional.embedding(ids, self.embedding)
         if self._call is not None:
-            return self._call.run(self.cache, pieces, embedding, state, place, brief)
+            out, logits = self._call.run(self.cache, pieces, embedding, state, place, brief)
+            self._fresh = None if logits is None else (out, logits)
+            return out
         context = view(self.cache, WINDOWS, pieces, state.device)
         query, key, value = (x.transpose(0, 1)[None] for x in self.net.project(embedding, state, place))
         attended = context.attend(0, query, key, value, None, None, None)

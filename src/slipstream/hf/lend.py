@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from slipstream.models.attention import NAME
+from slipstream.models.attention import plug_in
 from slipstream.models.refuse import Anatomy
 from slipstream.models.torch_model import TorchModel
 
@@ -52,7 +52,7 @@ def _wrapped(model: Any, known: Known, prefill_chunk: int) -> TorchModel:
         wrapper = TorchModel(model, prefill_chunk=prefill_chunk, kernels=False)
         known.anatomy, known.modules = wrapper.anatomy, modules
         return wrapper
-    model.set_attn_implementation(NAME)
+    plug_in(model)
     return TorchModel(model, prefill_chunk=prefill_chunk, anatomy=known.anatomy, kernels=False)
 
 

@@ -18,11 +18,20 @@
 #include <cstring>
 #include <limits>
 #include <vector>
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
 
 namespace attention {
 namespace {
 
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#elif defined(__AVX__)
+constexpr int LANES = 8;
+#else
 constexpr int LANES = 4;
+#endif
 constexpr int WIDE = 4;    // vectors of a value that are summed at a time
 constexpr int TOKENS = 8;  // of one row that are worked on together
 constexpr int HEADS_AT_ONCE = 4;
@@ -31,6 +40,7 @@ constexpr int64_t TILE = 128;  // places whose keys stay near while all these to
 #define EACH _Pragma("GCC unroll 8")
 using Floats = float __attribute__((vector_size(4 * LANES)));
 using Words = int32_t __attribute__((vector_size(4 * LANES)));
+using Quad = float __attribute__((vector_size(16)));
 
 struct Job {
     const float *query, *keys, *values;
@@ -53,13 +63,29 @@ inline Floats load(const float* from) {
 
 inline void store(float* to, Floats line) { std::memcpy(to, &line, sizeof line); }
 
-inline float total(Floats sum) { return (sum[0] + sum[2]) + (sum[1] + sum[3]); }
+// Upper lanes onto lower ones, until four are left.
+inline Quad fold(Floats sum) {
+#if defined(__AVX512F__)
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256((__m512)sum), _mm512_extractf32x8_ps((__m512)sum, 1));
+    return (Quad)_mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+#elif defined(__AVX__)
+    return (Quad)_mm_add_ps(_mm256_castps256_ps128((__m256)sum), _mm256_extractf128_ps((__m256)sum, 1));
+#else
+    return sum;
+#endif
+}
+
+inline float total(Floats sum) {
+    const Quad a = fold(sum);
+    return (a[0] + a[2]) + (a[1] + a[3]);
+}
 
 // Four such totals at once, each by the very same additions.
-inline Floats totals(Floats a, Floats b, Floats c, Floats d) {
-    const Floats ab = Floats{a[0], b[0], a[1], b[1]} + Floats{a[2], b[2], a[3], b[3]};
-    const Floats cd = Floats{c[0], d[0], c[1], d[1]} + Floats{c[2], d[2], c[3], d[3]};
-    return Floats{ab[0], ab[1], cd[0], cd[1]} + Floats{ab[2], ab[3], cd[2], cd[3]};
+inline Quad totals(Floats first, Floats second, Floats third, Floats fourth) {
+    const Quad a = fold(first), b = fold(second), c = fold(third), d = fold(fourth);
+    const Quad ab = Quad{a[0], b[0], a[1], b[1]} + Quad{a[2], b[2], a[3], b[3]};
+    const Quad cd = Quad{c[0], d[0], c[1], d[1]} + Quad{c[2], d[2], c[3], d[3]};
+    return Quad{ab[0], ab[1], cd[0], cd[1]} + Quad{ab[2], ab[3], cd[2], cd[3]};
 }
 
 inline Floats larger(Floats a, Floats b) {
@@ -91,7 +117,8 @@ float weigh(float* score, int64_t n, int64_t padded) {
     std::fill(score + n, score + padded, -std::numeric_limits<float>::infinity());
     Floats most = load(score);
     for (int64_t i = LANES; i < padded; i += LANES) most = larger(load(score + i), most);
-    const float best = std::max(std::max(most[0], most[1]), std::max(most[2], most[3]));
+    float best = most[0];
+    for (int i = 1; i < LANES; ++i) best = std::max(best, most[i]);
     Floats sum = {};
     for (int64_t i = 0; i < padded; i += LANES) {
         const Floats weight = exponential(load(score + i) - best);
@@ -111,6 +138,7 @@ inline void dots(const Job& job, const float* query, const float* keys, const in
         EACH for (int h = 0; h < HEADS; ++h) sum[h][p] = Floats{};
     }
     const int64_t whole = job.dim / LANES * LANES;
+    const float scale = whole < job.dim ? 1.0f : job.scale;
     for (int64_t k = 0; k < whole; k += LANES) {
         Floats line[HEADS];
         EACH for (int h = 0; h < HEADS; ++h) line[h] = load(query + h * job.dim + k);
@@ -121,16 +149,17 @@ inline void dots(const Job& job, const float* query, const float* keys, const in
     }
     EACH for (int h = 0; h < HEADS; ++h) {
         float* to = score + h * stride;
-        EACH for (int p = 0; p + LANES <= PLACES; p += LANES)
-            store(to + p, totals(sum[h][p], sum[h][p + 1], sum[h][p + 2], sum[h][p + 3]));
-        EACH for (int p = PLACES / LANES * LANES; p < PLACES; ++p) to[p] = total(sum[h][p]);
+        EACH for (int p = 0; p + 4 <= PLACES; p += 4) {
+            const Quad four = totals(sum[h][p], sum[h][p + 1], sum[h][p + 2], sum[h][p + 3]) * scale;
+            std::memcpy(to + p, &four, sizeof four);
+        }
+        EACH for (int p = PLACES / 4 * 4; p < PLACES; ++p) to[p] = total(sum[h][p]) * scale;
         if (whole < job.dim)
             for (int p = 0; p < PLACES; ++p) {
                 float rest = 0;
                 for (int64_t k = whole; k < job.dim; ++k) rest += query[h * job.dim + k] * key[p][k];
-                to[p] += rest;
+                to[p] = (to[p] + rest) * job.scale;
             }
-        EACH for (int p = 0; p < PLACES; ++p) to[p] *= job.scale;
         if (job.cap > 0)
             for (int p = 0; p < PLACES; ++p) to[p] = job.cap * std::tanh(to[p] / job.cap);
     }

@@ -44,6 +44,13 @@ class _Call(ctypes.Structure):
     )
 
 
+class _Chain(ctypes.Structure):
+    _fields_ = (
+        *((name, POINTER) for name in ("embedding", "cos", "sin", "ids", "token")),
+        *((name, SIZE) for name in ("place", "steps")),
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class Block:
     """The weights of one layer."""
@@ -135,25 +142,48 @@ class Kernel:
 
     def __init__(self, path: Path) -> None:
         self._call = function(path, "slipstream_decode", POINTER, POINTER, ctypes.c_uint, POINTER, POINTER)
+        self._chain = function(path, "slipstream_chain", *(POINTER,) * 3, ctypes.c_uint, POINTER, POINTER)
         self._team = parallel(), symbol("omp_get_num_threads")
 
     def run(self, net: Net, stay: Stay, walk: Walk) -> Tensor | None:
         """Walk through the layers; the logits of the tokens that are kept, if any are."""
         assert walk.hidden.is_contiguous(), "hidden states are worked on where they lie"
-        tokens = len(walk.hidden)
-        slots = 0 if walk.kept is None else len(walk.kept)
+        tokens, slots = len(walk.hidden), 0 if walk.kept is None else len(walk.kept)
         logits = torch.empty(slots, net.outputs) if slots else None
-        seen, watched = addresses(walk.seen), addresses(walk.watched)
-        cos, sin = walk.angles
-        call = _Call(
-            *(walk.hidden.data_ptr(), _address(walk.beside), cos.data_ptr(), sin.data_ptr()),
-            *(*map(ctypes.addressof, stay.tables), ctypes.addressof(seen), ctypes.addressof(watched)),
-            *(walk.row.data_ptr(), walk.place.data_ptr(), _address(walk.kept), _address(logits)),
-            *(tokens, slots, cos.shape[1], stay.places, walk.used, walk.first, walk.last, walk.brief),
-        )
-        threads = torch.get_num_threads() if max(tokens, slots) * net.work > SMALL else 1
-        self._call(net.address, ctypes.addressof(call), threads, *self._team)
+        call, _held = _call(stay, walk, logits)
+        self._call(net.address, ctypes.addressof(call), _threads(net, max(tokens, slots)), *self._team)
         return logits
+
+    def chain(
+        self, net: Net, stay: Stay, walk: Walk, embedding: Tensor, ids: Tensor, first: int, steps: int
+    ) -> list[int]:
+        """The likeliest token after one slot, then after that one, and so on: `walk` is of a slot that reads the token
+        `first` at its place beside a state, with the angles of every place; `ids` are the tokens of the logits."""
+        token = torch.empty(steps + 1, dtype=torch.long)
+        token[0] = first
+        call, _held = _call(stay, walk, torch.empty(1, net.outputs))
+        cos, sin = walk.angles
+        of = (part.data_ptr() for part in (embedding, cos, sin, ids, token))
+        chain = _Chain(*of, int(walk.place[0]), steps)
+        self._chain(net.address, ctypes.addressof(call), ctypes.addressof(chain), _threads(net, 1), *self._team)
+        return token[1:].tolist()
+
+
+def _call(stay: Stay, walk: Walk, logits: Tensor | None) -> tuple[_Call, object]:
+    """A pass as the kernel reads it, and what must be held as long as it is."""
+    seen, watched, (cos, sin) = addresses(walk.seen), addresses(walk.watched), walk.angles
+    call = _Call(
+        *(walk.hidden.data_ptr(), _address(walk.beside), cos.data_ptr(), sin.data_ptr()),
+        *(*map(ctypes.addressof, stay.tables), ctypes.addressof(seen), ctypes.addressof(watched)),
+        *(walk.row.data_ptr(), walk.place.data_ptr(), _address(walk.kept), _address(logits)),
+        *(len(walk.hidden), 0 if logits is None else len(logits), cos.shape[1], stay.places),
+        *(walk.used, walk.first, walk.last, walk.brief),
+    )
+    return call, (seen, watched, logits)
+
+
+def _threads(net: Net, tokens: int) -> int:
+    return torch.get_num_threads() if tokens * net.work > SMALL else 1
 
 
 def addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:

@@ -76,7 +76,7 @@ class Packed:
     def unpack(self) -> Tensor:
         """The weight, [out, in], number for number."""
         if self.whole:
-            return few_bits.raised(self.data, self.outputs)
+            return few_bits.raised(self.data, self.outputs, self.kind == "int4")
         lines = self.data.transpose(2, 3).flatten(2) if self.kind == "bfloat16" else self.data
         return lines.transpose(1, 2).flatten(0, 1)[: self.outputs].float()
 
@@ -107,15 +107,17 @@ class Kernel:
         self._call = library.slipstream_linear
         self._call.argtypes, self._call.restype = ARGUMENTS, None
         self.path, self.lanes = path, int(library.slipstream_lanes())
-        self.integers = bool(library.slipstream_integers())
+        self.side = int(library.slipstream_side())  # outputs of few bits that lie side by side; 0: there are none
         self._check()
 
-    def pack(self, weight: Tensor, bias: Tensor | None, integers: bool = False) -> Packed:
+    def pack(self, weight: Tensor, bias: Tensor | None, integers: bool = False, rounded: bool = False) -> Packed:
         outputs, inputs = weight.shape
-        found = few_bits.grid(weight) if integers and self.integers else None
+        found = few_bits.grid(weight) if integers and self.side else None
+        if found is None and rounded and self.side:
+            found = few_bits.nearest(weight)
         if found is not None:
             kind = "int8" if found.floor is None else "int4"
-            return Packed(few_bits.laid(found), bias, inputs, outputs, kind)
+            return Packed(few_bits.laid(found, self.side), bias, inputs, outputs, kind)
         half = weight.bfloat16()
         exact = torch.equal(half.float(), weight)
         padded = functional.pad(half if exact else weight, (0, 0, 0, -outputs % (2 * self.lanes)))
@@ -151,12 +153,12 @@ class Kernel:
             right = torch.equal(whole, expected) if sure else torch.allclose(whole, expected, atol=1e-3)
             if not right or not torch.equal(whole, apart):
                 raise Unavailable("it is compiled, but its results are wrong")
-        if self.integers:
+        if self.side:
             self._check_integers()
 
     def _check_integers(self) -> None:
         """Rows of whole numbers whose largest is the largest there is are not rounded."""
-        rows, inputs, outputs = 19, 96, 10
+        rows, inputs, outputs = 19, 96, 37
         number = torch.arange(outputs * inputs).view(outputs, inputs) * 37 % 16
         x = (torch.arange(rows * inputs).view(rows, inputs) * 12347 % 65025 - 32512).float()
         x[:, ::32], number[:, ::32], number[:, 1::32] = 32512.0, 0, 15
@@ -168,10 +170,11 @@ class Kernel:
                 raise Unavailable("it is compiled, but its results are wrong")
 
 
-def pack(weight: Tensor, bias: Tensor | None = None, integers: bool = False) -> Packed:
+def pack(weight: Tensor, bias: Tensor | None = None, integers: bool = False, rounded: bool = False) -> Packed:
     """Weight [out, in] in float32; two bytes a number where all its numbers are bfloat16 ones, else four; with
-    `integers` fewer still, where they are whole numbers of few bits and the processor has instructions for those."""
-    return _kernel().pack(weight.detach(), None if bias is None else bias.detach().contiguous(), integers)
+    `integers` fewer still, where they are whole numbers of few bits and the processor has instructions for those. With
+    `rounded` all are made such numbers, of eight bits: a drafter may be any, a target may not."""
+    return _kernel().pack(weight.detach(), None if bias is None else bias.detach().contiguous(), integers, rounded)
 
 
 def linear(x: Tensor, weight: Packed) -> Tensor:
@@ -186,7 +189,7 @@ def available() -> bool:
 def has_integers() -> bool:
     """Whether weights of few bits can stay in them."""
     found = _found()
-    return isinstance(found, Kernel) and found.integers
+    return isinstance(found, Kernel) and found.side > 0
 
 
 def status() -> str:
@@ -196,7 +199,7 @@ def status() -> str:
 
 def _sentence(found: Kernel | str) -> str:
     if isinstance(found, Kernel):
-        small = ", weights of few bits in whole numbers" if found.integers else ""
+        small = ", weights of few bits in whole numbers" if found.side else ""
         return f"cpu linear kernel: compiled for this processor, {found.lanes} lanes{small} ({found.path})"
     return f"cpu linear kernel: not available: {found}; using torch"
 

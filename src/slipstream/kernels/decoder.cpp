@@ -112,7 +112,9 @@ float squares(const float* x, int64_t n) {
 
 void normalise(const float* x, const float* weight, float* y, int64_t n, float epsilon) {
     const float by = 1.0f / std::sqrt(squares(x, n) / static_cast<float>(n) + epsilon);
-    for (int64_t k = 0; k < n; ++k) y[k] = weight[k] * (x[k] * by);
+    int64_t k = 0;
+    for (; k + attention::LANES <= n; k += attention::LANES) store(y + k, load(weight + k) * (load(x + k) * by));
+    for (; k < n; ++k) y[k] = weight[k] * (x[k] * by);
 }
 
 // Tokens of one block, normalised and laid as products read them, what is beside them first. `kept` says which tokens,
@@ -131,7 +133,13 @@ void present(Pass& pass, const linear::Job& reader, const float* weight, int64_t
 // Turn the first `turned` numbers of a head by the token's angles.
 void turn(const float* cos, const float* sin, float* x, int64_t turned) {
     const int64_t half = turned / 2;
-    for (int64_t i = 0; i < half; ++i) {
+    int64_t i = 0;
+    for (; i + attention::LANES <= half; i += attention::LANES) {
+        const Floats a = load(x + i), b = load(x + half + i);
+        store(x + i, a * load(cos + i) - b * load(sin + i));
+        store(x + half + i, b * load(cos + half + i) + a * load(sin + half + i));
+    }
+    for (; i < half; ++i) {
         const float a = x[i], b = x[i + half];
         x[i] = a * cos[i] - b * sin[i];
         x[i + half] = b * cos[i + half] + a * sin[i + half];
@@ -169,14 +177,14 @@ void activate(Pass& pass, const linear::Job& reader, int64_t block, int64_t slic
     for (int64_t t = first; t < last; ++t) {
         float* gate = pass.gate + t * n;
         const float* up = pass.up + t * n;
-        for (int64_t k = start; k < end; k += attention::LANES) {
-            const int64_t size = std::min<int64_t>(attention::LANES, end - k) * sizeof(float);
-            Floats a = {}, b = {};
-            std::memcpy(&a, gate + k, size);
-            std::memcpy(&b, up + k, size);
-            a = silu(a) * b;
-            std::memcpy(gate + k, &a, size);
-        }
+        int64_t k = start;
+        for (; k + attention::LANES <= end; k += attention::LANES) store(gate + k, silu(load(gate + k)) * load(up + k));
+        if (k == end) continue;
+        Floats a = {}, b = {};
+        std::memcpy(&a, gate + k, (end - k) * sizeof(float));
+        std::memcpy(&b, up + k, (end - k) * sizeof(float));
+        a = silu(a) * b;
+        std::memcpy(gate + k, &a, (end - k) * sizeof(float));
     }
     linear::arrange(reader.kind, pass.gate, reader.x, reader.rows, n, first, start, end);
 }
@@ -252,28 +260,95 @@ void cut(Pass& pass, Stage& stage, int64_t index, const std::vector<int64_t>& st
     for (Heap* heap : {&stage.before, &stage.turn, &stage.arrange, &stage.between, &stage.activate, &stage.watch}) heap->next = 0;
 }
 
+// What a thread keeps from call to call.
+struct Desk {
+    linear::Scratch scratch;
+    std::deque<Stage> stages;
+    std::vector<int64_t> start;
+};
+
+Pass seat(const Net& net, const Call& call, int (*count)(), unsigned threads, Desk& desk) {
+    const int64_t n = std::max(call.tokens, call.slots), wide = std::max(2 * net.hidden, net.heads * net.dim);
+    const int64_t sizes[] = {2 * n * net.hidden, linear::room(n, wide), n * net.heads * net.dim, n * net.kv_heads * net.dim,
+                             n * net.kv_heads * net.dim, n * net.heads * net.dim, n * net.inner, n * net.inner,
+                             linear::room(n, net.inner)};
+    int64_t offset[10] = {};
+    for (int i = 0; i < 9; ++i) offset[i + 1] = offset[i] + (sizes[i] + 15) / 16 * 16;
+    float* data = desk.scratch.of(offset[9]);
+    attention::runs(call.row, call.tokens, desk.start);
+    while (static_cast<int64_t>(desk.stages.size()) < call.last - call.first) desk.stages.emplace_back();
+    return Pass{net, call, threads > 1 ? count : [] { return 1; }, data, data + offset[1], data + offset[2], data + offset[3],
+                data + offset[4], data + offset[5], data + offset[6], data + offset[7], data + offset[8], desk.stages, {}, {}, {}};
+}
+
+// Cut the work of a pass; nobody may be at it.
+void cut(Pass& pass, const std::vector<int64_t>& start, unsigned threads) {
+    const Call& call = pass.call;
+    for (int64_t i = call.first; i < call.last; ++i) cut(pass, pass.stages[i - call.first], i, start, threads);
+    if (call.slots) linear::prepare(pass.head, *pass.net.head, pass.arranged, pass.arranged, call.logits, call.slots, threads);
+    pass.last.next = 0;
+}
+
+void run(Parallel parallel, unsigned threads, void (*function)(void*), void* data) {
+    if (threads > 1) parallel(function, data, threads, 0);
+    else function(data);
+}
+
+// A chain of likeliest tokens, each read at the next place; laid out as in cpu_decoder.py.
+struct Chain {
+    const float *embedding, *cos, *sin;  // of every token, and of every place
+    const int64_t* ids;                  // the tokens that logits are of
+    int64_t* token;                      // the first is given, `steps` follow
+    int64_t place, steps;
+};
+
+struct Draft {
+    Pass& pass;
+    Call& call;
+    Chain& chain;
+    const std::vector<int64_t>& start;
+    unsigned threads;
+    std::atomic<int> arrived{0};
+
+    void begin(int64_t step) {
+        call.beside = chain.embedding + chain.token[step] * pass.net.hidden;
+        call.cos = chain.cos + chain.place * call.turned, call.sin = chain.sin + chain.place * call.turned;
+        call.place = &chain.place, call.used = chain.place + 1;
+        cut(pass, start, threads);
+    }
+    void end(int64_t step) {
+        chain.token[step + 1] = chain.ids[std::max_element(call.logits, call.logits + pass.head.out) - call.logits];
+        ++chain.place;
+    }
+};
+
+void draft(void* data) {
+    Draft& own = *static_cast<Draft*>(data);
+    const bool leads = own.arrived.fetch_add(1) == 0;
+    const int threads = own.pass.count();
+    for (int64_t step = 0; step < own.chain.steps; ++step) {
+        if (leads) own.begin(step);
+        own.pass.team.wait(threads);
+        perform(&own.pass);
+        own.pass.team.wait(threads);
+        if (leads) own.end(step);
+    }
+}
+
 }  // namespace
 
 extern "C" void slipstream_decode(const Net* net, const Call* call, unsigned threads, Parallel parallel, int (*count)()) {
-    static thread_local linear::Scratch scratch;
-    static thread_local std::deque<Stage> stages;
-    static thread_local std::vector<int64_t> start;
-    const int64_t n = std::max(call->tokens, call->slots), wide = std::max(2 * net->hidden, net->heads * net->dim);
-    const int64_t sizes[] = {2 * n * net->hidden, linear::room(n, wide), n * net->heads * net->dim, n * net->kv_heads * net->dim,
-                             n * net->kv_heads * net->dim, n * net->heads * net->dim, n * net->inner, n * net->inner,
-                             linear::room(n, net->inner)};
-    int64_t offset[10] = {};
-    for (int i = 0; i < 9; ++i) offset[i + 1] = offset[i] + (sizes[i] + 15) / 16 * 16;
-    float* data = scratch.of(offset[9]);
-    Pass pass{*net, *call, count, data, data + offset[1], data + offset[2], data + offset[3], data + offset[4], data + offset[5],
-              data + offset[6], data + offset[7], data + offset[8], stages, {}, {}, {}};
-    attention::runs(call->row, call->tokens, start);
-    while (static_cast<int64_t>(stages.size()) < call->last - call->first) stages.emplace_back();
-    for (int64_t i = call->first; i < call->last; ++i) cut(pass, stages[i - call->first], i, start, threads);
-    if (call->slots) linear::prepare(pass.head, *net->head, pass.arranged, pass.arranged, call->logits, call->slots, threads);
-    if (threads > 1) parallel(perform, &pass, threads, 0);
-    else {
-        pass.count = [] { return 1; };
-        perform(&pass);
-    }
+    static thread_local Desk desk;
+    Pass pass = seat(*net, *call, count, threads, desk);
+    cut(pass, desk.start, threads);
+    run(parallel, threads, perform, &pass);
+}
+
+extern "C" void slipstream_chain(const Net* net, const Call* given, Chain* chain, unsigned threads, Parallel parallel,
+                                 int (*count)()) {
+    static thread_local Desk desk;
+    Call call = *given;
+    Pass pass = seat(*net, call, count, threads, desk);
+    Draft own{pass, call, *chain, desk.start, threads};
+    run(parallel, threads, draft, &own);
 }

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-SPAN, QUAD = 32, 4  # inputs that share a scale; outputs side by side
+SPAN = 32  # inputs that share a scale
+GLANCE = 4  # outputs that are looked at before all are
 
 
 class Grid(NamedTuple):
@@ -34,10 +35,15 @@ def grid(weight: Tensor) -> Grid | None:
     if inputs % SPAN or not outputs:
         return None
     for attempt in (_eight, _four):
-        if _same(attempt(weight[:QUAD]), weight[:QUAD]):  # a glance, before all of it is tried
+        if _same(attempt(weight[:GLANCE]), weight[:GLANCE]):
             found = attempt(weight)
             return found if _same(found, weight) else None
     return None
+
+
+def nearest(weight: Tensor) -> Grid | None:
+    """A float32 weight rounded to eight bits: for drafters, whose laws are what they come to and need be no others."""
+    return None if weight.shape[1] % SPAN or not len(weight) else _eight(weight)
 
 
 def _same(found: Grid, weight: Tensor) -> bool:
@@ -62,37 +68,39 @@ def _steps(numbers: Tensor, scale: Tensor) -> Tensor:
     return (numbers / torch.where(wide == 0, 1.0, wide)).round_()
 
 
-def laid(found: Grid) -> Tensor:
-    """Bytes as `integers.hpp` reads them: for four outputs and a span, numbers, scales and floors."""
-    padded = [None if part is None else _padded(part) for part in found]
+def laid(found: Grid, side: int) -> Tensor:
+    """Bytes as `integers.hpp` reads them: for as many outputs as lie side by side and a span, numbers, scales and
+    floors."""
+    padded = [None if part is None else _padded(part, side) for part in found]
     number, scale, floor = padded
     assert number is not None
     assert scale is not None
-    quads, spans = len(number) // QUAD, number.shape[1]
-    lines = number.view(quads, QUAD, spans, SPAN // 4, 4).permute(0, 2, 3, 1, 4)  # quads, spans, vector, output, input
+    groups, spans = len(number) // side, number.shape[1]
+    lines = number.view(groups, side, spans, SPAN // 4, 4).permute(0, 2, 3, 1, 4)  # group, span, vector, output, input
     if floor is not None:
         lines = lines[:, :, :4] | lines[:, :, 4:] << 4
-    parts = [lines.reshape(quads, spans, -1).view(torch.uint8)]
+    parts = [lines.reshape(groups, spans, -1).view(torch.uint8)]
     for half in (scale, floor):
         if half is not None:
-            parts.append(half.view(quads, QUAD, spans).transpose(1, 2).contiguous().view(torch.uint8))
+            parts.append(half.view(groups, side, spans).transpose(1, 2).contiguous().view(torch.uint8))
     return torch.cat(parts, -1).contiguous()
 
 
-def _padded(part: Tensor) -> Tensor:
-    return functional.pad(part, (0, 0) * (part.dim() - 1) + (0, -len(part) % QUAD))
+def _padded(part: Tensor, side: int) -> Tensor:
+    return functional.pad(part, (0, 0) * (part.dim() - 1) + (0, -len(part) % side))
 
 
-def raised(data: Tensor, outputs: int) -> Tensor:
-    """The weight again, [out, in]."""
-    quads, spans, size = data.shape
-    four = size == SPAN * QUAD // 2 + 4 * QUAD
-    count = SPAN * QUAD // (2 if four else 1)
+def raised(data: Tensor, outputs: int, four: bool) -> Tensor:
+    """The weight again, [out, in]; `four` bits a number or eight."""
+    groups, spans, size = data.shape
+    each = SPAN // 2 if four else SPAN  # bytes of numbers an output has in a span, before its scale and floor
+    side = size // (each + (4 if four else 2))
+    count = each * side
     numbers, rest = data[..., :count], data[..., count:].contiguous().view(torch.float16)
-    lines = numbers.reshape(quads, spans, -1, QUAD, 4)
+    lines = numbers.reshape(groups, spans, -1, side, 4)
     lines = torch.cat([lines & 15, lines >> 4], 2) if four else lines.contiguous().view(torch.int8)
-    number = lines.permute(0, 3, 1, 2, 4).reshape(quads * QUAD, spans, SPAN)
-    scale, floor = (_by_output(half) for half in (rest[..., :QUAD], rest[..., QUAD:]))
+    number = lines.permute(0, 3, 1, 2, 4).reshape(groups * side, spans, SPAN)
+    scale, floor = (_by_output(half) for half in (rest[..., :side], rest[..., side:]))
     return Grid(number, scale, floor if four else None).weight()[:outputs]
 
 

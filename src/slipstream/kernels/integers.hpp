@@ -3,115 +3,44 @@
 //
 // The weights are reproduced exactly. An activation is rounded to one of 65,025 steps between the largest numbers of its
 // group of 32: products are some forty times closer than with activations in bfloat16, and their sums exact. Sixteen bits
-// are two times eight, since processors multiply bytes four at a time.
+// are two times eight, since processors multiply bytes four at a time. Sums being exact, it does not matter to a bit of
+// the result which instructions make them: what follows, scaling and adding up spans, is one order of operations.
 
-constexpr int QUAD = 4;     // outputs side by side
-constexpr int SPAN = 32;    // inputs that share a scale
+#if defined(NEON) && defined(__ARM_FEATURE_DOTPROD)
+#define INTEGERS
+constexpr int SIDE = 4;  // outputs side by side
+#elif defined(__AVX512BW__) && defined(__AVX512VNNI__)
+#define INTEGERS
+constexpr int SIDE = 16;
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#define INTEGERS
+constexpr int SIDE = 8;
+#else
+constexpr int SIDE = 4;
+#endif
+constexpr int SPAN = 32;  // inputs that share a scale
 constexpr int FULL = 127 * 256;
 
-struct Four {  // byte 16 j + 4 o + i: output o, inputs 4 j + i below and 16 + 4 j + i above
-    uint8_t number[64];
-    uint16_t scale[QUAD], floor[QUAD];  // float16
+struct Four {  // byte 4 (SIDE j + o) + i: output o, inputs 4 j + i below and 16 + 4 j + i above
+    uint8_t number[SIDE * SPAN / 2];
+    uint16_t scale[SIDE], floor[SIDE];  // float16
 };
 
-struct Eight {  // byte 16 j + 4 o + i: output o, input 4 j + i
-    int8_t number[128];
-    uint16_t scale[QUAD];
+struct Eight {  // byte 4 (SIDE j + o) + i: output o, input 4 j + i
+    int8_t number[SIDE * SPAN];
+    uint16_t scale[SIDE];
 };
 
-// The activations of one row in one span: (256 high + low) * scale, and their sum.
-struct Span {
-    int8_t high[SPAN], low[SPAN];
-    float scale, sum;
-};
-static_assert(sizeof(Span) <= SPAN * sizeof(float));
-
-#ifdef INTEGERS
-
-// Row r of x as whole numbers, from input `first` to `last`.
-INLINE void wholes(const float* given, float* x, int64_t in, int64_t r, int64_t first, int64_t last) {
-    Span* to = reinterpret_cast<Span*>(x) + r * (in / SPAN);
-    for (int64_t k = first; k < last; k += SPAN) {
-        float32x4_t most = vabsq_f32(vld1q_f32(given + k));
-        for (int i = 4; i < SPAN; i += 4) most = vmaxq_f32(most, vabsq_f32(vld1q_f32(given + k + i)));
-        const float top = vmaxvq_f32(most), by = top > 0 ? FULL / top : 0;
-        Span& span = to[k / SPAN];
-        int32x4_t sum = vdupq_n_s32(0);
-        for (int i = 0; i < SPAN; i += 8) {
-            const int32x4_t a = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(given + k + i), by));
-            const int32x4_t b = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(given + k + i + 4), by));
-            sum = vaddq_s32(sum, vaddq_s32(a, b));
-            const int16x8_t both = vcombine_s16(vmovn_s32(a), vmovn_s32(b));
-            const int8x8_t high = vmovn_s16(vrshrq_n_s16(both, 8));
-            vst1_s8(span.high + i, high);
-            vst1_s8(span.low + i, vmovn_s16(vsubq_s16(both, vshll_n_s8(high, 8))));
-        }
-        span.scale = top / FULL;
-        span.sum = span.scale * static_cast<float>(vaddvq_s32(sum));
-    }
-}
-
-INLINE float32x4_t wide(const uint16_t* half) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(half))); }
-
-// Bytes of four outputs, four inputs a vector, eight vectors a span.
-INLINE void unpack(const Four& span, int8x16_t (&weight)[8]) {
-    each<4>([&](auto j) {
-        const uint8x16_t both = vld1q_u8(span.number + 16 * j);
-        weight[j] = vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15)));
-        weight[j + 4] = vreinterpretq_s8_u8(vshrq_n_u8(both, 4));
-    });
-}
-INLINE void unpack(const Eight& span, int8x16_t (&weight)[8]) {
-    each<8>([&](auto j) { weight[j] = vld1q_s8(span.number + 16 * j); });
-}
-
-INLINE int32x4_t dot(const int8x16_t (&weight)[8], const int8_t* x) {
-    const int8x16_t first = vld1q_s8(x), second = vld1q_s8(x + 16);
-    int32x4_t sum = vdupq_n_s32(0);
-    each<4>([&](auto j) { sum = vdotq_laneq_s32(sum, weight[j], first, j); });
-    each<4>([&](auto j) { sum = vdotq_laneq_s32(sum, weight[j + 4], second, j); });
-    return sum;
-}
-
-template <class Weight, int ROWS>
-INLINE void quad(const Job& job, const Weight* weight, int64_t row, int64_t group) {
-    const int64_t spans = job.in / SPAN;
-    const Span* x = reinterpret_cast<const Span*>(job.x) + row * spans;
-    Floats sum[ROWS] = {};
-    for (int64_t s = 0; s < spans; ++s) {
-        __builtin_prefetch(reinterpret_cast<const char*>(weight + s) + 1024);
-        __builtin_prefetch(reinterpret_cast<const char*>(weight + s) + 1088);
-        int8x16_t number[8];
-        unpack(weight[s], number);
-        const float32x4_t scale = wide(weight[s].scale);
-        each<ROWS>([&](auto r) {
-            const Span& own = x[r * spans + s];
-            const int32x4_t whole = vaddq_s32(vshlq_n_s32(dot(number, own.high), 8), dot(number, own.low));
-            sum[r] = vfmaq_f32(sum[r], vmulq_n_f32(vcvtq_f32_s32(whole), own.scale), scale);
-            if constexpr (std::is_same_v<Weight, Four>) sum[r] = vfmaq_n_f32(sum[r], wide(weight[s].floor), own.sum);
-        });
-    }
-    each<ROWS>([&](auto r) { finish<QUAD>(job, reinterpret_cast<float*>(&sum[r]), row + r, group * QUAD); });
-}
-
-template <class Weight, int ROWS = MOST>
-void quads(const Job& job, const Weight* weight, int64_t row, int64_t group) {
-    if constexpr (ROWS > 1)
-        if (job.rows - row < ROWS) return quads<Weight, ROWS - 1>(job, weight, row, group);
-    quad<Weight, ROWS>(job, weight, row, group);
-}
-
-template <class Weight>
-void integers(const Job& job, int64_t top, int64_t bottom, int64_t first, int64_t last) {
-    const Weight* weight = static_cast<const Weight*>(job.weight) + first * (job.in / SPAN);
-    for (int64_t group = first; group < last; ++group, weight += job.in / SPAN)
-        for (int64_t row = top; row < bottom; row += MOST) quads(job, weight, row, group);
-}
-
-#else  // weights of these kinds are not made here
+#if !defined(INTEGERS)  // weights of these kinds are not made here
 
 INLINE void wholes(const float*, float*, int64_t, int64_t, int64_t, int64_t) {}
 template <class Weight>
 void integers(const Job&, int64_t, int64_t, int64_t, int64_t) {}
 
+#elif defined(NEON)
+#include "integers_neon.hpp"
+#elif defined(__AVX512BW__) && defined(__AVX512VNNI__)
+#include "integers_avx512.hpp"
+#else
+#include "integers_avx2.hpp"
 #endif

@@ -2,10 +2,10 @@
 
 extern "C" int slipstream_lanes() { return linear::LANES; }
 
-// Whether weights of four and eight bits can be had.
-extern "C" int slipstream_integers() {
+// How many outputs of weights of four and eight bits lie side by side; 0 where there are no such weights.
+extern "C" int slipstream_side() {
 #ifdef INTEGERS
-    return 1;
+    return linear::SIDE;
 #else
     return 0;
 #endif

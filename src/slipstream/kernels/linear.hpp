@@ -21,8 +21,13 @@
 #include <arm_neon.h>
 #define NEON
 #endif
-#if defined(NEON) && defined(__ARM_FEATURE_DOTPROD)
-#define INTEGERS
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
+#if defined(__AMX_INT8__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#define TILES
 #endif
 
 #define INLINE inline __attribute__((always_inline))
@@ -130,6 +135,16 @@ template <int SIZE>
 INLINE void finish(const Job& job, float* sum, int64_t row, int64_t first) {
     const int64_t count = std::min<int64_t>(SIZE, job.out - first);
     float* y = job.y + row * job.out + first;
+    if (count == SIZE) {
+        for (int n = 0; n < SIZE; n += LANES) {
+            Floats line, other;
+            std::memcpy(&line, sum + n, sizeof line);
+            if (job.bias) std::memcpy(&other, job.bias + first + n, sizeof other), line += other;
+            if (job.onto) std::memcpy(&other, y + n, sizeof other), line += other;
+            std::memcpy(y + n, &line, sizeof line);
+        }
+        return;
+    }
     for (int64_t n = 0; job.bias && n < count; ++n) sum[n] += job.bias[first + n];
     for (int64_t n = 0; job.onto && n < count; ++n) sum[n] += y[n];
     std::memcpy(y, sum, count * sizeof(float));
@@ -216,9 +231,9 @@ int64_t room(int64_t rows, int64_t in) { return (rows + MOST - 1) / MOST * width
 // A product still to be done, cut for so many threads; `x` is where its rows lie arranged.
 void prepare(Job& job, const Matrix& matrix, const float* given, float* x, float* y, int64_t rows, unsigned threads,
              bool onto = false) {
-    const int64_t in = matrix.in, size = matrix.kind >= FOUR ? QUAD : GROUP, groups = (matrix.out + size - 1) / size;
+    const int64_t in = matrix.in, size = matrix.kind >= FOUR ? SIDE : GROUP, groups = (matrix.out + size - 1) / size;
     const int64_t tile = std::max<int64_t>(MOST, TILE / in / MOST * MOST);
-    const int64_t share = groups / (threads * 3), chunk = share ? (share + 3) / 4 * 4 : 1;
+    const int64_t share = groups / (threads * 3), chunk = !share ? 1 : matrix.kind >= FOUR ? share : (share + 3) / 4 * 4;
     job.given = given, job.x = x, job.weight = matrix.weight, job.bias = matrix.bias, job.y = y;
     job.rows = rows, job.in = in, job.out = matrix.out, job.groups = groups;
     job.tile = tile, job.tiles = (rows + tile - 1) / tile, job.chunk = chunk, job.chunks = (groups + chunk - 1) / chunk;

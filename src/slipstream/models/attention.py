@@ -19,8 +19,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
 
 from slipstream.core.shapes import Float, Int, Tensor
 from slipstream.kernels.cpu_attention import Kernel
@@ -211,5 +209,11 @@ def _plain(sees: Callable[..., Tensor], window: int | None) -> bool:
     return all(bool(sees(torch.tensor(0), torch.tensor(0), here, here + step)) == see for step, see in wanted.items())
 
 
-AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, tag)
+def plug_in(model: Any) -> None:
+    """Put our attention into a model. Until one is there, transformers need not be, which takes seconds to import."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, tag)
+    model.set_attn_implementation(NAME)

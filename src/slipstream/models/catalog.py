@@ -114,8 +114,11 @@ def remove(name: str) -> int:
     """Remove a model from slipstream's own cache; how many bytes that freed."""
     for own in installed():
         if own.name == name:
+            from slipstream.models.package import forget
+
             with store.spoken(own.path), store.locked(own.path):
                 store.remove_tree(own.path)
+                forget(own.path)
             return own.bytes
     names = ", ".join(own.name for own in installed()) or "nothing"
     raise CatalogError(f"{name!r} is not installed by slipstream, so it cannot be removed; installed: {names}")

@@ -115,16 +115,16 @@ class Decoder:
 
 
 def decoder(
-    model: Any, layers: Sequence[Any], windows: dict[int, int | None], exact: bool = False
+    model: Any, layers: Sequence[Any], windows: dict[int, int | None], exact: bool = False, agreed: bool = False
 ) -> Decoder | GpuDecoder | None:
     """The model as one call or graph, where there is a kernel, its layers are of the common kind, and the numbers
-    agree. `exact`: on a GPU too, sums have one order whatever the number of tokens."""
+    agree, or have `agreed` before. `exact`: on a GPU too, sums have one order whatever the number of tokens."""
     try:
         made = _on_gpu(model, layers, windows, exact) if model.device.type == "cuda" else _made(model, layers, windows)
         how = "all layers in one call" if model.device.type == "cpu" else "own kernels, captured as graphs"
     except (AttributeError, TypeError) as error:  # a part is missing or of another kind
         made, how = None, f"its own modules ({error})"
-    if made is not None and not _agrees(made, model, layers):
+    if made is not None and not agreed and not _agrees(made, model, layers):
         made, how = None, "its own modules (its layers compute something else)"
     say(f"{model.config.model_type}: {how}")
     return made

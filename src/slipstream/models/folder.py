@@ -13,6 +13,7 @@ from slipstream.models.store import CatalogError, manifest, sha256
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+USUAL = frozenset({"llama", "mistral", "qwen2"})  # causal for certain: transformers takes seconds to import and ask
 ONLY = "only safetensors or GGUF are loaded"
 
 
@@ -50,12 +51,14 @@ def missing(folder: Path) -> str | None:
 
 def unfit(folder: Path, trust_remote_code: bool) -> str | None:
     """Why a folder's architecture cannot be run, as the end of a sentence; None if it can."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
-
     config = read_json(folder / "config.json")
     kind = config.get("model_type")
     if config.get("is_encoder_decoder"):
         return f"is an encoder-decoder model ({kind}); only causal language models are run"
+    if kind in USUAL:
+        return None
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+
     if "auto_map" in config and kind not in CAUSAL:
         return None if trust_remote_code else "brings its own code; pass trust_remote_code if you trust its author"
     if kind not in CAUSAL:

@@ -16,9 +16,11 @@ from torch import nn
 from slipstream.core.shapes import Float, Int, Tensor
 from slipstream.kernels.gpu.attention import PART, WORDS, Heads, Layout
 from slipstream.kernels.gpu.decoder import Block, Net, Room, embed, logits_of, walk
+from slipstream.kernels.gpu.eighth import Weight, fused
 from slipstream.kernels.gpu.products import Norm
 from slipstream.models.cache import Cache, power
 from slipstream.models.packing import Piece
+from slipstream.models.rounded import RoundedLinear
 
 Where = tuple[Int[Tensor, " tokens"], Int[Tensor, " tokens"]]
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 128)  # tokens of captured passes
@@ -212,18 +214,21 @@ def _block(layer: Any) -> Block:
     )
 
 
-def _fused(modules: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
+def _fused(modules: Sequence[Any]) -> tuple[Weight, Tensor | None]:
     """Weights of several layers as one, of which theirs become views: nothing is held twice."""
-    parts = [_weight(module) for module in modules]
-    weight = _side_by_side(parts) if _adjacent(parts) else torch.cat(parts)
     biases = [module.bias for module in modules]
     if any(bias is None for bias in biases) and any(bias is not None for bias in biases):
         raise TypeError("some of the products that are fused have a bias")
+    bias = None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
+    if all(isinstance(module, RoundedLinear) for module in modules):
+        return fused([module.eighth for module in modules]), bias
+    parts = [_plain(module) for module in modules]
+    weight = _side_by_side(parts) if _adjacent(parts) else torch.cat(parts)
     start = 0
     for module in modules:
         module.weight.data = weight[start : start + len(module.weight)]
         start += len(module.weight)
-    return weight, None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
+    return weight, bias
 
 
 def _adjacent(parts: Sequence[Tensor]) -> bool:
@@ -238,7 +243,11 @@ def _side_by_side(parts: Sequence[Tensor]) -> Tensor:
     return first.as_strided((sum(map(len, parts)), first.shape[1]), first.stride())
 
 
-def _weight(module: Any) -> Tensor:
+def _weight(module: Any) -> Weight:
+    return module.eighth if isinstance(module, RoundedLinear) else _plain(module)
+
+
+def _plain(module: Any) -> Tensor:
     if type(module) is not nn.Linear or not module.weight.is_contiguous():
         raise TypeError(f"{type(module).__name__} is no plain product")
     return module.weight.detach()

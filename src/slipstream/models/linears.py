@@ -9,12 +9,14 @@ precision layers the kernel still sums in float32, and its results are rounded a
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import torch
 from torch import nn
 
 from slipstream.core.shapes import Float, Tensor
 from slipstream.kernels import cpu_linear
+from slipstream.models.rounded import round_linears
 
 HALF = torch.bfloat16, torch.float16
 
@@ -22,12 +24,11 @@ HALF = torch.bfloat16, torch.float16
 class PackedLinear(nn.Module):
     """Takes the place of a linear layer, for inference. The weight is no parameter: casts and moves pass it by."""
 
-    def __init__(
-        self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None, integers: bool = False
-    ) -> None:
+    def __init__(self, packed: cpu_linear.Packed, held: Float[Tensor, "out in"] | None = None) -> None:
+        """`held` is the weight before it was packed, where an embedding keeps it anyway."""
         super().__init__()
-        self.packed = cpu_linear.pack(weight.float(), None if bias is None else bias.float(), integers)
-        self.out_features, self.in_features = weight.shape
+        self.packed, self.held = packed, held
+        self.out_features, self.in_features = packed.outputs, packed.inputs
 
     def forward(self, x: Float[Tensor, "*rows in"]) -> Float[Tensor, "*rows out"]:
         if x.requires_grad and torch.is_grad_enabled():
@@ -38,8 +39,8 @@ class PackedLinear(nn.Module):
 
     @property
     def weight(self) -> Float[Tensor, "out in"]:
-        """A copy, unpacked anew each time: right for code that looks at it once, slow in a forward pass."""
-        return self.packed.unpack()
+        """A copy, unpacked anew each time unless the weight is held: right for code that looks at it once."""
+        return self.packed.unpack() if self.held is None else self.held
 
     @property
     def bias(self) -> Float[Tensor, " out"] | None:
@@ -50,9 +51,23 @@ class PackedLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, weight={kind}"
 
 
-def pack_linears(model: nn.Module, integers: bool = False) -> int:
+def prepared(model: Any, invariant: bool = False, whole: bool = False, weights: str | None = None) -> Any:
+    """On a CPU, linears made for few rows take over: in float32, where they are faster, and for invariant mode. Where
+    the choice is ours (`whole`), weights take as few bytes as they can: those of few bits stay in them if the processor
+    multiplies whole numbers, and are rounded to bfloat16 if not. `weights`: to what they are rounded in any case."""
+    if weights and model.device.type != "cpu":
+        round_linears(model, weights)
+    if model.device.type == "cpu" and (model.dtype == torch.float32 or invariant):
+        if whole and model.dtype == torch.float32 and cpu_linear.available() and not cpu_linear.has_integers():
+            model = model.to(torch.bfloat16).to(torch.float32)
+        pack_linears(model, integers=whole or weights is not None, rounded=weights is not None)
+    return model
+
+
+def pack_linears(model: nn.Module, integers: bool = False, rounded: bool = False) -> int:
     """Replace the linear layers of a model on the CPU, in place; how many were, none if there is no kernel. With
-    `integers`, weights that are whole numbers of few bits meet activations of sixteen.
+    `integers`, weights that are whole numbers of few bits meet activations of sixteen; with `rounded` all weights are
+    rounded to eight bits, which a drafter may be.
 
     Each weight is let go as soon as it is packed, so memory does not double. An output matrix that is also the
     embedding is packed for its own use, and the embedding keeps its tensor.
@@ -64,15 +79,22 @@ def pack_linears(model: nn.Module, integers: bool = False) -> int:
         for name, child in parent._modules.items():  # `named_children` skips a second place
             if child is not None and _weights(child) is not None:
                 places[child].append((parent, name))
+    tables = {m.weight.data_ptr() for m in model.modules() if isinstance(m, nn.Embedding)}
     count = len(places)
     while places:
         child, homes = places.popitem()
         weights = _weights(child)
         assert weights is not None
-        packed = PackedLinear(*weights, integers)
+        packed = _packed(*weights, integers, rounded, held=weights[0].data_ptr() in tables)
         for parent, name in homes:
             setattr(parent, name, packed)
     return count
+
+
+def _packed(weight: Tensor, bias: Tensor | None, integers: bool, rounded: bool, held: bool) -> PackedLinear:
+    packed = cpu_linear.pack(weight.float(), None if bias is None else bias.float(), integers, rounded)
+    kept = held and not rounded and weight.dtype == torch.float32
+    return PackedLinear(packed, weight if kept else None)
 
 
 def products(model: nn.Module) -> str | None:

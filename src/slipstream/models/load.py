@@ -18,7 +18,7 @@ from slipstream.models.store import CatalogError
 from slipstream.models.text import Text
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 OUTPUTS = frozenset({"lm_head.weight", "embed_out.weight"})  # where these are not stored, the input matrix serves
 
@@ -54,6 +54,13 @@ def load_model(found: Found, dtype: str | torch.dtype = "auto", device: str | to
     return model.to(device).eval()
 
 
+def load_config(found: Found) -> PreTrainedConfig:
+    from transformers import AutoConfig
+
+    with quiet(), _loading(found, "the configuration"):
+        return AutoConfig.from_pretrained(found.path, local_files_only=True, trust_remote_code=found.trust_remote_code)
+
+
 def load_tokenizer(found: Found) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
@@ -65,9 +72,13 @@ def load_tokenizer(found: Found) -> PreTrainedTokenizerBase:
 
 def load_text(found: Found) -> Text:
     """The model's tokenizer with its chat template and end tokens."""
-    generation = found.path / "generation_config.json"
-    ends = [read_json(path).get("eos_token_id") for path in (found.path / "config.json", generation) if path.is_file()]
-    return Text(load_tokenizer(found), ends)
+    return Text(load_tokenizer(found), configured_ends(found))
+
+
+def configured_ends(found: Found) -> list[Any]:
+    """The end tokens that a model's files name, each as they put it."""
+    files = (found.path / name for name in ("config.json", "generation_config.json"))
+    return [read_json(path).get("eos_token_id") for path in files if path.is_file()]
 
 
 @contextmanager

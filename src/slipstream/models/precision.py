@@ -3,7 +3,7 @@
 On a CPU, float32 where this package's kernels run: they keep weights in two bytes or fewer whatever is computed with
 them, and beat libraries at the few tokens of a cycle. Elsewhere bfloat16 halves the bytes that bound decoding, but a
 processor without instructions for it emulates them and is slower than in float32. Weights stored in bfloat16 keep their
-values in float32, so widening changes rounding only.
+values in float32, so widening changes rounding only. Weights of eight bits are asked for by name: they are others.
 """
 
 from __future__ import annotations
@@ -25,10 +25,14 @@ NAMES = {
 }
 
 
+FEWER = ("int8", "fp8")  # weights rounded to eight bits, computed with as "auto" would
+
+
 @dataclass(frozen=True)
 class Precision:
     dtype: torch.dtype
     why: str
+    weights: str | None = None  # what weights are rounded to, where they are
 
     def __str__(self) -> str:
         return str(self.dtype).removeprefix("torch.")
@@ -41,13 +45,21 @@ def choose(dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu"
         return Precision(dtype, "as asked for")
     if dtype in NAMES:
         return Precision(NAMES[dtype], "as asked for")
+    if dtype in FEWER:
+        return _rounded(dtype, torch.device(device).type, choose("auto", device, kernels))
     if dtype != "auto":
-        raise ValueError(f"dtype is {dtype!r}; it must be auto, {', '.join(NAMES)}")
+        raise ValueError(f"dtype is {dtype!r}; it must be auto, {', '.join((*NAMES, *FEWER))}")
     if kernels and torch.device(device).type == "cpu" and cpu_linear.available():
         return Precision(torch.float32, "this processor has kernels made for few tokens, in float32")
     if has_bfloat16(torch.device(device)):
         return Precision(torch.bfloat16, f"{_place(device)} has bfloat16 instructions")
     return Precision(torch.float32, f"{_place(device)} has no bfloat16 instructions")
+
+
+def _rounded(weights: str, device: str, computed: Precision) -> Precision:
+    if device == "cpu" and (weights != "int8" or not cpu_linear.has_integers()):
+        raise ValueError(f"{weights} weights need a GPU; a processor that multiplies bytes has int8 alone")
+    return Precision(computed.dtype, computed.why, weights)
 
 
 def _place(device: str | torch.device) -> str:

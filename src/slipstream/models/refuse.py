@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from slipstream.core.shapes import Float, Tensor
-from slipstream.models.attention import NAME, WHOLE, View, view
+from slipstream.models.attention import NAME, WHOLE, View, plug_in, view
 from slipstream.models.cache import Cache
 from slipstream.models.layers import watch
 from slipstream.models.packing import Line, Piece
@@ -70,6 +70,7 @@ class Anatomy:
     windows: dict[int, int | None]  # by layer; None sees everything
     vocab: int
     as_tuple: bool  # layers return their hidden state first in a tuple
+    agreed: bool = False  # layers in one call were compared with the modules before, by the builder of a package
 
 
 @dataclass
@@ -98,7 +99,7 @@ def probe(model: Any) -> Anatomy:
     token = (torch.arange(PROBE, device=model.device)[None] + config.vocab_size // 2) % config.vocab_size
     try:
         expected = None if own == NAME else model(token, use_cache=False)[0][0]
-        model.set_attn_implementation(NAME)
+        plug_in(model)
         witness = Witness(_probe_view(count, model.device))
         _call(model, token, witness, mask=None)
         windows = _windows(model, witness, count)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slipstream.models.detokenizer import Detokenizer
@@ -27,13 +27,24 @@ Messages = Sequence[Mapping[str, Any]]
 class Text:
     """A model's tokenizer as the rest of slipstream sees it. `ends` are the tokens after which it has finished."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, ends: Iterable[int | Sequence[int] | None] = ()) -> None:
-        self.tokenizer = tokenizer
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        ends: Iterable[int | Sequence[int] | None] = (),
+        full: Callable[[], PreTrainedTokenizerBase] | None = None,
+    ) -> None:
+        """`full` gives transformers' tokenizer, where `tokenizer` only answers as one would (`words`)."""
+        self.tokenizer, self._full = tokenizer, full
         self.instruct = bool(getattr(tokenizer, "chat_template", None))
         self.ends = _ends(tokenizer, ends)
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self.skipped = self.ends | {i for i, token in added.items() if token.special} | set(tokenizer.all_special_ids)
         self._bos = tokenizer.bos_token_id if _wants_bos(tokenizer) else None
+
+    @property
+    def huggingface(self) -> PreTrainedTokenizerBase:
+        """transformers' own tokenizer, for other libraries."""
+        return self._full() if self._full else self.tokenizer
 
     def encode(self, prompt: str | Messages, raw: bool = False) -> list[int]:
         """Ids of a prompt: through the chat template where there is one and `raw` is off, else as it stands."""

@@ -68,7 +68,8 @@ class TorchModel(Model):
         self.features: tuple[int, ...] = self._declared
         self.invariant = invariant
         self._kernel = invariant_attention(model) if invariant and self.device.type == "cpu" else None
-        self.decoder = decoder(model, self.anatomy.layers, self.anatomy.windows, invariant) if kernels else None
+        known = self.anatomy
+        self.decoder = decoder(model, known.layers, known.windows, invariant, known.agreed) if kernels else None
         if invariant and self._kernel is None and self.decoder is None:
             raise no_invariance(model, "its layers are not run by kernels that sum in one order")
         self._trims = "logits_to_keep" in inspect.signature(model.forward).parameters

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from slipstream.core.shapes import Float, Int, Tensor
-from slipstream.models.attention import NAME, WHOLE, by_hand
+from slipstream.models.attention import WHOLE, by_hand, plug_in
 from slipstream.models.refuse import Anatomy
 
 PREFILL = 1 << 17  # tokens read in one pass
@@ -131,7 +131,7 @@ def respond(
 def _attention(model: Any) -> Iterator[None]:
     """The model calls the flight in every layer, and its own attention again afterwards."""
     own = model.config._attn_implementation
-    model.set_attn_implementation(NAME)
+    plug_in(model)
     try:
         yield
     finally:

@@ -113,7 +113,6 @@ class Batch:
         if done is None:
             return False
         draft, verdict, drafting = done
-        self.model.commit(rows, verdict)
         self.policy.observe(rows, draft, verdict)
         self.publish([group], [draft], [verdict], None, [{}])
         if drafting is not None:
@@ -145,7 +144,7 @@ class Batch:
         try:
             drafter = self._drafter(job.course.drafter)
             drafter.open([job.row])
-            if self._express is None or not self._express.drafts(drafter):  # whole cycles are of chains alone
+            if self._express is None or not self._express.only_chains(drafter, job.course.rule):
                 self.policy.open([job.row], self.model, drafter, self._rule(job.course.rule))
         except Exception as error:
             self._without_drafter(job, error)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, fields
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +16,18 @@ from slipstream.drafters import drafters
 from slipstream.drafters.draft_folder import load_draft
 from slipstream.drafters.folder import head_kind, load_head
 from slipstream.drafters.shipped import shipped, shipped_for
-from slipstream.kernels import cpu_linear
-from slipstream.kernels.compile import build_all
-from slipstream.kernels.machine import use_cores
+from slipstream.kernels.compile import Unavailable, build_all
+from slipstream.kernels.machine import say, use_cores
+from slipstream.models import store
 from slipstream.models.catalog import catalog_names, load_model, load_text, resolve
 from slipstream.models.invariant import free, why_not
+from slipstream.models.later import Later, undisturbed
 from slipstream.models.layers import keep_layers
-from slipstream.models.linears import pack_linears, products
-from slipstream.models.load import Found
+from slipstream.models.linears import pack_linears, prepared, products
+from slipstream.models.load import Found, load_config
+from slipstream.models.package import open_package, write_package
 from slipstream.models.precision import choose
+from slipstream.models.skeleton import Skeleton, Unfit
 from slipstream.models.text import Text, same_tokenizer
 from slipstream.models.torch_model import TorchModel
 
@@ -30,6 +35,8 @@ if TYPE_CHECKING:
     from slipstream.engines.native.express import Express
 
 Options = Mapping[str, str]
+WORTH = 1 << 25  # bytes; smaller models are compiled only if that is asked for
+SOON = 0.5  # seconds in which kernels are found that were compiled before
 
 
 @dataclass(frozen=True)
@@ -39,38 +46,75 @@ class Target:
     found: Found
     model: TorchModel
     text: Text
+    weights: str | None = None  # what weights were rounded to, if they were
 
     @property
     def label(self) -> str:
         dtype = products(self.model.model) or str(self.model.dtype).removeprefix("torch.")
         weights = f"{self.found.quantised} weights, " if self.found.quantised else ""
+        weights += f"rounded to {self.weights}, " if self.weights else ""
         return f"{self.found.name} ({weights}{dtype}{', invariant' if self.model.invariant else ''})"
 
 
+@undisturbed()
 def build_target(
-    name: str, dtype: str = "auto", device: str = "auto", context: int | None = None, invariant: bool | None = None
+    name: str,
+    dtype: str = "auto",
+    device: str = "auto",
+    context: int | None = None,
+    invariant: bool | None = None,
+    package: bool = True,
 ) -> Target:
-    """Load a target. `invariant`: a row's numbers depend on that row alone, to the bit; None: where that is free."""
+    """Load a target. `invariant`: a row's numbers depend on that row alone, to the bit; None: where that is free. Where
+    there is a compiled package of it on this machine, it is opened instead, and where there is none, one is written
+    when there is time; without `package` neither."""
     found = resolve(name)
     use_cores()
     place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     if place == "cpu":
-        build_all()
-    model = load_model(found, choose(dtype, place, kernels=True).dtype, place)
-    model = prepared(model, bool(invariant), whole=dtype == "auto")
+        _compile()
+    kind, whole = choose(dtype, place, kernels=True), dtype == "auto"
+    wanted = kind.dtype
+    packaged = package and whole and place == "cpu" and wanted == torch.float32
+    if not packaged:
+        say(f"package: none wanted (dtype {dtype} on {place}); the model is loaded whole")
+    if packaged and (ready := open_package(found)):
+        model, anatomy, text = ready
+        sure = True if invariant is None else invariant
+        return Target(found, TorchModel(model, context=context, anatomy=anatomy, invariant=sure), text)
+    model = prepared(load_model(found, wanted, place), bool(invariant), whole, kind.weights)
     sure = free(model) if invariant is None else invariant
-    return Target(found, TorchModel(model, context=context, invariant=sure), load_text(found))
+    target = Target(found, TorchModel(model, context=context, invariant=sure), load_text(found), kind.weights)
+    if packaged and store.size(found.path) >= WORTH:
+        Later(lambda: _write(target))
+    return target
 
 
-def prepared(model: Any, invariant: bool = False, whole: bool = False) -> Any:
-    """On a CPU, linears made for few rows take over: in float32, where they are faster, and for invariant mode. Where
-    the choice is ours (`whole`), weights take as few bytes as they can: those of few bits stay in them if the processor
-    multiplies whole numbers, and are rounded to bfloat16 if not."""
-    if model.device.type == "cpu" and (model.dtype == torch.float32 or invariant):
-        if whole and model.dtype == torch.float32 and cpu_linear.available() and not cpu_linear.has_integers():
-            model = model.to(torch.bfloat16).to(torch.float32)
-        pack_linears(model, integers=whole)
-    return model
+def _compile() -> None:
+    """Kernels for a CPU. Where they are compiled first, there is no package either, and transformers will be needed:
+    one waits for a compiler while one imports."""
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(build_all)
+        if not wait([made], timeout=SOON).done:
+            import_module("transformers.modeling_utils")
+        made.result()
+
+
+def compile_target(name: str) -> Path:
+    """Write the compiled package of a model; ValueError where it cannot be had."""
+    target = build_target(name, device="cpu", package=False)
+    try:
+        return write_package(target.found, target.model, target.text)
+    except (Unfit, Unavailable) as error:
+        raise ValueError(f"{name} cannot be compiled: {error}; it is loaded whole every time") from error
+
+
+def _write(target: Target) -> None:
+    """In the background nobody waits for it, and nobody is told but those who ask."""
+    try:
+        write_package(target.found, target.model, target.text)
+    except (Unfit, Unavailable, store.CatalogError) as error:
+        say(f"package: not written ({error})")
 
 
 def express(model: TorchModel) -> Express | None:
@@ -132,7 +176,7 @@ def _draft_model(kind: Any, target: Target, options: dict[str, str]) -> Drafter:
     trained = _trained("draft_model", target, known)
     if trained is not None:
         output = target.model.model.get_output_embeddings().weight.detach()
-        model, ids = load_draft(trained, target.model.model, output)
+        model, ids = load_draft(trained, target.model.model, output, _config(target))
         return kind(_drafting(model, target), target.model.vocab, ids)  # type: ignore[no-any-return]
     found = resolve(known["model"]) if "model" in known else target.found
     difference = None if found == target.found else same_tokenizer(load_text(found).tokenizer, target.text.tokenizer)
@@ -143,6 +187,11 @@ def _draft_model(kind: Any, target: Target, options: dict[str, str]) -> Drafter:
     if "layers" in known:
         keep_layers(model, known["layers"])
     return kind(_drafting(model, target), target.model.vocab)  # type: ignore[no-any-return]
+
+
+def _config(target: Target) -> Any:
+    """The target's configuration, which a package holds only a part of."""
+    return load_config(target.found) if isinstance(target.model.model, Skeleton) else target.model.model.config
 
 
 def _trained(kind: str, target: Target, known: dict[str, str]) -> Path | None:
@@ -171,7 +220,8 @@ def _eagle(kind: Any, target: Target, options: dict[str, str]) -> Drafter:
     output = target.model.model.get_output_embeddings().weight.detach()
     net, ids = load_head(shipped().get(str(folder), folder), embedding, output)
     if embedding.is_cpu and embedding.dtype == torch.float32:
-        pack_linears(net, integers=products(target.model.model) is not None)
+        whole = products(target.model.model) is not None
+        pack_linears(net, integers=whole, rounded=whole)
     return kind(net, ids, embedding, target.model, target.model.vocab)  # type: ignore[no-any-return]
 
 

@@ -58,7 +58,7 @@ def _compiler(text: Text, vocab: int) -> tuple[Any, Bool[Tensor, " vocab"]]:
     except ImportError as error:
         raise ValueError("grammars need xgrammar; pip install slipstream-lm[grammar]") from error
     ends = sorted(token for token in text.ends if token < vocab)
-    info = xgrammar.TokenizerInfo.from_huggingface(text.tokenizer, vocab_size=vocab, stop_token_ids=ends)
+    info = xgrammar.TokenizerInfo.from_huggingface(text.huggingface, vocab_size=vocab, stop_token_ids=ends)
     words = torch.ones(vocab, dtype=torch.bool)
     words[[token for token in text.skipped - text.ends if token < vocab]] = False
     return xgrammar.GrammarCompiler(info), words

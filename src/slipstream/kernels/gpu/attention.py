@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from slipstream.kernels.gpu.eighth import Weight
+
 QUERIES = 16  # queries of a program, the smallest tile matrix units take
 PART = 128  # places of a program
 WORDS = 4  # of 64 bits: nodes of a tree that one token can choose from
@@ -175,7 +177,7 @@ class Space:
     total: Tensor
 
     @staticmethod
-    def of(tokens: int, parts: int, heads: Heads, like: Tensor) -> Space:
+    def of(tokens: int, parts: int, heads: Heads, like: Weight) -> Space:
         def wide(*shape: int) -> Tensor:
             return torch.empty(tokens, heads.heads, *shape, device=like.device)
 

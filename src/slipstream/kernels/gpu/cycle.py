@@ -115,6 +115,8 @@ class Control:
     row: Tensor  # in the target's cache
     head_row: Tensor  # in the drafter's
     last: Tensor  # the last committed token
+    nodes: Tensor  # of a tree, beside its depth
+    width: Tensor  # candidates after one slot
 
 
 def chain_layout(rows: int, width: int, chunk: int, device: torch.device) -> Layout:

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.gpu.attention import Heads, Layout, Space, attend, turn
+from slipstream.kernels.gpu.eighth import Weight
 from slipstream.kernels.gpu.products import Norm, Stream, product
 
 FEW = 16  # up to so many rows products are ours; the library's are better made for more
@@ -33,10 +34,10 @@ def embed(token: Tensor, embedding: Tensor, out: Tensor) -> None:
 class Block:
     """The weights of one layer, those that read the same rows fused."""
 
-    qkv: Tensor
-    output: Tensor
-    gate_up: Tensor
-    down: Tensor
+    qkv: Weight
+    output: Weight
+    gate_up: Weight
+    down: Weight
     before: Norm | None  # None: what is read was normed already
     between: Norm
     qkv_bias: Tensor | None = None
@@ -47,7 +48,7 @@ class Block:
 class Net:
     blocks: Sequence[Block]
     norm: Norm
-    head: Tensor
+    head: Weight
     heads: Heads
     angles: tuple[Tensor, Tensor]  # cosines and sines by position, half as wide as a head
     exact: bool = False  # sums in one order for any number of rows, and wherever a pass begins
@@ -63,7 +64,8 @@ class Room:
         block, heads = net.blocks[0], net.heads
         like = block.down
         self.stream = Stream(tokens, like.shape[0], like)
-        self.given = torch.empty(tokens, len(block.qkv), device=like.device)
+        given = torch.float32 if net.few(tokens) else like.dtype  # sums as they are, or as the library gives them
+        self.given = torch.empty(tokens, len(block.qkv), dtype=given, device=like.device)
         self.attended = like.new_empty(tokens, heads.heads * heads.dim)
         self.inner = like.new_empty(tokens, like.shape[1])
         self.space = Space.of(tokens, parts, heads, like)
@@ -120,7 +122,7 @@ def layer(
     _add(net, room.inner, block.down, room.stream, None, after, few)
 
 
-def _add(net: Net, x: Tensor, weight: Tensor, stream: Stream, bias: Tensor | None, after: Norm, few: bool) -> None:
+def _add(net: Net, x: Tensor, weight: Weight, stream: Stream, bias: Tensor | None, after: Norm, few: bool) -> None:
     """Add to the stream. Squares are summed by those who leave them, or all at once where that must not matter."""
     product(x, weight, stream, bias, after=None if net.exact else after, few=few)
     if net.exact:

@@ -23,14 +23,16 @@ BLOCK = 2048  # tokens of a vocabulary that a program goes through
 
 @triton.jit
 def _survey(
-    logits, vocab, temperature, stream, start, ids, high, who, mass, soonest, drawn,
+    logits, vocab, temperature, stream, start, ids, far, high, who, mass, soonest, drawn,
     WIDTH: tl.constexpr, DEPTH: tl.constexpr, PURPOSE: tl.constexpr, RACE: tl.constexpr, NAMED: tl.constexpr,
-    BLOCK: tl.constexpr,
+    TREE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One block of a slot's vocabulary: its largest logit, the weight of all relative to that, and who wins its race.
-    Slot s is the (s % WIDTH + DEPTH)-th of row s // WIDTH."""
+    Slot s is the (s % WIDTH + DEPTH)-th of row s // WIDTH, or in a TREE, `far[s]` tokens beyond the row's end."""
     slot, block = tl.program_id(0), tl.program_id(1)
     row, node = slot // WIDTH, slot % WIDTH + DEPTH
+    if TREE:
+        node = tl.load(far + slot)
     at = block * BLOCK + tl.arange(0, BLOCK)
     inside = at < vocab
     x = tl.load(logits + slot.to(tl.int64) * vocab + at, mask=inside, other=float("-inf")).to(tl.float32)
@@ -136,10 +138,12 @@ class Laws:
         return part
 
 
-def choose(laws: Laws, wishes: Wishes, out: Tensor, width: int, purpose: Purpose, race: bool = True) -> None:
+def choose(
+    laws: Laws, wishes: Wishes, out: Tensor, width: int, purpose: Purpose, race: bool = True, far: Tensor | None = None
+) -> None:
     """The target's own token at every slot, `width` slots a row. Without `race` only what makes a law of logits is
-    worked out, and the likeliest token."""
-    _draw(laws, wishes, out, width, (width, 0), purpose, race, None, None)
+    worked out, and the likeliest token. In a tree, `far` says how many drafted tokens each slot follows."""
+    _draw(laws, wishes, out, width, (width, 0), purpose, race, None, None, far)
 
 
 def draft(
@@ -159,13 +163,14 @@ def _draw(
     race: bool,
     ids: Tensor | None,
     chance: Tensor | None,
+    far: Tensor | None = None,
 ) -> None:
     slots, vocab = laws.logits.shape
     names = out if ids is None else ids
     _survey[slots, laws.blocks](
-        *(laws.logits, vocab, wishes.temperature, wishes.stream, wishes.start, names),
+        *(laws.logits, vocab, wishes.temperature, wishes.stream, wishes.start, names, names if far is None else far),
         *(laws.high, laws.who, laws.mass, laws.soonest, laws.drawn),
-        *(*place, int(purpose), race, ids is not None, BLOCK),
+        *(*place, int(purpose), race, ids is not None, far is not None, BLOCK),
     )
     _conclude[(slots,)](
         *(laws.logits, vocab, wishes.temperature, names, out, step, laws.high, laws.who, laws.mass, laws.soonest),

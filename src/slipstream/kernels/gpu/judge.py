@@ -214,6 +214,13 @@ def judge(
         *(wishes.temperature, wishes.stream, wishes.start, kept, carry, laws.soonest, laws.drawn, rows),
         *(width, named, draw.BLOCK),
     )
+    settle(laws, following)
+
+
+def settle(laws: Laws, following: Tensor) -> None:
+    """The token after each row's kept ones, of two races that were run block by block."""
+    wide = triton.next_power_of_2(laws.blocks)
+    rows, vocab = len(following), laws.logits.shape[1]
     _settle[(rows,)](laws.soonest, laws.drawn, vocab, laws.blocks, following, wide, num_warps=1)
 
 

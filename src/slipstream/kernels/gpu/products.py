@@ -18,16 +18,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from slipstream.kernels.gpu.eighth import Eighth, Weight
+
 ROWS = 16  # the smallest tile that matrix units take
 MOST = 512  # programs that may add to the stream side by side
 
 
 @triton.jit(do_not_specialize=["tokens", "parts"])
 def _product(
-    x, weight, squares, bias, out, after, ready, left, tokens, inputs, outputs, parts, epsilon,
-    NORM: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, AFTER: tl.constexpr,
-    EXACT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, PARTS: tl.constexpr,
-    MOST: tl.constexpr,
+    x, weight, scales, squares, bias, out, after, ready, left, tokens, inputs, outputs, parts, epsilon,
+    EIGHTH: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
+    AFTER: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+    PARTS: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -48,11 +50,15 @@ def _product(
         inside = start + step < inputs
         piece = tl.load(lines + start, mask=known[:, None] & inside[None, :], other=0.0)
         mask = real[:, None] & inside[None, :]
-        part = tl.load(where + start, mask=mask, other=0.0)
+        part = tl.load(where + start, mask=mask, other=0.0).to(x.dtype.element_ty)
         total = tl.dot(piece, tl.trans(part), total, input_precision=precision)
         if GATED:
-            second = tl.load(beside + start, mask=mask, other=0.0)
+            second = tl.load(beside + start, mask=mask, other=0.0).to(x.dtype.element_ty)
             other = tl.dot(piece, tl.trans(second), other, input_precision=precision)
+    if EIGHTH:
+        total = total * tl.load(scales + column, mask=real, other=0.0)[None, :]
+        if GATED:
+            other = other * tl.load(scales + outputs + column, mask=real, other=0.0)[None, :]
     if NORM:
         size = tl.rsqrt(tl.sum(each, 1) / inputs + epsilon)[:, None]
         total = total * size
@@ -95,6 +101,19 @@ def _norm(x, weight, out, size, epsilon, SIZE: tl.constexpr):
 
 
 @triton.jit
+def _added(x, made, weight, out, size, epsilon, SIZE: tl.constexpr):
+    """Add to a stream, and norm it for who reads it next."""
+    row, at = tl.program_id(0), tl.arange(0, SIZE)
+    inside = at < size
+    piece = tl.load(x + row * size + at, mask=inside, other=0.0)
+    piece += tl.load(made + row * size + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(x + row * size + at, piece, mask=inside)
+    scale = tl.rsqrt(tl.sum(piece * piece, 0) / size + epsilon)
+    piece = piece * scale * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * size + at, piece.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def _gate(both, out, size, SIZE: tl.constexpr):
     row, at = tl.program_id(0), tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     inside = at < size
@@ -112,23 +131,24 @@ class Norm:
 class Stream:
     """The residual stream of a pass, and what the norm that comes next needs of it."""
 
-    def __init__(self, tokens: int, size: int, like: Tensor) -> None:
+    def __init__(self, tokens: int, size: int, like: Weight) -> None:
         self.hidden = torch.empty(tokens, size, device=like.device)
         self.ready = like.new_empty(tokens, size)
         self.squares = torch.empty(tokens, MOST, device=like.device)
         self.norm: Norm | None = None
         self.parts = 0  # of the squares; 0: nobody left any
+        self.normed = False  # whether `ready` is what the norm gives, and not only what it multiplies
 
     def begin(self, norm: Norm) -> None:
         """What lies in `hidden` is read under this norm next."""
         tokens, size = self.hidden.shape
         _ready[(tokens,)](self.hidden, norm.weight, self.ready, self.squares, size, triton.next_power_of_2(size), MOST)
-        self.norm, self.parts = norm, 1
+        self.norm, self.parts, self.normed = norm, 1, False
 
 
 def product(
     x: Tensor | Stream,
-    weight: Tensor,
+    weight: Weight,
     out: Tensor | Stream,
     bias: Tensor | None = None,
     gated: bool = False,
@@ -146,16 +166,17 @@ def product(
     reads, norm, squares, parts = (x.ready, x.norm, x.squares, x.parts) if isinstance(x, Stream) else (x, None, x, 0)
     target, ready, left = (out.hidden, out.ready, out.squares) if isinstance(out, Stream) else (out, out, out)
     grid = triton.cdiv(outputs, columns), triton.cdiv(len(reads), ROWS)
+    number, scales = (weight.number, weight.scale) if isinstance(weight, Eighth) else (weight, reads)
     _product[grid](
-        *(reads, weight, squares, reads if bias is None else bias, target, after.weight if after else reads),
-        *(ready, left, len(reads), inputs, outputs, parts, norm.epsilon if norm else 0.0),
+        *(reads, number, scales, squares, reads if bias is None else bias, target, after.weight if after else reads),
+        *(ready, left, len(reads), inputs, outputs, parts, norm.epsilon if norm else 0.0, isinstance(weight, Eighth)),
         *(norm is not None, bias is not None, gated, isinstance(out, Stream), after is not None),
         *(weight.dtype == torch.float32, ROWS, columns, step, triton.next_power_of_2(max(1, parts)), MOST),
         num_warps=warps,
         num_stages=stages,
     )
     if isinstance(out, Stream):
-        out.norm, out.parts = after, grid[0]
+        out.norm, out.parts, out.normed = after, grid[0], False
         assert grid[0] <= MOST, "more programs than there is room for their squares"
 
 
@@ -172,19 +193,41 @@ def tile(outputs: int, inputs: int, gated: bool) -> tuple[int, int, int, int]:
 
 
 def _library(
-    x: Tensor | Stream, weight: Tensor, out: Tensor | Stream, bias: Tensor | None, gated: bool, after: Norm | None
+    x: Tensor | Stream, weight: Weight, out: Tensor | Stream, bias: Tensor | None, gated: bool, after: Norm | None
 ) -> None:
+    weight = weight.wide() if isinstance(weight, Eighth) else weight
     if isinstance(x, Stream):
-        assert x.norm is not None, "a stream is read through a norm"
-        tokens, size = x.hidden.shape
-        _norm[(tokens,)](x.hidden, x.norm.weight, x.ready, size, x.norm.epsilon, triton.next_power_of_2(size))
-        x = x.ready
-    made = torch.nn.functional.linear(x, weight, bias)
+        x = _through_norm(x)
+    plain = isinstance(out, Tensor) and not gated and out.dtype == x.dtype
+    made = _multiply(x, weight, bias, out if plain else None)  # type: ignore[arg-type]
     if isinstance(out, Stream):
-        out.hidden += made
-        out.norm, out.parts = after, 0
+        _add(out, made, after)
     elif gated:
         size = made.shape[1] // 2
         _gate[(len(made), triton.cdiv(size, 1024))](made, out, size, 1024)
-    else:
+    elif not plain:
         out.copy_(made)
+
+
+def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
+    if bias is None:
+        return torch.mm(x, weight.T, out=out)
+    return torch.addmm(bias, x, weight.T, out=out)
+
+
+def _through_norm(x: Stream) -> Tensor:
+    assert x.norm is not None, "a stream is read through a norm"
+    tokens, size = x.hidden.shape
+    if not x.normed:
+        _norm[(tokens,)](x.hidden, x.norm.weight, x.ready, size, x.norm.epsilon, triton.next_power_of_2(size))
+    return x.ready
+
+
+def _add(out: Stream, made: Tensor, after: Norm | None) -> None:
+    tokens, size = out.hidden.shape
+    out.norm, out.parts, out.normed = after, 0, after is not None
+    if after is None:
+        out.hidden += made
+    else:
+        wide = triton.next_power_of_2(size)
+        _added[(tokens,)](out.hidden, made, after.weight, out.ready, size, after.epsilon, wide, num_warps=8)

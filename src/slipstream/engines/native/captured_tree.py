@@ -1,0 +1,129 @@
+"""A whole cycle that drafts a tree, on the device: what it must equal is `Batch`'s own cycle, as for chains.
+
+The head is run over the likeliest open nodes of each row, a level at a time, and the likeliest nodes of all levels are
+the draft (`kernels.gpu.tree`); the target reads them in one pass, a path is accepted, its entries are moved to the
+places after the committed ones, and the head reads it (`kernels.gpu.path`). Rows that draft a chain or nothing are
+trees of width 1 or of no node, so they ride along.
+
+What is drafted is what `drafters.plans.Chosen` grows, in its order, with two exceptions. Under `coupled` candidates are
+taken from the draft's race on the noise of their position, as there, but which of them are kept follows the odds that
+each wins, given that noise, where `plans.Drawn` settles the share of each level before it draws. And nothing is known
+here of end tokens, after which the host drafts nothing. Neither moves a token's law, and under `greedy` and `coupled`
+no token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from slipstream.core.noise import Purpose
+from slipstream.core.shapes import Int, Tensor
+from slipstream.engines.native.captured_parts import Halves, Head, Inputs, Reading, Scoring
+from slipstream.engines.native.told import Told, told_trees
+from slipstream.kernels.gpu.decoder import Held, Room
+from slipstream.kernels.gpu.draw import choose
+from slipstream.kernels.gpu.path import Bundle, Committed, carry, follow, offer, report
+from slipstream.kernels.gpu.tree import Planted, Pool, open_level, plant, rank
+from slipstream.models.gpu_decoder import GpuDecoder
+
+
+@dataclass(frozen=True)
+class TreeKind:
+    """What a graph is captured for: rows may have smaller trees than this."""
+
+    rows: int
+    nodes: int
+    depth: int
+    width: int
+    rule: str  # greedy, coupled or chosen
+    parts: int  # of the cache
+
+
+class TreeCycle:
+    """The buffers of one kind of cycle, and its graph."""
+
+    def __init__(self, kind: TreeKind, target: GpuDecoder, held: Held, head: Head) -> None:
+        self.kind, self._head = kind, head
+        rows, slots, device = kind.rows, kind.nodes + 1, target.embedding.device
+        self._inputs = Inputs(rows, device)
+        self._scoring = Scoring(target, held, head, rows, slots, kind.parts)
+        parent, far = torch.zeros(2, rows, slots, dtype=torch.long, device=device)
+        self._tree = Planted(self._scoring.token, parent, far)
+        self._path = torch.full((rows, kind.depth), -1, device=device)
+        self._room = torch.zeros(rows, dtype=torch.long, device=device), torch.zeros_like(far)
+        self._moved = [Bundle([part for both in held for part in both]), Bundle(list(head.features.values()))]
+        self._reading = Reading(head, rows, kind.depth + 1, kind.parts, target.embedding)
+        self._fused = torch.zeros_like(self._reading.following)
+        self._stack = self._scoring.stack.new_zeros(len(self._fused), self._scoring.stack.shape[1])
+        self._result = torch.zeros(rows, 2 + 2 * slots + kind.depth, dtype=torch.long, device=device)
+        self.state = self._reading.state
+        self._prepare(head)
+        self.halves = Halves(self._first, self._second, self._result)
+
+    def _prepare(self, head: Head) -> None:
+        kind, net, device = self.kind, head.kernels.net, self.state.device
+        opened = kind.rows * kind.width
+        self._pool = Pool(kind.rows, kind.width, kind.depth, len(net.head), net.heads.chunk, device)
+        self._ends = Room(net, kind.rows, kind.parts)
+        self._levels = [Room(net, opened, kind.parts) for _ in range(min(2, kind.depth - 1))]  # taken in turns
+        self._logits = torch.zeros(opened, len(net.head), device=device)
+        self._both = head.kernels.embedding.new_zeros(opened, 2 * self.state.shape[1])
+
+    @property
+    def drafting(self) -> float:
+        """Seconds, in the last cycle."""
+        return self.halves.drafting
+
+    def __call__(
+        self, words: Sequence[Sequence[int]], numbers: Sequence[Sequence[float]], state: Tensor | None
+    ) -> Int[Tensor, "rows record"]:
+        """One cycle; `state` is what the head gave at the last slot of each row, where this is not what the last cycle
+        left. The record of each row: accepted, next token, whether all had a law, drafted; tokens, parents, path."""
+        self._inputs.load(words, numbers)
+        if state is not None:
+            self.state[: len(state)].copy_(state)
+        return self.halves.run()
+
+    def told(self, record: Sequence[Sequence[float]], vocab: int) -> Told:
+        return told_trees(record, self.kind.nodes, vocab)
+
+    def _first(self) -> None:
+        inputs, kernels, pool, race = self._inputs, self._head.kernels, self._pool, self.kind.rule == "coupled"
+        control, room = inputs.control, self._ends
+        kernels.begin(room, self.state)
+        for level in range(self.kind.depth):
+            if level:
+                layout, before = open_level(pool, level - 1, control), room.hidden
+                room = self._levels[level % len(self._levels)]
+                torch.index_select(before, 0, pool.source, out=room.hidden)
+                kernels.step(pool.word, room, self._both, layout, self._head.held, tree=True)
+            logits = self._logits[: len(room.hidden)]
+            kernels.logits(room, logits)
+            rank(pool, level, logits, self._head.ids, inputs.wishes, control, race)
+        plant(pool, control, self._tree, self._scoring.layout, self._scoring.chunk)
+
+    def _second(self) -> None:
+        control, scoring, reading = self._inputs.control, self._scoring, self._reading
+        scoring.run(tree=True)
+        self._verify()
+        for bundle in self._moved:
+            carry(bundle, control, scoring.found, self._path)
+        committed = Committed(reading.following, self._fused, reading.layout, reading.end)
+        report(
+            *(control, self._tree, self._pool.total, scoring.found, self._path, committed, self._result),
+            reading.chunk,
+        )
+        torch.index_select(scoring.stack, 0, self._fused, out=self._stack)
+        reading.run(self._stack)
+
+    def _verify(self) -> None:
+        rule, scoring, wishes, far = self.kind.rule, self._scoring, self._inputs.wishes, self._tree.far.view(-1)
+        race, purpose = rule == "coupled", Purpose.FIELD if rule == "coupled" else Purpose.EMIT
+        choose(scoring.laws, wishes, scoring.choice, self.kind.nodes + 1, purpose, race, far)
+        if rule == "chosen":
+            offer(scoring.laws, self._tree, self._inputs.control, wishes, self._room, scoring.found, self._path)
+        else:
+            follow(scoring.choice, self._tree, self._inputs.control, scoring.laws.best, scoring.found, self._path)

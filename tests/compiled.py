@@ -1,0 +1,71 @@
+"""Compile the kernels for trees for a GPU, which takes none: what the interpreter lets through, a compiler may not.
+
+Run by `tests/kernels/test_gpu_tree.py` in a process of its own, since kernels are interpreted in the others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from slipstream.kernels.gpu import path, tree
+
+F, L, I = "*fp32", "*i64", "*i32"  # noqa: E741
+SLOTS, PADDED, LEVELS, WIDTH = 25, 32, 2, 6
+CHUNKED = {"CHUNK": 5, "CHUNKS": 5, "WORDS": 4, "USED": 2}
+Kernel = tuple[Any, list[str], dict[str, Any]]
+
+KERNELS: list[Kernel] = [
+    (tree._rank, [F, "i32", F, L, L, L, "i32", F, F, F, I], {"WIDTH": WIDTH, "OPEN": 6, "RACE": True, "BLOCK": 512}),
+    (
+        tree._merge,
+        [F, F, F, I, L, *["i32"] * 4, L, L, F, F, L, L, L, F],
+        {"WIDTH": WIDTH, "OPEN": 6, "FIRST": False, "BLOCKS": 4, "CANDIDATES": 32},
+    ),
+    *(
+        (
+            tree._open,
+            [L, F, *["i32"] * 4, *[L] * 5, L, F, *[L] * 9],
+            {"WIDTH": WIDTH, "FIRST": first, "SIZE": 64, "WIDE": 8, **CHUNKED},
+        )
+        for first in (True, False)
+    ),
+    (tree._sift, [F, L, "i32", I], {"SOME": 64}),
+    (tree._number, [I, "i32", L], {"POOL": 512}),
+    (
+        tree._plant,
+        [I, L, L, L, "i32", "i32", *[L] * 14],
+        {"WIDTH": SLOTS, "WIDE": PADDED, "SOME": 64, **CHUNKED},
+    ),
+    (path._follow, [L, L, L, L, F, L, L, L, L], {"WIDTH": SLOTS, "WIDE": PADDED, "LEVELS": LEVELS}),
+    (
+        path._offer,
+        [F, "i32", L, L, L, F, F, F, L, L, L, L, L, L, L],
+        {"WIDTH": SLOTS, "WIDE": PADDED, "LEVELS": LEVELS},
+    ),
+    (path._remain, [F, "i32", F, F, F, L, L, L, L, L, "*fp64", I], {"WIDTH": SLOTS, "BLOCK": 512}),
+    *((path._carry, [L, kind, L, L, L, L, *["i32"] * 3], {"LEVELS": LEVELS, "SIZE": 64}) for kind in (F, "*bf16")),
+    (
+        path._report,
+        [L] * 19,
+        {"WIDTH": SLOTS, "WIDE": PADDED, "LEVELS": LEVELS, "LONG": 4, "CHUNK": 5, "CHUNKS": 1},
+    ),
+]
+
+
+def main() -> None:
+    for kernel, types, sizes in KERNELS:
+        names = kernel.arg_names
+        assert names[len(types) :] == list(sizes), f"{kernel.__name__} takes {names}"
+        signature = dict(zip(names, [*types, *["constexpr"] * len(sizes)], strict=True))
+        fixed = {(names.index(name),): value for name, value in sizes.items()}
+        source = ASTSource(fn=kernel, signature=signature, constexprs=fixed)
+        triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1})
+
+
+if __name__ == "__main__":
+    main()
+    print(f"{len(KERNELS)} kernels")
