@@ -23,6 +23,7 @@ class Model(ABC):
 
     vocab: int
     context: int  # the longest row, prompt and output together
+    branches: bool = True  # whether drafts may be trees
 
     @abstractmethod
     def open(self, rows: Sequence[Row]) -> None:

@@ -67,6 +67,8 @@ class TorchModel(Model):
         self.declare(features)
         self.features: tuple[int, ...] = self._declared
         self.invariant = invariant
+        # a GPU sums over the places of a row in their order, and in a tree the same text lies at other places
+        self.branches = not (invariant and self.device.type == "cuda")
         self._kernel = invariant_attention(model) if invariant and self.device.type == "cpu" else None
         known = self.anatomy
         self.decoder = decoder(model, known.layers, known.windows, invariant, known.agreed) if kernels else None

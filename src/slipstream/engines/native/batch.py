@@ -144,7 +144,8 @@ class Batch:
         try:
             drafter = self._drafter(job.course.drafter)
             drafter.open([job.row])
-            if self._express is None or not self._express.only_chains(drafter, job.course.rule):
+            whole = self._express is not None and self._express.only_chains(drafter, job.course.rule)
+            if self.model.branches and not whole:
                 self.policy.open([job.row], self.model, drafter, self._rule(job.course.rule))
         except Exception as error:
             self._without_drafter(job, error)

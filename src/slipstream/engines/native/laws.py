@@ -31,6 +31,8 @@ def check_request(request: Request, vocab: int) -> None:
 def check_tree(tree: Shape, rule: Verifier, drafter: Drafter, model: Model) -> None:
     """Refuse a tree that does not fit the model, or whose candidates drafter and rule cannot agree on."""
     tree.check(model.vocab, model.context)
+    if not model.branches:
+        raise ValueError("in invariant mode on a GPU drafts are chains; leave out the tree, or invariant mode")
     if way(rule, drafter) is None:
         able = [name for name in rules.names() if name != "greedy" and way(rules.get(name)(), drafter)]
         what = (
