@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.compile import Unavailable, build, function
-from slipstream.kernels.cpu_linear import POINTER, SIZE, Packed, parallel, symbol
+from slipstream.kernels.cpu_linear import POINTER, SIZE, Packed, parallel, symbol, work
 
 SOURCE = Path(__file__).with_name("decoder.cpp")
 SMALL = 1 << 16  # multiplications of a layer that are done before a second thread has woken up
@@ -142,6 +142,7 @@ class Kernel:
 
     def __init__(self, path: Path) -> None:
         self._call = function(path, "slipstream_decode", POINTER, POINTER, ctypes.c_uint, POINTER, POINTER)
+        function(path, "slipstream_products", POINTER)(work())
         self._chain = function(path, "slipstream_chain", *(POINTER,) * 3, ctypes.c_uint, POINTER, POINTER)
         self._team = parallel(), symbol("omp_get_num_threads")
 

@@ -106,6 +106,7 @@ class Kernel:
         self._parallel = parallel()
         self._call = library.slipstream_linear
         self._call.argtypes, self._call.restype = ARGUMENTS, None
+        self.work = ctypes.cast(library.slipstream_work, POINTER).value or 0
         self.path, self.lanes = path, int(library.slipstream_lanes())
         self.side = int(library.slipstream_side())  # outputs of few bits that lie side by side; 0: there are none
         self._check()
@@ -180,6 +181,14 @@ def pack(weight: Tensor, bias: Tensor | None = None, integers: bool = False, rou
 def linear(x: Tensor, weight: Packed) -> Tensor:
     """[..., in] to [..., out]: `torch.nn.functional.linear(x, weight.unpack(), weight.bias)` up to rounding."""
     return _kernel().linear(x, weight)
+
+
+def work() -> int:
+    """The address of the function that does a product's work, for kernels that have products among other things."""
+    found = _found()
+    if isinstance(found, str):
+        raise Unavailable(found)
+    return found.work
 
 
 def available() -> bool:

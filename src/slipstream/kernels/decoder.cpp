@@ -4,7 +4,7 @@
 // Between the products of a small model there is so little to do that calling a library for each thing takes longer than
 // doing it. Here a team of threads walks through the layers together and waits only where one needs what all have done.
 // Every number is computed from its own token, by one order of operations: products and attention are those of
-// linear.hpp and attention.hpp, the rest is written below, token by token.
+// linear.cpp and attention.hpp, the rest is written below, token by token.
 
 #include <sched.h>
 
@@ -17,6 +17,10 @@ using attention::Floats;
 using attention::load;
 using attention::store;
 using linear::Matrix;
+
+static void (*multiply)(linear::Job*);  // `slipstream_work` of linear.cpp
+
+extern "C" void slipstream_products(void (*work)(linear::Job*)) { multiply = work; }
 
 namespace {
 
@@ -195,9 +199,9 @@ void layer(Pass& pass, int64_t index, int threads) {
     const int64_t tokens = pass.call.tokens, slices = (pass.net.inner + SLICE - 1) / SLICE;
     stage.before.share(pass.blocks(), [&](int64_t i) { present(pass, stage.query, own.before, i, nullptr, own.beside); });
     pass.team.wait(threads);
-    linear::work(stage.query);
-    linear::work(stage.key);
-    linear::work(stage.value);
+    multiply(&stage.query);
+    multiply(&stage.key);
+    multiply(&stage.value);
     pass.team.wait(threads);
     stage.turn.share(tokens, [&](int64_t i) { settle(pass, index, i); });
     if (pass.call.brief) return;
@@ -208,16 +212,16 @@ void layer(Pass& pass, int64_t index, int threads) {
         linear::arrange(stage.output.kind, pass.seen, pass.arranged, tokens, stage.output.in, i * linear::MOST);
     });
     pass.team.wait(threads);
-    linear::work(stage.output);
+    multiply(&stage.output);
     pass.team.wait(threads);
     stage.between.share(pass.blocks(), [&](int64_t i) { present(pass, stage.gate, own.between, i); });
     pass.team.wait(threads);
-    linear::work(stage.gate);
-    linear::work(stage.up);
+    multiply(&stage.gate);
+    multiply(&stage.up);
     pass.team.wait(threads);
     stage.activate.share(pass.blocks() * slices, [&](int64_t i) { activate(pass, stage.down, i / slices, i % slices); });
     pass.team.wait(threads);
-    linear::work(stage.down);
+    multiply(&stage.down);
     pass.team.wait(threads);
     if (float* to = pass.call.watched[index])
         stage.watch.share(tokens, [&](int64_t t) {
@@ -234,7 +238,7 @@ void perform(void* data) {
     pass.last.share((slots + linear::MOST - 1) / linear::MOST,
                     [&](int64_t i) { present(pass, pass.head, pass.net.norm, i, pass.call.kept); });
     pass.team.wait(threads);
-    linear::work(pass.head);
+    multiply(&pass.head);
 }
 
 void cut(Pass& pass, Stage& stage, int64_t index, const std::vector<int64_t>& start, unsigned threads) {

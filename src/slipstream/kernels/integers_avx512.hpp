@@ -3,6 +3,7 @@
 
 constexpr int STEPS = SPAN / 4;  // vectors of a span: 16 outputs, four inputs of each
 constexpr int AHEAD = 12;          // spans of weights that are sent for before they are needed
+constexpr int FEW = 3;             // rows that vector instructions take at a time; more are worth tiles, by measurement
 constexpr int64_t NEAR = 1 << 18;  // bytes of weights that stay in the second-level cache
 
 // The activations of eight rows in one span: (256 high + low) * scale, their sum, and the sum of the whole numbers.
@@ -83,6 +84,7 @@ template <class Weight, int ROWS>
 INLINE void vectors(const Job& job, const Weight* weight, int64_t row, int64_t group) {
     const int64_t spans = job.in / SPAN;
     const Span* x = reinterpret_cast<const Span*>(job.x) + row / MOST * spans;
+    const int from = static_cast<int>(row % MOST);
     __m512 sum[ROWS];
     each<ROWS>([&](auto r) { sum[r] = _mm512_setzero_ps(); });
     for (int64_t s = 0; s < spans; ++s) {
@@ -97,14 +99,14 @@ INLINE void vectors(const Job& job, const Weight* weight, int64_t row, int64_t g
             __m512i high = _mm512_setzero_si512(), low = _mm512_setzero_si512();
             each<STEPS>([&](auto j) {
                 int32_t up, down;
-                std::memcpy(&up, x[s].high[r] + 4 * j, 4);
-                std::memcpy(&down, x[s].low[r] + 4 * j, 4);
+                std::memcpy(&up, x[s].high[from + r] + 4 * j, 4);
+                std::memcpy(&down, x[s].low[from + r] + 4 * j, 4);
                 high = _mm512_dpbusd_epi32(high, number[j], _mm512_set1_epi32(up));
                 low = _mm512_dpbusd_epi32(low, number[j], _mm512_set1_epi32(down));
             });
             __m512i whole = _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
-            if constexpr (eight) whole = _mm512_sub_epi32(whole, _mm512_set1_epi32(128 * x[s].whole[r]));
-            settle<Weight>(sum[r], whole, x[s], r, scale, floor);
+            if constexpr (eight) whole = _mm512_sub_epi32(whole, _mm512_set1_epi32(128 * x[s].whole[from + r]));
+            settle<Weight>(sum[r], whole, x[s], from + r, scale, floor);
         });
     }
     finish_all(job, sum, row, group);
@@ -209,15 +211,15 @@ struct Stream {
     }
 };
 
-template <class Weight, int ROWS>
-INLINE void matrices(const Job& job, const Weight* weight, int64_t row, int64_t first, int64_t last) {
+template <class Weight, int ROWS = MOST>
+void matrices(const Job& job, const Weight* weight, int64_t row, int64_t first, int64_t last) {
+    if constexpr (ROWS > FEW + 1)
+        if (job.rows - row < ROWS) return matrices<Weight, ROWS - 1>(job, weight, row, first, last);
     const int64_t spans = job.in / SPAN;
     const Span* x = reinterpret_cast<const Span*>(job.x) + row / MOST * spans;
     Stream<Weight, ROWS> stream{job, weight, x, spans, (last - first) * spans, row, first};
     stream.run();
 }
-
-constexpr int FEW = 3;  // rows that vector instructions are enough for, by measurement
 
 #else
 
@@ -225,19 +227,26 @@ struct Tiles {
     static constexpr bool ready = false;
     explicit Tiles(bool) {}
 };
-constexpr int FEW = MOST;
-template <class Weight, int ROWS>
-INLINE void matrices(const Job&, const Weight*, int64_t, int64_t, int64_t) {}
+template <class Weight>
+void matrices(const Job&, const Weight*, int64_t, int64_t, int64_t) {}
 
 #endif
 
-// Up to eight rows by some groups of outputs.
-template <class Weight, int ROWS = MOST>
-void block_of(const Job& job, const Weight* weight, bool tiles, int64_t row, int64_t first, int64_t last) {
+// Up to FEW rows, of one block, by one group.
+template <class Weight, int ROWS = FEW>
+void few(const Job& job, const Weight* weight, int64_t row, int64_t count, int64_t group) {
     if constexpr (ROWS > 1)
-        if (job.rows - row < ROWS) return block_of<Weight, ROWS - 1>(job, weight, tiles, row, first, last);
-    if (tiles) return matrices<Weight, ROWS>(job, weight, row, first, last);
-    for (int64_t group = first; group < last; ++group, weight += job.in / SPAN) vectors<Weight, ROWS>(job, weight, row, group);
+        if (count < ROWS) return few<Weight, ROWS - 1>(job, weight, row, count, group);
+    vectors<Weight, ROWS>(job, weight, row, group);
+}
+
+// The rows of a block by some groups of outputs.
+template <class Weight>
+void block_of(const Job& job, const Weight* weight, bool tiles, int64_t row, int64_t first, int64_t last) {
+    const int64_t end = std::min(job.rows, row + MOST);
+    if (tiles && end - row > FEW) return matrices(job, weight, row, first, last);
+    for (int64_t group = first; group < last; ++group, weight += job.in / SPAN)
+        for (int64_t r = row; r < end; r += FEW) few(job, weight, r, std::min<int64_t>(FEW, end - r), group);
 }
 
 template <class Weight>

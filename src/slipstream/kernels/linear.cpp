@@ -1,5 +1,25 @@
 #include "linear.hpp"
 
+namespace linear {
+namespace {
+
+// Take pieces of the result, rows of a tile by groups of a chunk, until none is left.
+void work(Job& job) {
+    for (int64_t i; (i = job.next.fetch_add(1, std::memory_order_relaxed)) < job.tiles * job.chunks;) {
+        const int64_t top = i / job.chunks * job.tile, bottom = std::min(job.rows, top + job.tile);
+        const int64_t first = i % job.chunks * job.chunk, last = std::min(job.groups, first + job.chunk);
+        switch (job.kind) {
+            case SINGLE: floats<Single>(job, top, bottom, first, last); break;
+            case BRAIN: floats<Brain>(job, top, bottom, first, last); break;
+            case FOUR: integers<Four>(job, top, bottom, first, last); break;
+            case EIGHT: integers<Eight>(job, top, bottom, first, last); break;
+        }
+    }
+}
+
+}  // namespace
+}  // namespace linear
+
 extern "C" int slipstream_lanes() { return linear::LANES; }
 
 // How many outputs of weights of four and eight bits lie side by side; 0 where there are no such weights.
@@ -10,6 +30,9 @@ extern "C" int slipstream_side() {
     return 0;
 #endif
 }
+
+// The same for whoever has a product to do among other things (`decoder.cpp`): kernels are compiled once.
+extern "C" void slipstream_work(linear::Job* job) { linear::work(*job); }
 
 // `parallel` runs a function on a team of threads, as GOMP_parallel does.
 extern "C" void slipstream_linear(const linear::Matrix* matrix, const float* x, float* y, int64_t rows, unsigned threads,

@@ -240,19 +240,5 @@ void prepare(Job& job, const Matrix& matrix, const float* given, float* x, float
     job.kind = static_cast<Kind>(matrix.kind), job.onto = onto, job.next = 0;
 }
 
-// Take pieces of the result, rows of a tile by groups of a chunk, until none is left.
-void work(Job& job) {
-    for (int64_t i; (i = job.next.fetch_add(1, std::memory_order_relaxed)) < job.tiles * job.chunks;) {
-        const int64_t top = i / job.chunks * job.tile, bottom = std::min(job.rows, top + job.tile);
-        const int64_t first = i % job.chunks * job.chunk, last = std::min(job.groups, first + job.chunk);
-        switch (job.kind) {
-            case SINGLE: floats<Single>(job, top, bottom, first, last); break;
-            case BRAIN: floats<Brain>(job, top, bottom, first, last); break;
-            case FOUR: integers<Four>(job, top, bottom, first, last); break;
-            case EIGHT: integers<Eight>(job, top, bottom, first, last); break;
-        }
-    }
-}
-
 }  // namespace
 }  // namespace linear
