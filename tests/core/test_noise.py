@@ -157,3 +157,22 @@ def test_few_numbers_and_many_fold_alike():
     few = torch.cat([noise.keys(*fields[:, i : i + 10].tolist()) for i in range(0, 500, 10)])
     assert torch.equal(many, fold(*fields))
     assert torch.equal(few, many)
+
+
+def test_odds_are_led_by_the_winner_of_the_race_and_sharpen_it():
+    """What wins the draft's race on the noise of a position leads; where nothing is possible, nothing becomes so."""
+    rows = [Row(Request([1, 2, 3], Sampling(seed=seed))) for seed in range(40)]
+    noise = CounterNoise(rows, [True] * len(rows))
+    assert noise.fields
+    assert not CounterNoise(rows, [True] * 39 + [False]).fields
+    probs = torch.rand(40, 30, generator=torch.Generator().manual_seed(0)) ** 4
+    probs[:, 5] = 0.0
+    law = Dense(probs / probs.sum(-1, keepdim=True))
+    site = Site(torch.arange(40), torch.zeros(40, dtype=torch.long), torch.arange(40) % 4)
+    odds = noise.odds(law, site).dense()
+    torch.testing.assert_close(odds.sum(-1), torch.ones(40))
+    assert torch.equal(odds.argmax(-1), noise.draw(law, site, Purpose.DRAFT))
+    assert not odds[:, 5].any()
+    assert float(odds.amax(-1).mean()) > float(law.dense().amax(-1).mean()) + 0.2
+    nothing = Sparse(torch.tensor([[4, 7]]), torch.zeros(1, 2), 30)
+    assert not noise.odds(nothing, Site(*torch.zeros(3, 1, dtype=torch.long))).support()[1].any()

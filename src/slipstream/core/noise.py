@@ -22,7 +22,7 @@ from functools import cached_property
 
 import torch
 
-from slipstream.core.law import Law
+from slipstream.core.law import Law, Sparse
 from slipstream.core.shapes import Bool, Float, Int, Tensor
 from slipstream.core.types import Row
 
@@ -56,6 +56,13 @@ class Noise(ABC):
     def draw(self, law: Law, site: Site, purpose: Purpose, stage: int = 0) -> Int[Tensor, " n"]:
         """A token from each law, at each site."""
 
+    fields: bool = False  # whether positions have noise that draft and target share, so that `odds` can be told
+
+    def odds(self, law: Law, site: Site) -> Law:
+        """How likely each token is to win the target's race, given the noise of its position and that the target's law
+        is near this one: the first finishers of the draft's own race, the better the clearer they won."""
+        raise NotImplementedError
+
 
 class CounterNoise(Noise):
     """Noise by hashing counters; rows marked `shared` draw tokens from the field of their position.
@@ -70,6 +77,20 @@ class CounterNoise(Noise):
     def _stream(self) -> list[int]:
         """A key for every sample of every request; not made where nothing is ever drawn."""
         return keys([row.seed for row in self._rows], [row.sample for row in self._rows]).tolist()
+
+    @property
+    def fields(self) -> bool:  # type: ignore[override]
+        return len(self._shared) > 0 and all(self._shared)
+
+    def odds(self, law: Law, site: Site) -> Law:
+        ids, probs = law.support()
+        if ids.shape[1] == 1:
+            return law
+        where = zip(site.row.tolist(), site.depth.tolist(), strict=True)
+        key = keys(*zip(*((self._stream[r], self._start[r] + d, 0, Purpose.FIELD) for r, d in where), strict=True))
+        lead = probs.double().log() - torch.log(-torch.log(uniform(fold(key.to(ids.device)[:, None], ids))))
+        dead = (probs <= 0).all(-1, keepdim=True)
+        return Sparse(ids, lead.masked_fill(dead, 0.0).softmax(-1).masked_fill(dead, 0.0).to(probs.dtype), law.vocab)
 
     def flip(self, prob: Float[Tensor, " n"], site: Site) -> Bool[Tensor, " n"]:
         row, node = site.row.tolist(), site.node.tolist()

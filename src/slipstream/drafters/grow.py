@@ -4,11 +4,15 @@ A drafter that can say what may follow a slot hands in `next_law` and gets a who
 how many candidates are drawn after each and which are kept is decided by the row's shape (`drafters/plans.py`), how
 they are drawn by what the rule asked for (`Siblings`). Candidates that were drawn are never dropped; how many are drawn
 after a slot is settled before the first of them is seen.
+
+Under a rule that emits the winner of the target's race on shared noise, whatever was drafted, that noise may be looked
+at: a best-first tree then grows where tokens are likely to win given it (`Noise.odds`), and nothing is drawn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 import torch
@@ -53,9 +57,13 @@ class Growth:
     """The drafts of all rows while they grow."""
 
     def __init__(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise, vocab: int, stage: int) -> None:
-        self._plans = [plan_for(row, spend, vocab) for row, spend in zip(rows, budget, strict=True)]
-        self._how = next((spend.siblings for spend in budget), None)
-        assert all(spend.siblings is self._how for spend in budget), "one rule, one way of drawing"
+        how = next((spend.siblings for spend in budget), None)
+        assert all(spend.siblings is how for spend in budget), "one rule, one way of drawing"
+        best_first = any(spend.shape and not spend.shape.parents for spend in budget)
+        self._raced = noise.fields and how is Siblings.DISTINCT and best_first
+        self._how = Siblings.CHOSEN if self._raced else how
+        spends = [replace(spend, siblings=self._how) for spend in budget]
+        self._plans = [plan_for(row, spend, vocab) for row, spend in zip(rows, spends, strict=True)]
         self._noise, self._vocab, self._stage = noise, vocab, stage
         self._depth = 0  # levels drawn
         self._number: dict[Place, int] = {}  # nodes that were opened, in that order
@@ -75,6 +83,9 @@ class Growth:
 
     def level(self, level: Sequence[Place], law: Law) -> list[Place]:
         """Draw what follows these places under their laws; the places to open next."""
+        if self._raced:
+            row = _ints([r for r, _ in level])
+            law = self._noise.odds(law, Site(row, torch.zeros_like(row), torch.full_like(row, self._depth)))
         best, ids = likeliest(law, max(self._plans[r].width for r, _ in level))
         counts: list[int] = []
         for r, some in groupby(range(len(level)), key=lambda i: level[i][0]):
