@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from slipstream.engines.native.express import Express
 
 Options = Mapping[str, str]
-WORTH = 1 << 25  # bytes; smaller models are compiled only if that is asked for
+WORTH, MUCH = 1 << 25, 1 << 30  # bytes; models outside are compiled only if that is asked for: disks are not ours
 SOON = 0.5  # seconds in which kernels are found that were compiled before
 
 
@@ -85,7 +85,7 @@ def build_target(
     model = prepared(load_model(found, wanted, place), bool(invariant), whole, kind.weights)
     sure = free(model) if invariant is None else invariant
     target = Target(found, TorchModel(model, context=context, invariant=sure), load_text(found), kind.weights)
-    if packaged and store.size(found.path) >= WORTH:
+    if packaged and WORTH <= store.size(found.path) <= MUCH:
         Later(lambda: _write(target))
     return target
 
