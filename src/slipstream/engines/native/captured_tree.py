@@ -5,11 +5,9 @@ the draft (`kernels.gpu.tree`); the target reads them in one pass, a path is acc
 places after the committed ones, and the head reads it (`kernels.gpu.path`). Rows that draft a chain or nothing are
 trees of width 1 or of no node, so they ride along.
 
-What is drafted is what `drafters.plans.Chosen` grows, in its order, with two exceptions. Under `coupled` candidates are
-taken from the draft's race on the noise of their position, as there, but which of them are kept follows the odds that
-each wins, given that noise, where `plans.Drawn` settles the share of each level before it draws. And nothing is known
-here of end tokens, after which the host drafts nothing. Neither moves a token's law, and under `greedy` and `coupled`
-no token.
+What is drafted is what `drafters.plans.Chosen` grows, in its order; under `coupled` weighed by the odds that a token
+wins the race given the noise of its position, as there (`Noise.odds`). But nothing is known here of end tokens, after
+which the host drafts nothing: that moves no token's law, and under `greedy` and `coupled` no token.
 """
 
 from __future__ import annotations
