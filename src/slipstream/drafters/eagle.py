@@ -23,6 +23,7 @@ from slipstream.core.tree import Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
 from slipstream.drafters.eagle_net import EagleNet
 from slipstream.drafters.grow import NextLaw, grow
+from slipstream.drafters.none import nothing
 from slipstream.drafters.slots import Reader, Slots
 from slipstream.drafters.vocabulary import Vocabulary
 from slipstream.models.packing import Entry
@@ -55,6 +56,8 @@ class Eagle(Drafter):
             spend if spend.depth == 0 or self.slots.ready(row) else replace(spend, depth=0)
             for row, spend in zip(rows, budget, strict=True)
         ]
+        if not any(spend.depth for spend in ready):
+            return nothing(len(rows), self.vocabulary.size)
         if len(rows) == 1 and self._plain(rows[0], ready[0]):
             return self._chain(rows[0], ready[0])
         ranking = any(spend.shape and spend.siblings is Siblings.CHOSEN for spend in budget)

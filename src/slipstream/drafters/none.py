@@ -18,5 +18,10 @@ class NoDrafter(Drafter):
         self.vocab = vocab
 
     def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:
-        nothing = torch.zeros(0, dtype=torch.long)
-        return Draft(Tree.chains([0] * len(rows)), nothing, OneHot(nothing, self.vocab))
+        return nothing(len(rows), self.vocab)
+
+
+def nothing(rows: int, vocab: int) -> Draft:
+    """A draft without a token."""
+    none = torch.zeros(0, dtype=torch.long)
+    return Draft(Tree.chains([0] * rows), none, OneHot(none, vocab))

@@ -58,6 +58,11 @@ class Piece:
     def __len__(self) -> int:
         return len(self.line) - self.skip
 
+    @property
+    def stretch(self) -> tuple[int, int, slice]:
+        """Where its entries lie in a rectangle of the cache, side by side."""
+        return self.line.row, 0, slice(self.line.start + self.skip, self.line.start + len(self.line))
+
 
 def nodes_by_row(draft: Draft) -> list[list[int]]:
     """Packed numbers of each row's nodes, in order."""

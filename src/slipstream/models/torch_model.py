@@ -361,8 +361,9 @@ class TorchModel(Model):
         logits at `keep`, where they are wanted, and what the watched layers gave."""
         if self.decoder is not None and self.decoder.takes(pieces):
             logits, found, (row, place) = self.decoder.forward(self.cache, pieces, span, given, watched, keep)
+            where = pieces[0].stretch if len(pieces) == 1 else (row, 0, place)
             for layer in found.keys() & set(self.features):
-                self.cache.hold(hidden(layer), found[layer][None, None])[0][row, 0, place] = found[layer]
+                self.cache.hold(hidden(layer), found[layer][None, None])[0][where] = found[layer]
             return logits, found
         if self.invariant and self._kernel is None:
             raise no_invariance(self.model, "a tree as wide as this is not run by kernels that sum in one order")
