@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from slipstream.bench.likeness import laws, likeness
 from slipstream.bench.provenance import commit, hardware, versions
 from slipstream.bench.statistics import Estimate, estimate, ratio
 from slipstream.bench.workloads import load_workloads
@@ -37,7 +38,6 @@ from slipstream.engines import open_engine
 from slipstream.engines.base import Engine, Speculation
 from slipstream.engines.native.build import build_target
 from slipstream.engines.native.scheduler import Limits
-from slipstream.models.torch_model import TorchModel
 
 WORKLOADS = "code,chat,maths,summary,rewriting"
 WAYS: dict[str, tuple[str, str, Speculation | None]] = {
@@ -207,30 +207,10 @@ def compare(name: str) -> list[dict[str, float | str]]:
     for dtype in ("float32", "auto", "bfloat16"):
         target = build_target(name, dtype=dtype, invariant=True)  # in bfloat16 the kernels are faster than emulation
         ids = target.text.encode(text, raw=True)[:1024] if ids is None else ids
-        logits = laws(target.model, ids)
-        truth = logits if truth is None else truth
-        records.append(
-            {
-                "arithmetic": target.label,
-                "agreement": (logits.argmax(-1) == truth.argmax(-1)).double().mean().item(),
-                "kl": (truth.exp() * (truth - logits)).sum(-1).mean().item(),
-                "perplexity": logits[:-1].gather(1, torch.tensor(ids[1:])[:, None]).mean().neg().exp().item(),
-            }
-        )
+        found = laws(target.model, ids)
+        truth = found if truth is None else truth
+        records.append({"arithmetic": target.label, **likeness(found, truth, ids)})
     return records
-
-
-def laws(model: TorchModel, ids: list[int]) -> torch.Tensor:
-    """Log-probabilities after every token of a text, 64 at a time."""
-    row, found = Row(Request(ids[:1])), []
-    model.open([row])
-    for start in range(0, len(ids), 64):
-        drafted = torch.tensor(ids[start + 1 : start + 64])
-        draft = Draft(Tree.chains([len(drafted)]), drafted, OneHot(drafted, model.vocab))
-        found.append(model.score([row], draft).logits.double().log_softmax(-1))
-        row.tokens += ids[start + 1 : start + 65]
-    model.close([row])
-    return torch.cat(found)[: len(ids)]
 
 
 def show(speeds, bars: list[Bar], quality, args) -> None:

@@ -23,12 +23,10 @@ from typing import Any
 import torch
 
 from slipstream.bench.energy import Meter
+from slipstream.bench.likeness import laws, likeness
 from slipstream.bench.provenance import commit
 from slipstream.bench.workloads import load_workloads
-from slipstream.core.law import OneHot
 from slipstream.core.sampling import Sampling
-from slipstream.core.tree import Tree
-from slipstream.core.types import Draft, Request, Row
 from slipstream.engines.base import Speculation, Wish
 from slipstream.engines.native.build import build_target
 from slipstream.engines.native.engine import NativeEngine
@@ -105,25 +103,33 @@ def timed(run: Callable[[], object], count: int = 50) -> float:
 
 def passes(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
     """One pass of an 8B-shaped model, against reading its weights once."""
+    model = _big()
+    read = sum(p.numel() * p.element_size() for p in model.parameters()) - model.get_input_embeddings().weight.nbytes
+    limit = read / found["bandwidth"] * 1000
+    told: dict[str, Any] = {"bytes": read, "limit_ms": limit, "transformers_ms": _eager(model)}
+    for weights in (None, "int8", "fp8"):
+        if weights:
+            model = _big()
+            assert round_linears(model, weights), "nothing was rounded"
+        decoder = TorchModel(model).decoder
+        assert isinstance(decoder, GpuDecoder), "its layers are run by its own modules"
+        for name, rows, tokens in (("1", 1, 1), ("8", 1, 8), ("16 rows x 6", 16, 6))[: 2 if weights else 3]:
+            ms = _pass(decoder, rows, tokens)
+            told[f"{name}, {weights}" if weights else name] = {"ms": ms, "of_limit": ms / limit}
+        del model, decoder
+        torch.cuda.empty_cache()
+    return told
+
+
+def _big() -> Any:
+    """An 8B-shaped model of random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda"):
         model = LlamaForCausalLM(LlamaConfig(**BIG, tie_word_embeddings=False))
     torch.set_default_dtype(torch.float32)
-    eager = _eager(model)
-    read = sum(p.numel() * p.element_size() for p in model.parameters()) - model.get_input_embeddings().weight.nbytes
-    limit = read / found["bandwidth"] * 1000
-    told: dict[str, Any] = {"bytes": read, "limit_ms": limit, "transformers_ms": eager}
-    for weights in (None, "int8", "fp8"):
-        if weights:
-            round_linears(model, weights)
-        decoder = TorchModel(model).decoder
-        assert isinstance(decoder, GpuDecoder), "its layers are run by its own modules"
-        for name, rows, tokens in (("1", 1, 1), ("8", 1, 8), ("16 rows x 6", 16, 6))[: 2 if weights else 3]:
-            ms = _pass(decoder, rows, tokens)
-            told[f"{name}, {weights}" if weights else name] = {"ms": ms, "of_limit": ms / limit}
-    return told
+    return model
 
 
 def _pass(decoder: GpuDecoder, rows: int, tokens: int) -> float:
@@ -145,29 +151,10 @@ def rounded(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
         if not ids:
             text = "\n\n".join(item.turns[0] for item in load_workloads("summary")[0].items)
             ids = target.text.encode(text, raw=True)[:1024]
-        laws = _laws(target.model, ids)
-        said = torch.tensor(ids[1:], device=laws.device)[:, None]
-        truth = laws if truth is None else truth
-        told[dtype] = {
-            "label": target.label,
-            "agreement": (laws.argmax(-1) == truth.argmax(-1)).double().mean().item(),
-            "kl": (truth.exp() * (truth - laws)).sum(-1).mean().item(),
-            "perplexity": laws[:-1].gather(1, said).mean().neg().exp().item(),
-        }
+        found_laws = laws(target.model, ids)
+        truth = found_laws if truth is None else truth
+        told[dtype] = {"label": target.label, **likeness(found_laws, truth, ids)}
     return told
-
-
-def _laws(model: TorchModel, ids: list[int]) -> torch.Tensor:
-    """Log-probabilities after every token of a text, 64 at a time."""
-    row, found = Row(Request(ids[:1])), []
-    model.open([row])
-    for start in range(0, len(ids), 64):
-        drafted = torch.tensor(ids[start + 1 : start + 64])
-        draft = Draft(Tree.chains([len(drafted)]), drafted, OneHot(drafted, model.vocab))
-        found.append(model.score([row], draft).logits.double().log_softmax(-1))
-        row.tokens += ids[start + 1 : start + 65]
-    model.close([row])
-    return torch.cat(found)[: len(ids)]
 
 
 def _eager(model: Any) -> float:

@@ -12,6 +12,7 @@ from torch import nn
 from slipstream.kernels import cpu_linear
 from slipstream.models import linears
 from slipstream.models.linears import PackedLinear, pack_linears
+from slipstream.models.rounded import RoundedLinear, round_linears
 
 needs_kernel = pytest.mark.skipif(not cpu_linear.available(), reason=cpu_linear.status())
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 97}
@@ -99,3 +100,32 @@ def test_without_a_kernel_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> No
     model = nn.Sequential(nn.Linear(4, 4))
     assert pack_linears(model) == 0
     assert type(model[0]) is nn.Linear
+
+
+@pytest.mark.skipif(not cpu_linear.has_integers(), reason="no products of whole numbers here")
+def test_rounded_weights_take_a_byte_and_are_the_nearest_there_are() -> None:
+    model = make("LlamaForCausalLM", halved=False)
+    layer = model.model.layers[0].self_attn.q_proj
+    weight = layer.weight.detach().clone()
+    pack_linears(model, integers=True, rounded=True)
+    packed = model.model.layers[0].self_attn.q_proj
+    step = weight.view(len(weight), -1, 32).abs().amax(-1, keepdim=True) / 127
+    error = (packed.weight - weight).view_as(weight.view(len(weight), -1, 32)).abs()
+    assert packed.packed.kind == "int8"
+    assert float(error.max()) > 0
+    assert bool((error <= 0.52 * step).all())
+    assert linears.products(model) == "int16 x int8 products"
+
+
+def test_weights_rounded_for_a_gpu_leave_the_embedding_alone_and_say_what_they_are() -> None:
+    model = make("LlamaForCausalLM")
+    words, before = model.get_input_embeddings().weight.detach().clone(), model.lm_head.weight.detach().clone()
+    assert round_linears(model, "int8") == 2 * 7 + 1
+    assert torch.equal(model.get_input_embeddings().weight, words)
+    head = model.lm_head
+    assert isinstance(head, RoundedLinear)
+    assert torch.equal(head.weight, head.eighth.wide())
+    step = before.abs().amax(1, keepdim=True) / 127
+    assert bool(((head.weight - before).abs() <= 0.51 * step).all())
+    assert not torch.equal(head.weight, before)
+    assert round_linears(model, "fp8") == 0  # what is rounded is not rounded again

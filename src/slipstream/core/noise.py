@@ -56,12 +56,16 @@ class Noise(ABC):
     def draw(self, law: Law, site: Site, purpose: Purpose, stage: int = 0) -> Int[Tensor, " n"]:
         """A token from each law, at each site."""
 
-    fields: bool = False  # whether positions have noise that draft and target share, so that `odds` can be told
+    @property
+    def fields(self) -> bool:
+        """Whether every position has noise that draft and target share, so that `odds` knows more than the law."""
+        return False
 
     def odds(self, law: Law, site: Site) -> Law:
         """How likely each token is to win the target's race, given the noise of its position and that the target's law
-        is near this one: the first finishers of the draft's own race, the better the clearer they won."""
-        raise NotImplementedError
+        is near this one: the first finishers of the draft's own race, the better the clearer they won. Without such
+        noise that is the law."""
+        return law
 
 
 class CounterNoise(Noise):
@@ -79,7 +83,7 @@ class CounterNoise(Noise):
         return keys([row.seed for row in self._rows], [row.sample for row in self._rows]).tolist()
 
     @property
-    def fields(self) -> bool:  # type: ignore[override]
+    def fields(self) -> bool:
         return len(self._shared) > 0 and all(self._shared)
 
     def odds(self, law: Law, site: Site) -> Law:

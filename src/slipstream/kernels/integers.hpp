@@ -37,10 +37,26 @@ INLINE void wholes(const float*, float*, int64_t, int64_t, int64_t, int64_t) {}
 template <class Weight>
 void integers(const Job&, int64_t, int64_t, int64_t, int64_t) {}
 
-#elif defined(NEON)
-#include "integers_neon.hpp"
 #elif defined(__AVX512BW__) && defined(__AVX512VNNI__)
 #include "integers_avx512.hpp"
 #else
+#if defined(NEON)
+#include "integers_neon.hpp"
+#else
 #include "integers_avx2.hpp"
+#endif
+
+template <class Weight, int ROWS = MOST>
+void block_of(const Job& job, const Weight* weight, int64_t row, int64_t group) {
+    if constexpr (ROWS > 1)
+        if (job.rows - row < ROWS) return block_of<Weight, ROWS - 1>(job, weight, row, group);
+    rows_by<Weight, ROWS>(job, weight, row, group);
+}
+
+template <class Weight>
+void integers(const Job& job, int64_t top, int64_t bottom, int64_t first, int64_t last) {
+    const Weight* weight = static_cast<const Weight*>(job.weight) + first * (job.in / SPAN);
+    for (int64_t group = first; group < last; ++group, weight += job.in / SPAN)
+        for (int64_t row = top; row < bottom; row += MOST) block_of(job, weight, row, group);
+}
 #endif

@@ -64,7 +64,7 @@ INLINE Pair line(const Eight& span, int j) {
 }
 
 template <class Weight, int ROWS>
-INLINE void octet(const Job& job, const Weight* weight, int64_t row, int64_t group) {
+INLINE void rows_by(const Job& job, const Weight* weight, int64_t row, int64_t group) {
     const int64_t spans = job.in / SPAN;
     const Span* x = reinterpret_cast<const Span*>(job.x) + row * spans;
     __m256 sum[ROWS];
@@ -94,18 +94,4 @@ INLINE void octet(const Job& job, const Weight* weight, int64_t row, int64_t gro
         });
     }
     each<ROWS>([&](auto r) { finish<SIDE>(job, reinterpret_cast<float*>(&sum[r]), row + r, group * SIDE); });
-}
-
-template <class Weight, int ROWS = MOST>
-void octets(const Job& job, const Weight* weight, int64_t row, int64_t group) {
-    if constexpr (ROWS > 1)
-        if (job.rows - row < ROWS) return octets<Weight, ROWS - 1>(job, weight, row, group);
-    octet<Weight, ROWS>(job, weight, row, group);
-}
-
-template <class Weight>
-void integers(const Job& job, int64_t top, int64_t bottom, int64_t first, int64_t last) {
-    const Weight* weight = static_cast<const Weight*>(job.weight) + first * (job.in / SPAN);
-    for (int64_t group = first; group < last; ++group, weight += job.in / SPAN)
-        for (int64_t row = top; row < bottom; row += MOST) octets(job, weight, row, group);
 }

@@ -53,7 +53,7 @@ INLINE int32x4_t dot(const int8x16_t (&weight)[8], const int8_t* x) {
 }
 
 template <class Weight, int ROWS>
-INLINE void quad(const Job& job, const Weight* weight, int64_t row, int64_t group) {
+INLINE void rows_by(const Job& job, const Weight* weight, int64_t row, int64_t group) {
     const int64_t spans = job.in / SPAN;
     const Span* x = reinterpret_cast<const Span*>(job.x) + row * spans;
     Floats sum[ROWS] = {};
@@ -71,18 +71,4 @@ INLINE void quad(const Job& job, const Weight* weight, int64_t row, int64_t grou
         });
     }
     each<ROWS>([&](auto r) { finish<SIDE>(job, reinterpret_cast<float*>(&sum[r]), row + r, group * SIDE); });
-}
-
-template <class Weight, int ROWS = MOST>
-void quads(const Job& job, const Weight* weight, int64_t row, int64_t group) {
-    if constexpr (ROWS > 1)
-        if (job.rows - row < ROWS) return quads<Weight, ROWS - 1>(job, weight, row, group);
-    quad<Weight, ROWS>(job, weight, row, group);
-}
-
-template <class Weight>
-void integers(const Job& job, int64_t top, int64_t bottom, int64_t first, int64_t last) {
-    const Weight* weight = static_cast<const Weight*>(job.weight) + first * (job.in / SPAN);
-    for (int64_t group = first; group < last; ++group, weight += job.in / SPAN)
-        for (int64_t row = top; row < bottom; row += MOST) quads(job, weight, row, group);
 }

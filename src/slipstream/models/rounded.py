@@ -41,8 +41,3 @@ def round_linears(model: nn.Module, kind: str) -> int:
                 setattr(parent, name, RoundedLinear(child, kind))
                 count += 1
     return count
-
-
-def kind_of(model: nn.Module) -> str | None:
-    """How the weights of a model were rounded, if they were."""
-    return next((module.kind for module in model.modules() if isinstance(module, RoundedLinear)), None)

@@ -58,8 +58,7 @@ class TorchModel(Model):
             self.anatomy = probe(model) if anatomy is None else anatomy
         self.vocab, self.layers = self.anatomy.vocab, len(self.anatomy.layers)
         self.context = longest_row(model, context)
-        self.device: torch.device = model.device
-        self.dtype: torch.dtype = model.dtype
+        self.device, self.dtype = torch.device(model.device), model.dtype
         self.prefill_chunk = prefill_chunk
         if prefill_chunk < 1:
             raise ValueError(f"prefill_chunk is {prefill_chunk}; it must be 1 or more")
@@ -67,8 +66,7 @@ class TorchModel(Model):
         self.declare(features)
         self.features: tuple[int, ...] = self._declared
         self.invariant = invariant
-        # a GPU sums over the places of a row in their order, and in a tree the same text lies at other places
-        self.branches = not (invariant and self.device.type == "cuda")
+        self.branches = not (invariant and self.device.type == "cuda")  # sums over places: a tree's text lies at others
         self._kernel = invariant_attention(model) if invariant and self.device.type == "cpu" else None
         known = self.anatomy
         self.decoder = decoder(model, known.layers, known.windows, invariant, known.agreed) if kernels else None
@@ -357,8 +355,8 @@ class TorchModel(Model):
         watched: Sequence[int] = (),
         keep: Tensor | None = None,
     ) -> tuple[Tensor | None, dict[int, Tensor]]:
-        """Run packed entries through the layers of a span, from `given` where it does not begin with the first; the
-        logits at `keep`, where they are wanted, and what the watched layers gave."""
+        """Run packed entries through a span of layers, from `given` where it does not begin with the first; the logits
+        at `keep`, where they are wanted, and what the watched layers gave."""
         if self.decoder is not None and self.decoder.takes(pieces):
             logits, found, (row, place) = self.decoder.forward(self.cache, pieces, span, given, watched, keep)
             where = pieces[0].stretch if len(pieces) == 1 else (row, 0, place)
