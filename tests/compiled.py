@@ -1,4 +1,4 @@
-"""Compile the kernels for trees for a GPU, which takes none: what the interpreter lets through, a compiler may not.
+"""Compile kernels for a GPU, which takes none: what the interpreter lets through, a compiler may not.
 
 Run by `tests/kernels/test_gpu_tree.py` in a process of its own, since kernels are interpreted in the others.
 """
@@ -11,14 +11,45 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from slipstream.kernels.gpu import path, tree
+from slipstream.kernels.gpu import attention, path, tree
 
 F, L, I = "*fp32", "*i64", "*i32"  # noqa: E741
 SLOTS, PADDED, LEVELS, WIDTH = 25, 32, 2, 6
 CHUNKED = {"CHUNK": 5, "CHUNKS": 5, "WORDS": 4, "USED": 2}
 Kernel = tuple[Any, list[str], dict[str, Any]]
 
+B, SOME = "*bf16", "i32"
+HEADS = {"HEADS": 9, "KV": 3, "DIM": 64}
+
 KERNELS: list[Kernel] = [
+    *(
+        (attention._turn, [B, F, F, L, L, L, B, B, B, SOME, SOME, B, B, "fp32"], {**HEADS, "HALF": 32, "NORMED": on})
+        for on in (True, False)
+    ),
+    (attention._put, [B, B, L, L, B, B, *[SOME] * 6], {"DIM": 64, "WIDE": 64}),
+    *(
+        (
+            attention._attend,
+            [B, B, B, *[L] * 8, F, F, F, SOME, SOME, SOME, "fp32", SOME, "fp32"],
+            {
+                "WINDOW": on,
+                "CAP": on,
+                **HEADS,
+                "WIDE": 64,
+                "TREE": True,
+                "EXACT": False,
+                "QUERIES": 16,
+                "PART": 128,
+                "WORDS": 4,
+            },
+        )
+        for on in (True, False)
+    ),
+    (
+        attention._together,
+        [F, F, F, L, L, B, SOME, SOME, B],
+        {"WINDOW": True, "SINK": True, "HEADS": 9, "DIM": 64, "WIDE": 64, "PART": 128, "TOGETHER": 16},
+    ),
     (tree._rank, [F, "i32", F, L, L, L, "i32", F, F, F, I], {"WIDTH": WIDTH, "OPEN": 6, "RACE": True, "BLOCK": 512}),
     (
         tree._merge,

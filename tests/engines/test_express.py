@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,15 +15,18 @@ from heads import eagle
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
 from slipstream.core.types import Request
+from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.none import NoDrafter
 from slipstream.engines.native.batch import Batch
 from slipstream.engines.native.express import Express
 from slipstream.engines.native.job import Course, Job
 from slipstream.engines.native.scheduler import Limits
 from slipstream.kernels.gpu import draw
-from slipstream.models import gpu_decoder
+from slipstream.models import gpu_passes
 from slipstream.models.decoder import _agrees
 from slipstream.models.gpu_decoder import GpuDecoder
+from slipstream.models.gpu_modules import record
+from slipstream.models.gpu_passes import Passes
 from slipstream.models.torch_model import TorchModel
 from slipstream.plan.policy import Adaptive
 from tiny import VOCAB, build
@@ -35,47 +40,101 @@ IDS = sorted(random.Random(3).sample(range(VOCAB), 60))
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that find nothing to do cost the interpreter as much as others."""
     if DEVICE == "cpu":
-        monkeypatch.setattr(gpu_decoder, "LEAST", 1)
+        monkeypatch.setattr(gpu_passes, "LEAST", 1)
         monkeypatch.setattr(draw, "BLOCK", 128)
 
 
-def outputs(fast: bool, course: Course, warm: float) -> tuple[list[list[int]], int]:
-    model = build("llama").to(DEVICE)
+def passes(target: TorchModel, recorded: bool = False) -> Passes:
+    """What a GPU would run it by."""
+    known = target.anatomy
+    if recorded:
+        return record(target.model, known, range(5))[0]
+    return GpuDecoder(target.model, known.layers, known.windows)
+
+
+def draft_model(target: TorchModel, fast: bool, ids: list[int] | None) -> DraftModel:
+    """The target's first layer, and noise beside it."""
+    model = build("llama", num_hidden_layers=1).to(DEVICE)
+    model.load_state_dict(target.model.state_dict(), strict=False)
+    model.model.layers[0].mlp.down_proj.weight.data *= 1.1
+    smaller = TorchModel(model)
+    smaller.decoder = passes(smaller) if fast else None
+    if ids is None:
+        return DraftModel(smaller, VOCAB)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight[ids].detach().clone())
+    return draft_of(model, fast, ids)
+
+
+def draft_of(model: Any, fast: bool, ids: list[int]) -> DraftModel:
+    smaller = TorchModel(model)
+    smaller.decoder = passes(smaller) if fast else None
+    return DraftModel(smaller, VOCAB, torch.tensor(ids, device=DEVICE))
+
+
+def outputs(
+    fast: bool, course: Course, how: Sampling, kind: str = "llama", ids: list[int] | None = IDS
+) -> tuple[list[list[int]], int]:
+    model = build(kind).to(DEVICE)
     target = TorchModel(model)
-    target.decoder = GpuDecoder(model, target.anatomy.layers, target.anatomy.windows) if fast else None
+    target.decoder = passes(target, recorded=kind != "llama") if fast else None
     head = eagle(target, IDS)
     head.slots.net.to(DEVICE)
     head.slots._call, head.vocabulary.ids = None, head.vocabulary.ids.to(DEVICE)
     parts = {"none": NoDrafter(VOCAB), "eagle": head}
+    if course.drafter == "draft_model":
+        parts["draft_model"] = draft_model(target, fast, ids)
     express = Express(target, target.decoder) if fast else None
     batch = Batch(target, parts.__getitem__, lambda name: rules.get(name)(), Adaptive(4), Limits(), express=express)
     jobs, rng = [], random.Random(1)
     for n, (length, tokens) in enumerate(PROMPTS):
         prompt = [rng.randrange(VOCAB) for _ in range(length)]
-        jobs.append(Job(Request(prompt, Sampling(temperature=warm, seed=n), tokens), course))
+        jobs.append(Job(Request(prompt, replace(how, seed=n), tokens), replace(course, depth=max(0, course.depth - n))))
         batch.check(jobs[-1])
         batch.add(jobs[-1])
     with torch.inference_mode():
         while batch.step():
             target.check_integrity()
+            if "draft_model" in parts:
+                parts["draft_model"].model.check_integrity()
     assert not batch.failures
     return [job.row.output for job in jobs], express.cycles if express else 0
 
 
+CUT = Sampling(temperature=0.9, top_k=20, top_p=0.8, min_p=0.05)
+
+
 @pytest.mark.parametrize(
-    ("drafter", "rule", "depth", "warm"),
-    [("none", "block", 0, 0.8), ("eagle", "greedy", 2, 0.0), ("eagle", "coupled", 2, 1.0), ("eagle", "token", 2, 0.8),
-     ("eagle", "block", 3, 0.8)],
+    ("drafter", "rule", "depth", "how"),
+    [("none", "block", 0, Sampling(0.8)), ("eagle", "greedy", 2, Sampling(0)), ("eagle", "coupled", 2, Sampling(1.0)),
+     ("eagle", "token", 2, CUT), ("eagle", "block", 3, Sampling(0.8)), ("none", "token", 0, CUT),
+     ("draft_model", "greedy", 3, Sampling(0)), ("draft_model", "token", 2, Sampling(0.8)),
+     ("draft_model", "block", 2, CUT), ("draft_model", "coupled", 1, Sampling(1.0))],
 )  # fmt: skip
-def test_captured_cycles_say_what_the_others_say(drafter, rule, depth, warm):
+def test_captured_cycles_say_what_the_others_say(drafter, rule, depth, how):
     course = Course(drafter, rule, depth)
-    wanted, _ = outputs(fast=False, course=course, warm=warm)
-    mine, cycles = outputs(fast=True, course=course, warm=warm)
+    wanted, _ = outputs(fast=False, course=course, how=how)
+    mine, cycles = outputs(fast=True, course=course, how=how)
     assert mine == wanted
     assert cycles, "no cycle was a whole one"
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_a_draft_model_with_the_whole_vocabulary():
+    course = Course("draft_model", "block", 3)
+    wanted, _ = outputs(False, course, Sampling(0.7), ids=None)
+    assert outputs(True, course, Sampling(0.7), ids=None)[0] == wanted
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gpt2", "gpt_oss"])
+def test_modules_of_other_kinds_run_whole_cycles(kind):
+    """Windows, capped scores and sinks among them."""
+    course = Course("eagle", "block", 2)
+    wanted, _ = outputs(fast=False, course=course, how=Sampling(0.8), kind=kind)
+    mine, cycles = outputs(fast=True, course=course, how=Sampling(0.8), kind=kind)
+    assert mine == wanted
+    assert cycles
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 def test_passes_of_the_common_kind_agree_with_the_modules(kind):
     model = build(kind).to(DEVICE)
     layers, windows = TorchModel(model).anatomy.layers, dict.fromkeys(range(3))

@@ -28,7 +28,7 @@ from slipstream.engines.native.express import Express, Size, _size
 from slipstream.engines.native.job import Course, Job
 from slipstream.engines.native.scheduler import Limits
 from slipstream.kernels.gpu import draw
-from slipstream.models import gpu_decoder
+from slipstream.models import gpu_passes
 from slipstream.models.gpu_decoder import GpuDecoder
 from slipstream.models.torch_model import TorchModel
 from tiny import VOCAB, build
@@ -45,7 +45,7 @@ Wanted = tuple[int, int, int, Shape | None]
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that find nothing to do cost the interpreter as much as others."""
     if DEVICE == "cpu":
-        monkeypatch.setattr(gpu_decoder, "LEAST", 1)
+        monkeypatch.setattr(gpu_passes, "LEAST", 1)
         monkeypatch.setattr(draw, "BLOCK", 128)
         for name, sizes in (("LEVELS", (2, 3)), ("WIDTHS", (2, 3)), ("NODES", (4, 6, 8))):
             monkeypatch.setattr(express, name, sizes)
@@ -118,8 +118,9 @@ def run(fast: bool, rule: str, warm: float, rows: Sequence[Wanted]) -> Run:
             target.check_integrity()
             head.slots.check_integrity()
             held |= {row: contents(target, head, row) for row in target._seats}
-            if whole and whole._left and isinstance(whole._left[1], TreeCycle):
-                pool = whole._left[1]._pool
+            left = whole and whole._side(head)._left
+            if left and isinstance(left[1], TreeCycle):
+                pool = left[1]._pool
                 policy.weights[-1] = pool.weight[pool.kept >= 0].exp().tolist()
     assert not batch.failures
     tallies = [job.tally for job in jobs]

@@ -17,12 +17,15 @@ from slipstream.core.shapes import Float, Int, Tensor
 from slipstream.kernels.cpu_decoder import Block, Kernel, Net, Sizes, Stay, Walk, kernel
 from slipstream.kernels.machine import say
 from slipstream.models.cache import Cache
+from slipstream.models.layers import watch
 from slipstream.models.linears import PackedLinear
 from slipstream.models.packing import Line, Piece
 from slipstream.models.sight import Sight, ints
 
 if TYPE_CHECKING:
     from slipstream.models.gpu_decoder import GpuDecoder
+    from slipstream.models.gpu_passes import Passes
+    from slipstream.models.refuse import Anatomy
 
 Where = tuple[Int[Tensor, " tokens"], Int[Tensor, " tokens"]]
 PARTS = {
@@ -114,20 +117,24 @@ class Decoder:
         return self._stay[2]
 
 
-def decoder(
-    model: Any, layers: Sequence[Any], windows: dict[int, int | None], exact: bool = False, agreed: bool = False
-) -> Decoder | GpuDecoder | None:
+def decoder(model: Any, known: Anatomy, exact: bool = False) -> Decoder | Passes | None:
     """The model as one call or graph, where there is a kernel, its layers are of the common kind, and the numbers
-    agree, or have `agreed` before. `exact`: on a GPU too, sums have one order whatever the number of tokens."""
+    agree, or have `agreed` before; on a GPU else its modules as graphs, where that can be. `exact`: on a GPU too, sums
+    have one order whatever the number of tokens, which modules do not promise."""
+    found: Decoder | Passes | None
+    gpu = model.device.type == "cuda"
     try:
-        made = _on_gpu(model, layers, windows, exact) if model.device.type == "cuda" else _made(model, layers, windows)
-        how = "all layers in one call" if model.device.type == "cpu" else "own kernels, captured as graphs"
+        found = _on_gpu(model, known, exact) if gpu else _made(model, known.layers, known.windows)
+        how = "own kernels, captured as graphs" if gpu else "all layers in one call"
     except (AttributeError, TypeError) as error:  # a part is missing or of another kind
-        made, how = None, f"its own modules ({error})"
-    if made is not None and not agreed and not _agrees(made, model, layers):
-        made, how = None, "its own modules (its layers compute something else)"
+        found, how = None, f"its own modules ({error})"
+    if found is not None and not known.agreed and not _agrees(found, model, known.layers):
+        found, how = None, "its own modules (its layers compute something else)"
+    if found is None and gpu and not exact:
+        found, more = _recorded(model, known)
+        how = f"{how}, {more}"
     say(f"{model.config.model_type}: {how}")
-    return made
+    return found
 
 
 def _made(model: Any, layers: Sequence[Any], windows: dict[int, int | None]) -> Decoder:
@@ -137,24 +144,45 @@ def _made(model: Any, layers: Sequence[Any], windows: dict[int, int | None]) -> 
     return Decoder(model, layers, windows, found)
 
 
-def _on_gpu(model: Any, layers: Sequence[Any], windows: dict[int, int | None], exact: bool) -> GpuDecoder:
+def _on_gpu(model: Any, known: Anatomy, exact: bool) -> GpuDecoder:
     try:
         from slipstream.models.gpu_decoder import GpuDecoder
     except ImportError as error:
         raise TypeError(f"Triton is not there: {error}") from error
     if model.dtype not in TOLERANCE:
         raise TypeError(f"no kernel for {model.dtype}")
-    return GpuDecoder(model, layers, windows, exact)
+    return GpuDecoder(model, known.layers, known.windows, exact)
 
 
-def _agrees(made: Decoder | GpuDecoder, model: Any, layers: Sequence[Any]) -> bool:
+def _recorded(model: Any, known: Anatomy) -> tuple[Passes | None, str]:
+    """A model's own modules as graphs, where a few tokens say that they can be that, what is not attention compiled
+    where that can be, and how it is called."""
+    how = ""
+    for fuse, name in ((True, "partly compiled, captured as graphs"), (False, "captured as graphs")):
+        try:
+            from slipstream.models.gpu_modules import record
+
+            with torch.inference_mode():
+                found, wanted, mine = record(model, known, _probe_tokens(model), fuse)
+                if _near(mine, wanted):
+                    return found, f"{name}{how}"
+            how = f" (not {name}: the numbers differ)"
+        except Exception as error:  # whatever a model's own code does that cannot be recorded: it runs as ever
+            how = f" (not {name}: {type(error).__name__}: {str(error).partition(chr(10))[0]})"
+    return None, f"one by one{how}"
+
+
+def _probe_tokens(model: Any) -> list[int]:
+    return [(i * 977 + 13) % model.config.get_text_config().vocab_size for i in range(PROBE)]
+
+
+def _agrees(made: Decoder | Passes, model: Any, layers: Sequence[Any]) -> bool:
     """Whether the model's own modules, with our attention in them, say the same of a few tokens: every layer of the
     same input, in what it adds to it, and the head of the last state."""
     from slipstream.models.attention import WHOLE, view
-    from slipstream.models.layers import watch
 
     count, device = len(layers), model.device
-    token = [(i * 977 + 13) % model.config.get_text_config().vocab_size for i in range(PROBE)]
+    token = _probe_tokens(model)
     own, other = Cache(), Cache()
     pieces = [Piece(Line.of(cache.take(), 0, token)) for cache in (own, other)]
     context = view(own, dict.fromkeys(range(count)), pieces[:1], device)

@@ -1,4 +1,4 @@
-"""Looking into a decoder's layers, stopping at one, and resuming from one.
+"""Running a model's own modules: looking into a decoder's layers, stopping at one, and resuming from one.
 
 A layer is skipped by lending it another `forward` for the length of a pass: it hands its input on, or puts a given
 hidden state in its place. The model around it (embeddings, positions, final norm, head) stays as it is, so what a
@@ -8,13 +8,15 @@ return one.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
-from slipstream.core.shapes import Float, Tensor
+from slipstream.core.shapes import Float, Int, Tensor
 
 Layers = Sequence[nn.Module]
 
@@ -60,6 +62,73 @@ def only(
     finally:
         for index in skipped:
             layers[index].__dict__.pop("forward", None)
+
+
+class Fused:
+    """The parts of decoder layers that are not attention, each compiled to few kernels: norms, feed-forward, experts.
+    Layers are alike, so one of them is compiled, for any number of tokens, and what came of it is kept on disk."""
+
+    def __init__(self, layers: Layers) -> None:
+        free = [part for layer in layers for part in layer.children() if not _attends(part)]
+        self._parts = [(part, torch.compile(part.forward, dynamic=True)) for part in free]
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """The compiled parts in place of the model's own."""
+        try:
+            for part, forward in self._parts:
+                part.forward = forward
+            yield
+        finally:
+            for part, _ in self._parts:
+                part.__dict__.pop("forward", None)
+
+
+def _attends(part: nn.Module) -> bool:
+    return any("layer_idx" in module.__dict__ for module in part.modules())
+
+
+class Modules:
+    """A model's own modules over packed tokens, with our attention in them."""
+
+    def __init__(self, model: Any, layers: Layers, as_tuple: bool) -> None:
+        self.model, self.layers, self._as_tuple = model, layers, as_tuple
+        self._trims = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._whole = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=model.device)  # passed on: no mask is built
+
+    def run(
+        self,
+        token: Int[Tensor, " tokens"],
+        position: Int[Tensor, " tokens"],
+        context: Any,
+        span: tuple[int, int],
+        given: Float[Tensor, "tokens hidden"] | None = None,
+        watched: Iterable[int] = (),
+        keep: Int[Tensor, " kept"] | None = None,
+    ) -> tuple[Tensor | None, dict[int, Tensor]]:
+        """Run a span of layers, from `given` where it does not begin with the first; the logits at `keep`, where they
+        are wanted, and what the watched layers gave. `context` is what attention is told."""
+        trim = {"logits_to_keep": keep} if keep is not None and self._trims else {}
+        module = self.model.base_model if keep is None else self.model
+        with only(self.layers, *span, given, self._as_tuple), watch(self.layers, watched) as found:
+            output = module(
+                token[None],
+                attention_mask=self._whole,
+                position_ids=position[None],
+                use_cache=False,
+                slipstream=context,
+                **trim,
+            )
+        result: Tensor = output[0][0]
+        return (None if keep is None else result if trim else result[keep]), found
+
+    def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
+        """The model's own norm and head on hidden states after some layer: no layer runs."""
+        count, token = len(self.layers), torch.zeros(len(hidden), dtype=torch.long, device=hidden.device)
+        with only(self.layers, count, count, hidden, self._as_tuple):
+            output = self.model(token[None], attention_mask=self._whole, position_ids=token[None], use_cache=False)
+        logits: Tensor = output[0][0]
+        return logits
 
 
 def hidden_of(output: Any) -> Float[Tensor, "batch tokens hidden"]:

@@ -13,7 +13,6 @@ Rows that begin alike compute their beginning once (`shelf`): what any row read 
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -23,12 +22,12 @@ import torch
 from slipstream.core.interfaces import Model
 from slipstream.core.shapes import Float, Tensor
 from slipstream.core.types import Draft, Row, Scores, Verdict
-from slipstream.models.attention import WHOLE, View, view
+from slipstream.models.attention import view
 from slipstream.models.cache import Cache, hidden
 from slipstream.models.decoder import decoder
 from slipstream.models.invariant import invariant_attention, no_invariance
-from slipstream.models.layers import only, watch
-from slipstream.models.packing import Entry, Line, Piece, agree, local_nodes, nodes_by_row, slot_index
+from slipstream.models.layers import Modules
+from slipstream.models.packing import Entry, Line, Piece, agree, entries_of, local_nodes, nodes_by_row, slot_index
 from slipstream.models.prefix import leaders
 from slipstream.models.refuse import Anatomy, check_config, longest_row, probe
 from slipstream.models.seat import Seat
@@ -69,11 +68,10 @@ class TorchModel(Model):
         self.branches = not (invariant and self.device.type == "cuda")  # sums over places: a tree's text lies at others
         self._kernel = invariant_attention(model) if invariant and self.device.type == "cpu" else None
         known = self.anatomy
-        self.decoder = decoder(model, known.layers, known.windows, invariant, known.agreed) if kernels else None
+        self.decoder = decoder(model, known, invariant) if kernels else None
         if invariant and self._kernel is None and self.decoder is None:
             raise no_invariance(model, "its layers are not run by kernels that sum in one order")
-        self._trims = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._whole = WHOLE.to(self.device)
+        self._modules = Modules(model, known.layers, known.as_tuple)
         self.cache = Cache.on(self.device)
         self._shelf = Shelf(self.cache, retained)
         self._seats: dict[Row, Seat] = {}
@@ -137,10 +135,11 @@ class TorchModel(Model):
         """Where a row lies in the cache."""
         return self._seats[row].index
 
-    def feature_places(self, layers: Iterable[int]) -> dict[int, Float[Tensor, "rows 1 places hidden"]]:
-        """Where the states of these layers are kept, to be written by someone else."""
-        like = self.model.get_input_embeddings().weight[None, None, :1].detach()
-        return {layer: self.cache.hold(hidden(layer), like)[0] for layer in layers}
+    def feature_places(
+        self, layers: Iterable[int], like: Float[Tensor, "1 hidden"]
+    ) -> dict[int, Float[Tensor, "rows 1 places hidden"]]:
+        """Where the states of these layers are kept, which are such as this one, to be written by someone else."""
+        return {layer: self.cache.hold(hidden(layer), like[None, None])[0] for layer in layers}
 
     def _room(self, more: int, places: int) -> None:
         """Before rows or places grow beyond the limit, lay what is in use together."""
@@ -233,7 +232,8 @@ class TorchModel(Model):
         for seat, line in zip(seats, lines, strict=True):
             seat.run, seat.depth, seat.hidden = line.entries, self.layers, {}
         self._draft = draft
-        return Scores(logits, {layer: (held | found)[layer][slots] for layer in self.features})
+        where = slice(lines[0].pending - 1, None) if len(lines) == 1 else slots  # of one row all that follows, in order
+        return Scores(logits, {layer: (held | found)[layer][where] for layer in self.features})
 
     @torch.inference_mode()
     def peek(self, rows: Sequence[Row], draft: Draft, layers: int) -> Float[Tensor, "slots hidden"]:
@@ -271,11 +271,7 @@ class TorchModel(Model):
         """The model's own norm and head on hidden states after some layer: no layer runs."""
         if self.decoder is not None:
             return self.decoder.logits(hidden)
-        token = torch.zeros(1, len(hidden), dtype=torch.long, device=self.device)
-        with only(self.anatomy.layers, self.layers, self.layers, hidden, self.anatomy.as_tuple):
-            output = self.model(token, attention_mask=self._whole, position_ids=token, use_cache=False)
-        logits: Tensor = output[0][0]
-        return logits
+        return self._modules.logits(hidden)
 
     @torch.inference_mode()
     def commit(self, rows: Sequence[Row], verdict: Verdict, draft: Draft | None = None) -> None:
@@ -288,7 +284,7 @@ class TorchModel(Model):
         for row, path, nodes in zip(rows, verdict.path.tolist(), local_nodes(draft), strict=True):
             moves += self._keep(row, nodes, [number[i] for i in path if i >= 0])
         if moves:
-            self.cache.move(*torch.tensor(moves, device=self.device).T)
+            self.cache.move(moves)
         for row in rows:
             self._show(row)
 
@@ -296,7 +292,7 @@ class TorchModel(Model):
         """Make the pending tokens and the accepted nodes of one row its cached text; the entries to move for it."""
         seat, pending = self._seats[row], self._pending(row)
         start, count = len(seat.tokens), len(pending)
-        entries = Line.of(seat.index, start, pending, nodes).entries
+        entries = entries_of(pending, nodes)
         whole = agree(seat.run, entries) if seat.depth == self.layers else 0
         kept = [i for i in (*range(count), *(count + n for n in path)) if i < whole]
         seat.tokens += [entries[i][0] for i in kept]
@@ -366,35 +362,10 @@ class TorchModel(Model):
         if self.invariant and self._kernel is None:
             raise no_invariance(self.model, "a tree as wide as this is not run by kernels that sum in one order")
         context = view(self.cache, self.anatomy.windows, pieces, self.device, self._kernel)
-        logits, found = self._modules(context, pieces, span, given, watched, keep)
+        token = [token for piece in pieces for token, _ in piece.line.entries[piece.skip :]]
+        position = [place for piece in pieces for place in piece.line.position[piece.skip :]]
+        token_ids, position_ids = torch.tensor([token, position], device=self.device)
+        logits, found = self._modules.run(token_ids, position_ids, context, span, given, watched, keep)
         for layer in found.keys() & set(self.features):
             context.remember(layer, found[layer])
         return logits, found
-
-    def _modules(
-        self,
-        context: View,
-        pieces: Sequence[Piece],
-        span: tuple[int, int],
-        given: Tensor | None,
-        watched: Sequence[int],
-        keep: Tensor | None,
-    ) -> tuple[Tensor | None, dict[int, Tensor]]:
-        """The same by the model's own modules."""
-        token = [token for piece in pieces for token, _ in piece.line.entries[piece.skip :]]
-        position = [place for piece in pieces for place in piece.line.position[piece.skip :]]
-        token_ids, position_ids = torch.tensor([[token], [position]], device=self.device)
-        trim = {"logits_to_keep": keep} if keep is not None and self._trims else {}
-        module = self.model.base_model if keep is None else self.model
-        passing = only(self.anatomy.layers, *span, given, self.anatomy.as_tuple)
-        with passing, watch(self.anatomy.layers, watched) as found:
-            output = module(
-                token_ids,
-                attention_mask=self._whole,
-                position_ids=position_ids,
-                use_cache=False,
-                slipstream=context,
-                **trim,
-            )
-        result: Tensor = output[0][0]
-        return (None if keep is None else result if trim else result[keep]), found

@@ -123,10 +123,10 @@ def express(model: TorchModel) -> Express | None:
         return None
     try:
         from slipstream.engines.native.express import Express
-        from slipstream.models.gpu_decoder import GpuDecoder
+        from slipstream.models.gpu_passes import Passes
     except ImportError:  # no Triton
         return None
-    return Express(model, model.decoder) if isinstance(model.decoder, GpuDecoder) else None
+    return Express(model, model.decoder) if isinstance(model.decoder, Passes) else None
 
 
 def drafter_kind(name: str) -> str:

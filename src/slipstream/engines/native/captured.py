@@ -13,13 +13,15 @@ import torch
 
 from slipstream.core.noise import Purpose
 from slipstream.core.shapes import Float, Tensor
-from slipstream.engines.native.captured_parts import Halves, Head, Inputs, Reading, Scoring
+from slipstream.engines.native.captured_draft import Head, Partner, Reading
+from slipstream.engines.native.captured_parts import Halves, Inputs, Scoring
 from slipstream.engines.native.told import Told, told_chains
-from slipstream.kernels.gpu.cycle import chain_layout, commit, lay, lay_steps, part
-from slipstream.kernels.gpu.decoder import Held, Room
+from slipstream.kernels.gpu.cut import cut
+from slipstream.kernels.gpu.cycle import commit, lay
+from slipstream.kernels.gpu.decoder import Held
 from slipstream.kernels.gpu.draw import Laws, choose, draft
 from slipstream.kernels.gpu.judge import judge, match, surplus_room
-from slipstream.models.gpu_decoder import GpuDecoder
+from slipstream.models.gpu_passes import Passes
 
 
 @dataclass(frozen=True)
@@ -30,31 +32,27 @@ class Kind:
     depth: int
     rule: str  # greedy, coupled, token or block; what needs no draft, any rule
     parts: int  # of the cache
+    cut: bool = False  # whether rows may want some tokens of a law alone
 
 
 class Cycle:
     """The buffers of one kind of cycle, and its graph."""
 
-    def __init__(self, kind: Kind, target: GpuDecoder, held: Held, head: Head | None) -> None:
-        self.kind, self._head = kind, head
-        rows, width, device = kind.rows, kind.depth + 1, target.embedding.device
+    def __init__(self, kind: Kind, target: Passes, held: Held, side: Head | Partner | None) -> None:
+        self.kind, self._side = kind, side
+        head = side if isinstance(side, Head) else None
+        rows, width, device = kind.rows, kind.depth + 1, target.like.device
         self._inputs = Inputs(rows, device)
         self._scoring = Scoring(target, held, head, rows, width, kind.parts)
         self._chance = torch.zeros(max(1, kind.depth), rows, device=device)
         self._credit = surplus_room(rows, kind.depth, self._scoring.laws)
         self._result = torch.zeros(rows, 2 * width + 2, dtype=torch.float64, device=device)
-        self._reading = Reading(head, rows, width, kind.parts, target.embedding)
+        self._reading = Reading(head, rows, width, kind.parts, target.like)
         self.state = self._reading.state
-        if head is not None:
-            self._prepare(head)
+        if side is not None and kind.depth:
+            self._steps = side.steps(rows, kind.depth, kind.parts, self.state)
+            self._drafts = Laws(rows * kind.depth, len(side.ids), device)
         self.halves = Halves(self._first, self._second, self._result)
-
-    def _prepare(self, head: Head) -> None:
-        rows, depth, net, device = self.kind.rows, self.kind.depth, head.kernels.net, self.state.device
-        self._small = Room(net, rows, self.kind.parts)
-        self._drafts = Laws(rows * max(1, depth), len(net.head), device)
-        self._steps = chain_layout(rows * max(1, depth - 1), 1, 1, device)
-        self._both = head.kernels.embedding.new_zeros(rows, 2 * self.state.shape[1])
 
     @property
     def drafting(self) -> float:
@@ -77,12 +75,14 @@ class Cycle:
     def _first(self) -> None:
         scoring, inputs = self._scoring, self._inputs
         lay(inputs.control, scoring.token, inputs.far, scoring.layout, scoring.chunk)
-        if self._head is not None and self.kind.depth:
-            self._draft(self._head)
+        if self._side is not None and self.kind.depth:
+            self._draft(self._side)
 
     def _second(self) -> None:
         scoring, inputs, reading = self._scoring, self._inputs, self._reading
         scoring.run(tree=False)
+        if self.kind.cut:
+            cut(scoring.laws.logits, inputs.wishes)
         self._verify()
         commit(
             *(inputs.control, inputs.far, scoring.token, scoring.found, self._chance, reading.following),
@@ -90,31 +90,28 @@ class Cycle:
         )
         reading.run(scoring.stack)
 
-    def _draft(self, head: Head) -> None:
-        rows, depth, kernels, token = self.kind.rows, self.kind.depth, head.kernels, self._scoring.token
-        if depth > 1:
-            lay_steps(self._inputs.control, depth - 1, self._steps)
-        kernels.begin(self._small, self.state)
+    def _draft(self, side: Head | Partner) -> None:
+        rows, depth, token = self.kind.rows, self.kind.depth, self._scoring.token
+        purpose = Purpose.FIELD if self.kind.rule == "coupled" else Purpose.DRAFT
+        self._steps.begin(self._inputs.control)
         for n in range(depth):
-            if n:
-                layout = part(self._steps, (n - 1) * rows, rows)
-                kernels.step(token[:, n:], self._small, self._both, layout, head.held, depth + 1)
             laws = self._drafts.some(n * rows, rows)
-            kernels.logits(self._small, laws.logits)
-            purpose = Purpose.FIELD if self.kind.rule == "coupled" else Purpose.DRAFT
-            draft(laws, self._inputs.wishes, token[:, n + 1 :], depth + 1, n, purpose, self._chance[n], head.ids)
+            self._steps.run(n, token, laws.logits)
+            if self.kind.cut:
+                cut(laws.logits, self._inputs.wishes)
+            draft(laws, self._inputs.wishes, token[:, n + 1 :], depth + 1, n, purpose, self._chance[n], side.ids)
 
     def _verify(self) -> None:
         rule, width, scoring, wishes = self.kind.rule, self.kind.depth + 1, self._scoring, self._inputs.wishes
-        drawn = rule not in ("token", "block") or self._head is None or width == 1
+        drawn = rule not in ("token", "block") or self._side is None or width == 1
         if drawn:  # each slot's own choice says it all
             purpose = Purpose.FIELD if rule == "coupled" else Purpose.EMIT
             choose(scoring.laws, wishes, scoring.choice, width, purpose, race=rule != "greedy")
             match(scoring.choice, scoring.token, wishes, scoring.laws.best, scoring.found)
             return
-        assert self._head is not None
+        assert self._side is not None
         choose(scoring.laws, wishes, scoring.choice, width, Purpose.EMIT, race=False)
         judge(
-            *(scoring.laws, self._drafts, self._chance, scoring.token, wishes, self._head.slot_of),
+            *(scoring.laws, self._drafts, self._chance, scoring.token, wishes, self._side.slot_of),
             *(self._credit, rule == "block", scoring.found),
         )

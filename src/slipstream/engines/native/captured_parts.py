@@ -8,32 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import torch
 
 from slipstream.core.shapes import Tensor
-from slipstream.drafters.eagle_gpu import EagleKernels
+from slipstream.engines.native.captured_draft import Head
 from slipstream.kernels.gpu.attention import Layout
 from slipstream.kernels.gpu.cycle import Control, chain_layout, keep
-from slipstream.kernels.gpu.decoder import Held, Room, embed, logits, walk
+from slipstream.kernels.gpu.decoder import Held
 from slipstream.kernels.gpu.draw import Laws, Wishes
 from slipstream.kernels.gpu.judge import Found
-from slipstream.models.gpu_decoder import GpuDecoder, capture
+from slipstream.models.gpu_passes import Passes, capture
 
 INTEGERS = len(fields(Control))
-
-
-@dataclass(frozen=True, eq=False)
-class Head:
-    """A drafter's side of a cycle."""
-
-    kernels: EagleKernels
-    held: Held
-    features: dict[int, Tensor]  # where the target's states are kept, by layer, [rows, 1, places, hidden]
-    ids: Tensor  # its vocabulary
-    slot_of: Tensor  # and back: -1 where a token cannot be drafted
 
 
 class Inputs:
@@ -41,12 +30,12 @@ class Inputs:
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self._words = torch.zeros(INTEGERS, rows, dtype=torch.long, device=device)
-        self._numbers = torch.zeros(2, rows, device=device)
+        self._numbers = torch.zeros(5, rows, device=device)
         self.control = Control(*self._words)
         self.control.depth.fill_(-1)  # no rows while it is captured
         self.far = torch.zeros(rows, dtype=torch.long, device=device)
-        warm, stop = self._numbers
-        self.wishes = Wishes(warm, self.control.stream, self.control.start, self.far, stop)
+        warm, stop, *limits = self._numbers
+        self.wishes = Wishes(warm, self.control.stream, self.control.start, self.far, stop, limits)
 
     def load(self, words: Sequence[Sequence[int]], numbers: Sequence[Sequence[float]]) -> None:
         self._words.copy_(torch.tensor(words), non_blocking=True)
@@ -56,55 +45,32 @@ class Inputs:
 class Scoring:
     """The target's pass over `width` tokens of each row, their laws, and the states that a head will read."""
 
-    def __init__(self, target: GpuDecoder, held: Held, head: Head | None, rows: int, width: int, parts: int) -> None:
+    def __init__(self, target: Passes, held: Held, head: Head | None, rows: int, width: int, parts: int) -> None:
         self._target, self._held, self._head = target, held, head
-        device = target.embedding.device
+        device = target.like.device
         self.token = torch.zeros(rows, width, dtype=torch.long, device=device)
         self.layout = chain_layout(rows, width, target.heads.chunk, device)
-        self.room = Room(target.net, rows * width, parts)
-        self.laws = Laws(rows * width, len(target.net.head), device)
+        self._pass = target.passing(rows * width, parts)
+        self.laws = Laws(rows * width, target.vocab, device)
         self.choice = torch.zeros_like(self.token)
         kept, following, sound = torch.zeros(3, rows, dtype=torch.long, device=device)
         self.found: Found = kept, following, sound
-        self._size = target.embedding.shape[1]
+        self._size = target.like.shape[1]
         layers = len(head.features) if head else 0
-        self.stack = target.embedding.new_zeros(rows * width, self._size * layers)
+        self.stack = target.like.new_zeros(rows * width, self._size * layers)
 
     @property
     def chunk(self) -> int:
         return self._target.heads.chunk
 
     def run(self, tree: bool) -> None:
-        target, room, watched = self._target, self.room, {}
+        watched = {}
         if self._head is not None:
             for n, (layer, held) in enumerate(self._head.features.items()):
                 stack = self.stack[:, n * self._size : (n + 1) * self._size]
                 watched[layer] = _keeper(self.layout, held, stack, self._head.kernels.scale[n : n + 1])
-        embed(self.token.view(-1), target.embedding, room.hidden)
-        walk(target.net, room, self.layout, self._held, (0, len(target.net.blocks)), watched, tree)
-        logits(target.net, room.stream, self.laws.logits)
-
-
-class Reading:
-    """The head reads what was committed, up to `width` tokens of each row, so that the next draft begins there."""
-
-    def __init__(self, head: Head | None, rows: int, width: int, parts: int, like: Tensor) -> None:
-        self._head, device = head, like.device
-        self.chunk = head.kernels.net.heads.chunk if head else 1
-        self.following = torch.zeros(rows * width, dtype=torch.long, device=device)
-        self.end = torch.zeros(rows, dtype=torch.long, device=device)
-        self.layout = chain_layout(rows, width, self.chunk, device)
-        self.state = torch.zeros(rows, like.shape[1], device=device)
-        if head is not None:
-            self._room = Room(head.kernels.net, rows * width, parts)
-            self._both = like.new_zeros(rows * width, 2 * like.shape[1])
-
-    def run(self, stack: Tensor) -> None:
-        if self._head is None:
-            return
-        self._head.kernels.fuse(stack, self._room.hidden)
-        self._head.kernels.step(self.following, self._room, self._both, self.layout, self._head.held)
-        torch.index_select(self._room.hidden, 0, self.end, out=self.state)
+        span = 0, self._target.layers
+        self._pass.run(self.token.view(-1), self.layout, self._held, span, watched, tree, self.laws.logits)
 
 
 class Halves:

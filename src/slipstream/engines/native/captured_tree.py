@@ -19,13 +19,14 @@ import torch
 
 from slipstream.core.noise import Purpose
 from slipstream.core.shapes import Int, Tensor
-from slipstream.engines.native.captured_parts import Halves, Head, Inputs, Reading, Scoring
+from slipstream.engines.native.captured_draft import Head, Reading
+from slipstream.engines.native.captured_parts import Halves, Inputs, Scoring
 from slipstream.engines.native.told import Told, told_trees
 from slipstream.kernels.gpu.decoder import Held, Room
 from slipstream.kernels.gpu.draw import choose
 from slipstream.kernels.gpu.path import Bundle, Committed, carry, follow, offer, report
 from slipstream.kernels.gpu.tree import Planted, Pool, open_level, plant, rank
-from slipstream.models.gpu_decoder import GpuDecoder
+from slipstream.models.gpu_passes import Passes
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,9 @@ class TreeKind:
 class TreeCycle:
     """The buffers of one kind of cycle, and its graph."""
 
-    def __init__(self, kind: TreeKind, target: GpuDecoder, held: Held, head: Head) -> None:
+    def __init__(self, kind: TreeKind, target: Passes, held: Held, head: Head) -> None:
         self.kind, self._head = kind, head
-        rows, slots, device = kind.rows, kind.nodes + 1, target.embedding.device
+        rows, slots, device = kind.rows, kind.nodes + 1, target.like.device
         self._inputs = Inputs(rows, device)
         self._scoring = Scoring(target, held, head, rows, slots, kind.parts)
         parent, far = torch.zeros(2, rows, slots, dtype=torch.long, device=device)
@@ -53,7 +54,7 @@ class TreeCycle:
         self._path = torch.full((rows, kind.depth), -1, device=device)
         self._room = torch.zeros(rows, dtype=torch.long, device=device), torch.zeros_like(far)
         self._moved = [Bundle([part for both in held for part in both]), Bundle(list(head.features.values()))]
-        self._reading = Reading(head, rows, kind.depth + 1, kind.parts, target.embedding)
+        self._reading = Reading(head, rows, kind.depth + 1, kind.parts, target.like)
         self._fused = torch.zeros_like(self._reading.following)
         self._stack = self._scoring.stack.new_zeros(len(self._fused), self._scoring.stack.shape[1])
         self._result = torch.zeros(rows, 2 + 2 * slots + kind.depth, dtype=torch.long, device=device)

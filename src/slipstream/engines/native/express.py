@@ -2,8 +2,8 @@
 afterwards.
 
 That is where all rows have one drafter and one rule, draft chains or trees that grow by themselves, ask for nothing but
-a temperature, and have read all but their last token: decoding, that is. Everything else goes through `Batch`'s own
-lines, before and after: both leave caches and rows in the same state.
+a temperature and a cut of the law (top-k, top-p, min-p), and have read all but their last token: decoding, that is.
+Everything else goes through `Batch`'s own lines, before and after: both leave caches and rows in the same state.
 """
 
 from __future__ import annotations
@@ -11,23 +11,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from slipstream.core.interfaces import Drafter
 from slipstream.core.noise import keys
-from slipstream.core.shapes import Tensor
 from slipstream.core.shaping import asks
 from slipstream.core.types import Budget, Draft, Row, Verdict
-from slipstream.drafters.eagle import Eagle
-from slipstream.drafters.eagle_gpu import EagleKernels
-from slipstream.drafters.none import NoDrafter
 from slipstream.engines.native.captured import Cycle, Kind
-from slipstream.engines.native.captured_parts import Head
+from slipstream.engines.native.captured_draft import Head, Partner
 from slipstream.engines.native.captured_tree import TreeCycle, TreeKind
-from slipstream.engines.native.told import Told
+from slipstream.engines.native.express_sides import Side, side_of
 from slipstream.kernels.gpu.decoder import Held
 from slipstream.models.cache import power
-from slipstream.models.gpu_decoder import GpuDecoder, parts_of
+from slipstream.models.gpu_passes import Passes, parts_of
 from slipstream.models.torch_model import TorchModel
 
 CHAINS = frozenset({"greedy", "coupled", "token", "block"})
@@ -39,23 +33,22 @@ NODES = (8, 15, 16, 24, 32, 48, 64)  # 15 and the committed end are as many toke
 
 
 class Express:
-    def __init__(self, model: TorchModel, decoder: GpuDecoder) -> None:
-        self._model, self._decoder = model, decoder
+    def __init__(self, model: TorchModel, passes: Passes) -> None:
+        self._model, self._passes = model, passes
         self._cycles: dict[tuple[Kind | TreeKind, int], Cycle | TreeCycle] = {}
-        self._kernels: dict[int, tuple[Eagle, EagleKernels, Tensor]] = {}
+        self._sides: dict[int, tuple[Drafter, Side | None]] = {}  # by who they are, which is held on to
         self._version: tuple[int, ...] = ()
-        # place and length of each row
-        self._left: tuple[dict[Row, tuple[int, int]], Cycle | TreeCycle] | None = None
         self._new = False  # whether this cycle did what others do not: captured a graph, or read a prompt
         self.cycles = 0
 
     def drafts(self, drafter: Drafter) -> bool:
         """Whether a drafter's steps can be part of a cycle."""
-        return isinstance(drafter, Eagle | NoDrafter)
+        return self._side(drafter) is not None
 
     def branches(self, drafter: Drafter, rule: str) -> bool:
         """Whether they can be where it drafts trees."""
-        return isinstance(drafter, Eagle) and rule in TREES
+        side = self._side(drafter)
+        return side is not None and side.branches and rule in TREES and self._passes.branches(LEVELS[-1])
 
     def only_chains(self, drafter: Drafter, rule: str) -> bool:
         """Whether a tree would cost rows their whole cycles, which a chain has: no policy should try one then."""
@@ -66,107 +59,89 @@ class Express:
     ) -> tuple[Draft, Verdict, float | None] | None:
         """One cycle for all rows, committed to the target's cache, and the seconds spent on drafting, where they are
         worth learning from; None where it must go the other way, nothing having changed."""
-        size = _size(budget, rule)
-        if size is None or not self._takes(rows, size, drafter, rule):
+        size, side = _size(budget, rule), self._side(drafter)
+        if size is None or side is None or not self._takes(rows, size, drafter, rule):
             return None
         used = max(row.length for row in rows) + size.places + 1
+        if side.context is not None and used > side.context:
+            return None
         self._model.make_room(used)
-        head = self._head(drafter, used) if isinstance(drafter, Eagle) else None
-        cycle = self._cycle(size.kind(power(len(rows)), rule, parts_of(used)), drafter, head)
-        state = self._state(rows, drafter, cycle) if isinstance(drafter, Eagle) else None
-        words, numbers = self._control(rows, budget, drafter, size, cycle.kind.rows)
-        self._left = None
-        record = cycle(words, numbers, state)[: len(rows)].tolist()
+        part = side.part(used)
+        cycle = self._cycle(size.kind(power(len(rows)), rule, parts_of(used), any(map(_cut, rows))), drafter, part)
+        state, read = side.begin(rows, budget, cycle)
+        record = cycle(*self._control(rows, budget, side, size, cycle.kind.rows), state)[: len(rows)].tolist()
         self.cycles += 1
         if not all(line[2] for line in record):  # some place has no law: who it was is found out the other way
             return None
-        known, self._new = not self._new, False
+        known, self._new = not (self._new or read), False
         told = cycle.told(record, self._model.vocab)
-        self._commit(rows, told, drafter, cycle)
+        cached, verdict = told.cached
+        self._model.ran(rows, cached)
+        self._model.commit(rows, verdict)
+        side.commit(rows, budget, told, cycle)
         return told.draft, told.verdict, cycle.drafting if known else None
 
     def _takes(self, rows: Sequence[Row], size: Size, drafter: Drafter, rule: str) -> bool:
-        if rule not in CHAINS | TREES or not self.drafts(drafter) or len(rows) * (size.slots + 1) > WIDEST:
+        if rule not in CHAINS | TREES or len(rows) * (size.slots + 1) > WIDEST:
             return False
         if any(map(asks, rows)) or (size.nodes and not self.branches(drafter, rule)):
             return False
-        wishes = [row.request.sampling for row in rows]
-        if any(
-            wish.top_k or wish.top_p < 1 or wish.min_p or (wish.temperature == 0) != (rule == "greedy")
-            for wish in wishes
-        ):
+        if size.nodes and rule != "greedy" and any(map(_cut, rows)):  # what trees are ranked by is not cut here
+            return False
+        if any((row.request.sampling.temperature == 0) != (rule == "greedy") for row in rows):
             return False
         return all(row.length > 1 and self._model.cached(row) == row.length - 1 for row in rows)
 
-    def _head(self, drafter: Eagle, used: int) -> Head:
-        slots, model = drafter.slots, self._model
-        if id(drafter) not in self._kernels:
-            size = drafter.vocabulary.size
-            slot_of = torch.full((size,), -1, device=model.device)
-            slot_of[drafter.vocabulary.ids] = torch.arange(len(drafter.vocabulary.ids), device=model.device)
-            kernels = EagleKernels(slots.net, slots.embedding, model.context)
-            self._kernels[id(drafter)] = drafter, kernels, slot_of
-        _, kernels, slot_of = self._kernels[id(drafter)]
-        heads = kernels.net.heads
-        like = slots.embedding.new_empty(1, heads.kv_heads, 1, heads.dim)
-        slots.cache.reserve(used)
-        features = model.feature_places(drafter.needs.features)
-        return Head(kernels, [slots.cache.layer(0, like, like)], features, drafter.vocabulary.ids, slot_of)
+    def _side(self, drafter: Drafter) -> Side | None:
+        if id(drafter) not in self._sides:
+            self._sides[id(drafter)] = drafter, side_of(drafter, self._model, self._passes)
+        return self._sides[id(drafter)][1]
 
-    def _cycle(self, kind: Kind | TreeKind, drafter: Drafter, head: Head | None) -> Cycle | TreeCycle:
-        held = self._decoder.held(self._model.cache)
-        version = (self._model.cache.version, *sorted(d.slots.cache.version for d, *_ in self._kernels.values()))
+    def _cycle(self, kind: Kind | TreeKind, drafter: Drafter, part: Head | Partner | None) -> Cycle | TreeCycle:
+        held = self._passes.held(self._model.cache)
+        version = self._model.cache.version, *(side.version for _, side in self._sides.values() if side)
         if version != self._version:
             self._cycles.clear()
             self._version = version
-        key = kind, id(drafter) if head else 0
+        key = kind, id(drafter) if part else 0
         if key not in self._cycles:
-            self._cycles[key] = _new_cycle(kind, self._decoder, held, head)
+            self._cycles[key] = _new_cycle(kind, self._passes, held, part)
             self._new = True
         return self._cycles[key]
 
-    def _state(self, rows: Sequence[Row], drafter: Eagle, cycle: Cycle | TreeCycle) -> Tensor | None:
-        """What the head gave at the last slot of each row: what the last cycle left, or read anew."""
-        left, before = self._left or ({}, None)
-        if before is None or any(row not in left or left[row][1] != row.length for row in rows):
-            self._new = True
-            return drafter.slots.ends(rows)
-        index = [left[row][0] for row in rows]
-        if before is cycle and index == list(range(len(rows))):
-            return None
-        return before.state[torch.tensor(index, device=before.state.device)]
-
     def _control(
-        self, rows: Sequence[Row], budget: Sequence[Budget], drafter: Drafter, size: Size, lines: int
+        self, rows: Sequence[Row], budget: Sequence[Budget], side: Side, size: Size, lines: int
     ) -> tuple[list[list[int]], list[list[float]]]:
-        """`cycle.Control` and the temperatures and limits of likelihood, filled up to a graph's rows."""
-        other = [drafter.slots.index(row) for row in rows] if isinstance(drafter, Eagle) else [0] * len(rows)
+        """`cycle.Control` and what `draw.Wishes` has of numbers, filled up to a graph's rows."""
         words = [
             keys([row.seed for row in rows], [row.sample for row in rows]).tolist(),
             [row.length for row in rows],
             [spend.depth for spend in budget],
             [self._model.index(row) for row in rows],
-            other,
+            [side.index(row) for row in rows],
             [row.tokens[-1] for row in rows],
             [min(size.nodes, spend.shape.nodes if spend.shape else spend.depth) for spend in budget],
             [min(size.width, spend.shape.width if spend.shape else 1) for spend in budget],
+            [row.tokens[-2] for row in rows],
         ]
-        numbers = [[row.request.sampling.temperature for row in rows], [spend.stop_below for spend in budget]]
+        wants = [row.request.sampling for row in rows]
+        numbers = [
+            [wish.temperature for wish in wants],
+            [spend.stop_below for spend in budget],
+            [float(wish.top_k) for wish in wants],
+            [wish.top_p for wish in wants],
+            [wish.min_p for wish in wants],
+        ]
         missing = lines - len(rows)
-        fill = [0, 1, -1, 0, 0, 0, 0, 0]
+        fill = [0, 1, -1, 0, 0, 0, 0, 0, 0]
         padded = [line + [value] * missing for line, value in zip(words, fill, strict=True)]
         return padded, [line + [0.0] * missing for line in numbers]
 
-    def _commit(self, rows: Sequence[Row], told: Told, drafter: Drafter, cycle: Cycle | TreeCycle) -> None:
-        """Tell target and drafter what their caches hold now."""
-        cached, verdict = told.cached
-        self._model.ran(rows, cached)
-        self._model.commit(rows, verdict)
-        if isinstance(drafter, Eagle):
-            lengths = [row.length + emitted for row, emitted in zip(rows, told.emitted, strict=True)]
-            for row, length in zip(rows, lengths, strict=True):
-                drafter.slots.hold(row, length - 1)
-            self._left = {row: (n, length) for n, (row, length) in enumerate(zip(rows, lengths, strict=True))}, cycle
+
+def _cut(row: Row) -> bool:
+    """Whether only some tokens of a law are wanted."""
+    wish = row.request.sampling
+    return wish.temperature > 0 and bool(wish.top_k or wish.top_p < 1 or wish.min_p)
 
 
 @dataclass(frozen=True)
@@ -187,9 +162,9 @@ class Size:
         """In the caches beyond the committed ones: of the target, or of the head, which keeps all it looked at."""
         return max(self.slots, self.depth * self.width)
 
-    def kind(self, rows: int, rule: str, parts: int) -> Kind | TreeKind:
+    def kind(self, rows: int, rule: str, parts: int, cut: bool) -> Kind | TreeKind:
         if not self.nodes:
-            return Kind(rows, self.depth, rule, parts)
+            return Kind(rows, self.depth, rule, parts, cut)
         return TreeKind(rows, self.nodes, self.depth, self.width, rule, parts)
 
 
@@ -213,8 +188,8 @@ def _least(sizes: Sequence[int], wanted: int) -> int | None:
     return next((size for size in sizes if size >= wanted), None)
 
 
-def _new_cycle(kind: Kind | TreeKind, decoder: GpuDecoder, held: Held, head: Head | None) -> Cycle | TreeCycle:
+def _new_cycle(kind: Kind | TreeKind, passes: Passes, held: Held, part: Head | Partner | None) -> Cycle | TreeCycle:
     if isinstance(kind, Kind):
-        return Cycle(kind, decoder, held, head)
-    assert head is not None, "trees are drafted by a head"
-    return TreeCycle(kind, decoder, held, head)
+        return Cycle(kind, passes, held, part)
+    assert isinstance(part, Head), "trees are drafted by a head"
+    return TreeCycle(kind, passes, held, part)

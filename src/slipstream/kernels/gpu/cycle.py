@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -117,6 +117,11 @@ class Control:
     last: Tensor  # the last committed token
     nodes: Tensor  # of a tree, beside its depth
     width: Tensor  # candidates after one slot
+    before: Tensor  # the committed token before the last
+
+    def of_draft(self, start: Tensor, depth: Tensor, last: Tensor) -> Control:
+        """The same rows where they lie in the drafter's cache, beginning elsewhere."""
+        return replace(self, start=start, depth=depth, row=self.head_row, last=last)
 
 
 def chain_layout(rows: int, width: int, chunk: int, device: torch.device) -> Layout:

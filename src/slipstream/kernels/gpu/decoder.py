@@ -42,6 +42,7 @@ class Block:
     between: Norm
     qkv_bias: Tensor | None = None
     output_bias: Tensor | None = None
+    head_norms: tuple[Norm, Norm] | None = None  # of each head's query and key
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +116,7 @@ def layer(
     """One layer, which adds to the room's stream what it makes of `reads`; `after` is the norm that comes next."""
     keys, values = held
     product(reads, block.qkv, room.given, block.qkv_bias, few=few)
-    turn(room.given, net.angles, layout, keys, values, room.space.query, net.heads)
+    turn(room.given, net.angles, layout, keys, values, room.space.query, net.heads, block.head_norms)
     attend(layout, keys, values, room.space, room.attended, net.heads, tree)
     _add(net, room.attended, block.output, room.stream, block.output_bias, block.between, few)
     product(room.stream, block.gate_up, room.inner, gated=True, few=few)

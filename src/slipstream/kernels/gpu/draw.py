@@ -8,6 +8,7 @@ divided by their sum before the race, which changes who wins it only where two f
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -114,6 +115,7 @@ class Wishes:
     start: Tensor  # tokens committed
     depth: Tensor  # tokens to draft, made smaller where drafting stops early
     stop: Tensor  # float32: no law without a token as likely as this is drawn from
+    limits: Sequence[Tensor] = ()  # float32: top-k, top-p and min-p, where laws are cut
 
 
 class Laws:

@@ -1,0 +1,63 @@
+"""What the parts of `gpu.py` share: clocks, prompts, and an engine that is asked."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from slipstream.bench.workloads import load_workloads
+from slipstream.core.sampling import Sampling
+from slipstream.engines.base import Speculation, Wish
+from slipstream.engines.native.build import build_target
+from slipstream.engines.native.engine import NativeEngine
+from slipstream.engines.native.scheduler import Limits
+
+WAYS = {"plain": Speculation(depth=0), "eagle 3": Speculation(depth=3), "eagle 5": Speculation(depth=5)}
+TREES = {f"tree {nodes}": Speculation(shape=nodes) for nodes in (8, 15, 24)}
+
+
+def bandwidth() -> float:
+    """Bytes read and written per second by a large copy."""
+    source = torch.empty(1 << 31, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.numel() / (timed(lambda: target.copy_(source), 20) / 1000)
+
+
+def timed(run: Callable[[], object], count: int = 50) -> float:
+    """Milliseconds, the median of five stretches."""
+    times = []
+    for _ in range(6):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(count):
+            run()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) / count)
+    return statistics.median(times[1:])
+
+
+def open_engine(asked: argparse.Namespace, **more: Any) -> NativeEngine:
+    return NativeEngine(build_target(asked.model, **more), drafter=asked.head, limits=Limits(rows=64, retained=0))
+
+
+def prompts(count: int) -> list[str]:
+    loads = load_workloads("code,chat,maths,summary")
+    texts = [one.items[i].turns[0] for i in range(3) for one in loads]
+    return [texts[i % len(texts)] for i in range(count)]
+
+
+def answer(
+    engine: NativeEngine, texts: list[str], tokens: int, how: Speculation, warm: float = 0.0
+) -> tuple[int, float, list[list[int]]]:
+    """Tokens, tau and the answers, all requests at once."""
+    wish = Wish(max_tokens=tokens, speculation=how, ignore_ends=True)
+    tickets = [engine.submit(text, Sampling(temperature=warm, seed=n), wish)[0] for n, text in enumerate(texts)]
+    done = [ticket.result() for ticket in tickets]
+    cycles = sum(one.tally.cycles for one in done)
+    count = sum(len(one.tokens) for one in done)
+    return count, count / max(1, cycles), [one.tokens for one in done]

@@ -1,0 +1,162 @@
+"""Passes and cycles of an 8B-shaped model against the price of its bytes, and what weights in eight bits do to laws."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import torch
+from gpu_common import timed
+
+from slipstream.bench.likeness import laws, likeness
+from slipstream.bench.workloads import load_workloads
+from slipstream.engines.native.build import build_target
+from slipstream.engines.native.captured import Cycle, Kind
+from slipstream.engines.native.captured_draft import Partner
+from slipstream.models.cache import Cache
+from slipstream.models.gpu_decoder import GpuDecoder
+from slipstream.models.gpu_modules import record
+from slipstream.models.gpu_passes import Passes, parts_of
+from slipstream.models.packing import Line, Piece
+from slipstream.models.rounded import round_linears
+from slipstream.models.torch_model import TorchModel
+
+BIG = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 4096,
+}
+CONTEXT = 512
+
+
+def passes(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
+    """One pass of an 8B-shaped model, against reading its weights once."""
+    model = _big()
+    read = sum(p.numel() * p.element_size() for p in model.parameters()) - model.get_input_embeddings().weight.nbytes
+    limit = read / found["bandwidth"] * 1000
+    told: dict[str, Any] = {"bytes": read, "limit_ms": limit, "transformers_ms": _eager(model)}
+    for weights in (None, "int8", "fp8"):
+        if weights:
+            model = _big()
+            assert round_linears(model, weights), "nothing was rounded"
+        decoder = TorchModel(model).decoder
+        assert isinstance(decoder, GpuDecoder), "its layers are run by its own modules"
+        for name, rows, tokens in (("1", 1, 1), ("8", 1, 8), ("16 rows x 6", 16, 6))[: 2 if weights else 3]:
+            ms = _pass(decoder, rows, tokens)
+            told[f"{name}, {weights}" if weights else name] = {"ms": ms, "of_limit": ms / limit}
+        del model, decoder
+        torch.cuda.empty_cache()
+    return told
+
+
+def _big(**more: Any) -> Any:
+    """An 8B-shaped model of random weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("cuda"):
+        model = LlamaForCausalLM(LlamaConfig(**{**BIG, **more}, tie_word_embeddings=False))
+    torch.set_default_dtype(torch.float32)
+    return model
+
+
+def _pass(decoder: Passes, rows: int, tokens: int) -> float:
+    cache = Cache(1024, 16)
+    lines = [Line.of(cache.take(), CONTEXT, range(tokens)) for _ in range(rows)]
+    kept = torch.arange(rows * tokens, device="cuda")
+    with torch.inference_mode():
+        decoder.forward(cache, [Piece(line) for line in lines], (0, decoder.layers), None, (), kept)
+        (run,) = decoder._graphs.values()
+        return timed(run._replay, 20)
+
+
+def rounded(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
+    """Laws of weights in eight bits against bfloat16: agreement on the likeliest token, KL, perplexity."""
+    truth, ids, told = None, list[int](), dict[str, Any]()
+    for dtype in ("bfloat16", "int8", "fp8"):
+        target = build_target(asked.model, dtype=dtype)
+        assert isinstance(target.model.decoder, GpuDecoder), "its layers are run by its own modules"
+        if not ids:
+            text = "\n\n".join(item.turns[0] for item in load_workloads("summary")[0].items)
+            ids = target.text.encode(text, raw=True)[:1024]
+        found_laws = laws(target.model, ids)
+        truth = found_laws if truth is None else truth
+        told[dtype] = {"label": target.label, **likeness(found_laws, truth, ids)}
+    return told
+
+
+def _eager(model: Any) -> float:
+    """transformers' own forward of one token after a context, milliseconds."""
+    from transformers import DynamicCache
+
+    cache = DynamicCache()
+    with torch.inference_mode():
+        model(torch.zeros(1, CONTEXT, dtype=torch.long, device="cuda"), past_key_values=cache, use_cache=True)
+        token = torch.zeros(1, 1, dtype=torch.long, device="cuda")
+        return timed(lambda: model(token, past_key_values=cache, use_cache=True), 5)
+
+
+def cycle(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
+    """A whole cycle of depth 5 with a draft model of two of the target's own layers, against the sum of its passes."""
+    target, draft = TorchModel(_big()), TorchModel(_big(num_hidden_layers=2))
+    sides = []
+    for model in (target, draft):
+        assert isinstance(model.decoder, Passes)
+        cache = Cache(1024, 4)
+        cache.take()
+        cache.reserve(CONTEXT + 16)
+        sides.append((model.decoder, model.decoder.held(cache)))
+    (passes_, held), (partner, partner_held) = sides
+    ids = torch.arange(partner.vocab, device="cuda")
+    told: dict[str, Any] = {}
+    for depth in (3, 6):
+        kind = Kind(1, depth, "token", parts_of(CONTEXT))
+        whole = Cycle(kind, passes_, held, Partner(partner, partner_held, ids, ids))
+        control = [[1], [CONTEXT], [depth], [0], [0], [5], [0], [0], [6]]
+        numbers = [[1.0], [0.0], [0.0], [1.0], [0.0]]
+        whole._inputs.load(control, numbers)
+        both = timed(lambda whole=whole: (whole.halves.begin(), whole.halves.rest()))
+        parts = {n: _pass(partner, 1, n) for n in (1, 2)} | {depth + 1: _pass(passes_, 1, depth + 1)}
+        total = parts[2] + (depth - 1) * parts[1] + parts[depth + 1]
+        told[f"depth {depth}"] = {"cycle_ms": both, "passes_ms": total, "ratio": both / total}
+    return told
+
+
+KINDS = {
+    "qwen3": {"head_dim": 128},
+    "gemma2": {"head_dim": 128, "sliding_window": 256, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    "gpt_neox": {"rotary_pct": 0.25},
+    "phi3": {"pad_token_id": 0},
+    "olmo2": {},
+}
+
+
+def kinds(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
+    """Other architectures of the same size with eight layers: a pass of transformers' own, and ours, captured."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    told: dict[str, Any] = {}
+    for kind, more in KINDS.items():
+        torch.set_default_dtype(torch.bfloat16)
+        with torch.device("cuda"):
+            config = AutoConfig.for_model(kind, **{**BIG, "num_hidden_layers": 8, "vocab_size": 32000, **more})
+            model = AutoModelForCausalLM.from_config(config)
+        torch.set_default_dtype(torch.float32)
+        read = (
+            sum(p.numel() * p.element_size() for p in model.parameters()) - model.get_input_embeddings().weight.nbytes
+        )
+        limit = read / found["bandwidth"] * 1000
+        eager, wrapped = _eager(model), TorchModel(model)
+        told[kind] = {"limit_ms": limit, "transformers_ms": eager, "way": type(wrapped.decoder).__name__}
+        with torch.inference_mode():
+            ways = {"": wrapped.decoder, " not compiled": record(model, wrapped.anatomy, range(5))[0]}
+        for name, decoder in ways.items():
+            told[kind] |= {f"{n} tokens{name}": _pass(decoder, 1, n) for n in (1, 8) if isinstance(decoder, Passes)}
+        print(f"{kind}: {told[kind]}", flush=True)
+        del model, wrapped, ways, decoder
+        torch.cuda.empty_cache()
+    return told

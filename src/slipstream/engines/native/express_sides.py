@@ -1,0 +1,150 @@
+"""What the host keeps of a drafter between cycles that run on the device, so that both its ways see the same caches."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from slipstream.core.interfaces import Drafter
+from slipstream.core.shapes import Tensor
+from slipstream.core.types import Budget, Row
+from slipstream.drafters.draft_model import DraftModel
+from slipstream.drafters.eagle import Eagle
+from slipstream.drafters.eagle_gpu import EagleKernels
+from slipstream.drafters.none import NoDrafter
+from slipstream.engines.native.captured_draft import Head, Partner
+from slipstream.engines.native.told import Told
+from slipstream.models.gpu_passes import Passes
+from slipstream.models.torch_model import TorchModel
+
+
+class Side(ABC):
+    """One drafter."""
+
+    branches = False  # whether it drafts trees on the device
+    context: int | None = None  # what it reads at most
+
+    @property
+    def version(self) -> int:
+        """Of the places its cache lies at."""
+        return 0
+
+    def part(self, places: int) -> Head | Partner | None:
+        """Its side of a cycle, with room for so many places in its cache."""
+        return None
+
+    def index(self, row: Row) -> int:
+        """Where a row lies in its cache."""
+        return 0
+
+    @abstractmethod
+    def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, bool]:
+        """Be where a cycle begins: a state for it, where it is not what the last cycle left, and whether anything had
+        to be read for that."""
+
+    @abstractmethod
+    def commit(self, rows: Sequence[Row], budget: Sequence[Budget], told: Told, cycle: Any) -> None:
+        """What the cycle came to, before the rows grow by it."""
+
+
+class NoSide(Side):
+    def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, bool]:
+        return None, False
+
+    def commit(self, rows: Sequence[Row], budget: Sequence[Budget], told: Told, cycle: Any) -> None: ...
+
+
+class EagleSide(Side):
+    branches = True
+
+    def __init__(self, drafter: Eagle, target: TorchModel, passes: Passes) -> None:
+        self._drafter, self._target, self._like = drafter, target, passes.like
+        slots, words = drafter.slots, drafter.vocabulary
+        self._kernels = EagleKernels(slots.net, slots.embedding, target.context)
+        self._slot_of = inverse(words.ids, words.size, target.device)
+        self._left: tuple[dict[Row, tuple[int, int]], Any] | None = None  # place and length of each row in a cycle
+
+    @property
+    def version(self) -> int:
+        return self._drafter.slots.cache.version
+
+    def part(self, places: int) -> Head:
+        slots, heads = self._drafter.slots, self._kernels.net.heads
+        like = slots.embedding.new_empty(1, heads.kv_heads, 1, heads.dim)
+        slots.cache.reserve(places)
+        features = self._target.feature_places(self._drafter.needs.features, self._like)
+        held = [slots.cache.layer(0, like, like)]
+        return Head(self._kernels, held, features, self._drafter.vocabulary.ids, self._slot_of)
+
+    def index(self, row: Row) -> int:
+        return self._drafter.slots.index(row)
+
+    def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, bool]:
+        """What the head gave at the last slot of each row: what the last cycle left, or read anew."""
+        (left, before), self._left = self._left or ({}, None), None
+        if before is None or any(row not in left or left[row][1] != row.length for row in rows):
+            return self._drafter.slots.ends(rows), True
+        index = [left[row][0] for row in rows]
+        if before is cycle and index == list(range(len(rows))):
+            return None, False
+        return before.state[torch.tensor(index, device=before.state.device)], False
+
+    def commit(self, rows: Sequence[Row], budget: Sequence[Budget], told: Told, cycle: Any) -> None:
+        lengths = [row.length + emitted for row, emitted in zip(rows, told.emitted, strict=True)]
+        for row, length in zip(rows, lengths, strict=True):
+            self._drafter.slots.hold(row, length - 1)
+        self._left = {row: (n, length) for n, (row, length) in enumerate(zip(rows, lengths, strict=True))}, cycle
+
+
+class PartnerSide(Side):
+    def __init__(self, drafter: DraftModel, passes: Passes) -> None:
+        self._drafter, self._passes, device = drafter, passes, drafter.model.device
+        known = torch.arange(min(passes.vocab, drafter.vocab), device=device)
+        self._ids = known if drafter.ids is None else drafter.ids.to(device)
+        self._slot_of = inverse(self._ids, drafter.vocab, device)
+        self.context = drafter.model.context
+
+    @property
+    def version(self) -> int:
+        return self._drafter.model.cache.version
+
+    def part(self, places: int) -> Partner:
+        model = self._drafter.model
+        model.make_room(places)
+        return Partner(self._passes, self._passes.held(model.cache), self._ids, self._slot_of)
+
+    def index(self, row: Row) -> int:
+        return self._drafter.model.index(row)
+
+    def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, bool]:
+        """A cycle reads the last two tokens of a row; what is missing beyond them is read now."""
+        model, read = self._drafter.model, False
+        drafting = [row for row, spend in zip(rows, budget, strict=True) if spend.depth > 0]
+        while late := [row for row in drafting if model.cached(row) < row.length - 2]:
+            model.prefill(late, model.prefill_chunk)
+            read = True
+        return None, read
+
+    def commit(self, rows: Sequence[Row], budget: Sequence[Budget], told: Told, cycle: Any) -> None:
+        self._drafter.stepped(rows, [spend.depth for spend in budget], told.draft, told.verdict)
+
+
+def side_of(drafter: Drafter, target: TorchModel, passes: Passes) -> Side | None:
+    """None where a drafter's steps cannot be part of a cycle."""
+    if isinstance(drafter, NoDrafter):
+        return NoSide()
+    if isinstance(drafter, Eagle):
+        return EagleSide(drafter, target, passes)
+    if isinstance(drafter, DraftModel) and isinstance(own := drafter.model.decoder, Passes):
+        return PartnerSide(drafter, own)
+    return None
+
+
+def inverse(ids: Tensor, vocab: int, device: torch.device) -> Tensor:
+    """Where each token stands among `ids`; -1 where it does not."""
+    found = torch.full((vocab,), -1, device=device)
+    found[ids] = torch.arange(len(ids), device=device)
+    return found

@@ -1,0 +1,211 @@
+"""Passes on a GPU, replayed as captured graphs, whoever runs the layers: our kernels (`gpu_decoder`) or a model's own
+modules with our attention in them (`gpu_modules`).
+
+Passes of few tokens are captured once for each size and replayed: what tokens, positions and places they are about is
+read from a table that is copied in. Graphs speak of tensors where they lie, so they are dropped when the cache moves.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from slipstream.core.shapes import Float, Int, Tensor
+from slipstream.kernels.gpu.attention import PART, WORDS, Heads, Layout
+from slipstream.kernels.gpu.decoder import Held, Watched
+from slipstream.models.cache import Cache, power
+from slipstream.models.packing import Piece
+
+Where = tuple[Int[Tensor, " tokens"], Int[Tensor, " tokens"]]
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 128)  # tokens of captured passes
+LEAST = 8  # parts of the cache a captured pass can look at
+COLUMNS = 7 + WORDS + 1  # of the table: where tokens and chunks of them are, what they see, and which they are
+
+
+@runtime_checkable
+class Pass(Protocol):
+    """The buffers of a pass over so many tokens."""
+
+    @property
+    def hidden(self) -> Float[Tensor, "tokens hidden"]:
+        """What a pass without tokens begins with."""
+
+    def run(
+        self,
+        token: Int[Tensor, " tokens"] | None,
+        layout: Layout,
+        held: Held,
+        span: tuple[int, int],
+        watched: Watched,
+        tree: bool,
+        out: Float[Tensor, "kept vocab"] | None = None,
+        kept: Int[Tensor, " kept"] | None = None,
+    ) -> None:
+        """Take tokens, or what lies in `hidden`, through the layers of a span; `out` gets logits of the kept ones."""
+
+
+class Passes(ABC):
+    """A model's layers on a GPU. `like` is a state, `entries` a key and a value of each layer: their sizes and type."""
+
+    heads: Heads
+    layers: int
+    vocab: int
+    like: Float[Tensor, "1 hidden"]
+    entries: Sequence[tuple[Float[Tensor, "1 kv_heads 1 dim"], Float[Tensor, "1 kv_heads 1 dim"]]]
+    deepest: int = 64 * WORDS  # of a tree
+
+    def __init__(self) -> None:
+        self.captures = 0
+        self._graphs: dict[Any, Captured] = {}
+        self._held: tuple[Cache, int, list[tuple[Tensor, Tensor]]] | None = None
+
+    @abstractmethod
+    def passing(self, tokens: int, parts: int) -> Pass:
+        """Room for a pass over so many tokens that may look at so many parts of the cache."""
+
+    @abstractmethod
+    def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
+        """The model's norm and head alone."""
+
+    def branches(self, levels: int) -> bool:
+        """Whether trees so deep can be run, and paths of them be moved in all layers at once."""
+        return levels <= self.deepest and len({key.shape for key, _ in self.entries}) == 1
+
+    def takes(self, pieces: Sequence[Piece]) -> bool:
+        """Whether every branch is narrow enough to be told in bits."""
+        reach = (
+            seen[-1] - limit for p in pieces for seen, limit in zip(p.line.seen, p.line.limit, strict=True) if seen
+        )
+        return max(reach, default=0) < 64 * WORDS
+
+    def forward(
+        self,
+        cache: Cache,
+        pieces: Sequence[Piece],
+        span: tuple[int, int],
+        hidden: Float[Tensor, "tokens hidden"] | None = None,
+        watched: Sequence[int] = (),
+        kept: Tensor | None = None,
+    ) -> tuple[Tensor | None, dict[int, Tensor], Where]:
+        """Run layers `span` over packed entries, from the embeddings or from `hidden`; the logits of the kept ones,
+        what the watched layers gave, and the row and place each entry was written to."""
+        used = max(piece.line.start + len(piece.line) for piece in pieces)
+        cache.reserve(used)
+        held = self.held(cache)
+        tokens, slots = sum(map(len, pieces)), 0 if kept is None else len(kept)
+        size, room = _size(tokens), _size(slots) if slots else 0
+        parts, tree = parts_of(used), any(any(p.line.seen) for p in pieces)
+        table = _table(pieces, size, self.heads.chunk)
+        key = size, room, parts, span, tuple(watched), hidden is not None, tree
+        run = self._graphs.get(key) or self._new(key, held)
+        where = run(table, hidden, kept)
+        found = {layer: run.watched[layer][:tokens].clone() for layer in watched}
+        return (run.logits[:slots].clone() if slots else None), found, (where.row[:tokens], where.place[:tokens])
+
+    def _new(self, key: Any, held: Held) -> Captured:
+        run = Captured(self, key, held)
+        if key[0] <= SIZES[-1]:  # others are as many as there are lengths of prompts
+            self._graphs[key] = run
+            self.captures += 1
+        return run
+
+    def held(self, cache: Cache) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of every layer, where they lie now."""
+        if self._held is None or self._held[0] is not cache or self._held[1] != cache.version:
+            found = [cache.layer(i, *both) for i, both in enumerate(self.entries)]
+            self._held = cache, cache.version, found
+            self._graphs.clear()
+        return self._held[2]
+
+
+class Captured:
+    """One size of pass: its buffers, and on a GPU, for few tokens, a graph over them."""
+
+    def __init__(self, passes: Passes, key: Any, held: Held) -> None:
+        size, slots, parts, self._span, watched, self._resumed, self._tree = key
+        self._held, device = held, passes.like.device
+        self._table = torch.zeros(COLUMNS, size, dtype=torch.long, device=device)
+        self._table[2] = -1  # nothing is written before there is something to write
+        self._kept = torch.zeros(slots, dtype=torch.long, device=device)
+        self._pass = passes.passing(size, parts)
+        self.watched = {layer: passes.like.new_empty(self._pass.hidden.shape) for layer in watched}
+        self.logits = torch.empty(slots, passes.vocab, device=device)
+        self._layout = layout_of(self._table)
+        self._replay: Callable[[], None] = self._run
+        if device.type == "cuda" and size <= SIZES[-1]:
+            self._replay = capture(self._run)
+
+    def __call__(self, table: Tensor, hidden: Tensor | None, kept: Tensor | None) -> Layout:
+        self._table.copy_(table, non_blocking=True)
+        if kept is not None:
+            self._kept[: len(kept)].copy_(kept, non_blocking=True)
+        if hidden is not None:
+            self._pass.hidden[: len(hidden)].copy_(hidden)
+        self._replay()
+        return self._layout
+
+    def _run(self) -> None:
+        token = None if self._resumed else self._table[-1]
+        watched = {layer: state.copy_ for layer, state in self.watched.items()}
+        wanted = (self.logits, self._kept) if len(self._kept) else ()
+        self._pass.run(token, self._layout, self._held, self._span, watched, self._tree, *wanted)
+
+
+def capture(run: Callable[[], None]) -> Callable[[], None]:
+    """A function as one graph: it runs twice as it is, so that everything is compiled, then it is recorded."""
+    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(2):
+            run()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may go on
+        run()
+    return graph.replay
+
+
+def layout_of(table: Int[Tensor, "columns tokens"]) -> Layout:
+    position, row, place, limit, base, first, count = table[:7]
+    return Layout(position, row, place, limit, base, table[7 : 7 + WORDS].view(-1, WORDS), first, count)
+
+
+def _table(pieces: Sequence[Piece], size: int, chunk: int) -> Int[Tensor, "columns size"]:
+    """Where each packed entry stands and what it sees, on the host. What fills up the pass has place -1."""
+    table = torch.zeros(COLUMNS, size, dtype=torch.long)
+    columns: list[list[int]] = [[] for _ in range(6)]
+    first, count, words, offset = list[int](), list[int](), list[tuple[int, int, int]](), 0
+    for piece in pieces:
+        line = piece.line
+        for i in range(piece.skip, len(line)):
+            entry = line.position[i], line.row, line.start + i, line.limit[i], line.limit[i], line.entries[i][0]
+            for column, value in zip(columns, entry, strict=True):
+                column.append(value)
+            for place in line.seen[i]:
+                word, bit = divmod(place - line.limit[i], 64)
+                words.append((offset + i - piece.skip, word, bit))
+        starts = range(offset, offset + len(piece), chunk)
+        first += starts
+        count += [min(chunk, offset + len(piece) - start) for start in starts]
+        offset += len(piece)
+    tokens = len(columns[0])
+    table[:5, :tokens] = torch.tensor(columns[:5])
+    table[-1, :tokens] = torch.tensor(columns[5])
+    table[2, tokens:] = -1
+    table[5:7, : len(first)] = torch.tensor([first, count])
+    bits = table[7 : 7 + WORDS].view(-1, WORDS)
+    for token, word, bit in words:
+        bits[token, word] |= 1 << bit if bit < 63 else -(1 << 63)
+    return table
+
+
+def parts_of(used: int) -> int:
+    """Parts of the cache that a pass may look at; one that has nothing in it costs next to nothing."""
+    return power(max(LEAST, -(-used // PART)))
+
+
+def _size(tokens: int) -> int:
+    return next((size for size in SIZES if size >= tokens), tokens)
