@@ -16,6 +16,7 @@ from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
 from slipstream.core.types import Request
 from slipstream.drafters.draft_model import DraftModel
+from slipstream.drafters.ngram import NGram
 from slipstream.drafters.none import NoDrafter
 from slipstream.engines.native.batch import Batch
 from slipstream.engines.native.express import Express
@@ -80,14 +81,14 @@ def outputs(
     head = eagle(target, IDS)
     head.slots.net.to(DEVICE)
     head.slots._call, head.vocabulary.ids = None, head.vocabulary.ids.to(DEVICE)
-    parts = {"none": NoDrafter(VOCAB), "eagle": head}
+    parts = {"none": NoDrafter(VOCAB), "eagle": head, "ngram": NGram(VOCAB)}
     if course.drafter == "draft_model":
         parts["draft_model"] = draft_model(target, fast, ids)
     express = Express(target, target.decoder) if fast else None
     batch = Batch(target, parts.__getitem__, lambda name: rules.get(name)(), Adaptive(4), Limits(), express=express)
     jobs, rng = [], random.Random(1)
     for n, (length, tokens) in enumerate(PROMPTS):
-        prompt = [rng.randrange(VOCAB) for _ in range(length)]
+        prompt = [rng.randrange(VOCAB) for _ in range(length)] * (2 if course.drafter == "ngram" else 1)
         jobs.append(Job(Request(prompt, replace(how, seed=n), tokens), replace(course, depth=max(0, course.depth - n))))
         batch.check(jobs[-1])
         batch.add(jobs[-1])
@@ -108,7 +109,8 @@ CUT = Sampling(temperature=0.9, top_k=20, top_p=0.8, min_p=0.05)
     [("none", "block", 0, Sampling(0.8)), ("eagle", "greedy", 2, Sampling(0)), ("eagle", "coupled", 2, Sampling(1.0)),
      ("eagle", "token", 2, CUT), ("eagle", "block", 3, Sampling(0.8)), ("none", "token", 0, CUT),
      ("draft_model", "greedy", 3, Sampling(0)), ("draft_model", "token", 2, Sampling(0.8)),
-     ("draft_model", "block", 2, CUT), ("draft_model", "coupled", 1, Sampling(1.0))],
+     ("ngram", "greedy", 3, Sampling(0)), ("ngram", "token", 2, Sampling(0.3)), ("ngram", "block", 3, Sampling(0.5)),
+     ("ngram", "coupled", 2, CUT), ("draft_model", "block", 2, CUT), ("draft_model", "coupled", 1, Sampling(1.0))],
 )  # fmt: skip
 def test_captured_cycles_say_what_the_others_say(drafter, rule, depth, how):
     course = Course(drafter, rule, depth)

@@ -10,13 +10,16 @@ from torch.nn import functional
 
 pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
 
-from slipstream.core.law import Dense, Law, Sparse
+from slipstream.core import sampling
+from slipstream.core.law import Dense, Law, OneHot, Sparse
 from slipstream.core.noise import Noise, Purpose, Site, fold, race, uniform
+from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Tree
 from slipstream.core.types import Draft
 from slipstream.core.verify_block import Block
 from slipstream.core.verify_token import Token
 from slipstream.kernels.gpu.attention import WORDS, Heads, Layout, Space, attend, turn
+from slipstream.kernels.gpu.cut import cut
 from slipstream.kernels.gpu.draw import Laws, Wishes, choose, draft
 from slipstream.kernels.gpu.judge import judge, match, surplus_room
 from slipstream.kernels.gpu.products import Norm, Stream, product
@@ -211,6 +214,35 @@ def test_drafts_are_judged_as_the_rules_of_core_judge_them(whole, seed):
     assert verdict[2].tolist() == [1, 1, 1]
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["token", "block"])
+@pytest.mark.parametrize("seed", range(4))
+def test_drafts_without_laws_are_judged_as_one_hot(whole, seed):
+    torch.manual_seed(seed)
+    depth = [3, 2, 0 if seed % 2 else 3]
+    wish, token = wishes(depth, [1.0, 0.7, 1.3]), torch.randint(VOCAB, (ROWS, WIDTH)).to(DEVICE)
+    logits = normal(ROWS * WIDTH, VOCAB)
+    for r in range(ROWS):
+        for n in range(DEPTH):  # likely, but not sure
+            logits[r * WIDTH + n, token[r, n + 1]] = 8.5 + float(torch.rand(1))
+    large, verdict = laws(logits), found()
+    choose(large, wish, torch.zeros_like(token), WIDTH, Purpose.EMIT, race=False)
+    sure = torch.ones(DEPTH, ROWS, device=DEVICE)
+    judge(large, None, sure, token, wish, None, surplus_room(ROWS, DEPTH, large), whole, verdict)
+
+    warm = wish.temperature.cpu().tolist()
+    p = [(logits[s].cpu() / warm[s // WIDTH]).softmax(0) for s in range(ROWS * WIDTH)]
+    drafted = [(r, n) for r in range(ROWS) for n in range(depth[r])]
+    slots = [r * WIDTH for r in range(ROWS)] + [r * WIDTH + 1 + n for r, n in drafted]
+    words = torch.stack([token[r, n + 1].cpu() for r, n in drafted])
+    rule = Block() if whole else Token()
+    wanted = rule.verify(
+        Draft(Tree.chains(depth), words, OneHot(words, VOCAB)),
+        Dense(torch.stack([p[s] for s in slots])),
+        Keyed(wish.stream, wish.start),
+    )
+    assert (verdict[0].tolist(), verdict[1].tolist()) == (wanted.accepted.tolist(), wanted.token.tolist())
+
+
 def test_what_matches_is_kept_and_a_slot_without_a_law_is_told():
     torch.manual_seed(3)
     wish = wishes([3, 2, 3], [0.0, 0.0, 0.0])
@@ -234,3 +266,19 @@ def test_drafting_stops_before_a_law_without_a_likely_token():
     draft(laws(logits), wish, token[:, 2:], WIDTH, 1, Purpose.DRAFT, torch.zeros(ROWS, device=DEVICE), ids)
     assert wish.depth.tolist() == [3, 1, 3]
     assert (token[0, 2], token[2, 2]) == (7, 9)
+
+
+def test_laws_are_cut_as_core_cuts_them():
+    torch.manual_seed(5)
+    how = [Sampling(0.7, 5), Sampling(1.0, 0, 0.6), Sampling(1.3, 40, 0.9, 0.02), Sampling(0.8), Sampling(0.0, 3)]
+    logits = (normal(2 * len(how), 200) * 3).round(decimals=1)  # many are equal
+    columns = [[getattr(wish, name) for wish in how] for name in ("temperature", "top_k", "top_p", "min_p")]
+    warm, *limits = torch.tensor(columns, dtype=torch.float32, device=DEVICE)
+    nothing = torch.zeros(len(how), device=DEVICE)
+    made = logits.clone()
+    cut(made, Wishes(warm, nothing, nothing, nothing, nothing, limits))
+    wanted = sampling.law(logits, [wish for wish in how for _ in range(2)]).dense()
+    assert torch.equal(made[:8] > -math.inf, wanted[:8] > 0)
+    assert torch.equal(made[:8].masked_fill(wanted[:8] == 0, 0), logits[:8].masked_fill(wanted[:8] == 0, 0))
+    assert torch.equal(made[8:], logits[8:]), "greedy rows are left alone"
+    assert int((made[:8] == -math.inf).sum(-1)[2:4].min()) > 0

@@ -58,6 +58,10 @@ class PerRow(Drafter):
         tree, tokens = Tree.of(len(rows), row, parent), torch.tensor(token, dtype=torch.long)
         return Draft(tree, tokens, OneHot(tokens, self.vocab), Siblings.CHOSEN)
 
+    def chains(self, rows: Sequence[Row], budget: Sequence[Budget]) -> list[list[int]]:
+        """The tokens of each row's chain alone."""
+        return [[token for _, token in self._guess(row, spend)] for row, spend in zip(rows, budget, strict=True)]
+
     def _guess(self, row: Row, spend: Budget) -> list[tuple[int, int]]:
         """(parent, token) of every node of a row."""
         if not spend.depth:

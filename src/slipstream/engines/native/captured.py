@@ -13,7 +13,7 @@ import torch
 
 from slipstream.core.noise import Purpose
 from slipstream.core.shapes import Float, Tensor
-from slipstream.engines.native.captured_draft import Head, Partner, Reading
+from slipstream.engines.native.captured_draft import Guesses, Head, Partner, Reading
 from slipstream.engines.native.captured_parts import Halves, Inputs, Scoring
 from slipstream.engines.native.told import Told, told_chains
 from slipstream.kernels.gpu.cut import cut
@@ -38,7 +38,7 @@ class Kind:
 class Cycle:
     """The buffers of one kind of cycle, and its graph."""
 
-    def __init__(self, kind: Kind, target: Passes, held: Held, side: Head | Partner | None) -> None:
+    def __init__(self, kind: Kind, target: Passes, held: Held, side: Head | Partner | Guesses | None) -> None:
         self.kind, self._side = kind, side
         head = side if isinstance(side, Head) else None
         rows, width, device = kind.rows, kind.depth + 1, target.like.device
@@ -49,7 +49,10 @@ class Cycle:
         self._result = torch.zeros(rows, 2 * width + 2, dtype=torch.float64, device=device)
         self._reading = Reading(head, rows, width, kind.parts, target.like)
         self.state = self._reading.state
-        if side is not None and kind.depth:
+        self._guess = self._scoring.token.new_zeros(rows, kind.depth)
+        if isinstance(side, Guesses):
+            self._chance.fill_(1.0)
+        elif side is not None and kind.depth:
             self._steps = side.steps(rows, kind.depth, kind.parts, self.state)
             self._drafts = Laws(rows * kind.depth, len(side.ids), device)
         self.halves = Halves(self._first, self._second, self._result)
@@ -63,10 +66,12 @@ class Cycle:
         self, words: Sequence[Sequence[int]], numbers: Sequence[Sequence[float]], state: Tensor | None
     ) -> Float[Tensor, "rows record"]:
         """One cycle; `state` is what the head gave at the last slot of each row, where this is not what the last cycle
-        left. The record of each row: accepted, next token, whether all had a law, drafted, tokens, their chances."""
+        left, or what the host drafted. The record of each row: accepted, next token, whether all had a law, drafted,
+        tokens, their chances."""
         self._inputs.load(words, numbers)
         if state is not None:
-            self.state[: len(state)].copy_(state)
+            target = self._guess if isinstance(self._side, Guesses) else self.state
+            target[: len(state)].copy_(state)
         return self.halves.run()
 
     def told(self, record: Sequence[Sequence[float]], vocab: int) -> Told:
@@ -75,7 +80,9 @@ class Cycle:
     def _first(self) -> None:
         scoring, inputs = self._scoring, self._inputs
         lay(inputs.control, scoring.token, inputs.far, scoring.layout, scoring.chunk)
-        if self._side is not None and self.kind.depth:
+        if isinstance(self._side, Guesses):
+            scoring.token[:, 1:].copy_(self._guess)
+        elif self._side is not None and self.kind.depth:
             self._draft(self._side)
 
     def _second(self) -> None:
@@ -109,9 +116,10 @@ class Cycle:
             choose(scoring.laws, wishes, scoring.choice, width, purpose, race=rule != "greedy")
             match(scoring.choice, scoring.token, wishes, scoring.laws.best, scoring.found)
             return
-        assert self._side is not None
+        side = self._side
+        drafts, slot_of = (None, None) if isinstance(side, Guesses | None) else (self._drafts, side.slot_of)
         choose(scoring.laws, wishes, scoring.choice, width, Purpose.EMIT, race=False)
         judge(
-            *(scoring.laws, self._drafts, self._chance, scoring.token, wishes, self._side.slot_of),
+            *(scoring.laws, drafts, self._chance, scoring.token, wishes, slot_of),
             *(self._credit, rule == "block", scoring.found),
         )

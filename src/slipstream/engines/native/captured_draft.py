@@ -2,7 +2,7 @@
 
 An eagle head steps from the state it gave at a row's last slot, and reads what was committed at the end of a cycle, so
 that the next can begin there. A draft model reads the last two committed tokens in its first step: the last one it has
-never read, and the one before it not where its whole draft was accepted.
+never read, and the one before it not where its whole draft was accepted. What the host drafted is only laid down.
 """
 
 from __future__ import annotations
@@ -44,6 +44,11 @@ class Partner:
 
     def steps(self, rows: int, depth: int, parts: int, state: Tensor) -> Steps:
         return PartnerSteps(self, rows, depth, parts)
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """What the host drafted, token by token and sure of each."""
 
 
 @runtime_checkable

@@ -16,7 +16,7 @@ from slipstream.core.noise import keys
 from slipstream.core.shaping import asks
 from slipstream.core.types import Budget, Draft, Row, Verdict
 from slipstream.engines.native.captured import Cycle, Kind
-from slipstream.engines.native.captured_draft import Head, Partner
+from slipstream.engines.native.captured_draft import Guesses, Head, Partner
 from slipstream.engines.native.captured_tree import TreeCycle, TreeKind
 from slipstream.engines.native.express_sides import Side, side_of
 from slipstream.kernels.gpu.decoder import Held
@@ -59,8 +59,13 @@ class Express:
     ) -> tuple[Draft, Verdict, float | None] | None:
         """One cycle for all rows, committed to the target's cache, and the seconds spent on drafting, where they are
         worth learning from; None where it must go the other way, nothing having changed."""
-        size, side = _size(budget, rule), self._side(drafter)
-        if size is None or side is None or not self._takes(rows, size, drafter, rule):
+        side = self._side(drafter)
+        if side is None or not self._ready(rows, rule):
+            return None
+        if not any(spend.depth and spend.shape for spend in budget):
+            budget = side.guess(rows, budget)
+        size = _size(budget, rule)
+        if size is None or not self._fits(rows, size, drafter, rule):
             return None
         used = max(row.length for row in rows) + size.places + 1
         if side.context is not None and used > side.context:
@@ -81,23 +86,30 @@ class Express:
         side.commit(rows, budget, told, cycle)
         return told.draft, told.verdict, cycle.drafting if known else None
 
-    def _takes(self, rows: Sequence[Row], size: Size, drafter: Drafter, rule: str) -> bool:
-        if rule not in CHAINS | TREES or len(rows) * (size.slots + 1) > WIDEST:
-            return False
-        if any(map(asks, rows)) or (size.nodes and not self.branches(drafter, rule)):
-            return False
-        if size.nodes and rule != "greedy" and any(map(_cut, rows)):  # what trees are ranked by is not cut here
+    def _ready(self, rows: Sequence[Row], rule: str) -> bool:
+        """Whether rows ask for nothing but what is done here, and have read all but their last token."""
+        if rule not in CHAINS | TREES or any(map(asks, rows)):
             return False
         if any((row.request.sampling.temperature == 0) != (rule == "greedy") for row in rows):
             return False
         return all(row.length > 1 and self._model.cached(row) == row.length - 1 for row in rows)
+
+    def _fits(self, rows: Sequence[Row], size: Size, drafter: Drafter, rule: str) -> bool:
+        if len(rows) * (size.slots + 1) > WIDEST:
+            return False
+        if not size.nodes:
+            return True
+        cut = rule != "greedy" and any(map(_cut, rows))  # what trees are ranked by is not cut here
+        return self.branches(drafter, rule) and not cut
 
     def _side(self, drafter: Drafter) -> Side | None:
         if id(drafter) not in self._sides:
             self._sides[id(drafter)] = drafter, side_of(drafter, self._model, self._passes)
         return self._sides[id(drafter)][1]
 
-    def _cycle(self, kind: Kind | TreeKind, drafter: Drafter, part: Head | Partner | None) -> Cycle | TreeCycle:
+    def _cycle(
+        self, kind: Kind | TreeKind, drafter: Drafter, part: Head | Partner | Guesses | None
+    ) -> Cycle | TreeCycle:
         held = self._passes.held(self._model.cache)
         version = self._model.cache.version, *(side.version for _, side in self._sides.values() if side)
         if version != self._version:
@@ -188,7 +200,9 @@ def _least(sizes: Sequence[int], wanted: int) -> int | None:
     return next((size for size in sizes if size >= wanted), None)
 
 
-def _new_cycle(kind: Kind | TreeKind, passes: Passes, held: Held, part: Head | Partner | None) -> Cycle | TreeCycle:
+def _new_cycle(
+    kind: Kind | TreeKind, passes: Passes, held: Held, part: Head | Partner | Guesses | None
+) -> Cycle | TreeCycle:
     if isinstance(kind, Kind):
         return Cycle(kind, passes, held, part)
     assert isinstance(part, Head), "trees are drafted by a head"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.eagle import Eagle
 from slipstream.drafters.eagle_gpu import EagleKernels
 from slipstream.drafters.none import NoDrafter
-from slipstream.engines.native.captured_draft import Head, Partner
+from slipstream.drafters.per_row import PerRow
+from slipstream.engines.native.captured_draft import Guesses, Head, Partner
 from slipstream.engines.native.told import Told
 from slipstream.models.gpu_passes import Passes
 from slipstream.models.torch_model import TorchModel
@@ -32,7 +34,11 @@ class Side(ABC):
         """Of the places its cache lies at."""
         return 0
 
-    def part(self, places: int) -> Head | Partner | None:
+    def guess(self, rows: Sequence[Row], budget: Sequence[Budget]) -> Sequence[Budget]:
+        """How far rows are drafted, where the host does it."""
+        return budget
+
+    def part(self, places: int) -> Head | Partner | Guesses | None:
         """Its side of a cycle, with room for so many places in its cache."""
         return None
 
@@ -53,6 +59,26 @@ class Side(ABC):
 class NoSide(Side):
     def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, bool]:
         return None, False
+
+    def commit(self, rows: Sequence[Row], budget: Sequence[Budget], told: Told, cycle: Any) -> None: ...
+
+
+class GuessSide(Side):
+    """A drafter that lives on the host and is sure of every token."""
+
+    def __init__(self, drafter: PerRow) -> None:
+        self._drafter, self._tokens = drafter, list[list[int]]()
+
+    def guess(self, rows: Sequence[Row], budget: Sequence[Budget]) -> Sequence[Budget]:
+        self._tokens = self._drafter.chains(rows, [replace(spend, shape=None) for spend in budget])
+        return [replace(spend, depth=len(words)) for spend, words in zip(budget, self._tokens, strict=True)]
+
+    def part(self, places: int) -> Guesses:
+        return Guesses()
+
+    def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, bool]:
+        depth = cycle.kind.depth
+        return torch.tensor([words + [0] * (depth - len(words)) for words in self._tokens]), False
 
     def commit(self, rows: Sequence[Row], budget: Sequence[Budget], told: Told, cycle: Any) -> None: ...
 
@@ -136,6 +162,8 @@ def side_of(drafter: Drafter, target: TorchModel, passes: Passes) -> Side | None
     """None where a drafter's steps cannot be part of a cycle."""
     if isinstance(drafter, NoDrafter):
         return NoSide()
+    if isinstance(drafter, PerRow):
+        return GuessSide(drafter)
     if isinstance(drafter, Eagle):
         return EagleSide(drafter, target, passes)
     if isinstance(drafter, DraftModel) and isinstance(own := drafter.model.decoder, Passes):

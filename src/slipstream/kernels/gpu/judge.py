@@ -56,18 +56,21 @@ def _ratio(logits, vocab, token, best, total, chance, warm, row, n, rows, WIDTH:
 @triton.jit
 def _laws_at(
     logits, vocab, best, total, drafts, draft_vocab, draft_best, draft_total, slot_of, warm, slot, line, block, covered,
-    NAMED: tl.constexpr, BLOCK: tl.constexpr,
+    word, NAMED: tl.constexpr, SURE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One block of the target's law at a slot and of the law a node was drafted from."""
+    """One block of the target's law at a slot and of the law a node was drafted from: where that was SURE, all of it on
+    one word."""
     at = block * BLOCK + tl.arange(0, BLOCK)
     inside = at < vocab
     x = tl.load(logits + slot.to(tl.int64) * vocab + at, mask=inside, other=float("-inf"))
+    p = tl.exp((x - tl.load(best + slot)) / warm) / tl.load(total + slot)
+    if SURE:
+        return at, inside, p, (at == word).to(tl.float32)
     known = at
     if NAMED:
         known = tl.load(slot_of + at, mask=inside, other=-1)
     has = inside & (known >= 0) & (known < covered)
     y = tl.load(drafts + line.to(tl.int64) * draft_vocab + known, mask=has, other=float("-inf"))
-    p = tl.exp((x - tl.load(best + slot)) / warm) / tl.load(total + slot)
     q = tl.where(has, tl.exp((y - tl.load(draft_best + line)) / warm) / tl.load(draft_total + line), 0.0)
     return at, inside, p, q
 
@@ -76,7 +79,7 @@ def _laws_at(
 def _surplus(
     logits, vocab, token, best, total, drafts, draft_vocab, draft_best, draft_total, chance, slot_of,
     temperature, surplus, rows,
-    WIDTH: tl.constexpr, NAMED: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, NAMED: tl.constexpr, SURE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """For the block rule: how far w_i times the target's law after i drafted tokens exceeds the draft's, in sum."""
     row, block = tl.program_id(0), tl.program_id(2)
@@ -89,7 +92,7 @@ def _surplus(
     slot, line = row * WIDTH + after, after * rows + row
     _, inside, p, q = _laws_at(
         logits, vocab, best, total, drafts, draft_vocab, draft_best, draft_total, slot_of, warm, slot, line, block,
-        draft_vocab, NAMED, BLOCK,
+        draft_vocab, tl.load(token + slot + 1), NAMED, SURE, BLOCK,
     )  # fmt: skip
     found = tl.sum(tl.where(inside, tl.maximum(p.to(tl.float64) * carried - q.to(tl.float64), 0.0), 0.0), 0)
     tl.store(surplus + (row * (WIDTH - 1) + after) * tl.num_programs(2) + block, found)
@@ -134,9 +137,9 @@ def _accept(
 
 @triton.jit
 def _rest(
-    logits, vocab, depth, best, total, drafts, draft_vocab, draft_best, draft_total, slot_of, temperature, stream,
-    start, accepted, carry, soonest, drawn, rows,
-    WIDTH: tl.constexpr, NAMED: tl.constexpr, BLOCK: tl.constexpr,
+    logits, vocab, token, depth, best, total, drafts, draft_vocab, draft_best, draft_total, slot_of, temperature,
+    stream, start, accepted, carry, soonest, drawn, rows,
+    WIDTH: tl.constexpr, NAMED: tl.constexpr, SURE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One block of two races for the token after the kept ones: on what is left of the target's law, and on it all."""
     row, block = tl.program_id(0), tl.program_id(1)
@@ -145,7 +148,7 @@ def _rest(
     slot, line = row * WIDTH + kept, tl.where(cut, kept, 0) * rows + row
     at, inside, p, q = _laws_at(
         logits, vocab, best, total, drafts, draft_vocab, draft_best, draft_total, slot_of, warm, slot, line, block,
-        tl.where(cut, draft_vocab, 0), NAMED, BLOCK,
+        tl.where(cut, draft_vocab, 0), tl.load(token + slot + 1, mask=cut, other=-1), NAMED, SURE, BLOCK,
     )  # fmt: skip
     left = (p * tl.load(carry + row)).to(tl.float32) - q
     key = key_of(tl.load(stream + row), begin, begin * 0 + kept, EMIT)
@@ -188,20 +191,22 @@ def match(choice: Tensor, token: Tensor, wishes: Wishes, best: Tensor, found: Fo
 
 
 def judge(
-    laws: Laws, drafts: Laws, chance: Tensor, token: Tensor, wishes: Wishes, slot_of: Tensor | None,
+    laws: Laws, drafts: Laws | None, chance: Tensor, token: Tensor, wishes: Wishes, slot_of: Tensor | None,
     room: tuple[Tensor, Tensor], whole: bool, found: Found,
 ) -> None:  # fmt: skip
     """The verdict by the token rule or, `whole`, by the block rule. Drafts and their chances stand one depth after the
-    other, all rows of each; `room` is for a surplus [rows, depth, blocks] and a credit [rows]."""
+    other, all rows of each; without laws of theirs they were sure. `room` is for a surplus [rows, depth, blocks] and a
+    credit [rows]."""
     (rows, width), vocab, (surplus, carry) = token.shape, laws.logits.shape[1], room
     kept, following, sound = found
     named, names = slot_of is not None, token if slot_of is None else slot_of
     wide = triton.next_power_of_2(laws.blocks)
-    drafted = (drafts.logits, drafts.logits.shape[1], drafts.best, drafts.total)
+    sure, other = drafts is None, laws if drafts is None else drafts
+    drafted = (other.logits, other.logits.shape[1], other.best, other.total)
     if whole and width > 2:
         _surplus[rows, width - 2, laws.blocks](
             *(laws.logits, vocab, token, laws.best, laws.total, *drafted, chance, names),
-            *(wishes.temperature, surplus, rows, width, named, draw.BLOCK),
+            *(wishes.temperature, surplus, rows, width, named, sure, draw.BLOCK),
         )
     _accept[(rows,)](
         *(laws.logits, vocab, token, wishes.depth, laws.best, laws.total, chance),
@@ -210,9 +215,9 @@ def judge(
         num_warps=1,
     )
     _rest[rows, laws.blocks](
-        *(laws.logits, vocab, wishes.depth, laws.best, laws.total, *drafted, names),
+        *(laws.logits, vocab, token, wishes.depth, laws.best, laws.total, *drafted, names),
         *(wishes.temperature, wishes.stream, wishes.start, kept, carry, laws.soonest, laws.drawn, rows),
-        *(width, named, draw.BLOCK),
+        *(width, named, sure, draw.BLOCK),
     )
     settle(laws, following)
 
