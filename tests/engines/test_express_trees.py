@@ -173,7 +173,9 @@ def test_captured_trees_say_what_the_others_say(rule, warm, rows):
         assert len(mine.kinds) < mine.whole, "every cycle was captured anew"
 
 
-def test_what_is_not_grown_or_too_large_goes_the_other_way():
+def test_what_is_not_grown_or_too_large_goes_the_other_way(monkeypatch):
+    for name, sizes in (("LEVELS", (2, 3)), ("WIDTHS", (2, 3)), ("NODES", (4, 6, 8))):
+        monkeypatch.setattr(express, name, sizes)
     tree = Budget(3, shape=Shape(nodes=6, width=3))
     assert _size([tree, Budget(2)], "greedy") == Size(3, 3, 6)
     assert _size([Budget(2)], "chosen") == Size(2, 2, 4)

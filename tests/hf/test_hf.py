@@ -459,6 +459,7 @@ def test_a_trained_head(tmp_path: Any, llama: Any):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:You are calling .generate")  # with inputs that lie elsewhere, as is meant
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_model_may_lie_on_a_gpu(dtype: torch.dtype, llama: Any):

@@ -21,7 +21,6 @@ from slipstream.core.tree import Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
 from slipstream.drafters.grow import grow, locate
 from slipstream.drafters.vocabulary import Vocabulary
-from slipstream.models.packing import local_nodes
 from slipstream.models.torch_model import TorchModel
 
 
@@ -91,16 +90,8 @@ class DraftModel(Drafter):
         number = torch.cat([self._number, self._number.new_full((1,), -1)]).to(verdict.path.device)
         self.model.commit(rows, replace(verdict, path=number[verdict.path]), self._run)
 
-    def stepped(self, rows: Sequence[Row], depths: Sequence[int], draft: Draft, verdict: Verdict) -> None:
+    def stepped(self, rows: Sequence[Row], depths: Sequence[int], kept: Sequence[Sequence[int]]) -> None:
         """Someone else ran the model over the committed ends of rows that draft, and over all that was drafted in them
-        but the last of so many tokens: `draft` and `verdict` are what came of it."""
+        but the last of so many tokens: these were kept."""
         drafting = [r for r, depth in enumerate(depths) if depth > 0]
-        if not drafting:
-            return
-        some, tree = [rows[r] for r in drafting], draft.tree.select(drafting)[0]  # the others have no nodes
-        whole = self._chosen(tree, draft.token)
-        read = [nodes[: depths[r] - 1] for r, nodes in zip(drafting, local_nodes(whole), strict=True)]
-        token = torch.tensor([token for nodes in read for token, _ in nodes], dtype=torch.long)
-        self.model.ran(some, self._chosen(Tree.chains([len(nodes) for nodes in read]), token))
-        told = Verdict(verdict.path[drafting], verdict.token[drafting], verdict.bonus[drafting])
-        self.model.commit(some, told, whole)
+        self.model.took([rows[r] for r in drafting], [kept[r][: depths[r] - 1] for r in drafting])

@@ -19,7 +19,7 @@ from slipstream.kernels.gpu.attention import Heads, Layout, Manner, Space, atten
 from slipstream.kernels.gpu.decoder import Held, Watched
 from slipstream.models.attention import View, view
 from slipstream.models.cache import Cache
-from slipstream.models.gpu_passes import SIZES, Passes
+from slipstream.models.gpu_passes import SIZES, Passes, rehearsal
 from slipstream.models.layers import Fused, Modules
 from slipstream.models.packing import Line, Piece
 from slipstream.models.refuse import Anatomy
@@ -160,6 +160,8 @@ def record(model: Any, known: Anatomy, token: Sequence[int], fuse: bool = False)
     witness = Witness(view(cache, known.windows, [piece], model.device))
     ids, position = torch.tensor(token, device=model.device), torch.arange(len(token), device=model.device)
     wanted, _ = modules.run(ids, position, witness, (0, len(known.layers)), keep=position)
+    with rehearsal():
+        modules.run(ids, position, witness.view, (0, len(known.layers)), keep=position)
     fused = Fused(known.layers) if fuse else None
     found = GpuModules(modules, known.windows, witness.layers, known.vocab, fused)
     mine, _, _ = found.forward(other, [again], (0, found.layers), None, (), position)

@@ -8,7 +8,8 @@ read from a table that is copied in. Graphs speak of tensors where they lie, so 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -155,17 +156,36 @@ class Captured:
 
 
 def capture(run: Callable[[], None]) -> Callable[[], None]:
-    """A function as one graph: it runs twice as it is, so that everything is compiled, then it is recorded."""
+    """A function as one graph: it runs twice as it is, so that everything is compiled, then it is recorded. Where that
+    fails, the stream it was recorded on is left behind with it."""
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(aside):
         for _ in range(2):
             run()
+        torch.cuda.synchronize()
+        graph.capture_begin(capture_error_mode="thread_local")  # other threads may go on
+        try:
+            run()
+        finally:
+            graph.capture_end()
     torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may go on
-        run()
     return graph.replay
+
+
+@contextmanager
+def rehearsal() -> Iterator[None]:
+    """Whoever asks the device for a number, which cannot be recorded, is told so here, before a graph is begun: one
+    that fails is better not begun."""
+    before = torch.cuda.get_sync_debug_mode() if torch.cuda.is_available() else 0
+    if torch.cuda.is_available():
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        if torch.cuda.is_available():
+            torch.cuda.set_sync_debug_mode(before)
 
 
 def layout_of(table: Int[Tensor, "columns tokens"]) -> Layout:

@@ -123,13 +123,14 @@ class TorchModel(Model):
         self._room(0, places)
         self.cache.reserve(places)
 
-    def ran(self, rows: Sequence[Row], draft: Draft) -> None:
-        """Someone else took what rows had not read yet, and a draft, through all layers, and wrote the cache."""
-        for row, nodes in zip(rows, local_nodes(draft), strict=True):
+    def took(self, rows: Sequence[Row], tokens: Sequence[Sequence[int]]) -> None:
+        """Someone else took what rows had not read yet, and these tokens after it, through all layers, and wrote the
+        cache: they are committed."""
+        for row, more in zip(rows, tokens, strict=True):
             seat = self._seats[row]
-            seat.run = Line.of(seat.index, len(seat.tokens), self._pending(row), nodes).entries
-            seat.depth, seat.hidden = self.layers, {}
-        self._draft = draft
+            seat.tokens += [*self._pending(row), *more]
+            seat.forget()
+            self._show(row)
 
     def index(self, row: Row) -> int:
         """Where a row lies in the cache."""

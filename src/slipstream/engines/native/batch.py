@@ -15,16 +15,14 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from slipstream.core import sampling
 from slipstream.core.interfaces import Drafter, Model, Policy, Verifier, way
 from slipstream.core.loop import NoiseFactory, check_fits, read, within_limits
-from slipstream.core.shapes import Int, Tensor
 from slipstream.core.shaping import places
 from slipstream.core.types import Budget, Draft, News, Scores, Verdict
 from slipstream.engines.base import Tally
 from slipstream.engines.native.groups import Group, join, levels, merge, part, slots
 from slipstream.engines.native.job import Job
-from slipstream.engines.native.laws import check_request, check_tree, lawful, tops
+from slipstream.engines.native.laws import check_request, check_tree, law_of, tops
 from slipstream.engines.native.scheduler import Limits, Scheduler
 from slipstream.kernels.cpu_race import KernelNoise
 
@@ -79,10 +77,10 @@ class Batch:
         return bool(ready or self.scheduler.running or self.scheduler.waiting)
 
     def _cycle(self, jobs: Sequence[Job]) -> None:
+        if self._express is not None and not (jobs := self._by_hand(self._express, jobs)):
+            return
         usual = all(job.tally.cycles for job in jobs)  # nobody reads a prompt, so the times tell what a cycle costs
         started = time.perf_counter()
-        if self._express is not None and self._whole(self._express, jobs, started):
-            return
         groups, drafts = self.draft(jobs)
         drafted = time.perf_counter()
         try:
@@ -96,11 +94,19 @@ class Batch:
         if usual:  # a drafted token costs its law, its verdict and its place in the cache as well as its score
             self.policy.price(drafted - started, time.perf_counter() - drafted, len(scores.logits))
 
-    def _whole(self, express: Express, jobs: Sequence[Job], started: float) -> bool:
-        """The whole cycle on the device, where it can be; the verdict is all the host sees of it."""
-        (drafter, rule), *others = {_course(job) for job in jobs}
-        if others or any(job.top is not None for job in jobs):
-            return False
+    def _by_hand(self, express: Express, jobs: Sequence[Job]) -> list[Job]:
+        """Whoever can has a whole cycle on the device, by drafter and rule; the others."""
+        ready = [job for job in jobs if job.top is None and express.ready(job.row, job.course.rule)]
+        done: set[Job] = set()
+        for _, some in groupby(sorted(ready, key=_course), key=_course):
+            alike = list(some)
+            done |= {*alike} if self._whole(express, alike) else set()
+        return [job for job in jobs if job not in done]
+
+    def _whole(self, express: Express, jobs: Sequence[Job]) -> bool:
+        """The whole cycle of rows with one drafter and one rule on the device, where it can be; the verdict is all the
+        host sees of it."""
+        started, (drafter, rule) = time.perf_counter(), _course(jobs[0])
         rows, judge = [job.row for job in jobs], self._rule(rule)
         group = Group(list(jobs), self._drafter(drafter), judge, self._make_noise(rows, [judge.shared] * len(rows)))
         try:
@@ -247,9 +253,8 @@ class Batch:
         verdicts, lawless = [], []
         for group, draft, index in zip(groups, drafts, slots(drafts), strict=True):
             where = places([job.row for job in group.jobs], draft.tree, draft.token.tolist())
-            logits, dead = lawful(part(scores, index).logits, where)
-            law = sampling.law(logits, [row.request.sampling for row, _ in where])
-            verdicts.append(group.rule.verify(draft.to(logits.device), law, group.noise))
+            law, dead = law_of(part(scores, index).logits, where)
+            verdicts.append(group.rule.verify(draft.to(scores.logits.device), law, group.noise))
             lawless.append(dead)
         return verdicts, lawless
 
@@ -281,16 +286,15 @@ class Batch:
                 reached = [r, *(draft.tree.rows + i for i in news.path)]
                 sound = next((n for n, slot in enumerate(reached) if slot in dead), len(reached))
                 if sound:
-                    self._emit(job, news, sound, drafted[r], scores, index[reached[:sound]])
+                    said = None if scores is None or job.top is None else part(scores, index[reached[:sound]])
+                    self._emit(job, news, sound, drafted[r], said)
                 if sound < len(reached) and not job.done:
                     job.end("error", dead[reached[sound]])
 
-    def _emit(
-        self, job: Job, news: News, count: int, drafted: Sequence[int], scores: Scores | None, slots: Int[Tensor, " n"]
-    ) -> None:
+    def _emit(self, job: Job, news: News, count: int, drafted: Sequence[int], said: Scores | None) -> None:
         kept = job.row.extend(news.tokens[:count], news.origins[:count], self.model.context)
         tokens, origins = news.tokens[:kept], news.origins[:kept]
-        logprobs = [] if job.top is None or scores is None else tops(part(scores, slots[:kept]).logits, tokens, job.top)
+        logprobs = [] if said is None or job.top is None else tops(said.logits[:kept], tokens, job.top)
         chunk = job.take(tokens, origins, logprobs)
         kept = len(chunk.tokens)
         for tally in (job.tally, self.tally):  # before the chunk is out: whoever waits for the last one reads them

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import asdict, fields, replace
 from typing import Any
 
@@ -67,7 +68,7 @@ class NativeEngine(Engine):
             self.target.model,
             self.drafter,
             self._rule,
-            Adaptive(),
+            Adaptive(clock=time.perf_counter),
             limits,
             express=None if watch else express(self.target.model),
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from slipstream.core.interfaces import Drafter
 from slipstream.core.noise import keys
@@ -54,13 +55,18 @@ class Express:
         """Whether a tree would cost rows their whole cycles, which a chain has: no policy should try one then."""
         return self.drafts(drafter) and not self.branches(drafter, rule)
 
+    def ready(self, row: Row, rule: str) -> bool:
+        """Whether a row asks for nothing but what is done here, and has read all but its last token."""
+        if rule not in CHAINS | TREES or asks(row) or (row.request.sampling.temperature == 0) != (rule == "greedy"):
+            return False
+        return row.length > 1 and self._model.cached(row) == row.length - 1
+
     def run(
         self, rows: Sequence[Row], budget: Sequence[Budget], drafter: Drafter, rule: str
     ) -> tuple[Draft, Verdict, float | None] | None:
-        """One cycle for all rows, committed to the target's cache, and the seconds spent on drafting, where they are
-        worth learning from; None where it must go the other way, nothing having changed."""
-        side = self._side(drafter)
-        if side is None or not self._ready(rows, rule):
+        """One cycle for all rows, which are `ready`, committed to the target's cache, and the seconds drafting took,
+        where they are worth learning from; None where it must go the other way, nothing having changed."""
+        if (side := self._side(drafter)) is None:
             return None
         if not any(spend.depth and spend.shape for spend in budget):
             budget = side.guess(rows, budget)
@@ -80,19 +86,9 @@ class Express:
             return None
         known, self._new = not (self._new or read), False
         told = cycle.told(record, self._model.vocab)
-        cached, verdict = told.cached
-        self._model.ran(rows, cached)
-        self._model.commit(rows, verdict)
+        self._model.took(rows, told.kept)
         side.commit(rows, budget, told, cycle)
         return told.draft, told.verdict, cycle.drafting if known else None
-
-    def _ready(self, rows: Sequence[Row], rule: str) -> bool:
-        """Whether rows ask for nothing but what is done here, and have read all but their last token."""
-        if rule not in CHAINS | TREES or any(map(asks, rows)):
-            return False
-        if any((row.request.sampling.temperature == 0) != (rule == "greedy") for row in rows):
-            return False
-        return all(row.length > 1 and self._model.cached(row) == row.length - 1 for row in rows)
 
     def _fits(self, rows: Sequence[Row], size: Size, drafter: Drafter, rule: str) -> bool:
         if len(rows) * (size.slots + 1) > WIDEST:
@@ -126,7 +122,7 @@ class Express:
     ) -> tuple[list[list[int]], list[list[float]]]:
         """`cycle.Control` and what `draw.Wishes` has of numbers, filled up to a graph's rows."""
         words = [
-            keys([row.seed for row in rows], [row.sample for row in rows]).tolist(),
+            [_stream(row.seed, row.sample) for row in rows],
             [row.length for row in rows],
             [spend.depth for spend in budget],
             [self._model.index(row) for row in rows],
@@ -148,6 +144,12 @@ class Express:
         fill = [0, 1, -1, 0, 0, 0, 0, 0, 0]
         padded = [line + [value] * missing for line, value in zip(words, fill, strict=True)]
         return padded, [line + [0.0] * missing for line in numbers]
+
+
+@lru_cache(maxsize=1 << 12)
+def _stream(seed: int, sample: int) -> int:
+    """The key of a row's noise."""
+    return int(keys([seed], [sample]))
 
 
 def _cut(row: Row) -> bool:

@@ -119,7 +119,7 @@ class EagleSide(Side):
         return before.state[torch.tensor(index, device=before.state.device)], False
 
     def commit(self, rows: Sequence[Row], budget: Sequence[Budget], told: Told, cycle: Any) -> None:
-        lengths = [row.length + emitted for row, emitted in zip(rows, told.emitted, strict=True)]
+        lengths = [row.length + len(kept) + 1 for row, kept in zip(rows, told.kept, strict=True)]
         for row, length in zip(rows, lengths, strict=True):
             self._drafter.slots.hold(row, length - 1)
         self._left = {row: (n, length) for n, (row, length) in enumerate(zip(rows, lengths, strict=True))}, cycle
@@ -155,7 +155,7 @@ class PartnerSide(Side):
         return None, read
 
     def commit(self, rows: Sequence[Row], budget: Sequence[Budget], told: Told, cycle: Any) -> None:
-        self._drafter.stepped(rows, [spend.depth for spend in budget], told.draft, told.verdict)
+        self._drafter.stepped(rows, [spend.depth for spend in budget], told.kept)
 
 
 def side_of(drafter: Drafter, target: TorchModel, passes: Passes) -> Side | None:

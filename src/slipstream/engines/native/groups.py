@@ -6,6 +6,7 @@ of law; for the target their drafts are laid together, and its scores are cut ap
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,7 +47,7 @@ def merge(drafts: Sequence[Draft], vocab: int) -> Draft:
 def slots(drafts: Sequence[Draft]) -> list[Int[Tensor, " slots"]]:
     """The slots of each draft within the merged one."""
     if len(drafts) == 1:
-        return [torch.arange(drafts[0].tree.rows + len(drafts[0].tree))]
+        return [_first(drafts[0].tree.rows + len(drafts[0].tree))]
     total = sum(draft.tree.rows for draft in drafts)
     found, row, node = [], 0, total
     for draft in drafts:
@@ -54,6 +55,11 @@ def slots(drafts: Sequence[Draft]) -> list[Int[Tensor, " slots"]]:
         row += draft.tree.rows
         node += len(draft.tree)
     return found
+
+
+@functools.lru_cache(maxsize=64)
+def _first(count: int) -> Int[Tensor, " count"]:
+    return torch.arange(count)
 
 
 def part(scores: Scores, index: Int[Tensor, " slots"]) -> Scores:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
+from slipstream.core import sampling
 from slipstream.core.interfaces import Drafter, Model, Verifier, way
+from slipstream.core.law import Law
 from slipstream.core.rules import rules
 from slipstream.core.shapes import Tensor
 from slipstream.core.shaping import Place, shape
@@ -41,6 +43,16 @@ def check_tree(tree: Shape, rule: Verifier, drafter: Drafter, model: Model) -> N
             else "verifies chains"
         )
         raise ValueError(f"the rule {rule.name} {what}; use {', '.join(able)} for trees")
+
+
+def law_of(logits: Tensor, where: Sequence[Place]) -> tuple[Law, dict[int, str]]:
+    """The law at every slot, and the slots that have none, with the reason; who reaches one of these has failed."""
+    wishes = [row.request.sampling for row, _ in where]
+    try:
+        return sampling.law(shape(logits, where), wishes), {}
+    except Exception:  # somewhere there is none: find out where
+        shaped, dead = lawful(logits, where)
+        return sampling.law(shaped, wishes), dead
 
 
 def lawful(logits: Tensor, where: Sequence[Place]) -> tuple[Tensor, dict[int, str]]:

@@ -1,7 +1,6 @@
 """What the record of a captured cycle says, in the words the host uses: a draft, and the verdict on it.
 
-The target's cache holds accepted tokens only, one after the other, when the record is read. So besides the draft there
-is what the cache is to be told: the accepted paths as chains of their own, all of them kept.
+The target's cache holds accepted tokens only, one after the other, when the record is read: these are what it is told.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 import torch
 
 from slipstream.core.law import OneHot
-from slipstream.core.shapes import Tensor
 from slipstream.core.tree import Siblings, Tree
 from slipstream.core.types import Draft, Verdict
 
@@ -21,8 +19,7 @@ from slipstream.core.types import Draft, Verdict
 class Told:
     draft: Draft
     verdict: Verdict
-    cached: tuple[Draft, Verdict]
-    emitted: list[int]  # tokens, by row
+    kept: list[list[int]]  # accepted tokens, by row
 
 
 def told_chains(record: Sequence[Sequence[float]], depth: int, vocab: int) -> Told:
@@ -30,10 +27,11 @@ def told_chains(record: Sequence[Sequence[float]], depth: int, vocab: int) -> To
     counts = [(int(line[0]), int(line[3])) for line in record]
     tokens = [[int(x) for x in line[4 : 4 + int(line[3])]] for line in record]
     chance = torch.tensor([x for line in record for x in line[4 + depth : 4 + depth + int(line[3])]])
-    draft = _chains(tokens, vocab, chance)
+    token = torch.tensor([x for line in tokens for x in line], dtype=torch.long)
+    draft = Draft(Tree.chains([len(line) for line in tokens]), token, OneHot(token, vocab), None, chance)
     whole = [kept == drafted for kept, drafted in counts]
     verdict = _verdict(_spans([n for _, n in counts], [kept for kept, _ in counts]), record, whole)
-    return Told(draft, verdict, (draft, verdict), [kept + 1 for kept, _ in counts])
+    return Told(draft, verdict, [line[:kept] for line, (kept, _) in zip(tokens, counts, strict=True)])
 
 
 def told_trees(record: Sequence[Sequence[float]], nodes: int, vocab: int) -> Told:
@@ -50,17 +48,8 @@ def told_trees(record: Sequence[Sequence[float]], nodes: int, vocab: int) -> Tol
     tree, word = Tree(len(record), row, parent), torch.tensor(token, dtype=torch.long)
     tree.__dict__["lists"] = lists  # known here, so that nobody has to read it back
     draft = Draft(tree, word, OneHot(word, vocab), Siblings.CHOSEN)
-    sizes = [len(path) for path in paths]
-    cached = _chains([[token[i] for i in path] for path in paths], vocab)
     verdict = _verdict(paths, record, [not one for one in inner])
-    return Told(
-        draft, verdict, (cached, _verdict(_spans(sizes, sizes), record, [True] * len(sizes))), [n + 1 for n in sizes]
-    )
-
-
-def _chains(tokens: Sequence[Sequence[int]], vocab: int, chance: Tensor | None = None) -> Draft:
-    token = torch.tensor([x for line in tokens for x in line], dtype=torch.long)
-    return Draft(Tree.chains([len(line) for line in tokens]), token, OneHot(token, vocab), None, chance)
+    return Told(draft, verdict, [[token[i] for i in path] for path in paths])
 
 
 def _spans(sizes: Sequence[int], kept: Sequence[int]) -> list[list[int]]:

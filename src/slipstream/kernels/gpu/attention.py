@@ -25,6 +25,7 @@ QUERIES = 16  # queries of a program, the smallest tile matrix units take
 PART = 128  # places of a program
 WORDS = 4  # of 64 bits: nodes of a tree that one token can choose from
 TOGETHER = 16  # parts put together at a time
+WARPS = 4  # of a program
 
 
 @triton.jit
@@ -297,7 +298,7 @@ def attend(
         *(layout.bits, layout.first, layout.count, space.weighted, space.peak, space.total, parts),
         *(keys.stride(0), keys.stride(1), heads.scale, window, manner.cap or 0.0, windowed, manner.cap is not None),
         *(heads.heads, heads.kv_heads, heads.dim, wide, tree, exact, QUERIES, PART, WORDS),
-        num_warps=4,
+        num_warps=WARPS,
     )
     _together[tokens, heads.heads](
         *(space.weighted, space.peak, space.total, layout.position, layout.place, out, parts, window),

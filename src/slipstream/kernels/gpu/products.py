@@ -162,7 +162,7 @@ def product(
         _library(x, weight, out, bias, gated, after)
         return
     inputs, outputs = weight.shape[1], weight.shape[0] // (2 if gated else 1)
-    columns, step, warps, stages = tile(outputs, inputs, gated)
+    columns, step, warps, stages = tile(outputs, inputs, gated, isinstance(weight, Eighth))
     reads, norm, squares, parts = (x.ready, x.norm, x.squares, x.parts) if isinstance(x, Stream) else (x, None, x, 0)
     target, ready, left = (out.hidden, out.ready, out.squares) if isinstance(out, Stream) else (out, out, out)
     grid = triton.cdiv(outputs, columns), triton.cdiv(len(reads), ROWS)
@@ -180,9 +180,11 @@ def product(
         assert grid[0] <= MOST, "more programs than there is room for their squares"
 
 
-def tile(outputs: int, inputs: int, gated: bool) -> tuple[int, int, int, int]:
+def tile(outputs: int, inputs: int, gated: bool, eighth: bool = False) -> tuple[int, int, int, int]:
     """Columns and inputs a program takes at a time, warps and stages: the processors of a chip share the columns, and
     each keeps enough of the weight under way. Measured on an H200; a weight has one tile, so sums have one order."""
+    if inputs >= 1 << 11 and eighth and not gated:
+        return (64, 256, 4, 4) if outputs >= 1 << 15 else (32, 256, 4, 6 if inputs > 1 << 13 else 4)
     if inputs >= 1 << 11:
         return (32, 256, 4, 3) if gated else (32, 128, 4, 6) if outputs >= 1 << 12 else (16, 256, 4, 4)
     if gated:
