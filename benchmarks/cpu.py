@@ -50,6 +50,7 @@ WAYS: dict[str, tuple[str, str, Speculation | None]] = {
     "eagle 2": ("native", "eagle", Speculation(depth=2)),
     "eagle 3": ("native", "eagle", Speculation(depth=3)),
     "eagle 5": ("native", "eagle", Speculation(depth=5)),
+    "tree 4": ("native", "eagle", Speculation(shape=4)),
     "tree 7": ("native", "eagle", Speculation(shape=7)),
     "tree 16": ("native", "eagle", Speculation(shape=16)),
 }

@@ -180,10 +180,8 @@ def _widened(folder: Path) -> Any:
 
     small, config = _plain(folder), read_json(folder / "config.json")
     made = scaled_config(config, Scale(WIDTH), interleaved(config["num_hidden_layers"], 0))
-    torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**made))
-    torch.set_default_dtype(torch.float32)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**made), dtype=torch.bfloat16)
     state = small.state_dict()
     with torch.no_grad():
         for name, weight in model.named_parameters():

@@ -19,6 +19,7 @@ def test_every_kind_agrees_with_its_dense_form(law):
     law.check()
     for token in range(4):
         assert torch.equal(law.prob(torch.tensor([token, token])), dense[:, token])
+        assert torch.equal(law.prob_at(torch.tensor([1, 0, 1]), torch.tensor([token] * 3)), dense[[1, 0, 1], token])
     assert torch.allclose(law.excess(P), (P - dense).clamp(min=0))
     assert torch.equal(law.select(torch.tensor([1, 0, 1])).dense(), dense[[1, 0, 1]])
     ids, probs = law.support()

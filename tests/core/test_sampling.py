@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.law import OneHot
-from slipstream.core.sampling import Sampling, law
+from slipstream.core.sampling import Sampling, law, likeliest
 
 LOGITS = torch.tensor([[2.0, 1.0, 1.0, 0.0, -math.inf]], dtype=torch.float64)
 
@@ -121,3 +121,11 @@ def test_rows_of_a_batch_do_not_see_each_other(parameters, seed):
 def test_illegal_parameters_name_themselves(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         Sampling(**bad)
+
+
+def test_of_equally_likely_tokens_the_first_is_taken():
+    logits = torch.tensor([[0.0, 2.0, 2.0, 1.0], [3.0, -1.0, 3.0, 3.0], [1.0, 1.0, 1.0, 1.5]])
+    assert likeliest(logits).tolist() == [1, 0, 3]
+    assert law(logits, [Sampling(0)] * 3).support()[0][:, 0].tolist() == [1, 0, 3]
+    with pytest.raises(FloatingPointError, match="no law"):
+        law(torch.tensor([[0.0, torch.nan, 1.0]]), [Sampling(0)])

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.core.tree import Tree
+from slipstream.core.tree import Tree, padded
 
 
 def test_chains_are_packed_row_after_row():
@@ -52,6 +52,6 @@ def test_depth_is_the_number_of_ancestors_and_paths_cover_every_node(wishes):
 def test_follow_takes_the_child_that_was_chosen():
     tree = Tree.of(2, [0, 0, 0, 1], [-1, -1, 1, -1])
     choice = torch.tensor([7, 9, 0, 8, 5, 0])  # after row 0: 7; after node 1 (slot 3): 8
-    path = tree.follow(choice, torch.tensor([6, 7, 8, 3]))
+    path = padded(tree.follow(choice.tolist(), [6, 7, 8, 3]), choice.device)
     assert path.tolist() == [[1, 2], [-1, -1]]
     assert tree.end(path).tolist() == [4, 1]

@@ -68,3 +68,28 @@ def test_a_tokens_bits_depend_on_what_it_sees_alone(threads):
             assert torch.equal(compact[0], together[t])
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dim", [24, 64, 80, 128])
+@pytest.mark.parametrize("tokens", [1, 2, 4, 8, 11])
+def test_how_heads_are_shared_out_changes_no_bit(dim, tokens):
+    """Neighbours of one row are worked on together; what is left over of their heads is cut for all threads."""
+    before, found = torch.get_num_threads(), []
+    query, keys, values, seen, row = case(
+        tokens=11, heads=9, kv_heads=3, dim=dim, dim_v=dim, rows=1, places=230, used=222
+    )
+    seen[:, :190] = True
+    seen[5, 3:90:7] = False
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            found.append(kernel().attend(query[:tokens], keys, values, seen[:tokens], row[:tokens], dim**-0.5))
+    finally:
+        torch.set_num_threads(before)
+    each = [slice(t, t + 1) for t in range(tokens)]
+    alone = [kernel().attend(query[t], keys, values, seen[t], row[t], dim**-0.5) for t in each]
+    for other in (*found[1:], torch.cat(alone)):
+        assert torch.equal(other, found[0])
+    torch.testing.assert_close(
+        found[0], reference(query, keys, values, seen, row, dim**-0.5)[:tokens], atol=2e-6, rtol=1e-5
+    )

@@ -68,8 +68,41 @@ def test_products_are_far_closer_than_bfloat16_activations_give(kind, rows):
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(kind):
     x, packed = normal(40, 576), cpu_linear.pack(kind(normal(130, 576, seed=1)), integers=True)
     alone = torch.cat([cpu_linear.linear(row, packed) for row in x.split(1)])
-    for rows in (2, 5, 8, 9, 17, 40):
+    for rows in (*range(2, 30), 40):  # some by vectors, some by tiles, in one block, two or three
         assert torch.equal(cpu_linear.linear(x[:rows], packed), alone[:rows])
+
+
+def fused(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """a b + c in float32, rounded once."""
+    return (a.double() * b.double() + c.double()).float()
+
+
+def by_plain_arithmetic(x: Tensor, found: few_bits.Grid) -> Tensor:
+    """What every processor's instructions must come to: exact sums of whole numbers, then span by span in float32."""
+    groups = x.view(len(x), -1, few_bits.SPAN)
+    top = groups.abs().amax(-1)
+    full = torch.tensor(127.0 * 256)
+    number = (groups * torch.where(top > 0, full / top, 0)[..., None]).round().long()
+    whole = torch.einsum("rsi,osi->ros", number.double(), found.number.double())  # exact: below 2^53
+    step, size = top / full, (top / full) * number.sum(-1).float()
+    total = torch.zeros(len(x), len(found.number))
+    for s in range(groups.shape[1]):
+        total = fused(whole[:, :, s].float() * step[:, s, None], found.scale[:, s].float(), total)
+        if found.floor is not None:
+            total = fused(found.floor[:, s].float(), size[:, s, None], total)
+    return total
+
+
+@needs_integers
+@pytest.mark.parametrize("kind", [four, eight])
+@pytest.mark.parametrize("rows", [1, 3, 4, 7, 8, 11, 12, 16, 19, 21, 24, 27, 50])
+def test_products_are_those_of_plain_arithmetic_to_the_bit(kind, rows):
+    weight, x = kind(normal(37, 160, seed=rows)), normal(rows, 160, seed=3) * 5
+    x[rows // 2, 32:64] = 0
+    found = few_bits.grid(weight)
+    assert found is not None
+    packed = cpu_linear.pack(weight, integers=True)
+    assert torch.equal(cpu_linear.linear(x, packed), by_plain_arithmetic(x, found))
 
 
 @needs_integers

@@ -30,8 +30,9 @@ def pair(model) -> tuple[TorchModel, TorchModel]:
     return fast, slow
 
 
-def made(kind: str, integers: bool):
-    model = quantise(build(kind, **WIDE)) if integers else build(kind, **WIDE)
+def made(kind: str, integers: bool, **more: int):
+    model = build(kind, **{**WIDE, **more})
+    model = quantise(model) if integers else model
     pack_linears(model, integers)
     return model
 
@@ -105,8 +106,12 @@ def test_a_part_that_computes_something_else_is_noticed():
     assert TorchModel(model).decoder is None
 
 
-def test_threads_change_no_bit():
-    fast, _ = pair(made("llama", cpu_linear.has_integers()))
+@pytest.mark.parametrize(
+    "more", [{}, {"hidden_size": 320, "intermediate_size": 544, "num_attention_heads": 5, "num_key_value_heads": 5}]
+)
+def test_threads_change_no_bit(more):
+    """Rows so wide that threads share one, too."""
+    fast, _ = pair(made("llama", cpu_linear.has_integers(), **more))
     row, before, found = Row(Request([5, 6, 7, 8] * 10)), torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3):

@@ -172,6 +172,11 @@ def test_the_purse_is_small_and_never_staked_whole():
     assert purse.balance == purse.most
     purse.book(-3.0, 1.0)
     assert purse.stake(1.0) < 0
+    for token, held in ((0.2, purse.size), (0.8, 0.8), (3.0, purse.dear)):
+        dear = Purse()
+        for _ in range(1000):
+            dear.book(0.0, 1.0, token)
+        assert dear.balance == held, "what the least draft costs, up to a pass"
 
 
 def test_trust_is_cautious_while_little_is_known():
@@ -311,3 +316,20 @@ def test_a_cycle_with_no_row_to_decide_for_follows_one_that_drafted():
         policy.price(0.0, 0.02, 1)
     assert policy.purse.balance == held, "nobody made a bet"
     assert policy.costs.plain(1) == plain
+
+
+@pytest.mark.parametrize(("rate", "least"), [(0.0, 0.985), (0.5, 0.985), (0.8, 1.0), (0.92, 1.04)])
+def test_where_one_token_costs_half_a_pass_one_is_tried_now_and_then(rate, least):
+    """More than the purse would usually hold: it saves until it covers one, and a win pays for the next."""
+    policy, rng, emitted, spent = Adaptive(), random.Random(1), 0, 0.0
+    for _ in range(20):
+        some, length = rows(1), 0
+        while length < 96:
+            (budget,) = policy.budget(some)
+            accepted = next((n for n in range(budget.depth) if rng.random() >= rate), budget.depth)
+            report(policy, some, [budget.depth], [accepted])
+            drafting, scoring = 0.0017 * (budget.depth > 0), 0.0071 + 0.00345 * budget.depth
+            policy.price(drafting, scoring, 1 + budget.depth)
+            length, spent = length + 1 + accepted, spent + drafting + scoring
+        emitted += length
+    assert emitted / spent * 0.0071 > least

@@ -30,6 +30,10 @@ class Law(ABC):
     def prob(self, token: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         """Probability of one token under each law."""
 
+    def prob_at(self, index: Int[Tensor, " n"], token: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """Probability of one token under each of the laws at `index`."""
+        return self.select(index).prob(token)
+
     @abstractmethod
     def select(self, index: Int[Tensor, " m"]) -> Law:
         """The laws at `index`, in that order."""
@@ -141,6 +145,9 @@ class Dense(Law):
 
     def prob(self, token: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         return self.probs.gather(1, token[:, None])[:, 0]
+
+    def prob_at(self, index: Int[Tensor, " n"], token: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+        return self.probs[index, token]  # no copy of whole laws
 
     def select(self, index: Int[Tensor, " m"]) -> Dense:
         return Dense(self.probs[index])

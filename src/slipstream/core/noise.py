@@ -61,6 +61,11 @@ class Noise(ABC):
         """Whether every position has noise that draft and target share, so that `odds` knows more than the law."""
         return False
 
+    def ahead(self, row: int, count: int) -> list[int]:
+        """The keys by which a chain is drafted over the next `count` positions of a row, which are those of the noise
+        that is shared there where it is; none where draws are no matter of keys."""
+        return []
+
     def odds(self, law: Law, site: Site) -> Law:
         """How likely each token is to win the target's race, given the noise of its position and that the target's law
         is near this one: the first finishers of the draft's own race, the better the clearer they won. Without such
@@ -86,6 +91,14 @@ class CounterNoise(Noise):
     def fields(self) -> bool:
         return len(self._shared) > 0 and all(self._shared)
 
+    def ahead(self, row: int, count: int) -> list[int]:
+        return keys(*zip(*(self._key(row, n, n, Purpose.DRAFT) for n in range(count)), strict=True)).tolist()
+
+    def _key(self, row: int, node: int, depth: int, purpose: int) -> tuple[int, int, int, int]:
+        """What the draw of a token is keyed by."""
+        stream, start = self._stream[row], self._start[row]
+        return (stream, start + depth, 0, Purpose.FIELD) if self._shared[row] else (stream, start, node, purpose)
+
     def odds(self, law: Law, site: Site) -> Law:
         ids, probs = law.support()
         if ids.shape[1] == 1:
@@ -105,11 +118,8 @@ class CounterNoise(Noise):
         ids = law.support()[0]
         if ids.shape[1] == 1:  # a token that was chosen: no race, and no key for one
             return ids[:, 0]
-        key: list[tuple[int, int, int, int]] = []
-        for r, node, depth in zip(site.row.tolist(), site.node.tolist(), site.depth.tolist(), strict=True):
-            stream, start = self._stream[r], self._start[r]
-            field, own = (stream, start + depth, 0, Purpose.FIELD), (stream, start, node, purpose + 16 * stage)
-            key.append(field if self._shared[r] else own)
+        where = zip(site.row.tolist(), site.node.tolist(), site.depth.tolist(), strict=True)
+        key = [self._key(*place, purpose + 16 * stage) for place in where]
         return self.race(law, keys(*zip(*key, strict=True)))
 
     def race(self, law: Law, key: Int[Tensor, " n"]) -> Int[Tensor, " n"]:

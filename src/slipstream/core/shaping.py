@@ -46,12 +46,13 @@ def places(rows: Sequence[Row], tree: Tree, token: Sequence[int]) -> list[Place]
 
 def shape(logits: Float[Tensor, "n vocab"], places: Sequence[Place]) -> Float[Tensor, "n vocab"]:
     """Apply what each request asked for; the argument is not changed."""
-    touched = [i for i, (row, _) in enumerate(places) if asks(row)]
-    if not touched:
+    asking = {row for row in {row for row, _ in places} if asks(row)}
+    if not asking:
         return logits
     logits = logits.clone() if logits.dtype == torch.float64 else logits.float().clone()
-    for i in touched:
-        _shape_one(logits[i], *places[i])
+    for i, (row, path) in enumerate(places):
+        if row in asking:
+            _shape_one(logits[i], row, path)
     return logits
 
 

@@ -107,6 +107,14 @@ class Tree:
         return Tree(len(depths), _ints(row, device), _ints(parent, device))
 
     @staticmethod
+    def known(rows: int, lists: list[tuple[int, int]]) -> Tree:
+        """A tree of (row, parent) on the host, so that nobody has to read it back."""
+        row, parent = torch.tensor(lists, dtype=torch.long).reshape(-1, 2).T.contiguous()
+        tree = Tree(rows, row, parent)
+        tree.__dict__["lists"] = lists
+        return tree
+
+    @staticmethod
     def of(rows: int, row: Sequence[int], parent: Sequence[int], device: torch.device | str = "cpu") -> Tree:
         """A checked tree: raises ValueError where it is not a forest in packed order."""
         for i, (r, p) in enumerate(zip(row, parent, strict=True)):
@@ -206,16 +214,16 @@ class Tree:
                     f"row {r} drafts a tree, and this rule verifies chains; use a tree rule or draft chains"
                 )
             table[r].append(i)
-        return _padded(table, self.row.device)
+        return padded(table, self.row.device)
 
-    def follow(self, choice: Int[Tensor, " slots"], token: Int[Tensor, " nodes"]) -> Int[Tensor, "rows depth"]:
-        """From each row's committed end, step to the child whose token is the slot's choice, while there is one."""
-        wanted = (choice[self.origin] == token).tolist()
+    def follow(self, choice: Sequence[int], token: Sequence[int]) -> list[list[int]]:
+        """From each row's committed end, step to the child whose token is the slot's choice, while there is one: the
+        nodes of each row that are reached."""
         table: list[list[int]] = [[] for _ in range(self.rows)]
         for i, (r, p) in enumerate(self.lists):
-            if wanted[i] and p == (table[r][-1] if table[r] else -1):
+            if p == (table[r][-1] if table[r] else -1) and choice[r if p < 0 else self.rows + p] == token[i]:
                 table[r].append(i)
-        return _padded(table, self.row.device)
+        return table
 
     def end(self, path: Int[Tensor, "rows depth"]) -> Int[Tensor, " rows"]:
         """The slot each path ends at: that of its last node, or the row's committed end where the path is empty."""
@@ -235,10 +243,11 @@ def _climb(parents: list[int], node: int) -> list[int]:
     return path[::-1]
 
 
-def _padded(table: list[list[int]], device: torch.device) -> Int[Tensor, "rows depth"]:
+def padded(table: list[list[int]], device: torch.device) -> Int[Tensor, "rows depth"]:
+    """Lines of different lengths as one tensor, -1 beyond the end of each."""
     width = max(map(len, table), default=0)
-    padded = [line + [-1] * (width - len(line)) for line in table]
-    return torch.tensor(padded, dtype=torch.long, device=device).reshape(len(table), width)
+    lines = [line + [-1] * (width - len(line)) for line in table]
+    return torch.tensor(lines, dtype=torch.long, device=device).reshape(len(table), width)
 
 
 def _ints(values: Sequence[int], device: torch.device | str) -> Int[Tensor, " n"]:

@@ -159,6 +159,8 @@ class Draft:
     def to(self, device: torch.device) -> Draft:
         """The same draft on a device: drafters may live on the host while laws are made where the target runs."""
         tree = self.tree
+        if self.token.device == device:
+            return self
         moved = Tree(tree.rows, tree.row.to(device), tree.parent.to(device))
         moved.__dict__["lists"] = tree.lists  # what the host knows of the topology it need not read back
         chance = None if self.chance is None else self.chance.to(device)

@@ -29,7 +29,7 @@ class Block(Verifier):
 
     def verify(self, draft: Draft, target: Law, noise: Noise) -> Verdict:
         tree = draft.tree
-        ratio = ratios(target.select(tree.origin).prob(draft.token), draft.law.prob(draft.token))
+        ratio = ratios(target.prob_at(tree.origin, draft.token), draft.law.prob(draft.token))
         weight = weights(ratio, tree.parent)
         kept = noise.flip(prefix_acceptance(draft, target, weight), Site(tree.row, tree.node, tree.depth))
         reached = along(kept, tree.chain).long()

@@ -20,7 +20,7 @@ from slipstream.core.interfaces import Verifier
 from slipstream.core.law import Law, OneHot
 from slipstream.core.noise import Noise, Purpose, Site
 from slipstream.core.shapes import Int, Tensor
-from slipstream.core.tree import Siblings
+from slipstream.core.tree import Siblings, padded
 from slipstream.core.types import Draft, Verdict
 
 
@@ -48,8 +48,12 @@ class Coupled(Verifier):
 
 
 def keep_matches(draft: Draft, choice: Int[Tensor, " slots"]) -> Verdict:
-    """Accept along the target's choices; the choice after the last accepted node is emitted with them."""
-    path = draft.tree.follow(choice, draft.token)
-    end = draft.tree.end(path)
-    inner = torch.isin(end, draft.tree.origin)
-    return Verdict(path, choice[end], bonus=~inner)
+    """Accept along the target's choices; the choice after the last accepted node is emitted with them. All of it on the
+    host, who is to know the verdict anyway: a walk of a few steps is shorter than its algebra."""
+    tree, device, picks = draft.tree, choice.device, choice.tolist()
+    paths = tree.follow(picks, draft.token.tolist())
+    end = [tree.rows + path[-1] if path else r for r, path in enumerate(paths)]
+    inner = {r if p < 0 else tree.rows + p for r, p in tree.lists}
+    token = torch.tensor([picks[slot] for slot in end], dtype=torch.long, device=device)
+    bonus = torch.tensor([slot not in inner for slot in end], dtype=torch.bool, device=device)
+    return Verdict(padded(paths, device), token, bonus)

@@ -46,7 +46,7 @@ class Token(Verifier):
 
     def verify(self, draft: Draft, target: Law, noise: Noise) -> Verdict:
         tree = draft.tree
-        target_prob = target.select(tree.origin).prob(draft.token)
+        target_prob = target.prob_at(tree.origin, draft.token)
         accept = self.acceptance(target_prob, draft.law.prob(draft.token))
         kept = noise.flip(accept, Site(tree.row, tree.node, tree.depth))
         accepted = along(kept, tree.chain).long().cumprod(1).sum(1)

@@ -15,10 +15,10 @@ from dataclasses import replace
 import torch
 
 from slipstream.core.interfaces import Drafter, Needs
-from slipstream.core.law import Law, OneHot
+from slipstream.core.law import Law
 from slipstream.core.noise import Noise
 from slipstream.core.shapes import Float, Int, Tensor
-from slipstream.core.shaping import asks, places
+from slipstream.core.shaping import places
 from slipstream.core.tree import Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
 from slipstream.drafters.eagle_net import EagleNet
@@ -26,6 +26,7 @@ from slipstream.drafters.grow import NextLaw, grow
 from slipstream.drafters.none import nothing
 from slipstream.drafters.slots import Reader, Slots
 from slipstream.drafters.vocabulary import Vocabulary
+from slipstream.drafters.whole import draft_whole
 from slipstream.models.packing import Entry
 
 
@@ -42,7 +43,7 @@ class Eagle(Drafter):
     ) -> None:
         self.needs = Needs(net.config.features)
         self.vocabulary = Vocabulary(draft_ids, vocab)
-        self.slots = Slots(net, embedding, target)
+        self.slots = Slots(net, draft_ids, embedding, target)
 
     def open(self, rows: Sequence[Row]) -> None:
         self.slots.open(rows)
@@ -58,8 +59,9 @@ class Eagle(Drafter):
         ]
         if not any(spend.depth for spend in ready):
             return nothing(len(rows), self.vocabulary.size)
-        if len(rows) == 1 and self._plain(rows[0], ready[0]):
-            return self._chain(rows[0], ready[0])
+        whole = draft_whole(self.slots, rows, ready, noise, self.vocabulary)
+        if whole is not None:
+            return whole
         ranking = any(spend.shape and spend.siblings is Siblings.CHOSEN for spend in budget)
         return grow(rows, ready, noise, self.laws(rows, ranking), self.vocabulary.size)
 
@@ -74,19 +76,6 @@ class Eagle(Drafter):
             return self.vocabulary.law_at(logits, [everywhere[slot] for slot in slots], ranking)
 
         return next_law
-
-    def _plain(self, row: Row, spend: Budget) -> bool:
-        """Whether a draft is a chain of likeliest tokens that nothing but the head has a say in."""
-        likeliest = row.request.sampling.temperature == 0 and not asks(row)
-        return self.slots.chains and likeliest and spend.depth > 0 and spend.shape is None and spend.stop_below <= 1
-
-    def _chain(self, row: Row, spend: Budget) -> Draft:
-        """What `grow` would draft, in one call."""
-        words = self.slots.chain(row, self.vocabulary.ids, spend.depth)
-        ends = [n for n, word in enumerate(words) if word in row.request.ends]
-        token = torch.tensor(words[: ends[0] + 1] if ends else words)
-        law, certain = OneHot(token, self.vocabulary.size), torch.ones(len(token))
-        return Draft(Tree.chains([len(token)]), token, law, spend.siblings, certain)
 
     @torch.inference_mode()
     def observe(self, rows: Sequence[Row], verdict: Verdict, scores: Scores) -> None:

@@ -14,6 +14,7 @@ from slipstream.core.shapes import Float, Int, Tensor
 from slipstream.drafters.eagle_net import EagleNet
 from slipstream.kernels import cpu_decoder
 from slipstream.kernels.cpu_decoder import Block, Kernel, Net, Sizes, Stay, Walk
+from slipstream.kernels.cpu_draft import How, Nodes, Wish, Words, drafts
 from slipstream.kernels.cpu_linear import Packed, pack
 from slipstream.models.cache import Cache
 from slipstream.models.packing import Piece
@@ -45,10 +46,10 @@ class EagleCall:
         embedding: Float[Tensor, "n hidden"],
         state: Float[Tensor, "n hidden"],
         position: Int[Tensor, " n"],
-        brief: bool = False,
-    ) -> tuple[Float[Tensor, "n hidden"], Float[Tensor, "n draft_vocab"] | None]:
-        """What the layer gives at packed slots after these states, and its logits; with `brief` only the cache is
-        written."""
+        kept: Int[Tensor, " kept"] | None,
+    ) -> tuple[Float[Tensor, "n hidden"], Float[Tensor, "kept draft_vocab"] | None]:
+        """What the layer gives at packed slots after these states, and the logits of those that are kept; without any
+        only the cache is written."""
         used = max(piece.line.start + len(piece.line) for piece in pieces)
         cache.reserve(used)
         where = [
@@ -58,29 +59,26 @@ class EagleCall:
         ]
         row, place = ints(where, state.device).T.contiguous()
         cos, sin = self._angles(used)[:, position]
-        seen = None if brief else Sight(pieces, state.device).visible(None, used)
+        seen = None if kept is None else Sight(pieces, state.device).visible(None, used)
         out = state.clone()
-        kept = None if brief else torch.arange(len(out))
-        walk = Walk(out, (cos, sin), row, place, used, [seen], [None], 0, 1, kept, embedding, brief)
+        walk = Walk(out, (cos, sin), row, place, used, [seen], [None], 0, 1, kept, embedding, kept is None)
         return out, self._kernel.run(self._net, self._where(cache), walk)
 
-    def chain(
+    def drafts(
         self,
         cache: Cache,
-        where: tuple[int, int],
-        token: int,
-        state: Float[Tensor, "1 hidden"],
+        how: How,
+        wishes: Sequence[Wish],
+        ends: tuple[Float[Tensor, "rows hidden"], Float[Tensor, "rows draft_vocab"]],
         tables: tuple[Float[Tensor, "vocab hidden"], Int[Tensor, " draft_vocab"]],
-        steps: int,
-    ) -> list[int]:
-        """The likeliest tokens after one that was drafted, each read in turn: `where` are the row and the place of the
-        slot that reads it after `state`; `tables` the embedding and the tokens the head can say."""
-        row, place = where
-        cache.reserve(place + steps)
-        cos, sin = self._angles(place + steps)
-        index, zero = torch.tensor([[row], [place]]), torch.zeros(1, dtype=torch.long)
-        walk = Walk(state.clone(), (cos, sin), index[0], index[1], place + 1, [None], [None], 0, 1, zero)
-        return self._kernel.chain(self._net, self._where(cache), walk, *tables, token, steps)
+    ) -> list[Nodes]:
+        """What follows the committed ends, of which states and logits are given; `tables` are the embedding and the
+        tokens the head can say."""
+        used = max(wish.start + (wish.depth - 1) * wish.width for wish in wishes)
+        cache.reserve(used)
+        cos, sin = self._angles(used)
+        words = Words(tables[0], cos, sin, tables[1])
+        return drafts(self._kernel, self._net, self._where(cache), words, how, wishes, *(x.contiguous() for x in ends))
 
     def logits(self, state: Float[Tensor, "n hidden"]) -> Float[Tensor, "n draft_vocab"]:
         count = len(state)

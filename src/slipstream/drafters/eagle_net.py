@@ -87,8 +87,8 @@ class EagleNet(nn.Module):
 
     def fuse(self, features: Float[Tensor, "*n stacked"]) -> Float[Tensor, "*n hidden"]:
         """The target's hidden states at one position, side by side, made one state."""
-        scale = self.scale.to(features.dtype).repeat_interleave(self.config.hidden)
-        fused: Tensor = self.fc(features * scale)
+        parts = features.view(*features.shape[:-1], len(self.scale), self.config.hidden)
+        fused: Tensor = self.fc((parts * self.scale.to(features.dtype)[:, None]).flatten(-2))
         return fused
 
     def project(

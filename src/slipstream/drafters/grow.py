@@ -76,8 +76,7 @@ class Growth:
             if place[1] >= 0:
                 self._number[place] = len(self._number)
         lists = [(r, self._number.get((r, self._plans[r].parent[node]), -1)) for r, node in self._number]
-        tree = Tree(len(self._plans), _ints([r for r, _ in lists]), _ints([p for _, p in lists]))
-        tree.__dict__["lists"] = lists  # known here, so that nobody has to read it back
+        tree = Tree.known(len(self._plans), lists)
         token = _ints([self._plans[r].token[node] for r, node in self._number])
         return tree, token, [r if node < 0 else tree.rows + self._number[r, node] for r, node in level]
 
@@ -133,17 +132,15 @@ class Growth:
 
     def draft(self) -> Draft:
         """Row after row, each row's nodes in the order in which they were drawn."""
-        row, parent, tokens, chances = list[int](), list[int](), list[int](), list[float]()
+        lists, tokens, chances = list[tuple[int, int]](), list[int](), list[float]()
         index: dict[Place, int] = {}
         for r, plan in enumerate(self._plans):
             for node in plan.kept():
                 index[r, node] = len(index)
-                row.append(r)
-                parent.append(index.get((r, plan.parent[node]), -1))
+                lists.append((r, index.get((r, plan.parent[node]), -1)))
                 tokens.append(plan.token[node])
                 chances.append(plan.chance[node])
-        tree, token = Tree(len(self._plans), _ints(row), _ints(parent)), _ints(tokens)
-        tree.__dict__["lists"] = list(zip(row, parent, strict=True))
+        tree, token = Tree.known(len(self._plans), lists), _ints(tokens)
         if not self._laws:
             return Draft(tree, token, OneHot(token, self._vocab), self._how, torch.tensor(chances))
         order = [0] * len(index)

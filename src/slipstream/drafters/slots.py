@@ -10,20 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch.nn import functional
 
 from slipstream.core.shapes import Float, Int, Tensor
-from slipstream.core.types import Row
+from slipstream.core.shaping import to_rank
+from slipstream.core.types import Budget, Row
 from slipstream.drafters.eagle_call import eagle_call
 from slipstream.drafters.eagle_net import EagleNet
+from slipstream.kernels.cpu_draft import How, Nodes, Wish
 from slipstream.models.attention import view
 from slipstream.models.cache import Cache
 from slipstream.models.packing import Entry, Line, Piece
 
-LAG = 16  # slots behind which it is time to catch up
+LAG = 32  # slots behind which it is time to catch up
 CHUNK = 512  # committed slots of a row that are projected at once
 WINDOWS: dict[int, int | None] = {0: None}  # one layer, which sees everything
 
@@ -44,8 +47,16 @@ class Seat:
 
 
 class Slots:
-    def __init__(self, net: EagleNet, embedding: Float[Tensor, "vocab hidden"], target: Reader) -> None:
-        self.net, self.embedding, self.target = net, embedding, target
+    """`ids` are the tokens `net` gives logits for, of those that `embedding` has rows for."""
+
+    def __init__(
+        self,
+        net: EagleNet,
+        ids: Int[Tensor, " draft_vocab"],
+        embedding: Float[Tensor, "vocab hidden"],
+        target: Reader,
+    ) -> None:
+        self.net, self.ids, self.embedding, self.target = net, ids, embedding, target
         self._call = eagle_call(net)
         self.cache = Cache.on(embedding.device)
         self._seats: dict[Row, Seat] = {}
@@ -78,23 +89,16 @@ class Slots:
             seat = self._seats[row]
             seat.held = min(seat.held, row.length - 2)  # the last slot runs again where nothing was committed since
             while row.length - 1 - seat.held > CHUNK:
-                self._read([row], [CHUNK], brief=True)
+                self._read([row], [CHUNK], None)
         counts = [row.length - 1 - self._seats[row].held for row in rows]
-        state = self._read(rows, counts)
-        if len(state) == len(rows):
-            return state
-        last = torch.tensor(counts, device=state.device).cumsum(0) - 1
-        ends = state[last]
-        if self._fresh is not None:
-            self._fresh = ends, self._fresh[1][last]
-        return ends
+        return self._read(rows, counts, [last - 1 for last in accumulate(counts)])
 
     def catch_up(self, rows: Sequence[Row]) -> None:
         """Read what rows committed that is more than a cycle's worth, a prompt mostly, ahead of the next draft."""
         for row in rows:
             seat = self._seats[row]
             while self.ready(row) and (count := min(CHUNK, row.length - 1 - seat.held)) > LAG:
-                self._read([row], [count], brief=True)
+                self._read([row], [count], None)
 
     def step(
         self,
@@ -108,30 +112,39 @@ class Slots:
         lines = [
             Line.of(self._seats[row].index, row.length - 1, (), nodes) for row, nodes in zip(rows, drafted, strict=True)
         ]
-        return self._run([Piece(line, known) for line, known in zip(lines, skip, strict=True)], state)
+        pieces = [Piece(line, known) for line, known in zip(lines, skip, strict=True)]
+        return self._run(pieces, state, range(len(state)))
 
     @property
-    def chains(self) -> bool:
-        """Whether a chain of likeliest tokens is one call."""
+    def whole(self) -> bool:
+        """Whether a draft is one call."""
         return self._call is not None
 
-    def chain(self, row: Row, ids: Int[Tensor, " draft_vocab"], depth: int) -> list[int]:
-        """The likeliest token after a row, then after that one, and so on."""
+    def drafts(
+        self, how: How, rows: Sequence[Row], spends: Sequence[Budget], keys: Sequence[Sequence[int]]
+    ) -> list[Nodes]:
+        """What the head drafts after each row: a best-first tree, or a chain where there is no shape. `keys` are of the
+        noise that candidates of the next positions are drawn by or raced on."""
         assert self._call is not None, "asked for where there is none"
-        state = self.ends([row])
-        first = int(ids[self.logits(state)[0].argmax()])
-        if depth == 1:
-            return [first]
-        where = self._seats[row].index, row.length - 1
-        return [first, *self._call.chain(self.cache, where, first, state, (self.embedding, ids), depth - 1)]
+        state = self.ends(rows)
+        wishes = [self._wish(*each) for each in zip(rows, spends, keys, strict=True)]
+        return self._call.drafts(self.cache, how, wishes, (state, self.logits(state)), (self.embedding, self.ids))
+
+    def _wish(self, row: Row, spend: Budget, keys: Sequence[int]) -> Wish:
+        width, nodes = (1, spend.depth) if spend.shape is None else (spend.shape.width, spend.shape.nodes)
+        heat, ends = to_rank(row).temperature, tuple(row.request.ends)
+        place = self._seats[row].index, row.length - 1
+        return Wish(*place, spend.depth, width, nodes, spend.stop_below, heat, ends, keys)
 
     def logits(self, state: Float[Tensor, "n hidden"]) -> Float[Tensor, "n draft_vocab"]:
         if self._fresh is not None and self._fresh[0] is state:
             return self._fresh[1]
         return self.net.logits(state) if self._call is None else self._call.logits(state)
 
-    def _read(self, rows: Sequence[Row], counts: Sequence[int], brief: bool = False) -> Float[Tensor, "n hidden"]:
-        """Run the next committed slots of each row; what the head gives there, if it is wanted."""
+    def _read(
+        self, rows: Sequence[Row], counts: Sequence[int], kept: Sequence[int] | None
+    ) -> Float[Tensor, "kept hidden"]:
+        """Run the next committed slots of each row; what the head gives at the kept ones."""
         pieces, features = list[Piece](), list[Tensor]()
         for row, count in zip(rows, counts, strict=True):
             seat = self._seats[row]
@@ -140,24 +153,27 @@ class Slots:
             features.append(torch.cat([states[layer][:count] for layer in self.net.config.features], -1))
             seat.held += count
         fused = self.net.fuse(features[0] if len(features) == 1 else torch.cat(features))
-        return self._run(pieces, fused, brief)
+        return self._run(pieces, fused, kept)
 
     def _run(
-        self, pieces: Sequence[Piece], state: Float[Tensor, "n hidden"], brief: bool = False
-    ) -> Float[Tensor, "n hidden"]:
-        """What the layer gives at packed slots, each after a state."""
+        self, pieces: Sequence[Piece], state: Float[Tensor, "n hidden"], kept: Sequence[int] | None
+    ) -> Float[Tensor, "kept hidden"]:
+        """What the layer gives at the kept ones of packed slots, each after a state; without any the cache alone is
+        written."""
         token = [token for piece in pieces for token, _ in piece.line.entries[piece.skip :]]
         position = [place for piece in pieces for place in piece.line.position[piece.skip :]]
         ids, place = torch.tensor([token, position], device=state.device)
         embedding = functional.embedding(ids, self.embedding)
         if self._call is not None:
-            out, logits = self._call.run(self.cache, pieces, embedding, state, place, brief)
+            which = None if kept is None else torch.tensor(kept)
+            out, logits = self._call.run(self.cache, pieces, embedding, state, place, which)
+            out = _some(out, kept or ())
             self._fresh = None if logits is None else (out, logits)
             return out
         context = view(self.cache, WINDOWS, pieces, state.device)
         query, key, value = (x.transpose(0, 1)[None] for x in self.net.project(embedding, state, place))
         attended = context.attend(0, query, key, value, None, None, None)
-        return self.net.finish(state, attended[0].flatten(1))
+        return _some(self.net.finish(state, attended[0].flatten(1)), kept or ())
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless no row holds more slots than it committed and the cache agrees."""
@@ -165,3 +181,10 @@ class Slots:
             assert seat.held <= max(0, row.length - 1), f"{seat.held} slots of {row.length} tokens"
         seats = self._seats.values()
         self.cache.check_integrity([seat.index for seat in seats], [seat.held for seat in seats])
+
+
+def _some(state: Float[Tensor, "n hidden"], kept: Sequence[int]) -> Float[Tensor, "kept hidden"]:
+    """Some of all states; of one row it is the last that is kept."""
+    if len(kept) == len(state):
+        return state
+    return state[kept[0] : kept[0] + 1] if len(kept) == 1 else state[torch.tensor(kept, dtype=torch.long)]

@@ -37,7 +37,7 @@ class Vocabulary:
             dead = index[lost] if bool(lost.any()) else dead
             logits[dead] = 0.0
         wishes = [to_rank(row) if ranking else row.request.sampling for row, _ in places]
-        cut = any(wish.top_k or wish.top_p < 1 or wish.min_p for wish in wishes)
+        cut = any(wish.cuts for wish in wishes)
         return self._named(sampling.law(logits, wishes), dead, cut)
 
     def _shaped(

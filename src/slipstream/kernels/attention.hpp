@@ -112,13 +112,18 @@ inline Floats exponential(Floats x) {
     return (Floats)((Words)(p * (Floats)power) & ~dead);
 }
 
-// One head of one token: scores are turned into weights, their sum is returned.
-float weigh(float* score, int64_t n, int64_t padded) {
+// One head of one token: scores are turned into weights, their sum is returned. Never inlined: compilers fuse multiplications
+// with additions here one way, there another, and a token's bits must not depend on how its heads are shared out.
+__attribute__((noinline)) float weigh(float* score, int64_t n, int64_t padded) {
     std::fill(score + n, score + padded, -std::numeric_limits<float>::infinity());
     Floats most = load(score);
     for (int64_t i = LANES; i < padded; i += LANES) most = larger(load(score + i), most);
+#if defined(__AVX512F__)
+    const float best = _mm512_reduce_max_ps((__m512)most);
+#else
     float best = most[0];
     for (int i = 1; i < LANES; ++i) best = std::max(best, most[i]);
+#endif
     Floats sum = {};
     for (int64_t i = 0; i < padded; i += LANES) {
         const Floats weight = exponential(load(score + i) - best);
@@ -164,6 +169,15 @@ inline void dots(const Job& job, const float* query, const float* keys, const in
             for (int p = 0; p < PLACES; ++p) to[p] = job.cap * std::tanh(to[p] / job.cap);
     }
 }
+
+#if defined(__AVX512F__)
+#include "attention_avx512.hpp"
+#else
+template <int HEADS>
+bool scores(const Job&, const float*, const float*, const int32_t*, int64_t, float*, int64_t) {
+    return false;
+}
+#endif
 
 // Values of HEADS heads, weighted and added place by place to the sums so far; a place is never added to another one first.
 template <int HEADS>
@@ -237,6 +251,7 @@ void heads(const Job& job, Bench& bench, int64_t first, int64_t tokens, int64_t 
             float* score = bench.score[t].data();
             int64_t i = at[t];
             const int64_t n = std::lower_bound(place + i, place + std::min(i + TILE, bench.count[t]), end) - place;
+            if (scores<HEADS>(job, query, keys, place + i, n - i, score + i, stride[t])) i = n;
             for (; i + PLACES <= n; i += PLACES) dots<HEADS, PLACES>(job, query, keys, place + i, score + i, stride[t]);
             for (; i < n; ++i) dots<HEADS, 1>(job, query, keys, place + i, score + i, stride[t]);
             at[t] = n;
@@ -260,7 +275,9 @@ void heads(const Job& job, Bench& bench, int64_t first, int64_t tokens, int64_t 
     for (int64_t t = 0; t < tokens; ++t)
         for (int h = 0; h < HEADS; ++h) {
             float* out = job.out + ((first + t) * job.heads + head + h) * job.dim_v;
-            for (int64_t k = 0; k < job.dim_v; ++k) out[k] /= sum[t][h];
+            int64_t k = 0;
+            for (; k + LANES <= job.dim_v; k += LANES) store(out + k, load(out + k) / sum[t][h]);
+            for (; k < job.dim_v; ++k) out[k] /= sum[t][h];
         }
 }
 

@@ -44,13 +44,6 @@ class _Call(ctypes.Structure):
     )
 
 
-class _Chain(ctypes.Structure):
-    _fields_ = (
-        *((name, POINTER) for name in ("embedding", "cos", "sin", "ids", "token")),
-        *((name, SIZE) for name in ("place", "steps")),
-    )
-
-
 @dataclass(frozen=True, eq=False)
 class Block:
     """The weights of one layer."""
@@ -143,7 +136,7 @@ class Kernel:
     def __init__(self, path: Path) -> None:
         self._call = function(path, "slipstream_decode", POINTER, POINTER, ctypes.c_uint, POINTER, POINTER)
         function(path, "slipstream_products", POINTER)(work())
-        self._chain = function(path, "slipstream_chain", *(POINTER,) * 3, ctypes.c_uint, POINTER, POINTER)
+        self._draft = function(path, "slipstream_draft", *(POINTER,) * 3, ctypes.c_uint, POINTER, POINTER)
         self._team = parallel(), symbol("omp_get_num_threads")
 
     def run(self, net: Net, stay: Stay, walk: Walk) -> Tensor | None:
@@ -155,19 +148,13 @@ class Kernel:
         self._call(net.address, ctypes.addressof(call), _threads(net, max(tokens, slots)), *self._team)
         return logits
 
-    def chain(
-        self, net: Net, stay: Stay, walk: Walk, embedding: Tensor, ids: Tensor, first: int, steps: int
-    ) -> list[int]:
-        """The likeliest token after one slot, then after that one, and so on: `walk` is of a slot that reads the token
-        `first` at its place beside a state, with the angles of every place; `ids` are the tokens of the logits."""
-        token = torch.empty(steps + 1, dtype=torch.long)
-        token[0] = first
-        call, _held = _call(stay, walk, torch.empty(1, net.outputs))
-        cos, sin = walk.angles
-        of = (part.data_ptr() for part in (embedding, cos, sin, ids, token))
-        chain = _Chain(*of, int(walk.place[0]), steps)
-        self._chain(net.address, ctypes.addressof(call), ctypes.addressof(chain), _threads(net, 1), *self._team)
-        return token[1:].tolist()
+    def draft(self, net: Net, stay: Stay, turned: int, grove: int, tokens: int) -> None:
+        """Draft as what lies at an address says (`cpu_draft`), with at most so many tokens in a pass."""
+        watched = addresses([None] * net.layers)
+        tables = map(ctypes.addressof, stay.tables)
+        call = _Call(keys=next(tables), values=next(tables), watched=ctypes.addressof(watched))
+        call.turned, call.places, call.last = turned, stay.places, net.layers
+        self._draft(net.address, ctypes.addressof(call), grove, _threads(net, tokens), *self._team)
 
 
 def _call(stay: Stay, walk: Walk, logits: Tensor | None) -> tuple[_Call, object]:

@@ -12,6 +12,7 @@
 
 #include "attention.hpp"
 #include "linear.hpp"
+#include "noise.hpp"
 
 using attention::Floats;
 using attention::load;
@@ -85,6 +86,23 @@ struct Heap {
     }
 };
 
+// Into how many pieces the columns of arranged rows are cut: one row is not worth it.
+int64_t cuts(const linear::Job& reader) { return reader.rows > 1 ? (reader.in + SLICE - 1) / SLICE : 1; }
+
+int64_t blocks(const linear::Job& reader) { return (reader.rows + linear::MOST - 1) / linear::MOST; }
+
+// A piece of arranged rows: one block by some columns, since threads that write the same lines of memory wait for each other.
+struct Piece {
+    int64_t row, start, end;
+
+    Piece(const linear::Job& reader, int64_t index) {
+        const int64_t slices = cuts(reader);
+        row = index / slices * linear::MOST, start = index % slices * SLICE;
+        end = slices == 1 ? reader.in : std::min(reader.in, start + SLICE);
+    }
+    static int64_t count(const linear::Job& reader) { return blocks(reader) * cuts(reader); }
+};
+
 // All work of one layer, cut before the team sets out.
 struct Stage {
     linear::Job query, key, value, output, gate, up, down;
@@ -101,8 +119,6 @@ struct Pass {
     linear::Job head;
     Heap last;
     Team team;
-
-    int64_t blocks() const { return (call.tokens + linear::MOST - 1) / linear::MOST; }
 };
 
 float squares(const float* x, int64_t n) {
@@ -114,24 +130,34 @@ float squares(const float* x, int64_t n) {
     return all;
 }
 
-void normalise(const float* x, const float* weight, float* y, int64_t n, float epsilon) {
+// Columns `first` to `last` of a normalised row.
+void normalise(const float* x, const float* weight, float* y, int64_t n, float epsilon, int64_t first, int64_t last) {
     const float by = 1.0f / std::sqrt(squares(x, n) / static_cast<float>(n) + epsilon);
-    int64_t k = 0;
-    for (; k + attention::LANES <= n; k += attention::LANES) store(y + k, load(weight + k) * (load(x + k) * by));
-    for (; k < n; ++k) y[k] = weight[k] * (x[k] * by);
+    int64_t k = first;
+    for (; k + attention::LANES <= last; k += attention::LANES) store(y + k, load(weight + k) * (load(x + k) * by));
+    for (; k < last; ++k) y[k] = weight[k] * (x[k] * by);
 }
 
-// Tokens of one block, normalised and laid as products read them, what is beside them first. `kept` says which tokens,
-// null all.
-void present(Pass& pass, const linear::Job& reader, const float* weight, int64_t block, const int64_t* kept = nullptr,
+// Some tokens, normalised and laid as products read them, what is beside them first. `kept` says which tokens, null all.
+void present(Pass& pass, const linear::Job& reader, const float* weight, int64_t index, const int64_t* kept = nullptr,
              const float* beside = nullptr) {
-    const int64_t n = pass.net.hidden, first = block * linear::MOST, end = std::min(reader.rows, first + linear::MOST);
-    for (int64_t t = first; t < end; ++t) {
+    const Piece piece(reader, index);
+    const int64_t n = pass.net.hidden, before = beside ? n : 0;  // columns of what is beside
+    for (int64_t t = piece.row; t < std::min(reader.rows, piece.row + linear::MOST); ++t) {
         float* to = pass.normed + t * reader.in;
-        if (beside) normalise(pass.call.beside + t * n, beside, to, n, pass.net.epsilon), to += n;
-        normalise(pass.call.hidden + (kept ? kept[t] : t) * n, weight, to, n, pass.net.epsilon);
+        if (piece.start < before)
+            normalise(pass.call.beside + t * n, beside, to, n, pass.net.epsilon, piece.start, std::min(piece.end, n));
+        if (piece.end > before)
+            normalise(pass.call.hidden + (kept ? kept[t] : t) * n, weight, to + before, n, pass.net.epsilon,
+                      std::max(piece.start, before) - before, piece.end - before);
     }
-    linear::arrange(reader.kind, pass.normed, reader.x, reader.rows, reader.in, first);
+    linear::arrange(reader.kind, pass.normed, reader.x, reader.rows, reader.in, piece.row, piece.start, piece.end);
+}
+
+// What some tokens have seen, laid as the next product reads it.
+void gather(Pass& pass, const linear::Job& reader, int64_t index) {
+    const Piece piece(reader, index);
+    linear::arrange(reader.kind, pass.seen, reader.x, reader.rows, reader.in, piece.row, piece.start, piece.end);
 }
 
 // Turn the first `turned` numbers of a head by the token's angles.
@@ -155,7 +181,8 @@ void settle(Pass& pass, int64_t layer, int64_t token) {
     const Net& net = pass.net;
     const Call& call = pass.call;
     const float *cos = call.cos + token * call.turned, *sin = call.sin + token * call.turned;
-    for (int64_t h = 0; h < net.heads; ++h) turn(cos, sin, pass.query + (token * net.heads + h) * net.dim, call.turned);
+    const int64_t heads = call.brief ? 0 : net.heads;
+    for (int64_t h = 0; h < heads; ++h) turn(cos, sin, pass.query + (token * net.heads + h) * net.dim, call.turned);
     for (int64_t h = 0; h < net.kv_heads; ++h) {
         const int64_t from = (token * net.kv_heads + h) * net.dim;
         const int64_t to = ((call.row[token] * net.kv_heads + h) * call.places + call.place[token]) * net.dim;
@@ -197,9 +224,11 @@ void layer(Pass& pass, int64_t index, int threads) {
     Stage& stage = pass.stages[index - pass.call.first];
     const Layer& own = pass.net.layers[index];
     const int64_t tokens = pass.call.tokens, slices = (pass.net.inner + SLICE - 1) / SLICE;
-    stage.before.share(pass.blocks(), [&](int64_t i) { present(pass, stage.query, own.before, i, nullptr, own.beside); });
+    stage.before.share(Piece::count(stage.query), [&](int64_t i) {
+        present(pass, stage.query, own.before, i, nullptr, own.beside);
+    });
     pass.team.wait(threads);
-    multiply(&stage.query);
+    if (!pass.call.brief) multiply(&stage.query);
     multiply(&stage.key);
     multiply(&stage.value);
     pass.team.wait(threads);
@@ -208,18 +237,18 @@ void layer(Pass& pass, int64_t index, int threads) {
     pass.team.wait(threads);
     attention::work(&stage.attention);
     pass.team.wait(threads);
-    stage.arrange.share(pass.blocks(), [&](int64_t i) {
-        linear::arrange(stage.output.kind, pass.seen, pass.arranged, tokens, stage.output.in, i * linear::MOST);
-    });
+    stage.arrange.share(Piece::count(stage.output), [&](int64_t i) { gather(pass, stage.output, i); });
     pass.team.wait(threads);
     multiply(&stage.output);
     pass.team.wait(threads);
-    stage.between.share(pass.blocks(), [&](int64_t i) { present(pass, stage.gate, own.between, i); });
+    stage.between.share(Piece::count(stage.gate), [&](int64_t i) { present(pass, stage.gate, own.between, i); });
     pass.team.wait(threads);
     multiply(&stage.gate);
     multiply(&stage.up);
     pass.team.wait(threads);
-    stage.activate.share(pass.blocks() * slices, [&](int64_t i) { activate(pass, stage.down, i / slices, i % slices); });
+    stage.activate.share(blocks(stage.down) * slices, [&](int64_t i) {
+        activate(pass, stage.down, i / slices, i % slices);
+    });
     pass.team.wait(threads);
     multiply(&stage.down);
     pass.team.wait(threads);
@@ -235,8 +264,7 @@ void perform(void* data) {
     for (int64_t i = pass.call.first; i < pass.call.last; ++i) layer(pass, i, threads);
     const int64_t slots = pass.call.slots;
     if (!slots) return;
-    pass.last.share((slots + linear::MOST - 1) / linear::MOST,
-                    [&](int64_t i) { present(pass, pass.head, pass.net.norm, i, pass.call.kept); });
+    pass.last.share(Piece::count(pass.head), [&](int64_t i) { present(pass, pass.head, pass.net.norm, i, pass.call.kept); });
     pass.team.wait(threads);
     multiply(&pass.head);
 }
@@ -298,46 +326,7 @@ void run(Parallel parallel, unsigned threads, void (*function)(void*), void* dat
     else function(data);
 }
 
-// A chain of likeliest tokens, each read at the next place; laid out as in cpu_decoder.py.
-struct Chain {
-    const float *embedding, *cos, *sin;  // of every token, and of every place
-    const int64_t* ids;                  // the tokens that logits are of
-    int64_t* token;                      // the first is given, `steps` follow
-    int64_t place, steps;
-};
-
-struct Draft {
-    Pass& pass;
-    Call& call;
-    Chain& chain;
-    const std::vector<int64_t>& start;
-    unsigned threads;
-    std::atomic<int> arrived{0};
-
-    void begin(int64_t step) {
-        call.beside = chain.embedding + chain.token[step] * pass.net.hidden;
-        call.cos = chain.cos + chain.place * call.turned, call.sin = chain.sin + chain.place * call.turned;
-        call.place = &chain.place, call.used = chain.place + 1;
-        cut(pass, start, threads);
-    }
-    void end(int64_t step) {
-        chain.token[step + 1] = chain.ids[std::max_element(call.logits, call.logits + pass.head.out) - call.logits];
-        ++chain.place;
-    }
-};
-
-void draft(void* data) {
-    Draft& own = *static_cast<Draft*>(data);
-    const bool leads = own.arrived.fetch_add(1) == 0;
-    const int threads = own.pass.count();
-    for (int64_t step = 0; step < own.chain.steps; ++step) {
-        if (leads) own.begin(step);
-        own.pass.team.wait(threads);
-        perform(&own.pass);
-        own.pass.team.wait(threads);
-        if (leads) own.end(step);
-    }
-}
+#include "draft.hpp"
 
 }  // namespace
 
@@ -348,11 +337,16 @@ extern "C" void slipstream_decode(const Net* net, const Call* call, unsigned thr
     run(parallel, threads, perform, &pass);
 }
 
-extern "C" void slipstream_chain(const Net* net, const Call* given, Chain* chain, unsigned threads, Parallel parallel,
+extern "C" void slipstream_draft(const Net* net, const Call* given, Grove* grove, unsigned threads, Parallel parallel,
                                  int (*count)()) {
     static thread_local Desk desk;
+    static thread_local Wood wood;
     Call call = *given;
+    call.tokens = call.slots = clear(wood, *grove, *net, call);
+    call.beside = wood.beside.data(), call.cos = wood.cos.data(), call.sin = wood.sin.data(), call.logits = wood.logits.data();
+    call.row = wood.row.data(), call.place = wood.place.data(), call.kept = wood.kept.data(), call.seen = wood.masks.data();
     Pass pass = seat(*net, call, count, threads, desk);
-    Draft own{pass, call, *chain, desk.start, threads};
-    run(parallel, threads, draft, &own);
+    const int64_t widest = *std::max_element(grove->width, grove->width + grove->rows);
+    Growth own{pass, call, *grove, wood, threads, widest, net->head->out, grove->logits};
+    run(parallel, threads, grow, &own);
 }

@@ -34,6 +34,7 @@ struct Eight {  // byte 4 (SIDE j + o) + i: output o, input 4 j + i
 #if !defined(INTEGERS)  // weights of these kinds are not made here
 
 INLINE void wholes(const float*, float*, int64_t, int64_t, int64_t, int64_t) {}
+INLINE void nothing(float*, int64_t, int64_t, int64_t, int64_t) {}
 template <class Weight>
 void integers(const Job&, int64_t, int64_t, int64_t, int64_t) {}
 
@@ -45,6 +46,8 @@ void integers(const Job&, int64_t, int64_t, int64_t, int64_t) {}
 #else
 #include "integers_avx2.hpp"
 #endif
+
+INLINE void nothing(float*, int64_t, int64_t, int64_t, int64_t) {}
 
 template <class Weight, int ROWS = MOST>
 void block_of(const Job& job, const Weight* weight, int64_t row, int64_t group) {

@@ -1,9 +1,10 @@
 // Whole numbers on x86, included by integers.hpp: sixteen outputs side by side. Up to three rows are multiplied by vector
-// instructions (VNNI); more of them, eight at a time, by matrix ones where there are any (AMX).
+// instructions (VNNI); more of them, in blocks of eight, by matrix ones where there are any (AMX).
 
-constexpr int STEPS = SPAN / 4;  // vectors of a span: 16 outputs, four inputs of each
+constexpr int STEPS = SPAN / 4;    // vectors of a span: 16 outputs, four inputs of each
 constexpr int AHEAD = 12;          // spans of weights that are sent for before they are needed
 constexpr int FEW = 3;             // rows that vector instructions take at a time; more are worth tiles, by measurement
+constexpr int MANY = 3 * MOST;     // rows that tiles take at a time: as many as have their sums in registers
 constexpr int64_t NEAR = 1 << 18;  // bytes of weights that stay in the second-level cache
 
 // The activations of eight rows in one span: (256 high + low) * scale, their sum, and the sum of the whole numbers.
@@ -22,18 +23,25 @@ INLINE void wholes(const float* given, float* x, int64_t in, int64_t r, int64_t 
         const __m512 one = _mm512_loadu_ps(given + k), other = _mm512_loadu_ps(given + k + 16);
         const float top = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(one), _mm512_abs_ps(other)));
         const __m512 by = _mm512_set1_ps(top > 0 ? FULL / top : 0);
-        const __m512i number[2] = {_mm512_cvtps_epi32(_mm512_mul_ps(one, by)), _mm512_cvtps_epi32(_mm512_mul_ps(other, by))};
+        const __m512i front = _mm512_cvtps_epi32(_mm512_mul_ps(one, by)), back = _mm512_cvtps_epi32(_mm512_mul_ps(other, by));
+        const __m512i mixed = _mm512_packs_epi32(front, back), order = _mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0);
+        const __m512i number = _mm512_permutexvar_epi64(order, mixed);
+        const __m512i high = _mm512_srai_epi16(_mm512_add_epi16(number, _mm512_set1_epi16(128)), 8);
         Span& span = to[k / SPAN];
-        each<2>([&](auto i) {
-            const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(number[i], _mm512_set1_epi32(128)), 8);
-            const __m512i low = _mm512_sub_epi32(number[i], _mm512_slli_epi32(high, 8));
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(span.high[r] + 16 * i), _mm512_cvtepi32_epi8(high));
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(span.low[r] + 16 * i), _mm512_cvtepi32_epi8(low));
-        });
-        span.whole[r] = _mm512_reduce_add_epi32(_mm512_add_epi32(number[0], number[1]));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(span.high[r]), _mm512_cvtepi16_epi8(high));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(span.low[r]), _mm512_cvtepi16_epi8(number));  // what is left, signed
+        span.whole[r] = _mm512_reduce_add_epi32(_mm512_madd_epi16(number, _mm512_set1_epi16(1)));
         span.scale[r] = top / FULL;
         span.sum[r] = span.scale[r] * static_cast<float>(span.whole[r]);
     }
+}
+
+// Rows that the last block lacks count nothing: tiles take them as they come, and what is left over from elsewhere may be
+// numbers that are slow to multiply.
+INLINE void nothing(float* x, int64_t in, int64_t rows, int64_t first, int64_t last) {
+    Span* to = reinterpret_cast<Span*>(x) + (rows - 1) / MOST * (in / SPAN);
+    for (int64_t k = first; k < last; k += SPAN)
+        for (int64_t r = (rows - 1) % MOST + 1; r < MOST; ++r) to[k / SPAN].scale[r] = to[k / SPAN].sum[r] = 0;
 }
 
 INLINE __m512 wide(const uint16_t* half) {
@@ -43,7 +51,15 @@ INLINE __m512 wide(const uint16_t* half) {
 template <class Weight>
 INLINE void send_for(const Weight* weight) {
     const char* there = reinterpret_cast<const char*>(weight + AHEAD);
-    each<(sizeof(Weight) + 63) / 64>([&](auto i) { _mm_prefetch(there + 64 * i, _MM_HINT_T0); });
+    _Pragma("GCC unroll 16") for (size_t i = 0; i < (sizeof(Weight) + 63) / 64; ++i)
+        _mm_prefetch(there + 64 * i, _MM_HINT_T0);  // not by `each`: some compilers think a function of these does nothing
+}
+
+// sum + four products of unsigned bytes of `weights` by the four signed ones at `x`, for every output: one instruction, of
+// which compilers make two.
+INLINE __m512i dot(__m512i sum, __m512i weights, const int8_t* x) {
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(weights), "m"(*reinterpret_cast<const int32_t(*)[1]>(x)));
+    return sum;
 }
 
 // Bytes of sixteen outputs, four inputs a vector.
@@ -98,11 +114,8 @@ INLINE void vectors(const Job& job, const Weight* weight, int64_t row, int64_t g
         each<ROWS>([&](auto r) {
             __m512i high = _mm512_setzero_si512(), low = _mm512_setzero_si512();
             each<STEPS>([&](auto j) {
-                int32_t up, down;
-                std::memcpy(&up, x[s].high[from + r] + 4 * j, 4);
-                std::memcpy(&down, x[s].low[from + r] + 4 * j, 4);
-                high = _mm512_dpbusd_epi32(high, number[j], _mm512_set1_epi32(up));
-                low = _mm512_dpbusd_epi32(low, number[j], _mm512_set1_epi32(down));
+                high = dot(high, number[j], x[s].high[from + r] + 4 * j);
+                low = dot(low, number[j], x[s].low[from + r] + 4 * j);
             });
             __m512i whole = _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
             if constexpr (eight) whole = _mm512_sub_epi32(whole, _mm512_set1_epi32(128 * x[s].whole[from + r]));
@@ -114,11 +127,12 @@ INLINE void vectors(const Job& job, const Weight* weight, int64_t row, int64_t g
 
 #ifdef TILES
 
-// Matrix registers: products of 16 rows (of eight tokens, high bytes and low ones) by 16 outputs.
+// Matrix registers: products of 16 rows (of eight tokens, high bytes and low ones) by 16 outputs. One register for sums, one
+// for rows, one for weights: processors rename them, and by measurement do it the better the fewer are in use.
 struct alignas(64) Shape {
     uint8_t palette = 1, start = 0, none[14] = {};
-    uint16_t bytes[16] = {64, 64, SPAN, SPAN, 64, 64};           // two for sums, two for rows, two for weights
-    uint8_t lines[16] = {2 * MOST, 2 * MOST, 2 * MOST, 2 * MOST, STEPS, STEPS};
+    uint16_t bytes[16] = {64, SPAN, 64};
+    uint8_t lines[16] = {2 * MOST, 2 * MOST, STEPS};
 };
 
 // Whether this process may use them: the kernel must be asked once.
@@ -142,83 +156,108 @@ using Raised = int8_t[STEPS][64];    // the bytes of a span
 using Sums = int32_t[2 * MOST][16];  // what high and low bytes of each row came to
 
 #define BARRIER asm volatile("" ::: "memory")  // what tiles read must have been written
-#define MULTIPLY(TO, ROWS_, WEIGHTS, x, bytes, sums) \
-    BARRIER;                                         \
-    _tile_loadd(ROWS_, (x).high, SPAN);              \
-    _tile_loadd(WEIGHTS, bytes, 64);                 \
-    _tile_zero(TO);                                  \
-    _tile_dpbssd(TO, ROWS_, WEIGHTS);                \
-    _tile_stored(TO, sums, 64);                      \
-    BARRIER
 
-// Up to eight rows by some groups of outputs. Weights come as one stream of spans, and every span goes through three
+// Sums of some rows are done. Not inlined, or there would be no registers left for the loop around it.
+__attribute__((noinline)) void hand_over(const Job& job, float (*line)[SIDE], int64_t row, int64_t rows, int64_t group) {
+    for (int64_t r = 0; r < rows; ++r) finish<SIDE>(job, line[r], row + r, group * SIDE);
+}
+
+// Eight rows by the span of weights that lies in its tile.
+INLINE void multiply(const Span& x, Sums& sums) {
+    _tile_loadd(1, x.high, SPAN);
+    _tile_zero(0);
+    _tile_dpbssd(0, 1, 2);
+    _tile_stored(0, sums, 64);
+    BARRIER;
+}
+
+// What a span of a block's rows came to, scaled and added to their sums.
+template <class Weight, int BLOCK, int ROWS>
+INLINE void add(__m512 (&sum)[ROWS], const Sums& found, const Span& x, __m512 scale, __m512 floor) {
+    each<std::min(MOST, ROWS - BLOCK * MOST)>([&](auto r) INLINED {
+        const __m512i high = _mm512_load_si512(found[r]), low = _mm512_load_si512(found[MOST + r]);
+        const __m512i whole = _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
+        settle<Weight>(sum[BLOCK * MOST + r], whole, x, r, scale, floor);
+    });
+}
+
+// The bytes of a span, where tiles can read them.
+INLINE void lay(const Four& weight, Raised& bytes) {
+    __m512i number[STEPS];
+    unpack(weight, number);
+    each<STEPS>([&](auto j) INLINED { _mm512_store_si512(bytes[j], number[j]); });
+}
+INLINE void lay(const Eight&, Raised&) {}  // they lie right as they are
+INLINE const void* laid(const Four&, const Raised& bytes) { return bytes; }
+INLINE const void* laid(const Eight& weight, const Raised&) { return weight.number; }
+
+// Some blocks of rows by some groups of outputs. Weights come as one stream of spans, and every span goes through three
 // hands: its bytes are laid out, multiplied, and what came of it is scaled and added up. Between two hands lie a few
-// spans, since what vector instructions have just stored tiles cannot read at once, nor the other way round.
+// spans, since what vector instructions have just stored tiles cannot read at once, nor the other way round. Blocks of
+// rows are multiplied and added up in turn, since no processor looks much further ahead than one of each.
 template <class Weight, int ROWS>
 struct Stream {
-    static constexpr int RING = 4, LEAD = 1, LAG = 2;  // by measurement: what lies longer in between is further away
-    const Job& job;
+    static constexpr int LEAD = 2, LAG = 2, BLOCKS = (ROWS + MOST - 1) / MOST, RING = 4;
+    static_assert(LEAD < RING && LAG < RING);
     const Weight* weight;
     const Span* x;
-    int64_t spans, count, row, group;
+    int64_t spans, count;
     int64_t at = 0, end = 0;  // spans of x, of what is multiplied and of what is added up
     alignas(64) Raised bytes[RING];
-    alignas(64) Sums sums[RING];
-    __m512 sum[ROWS];
+    alignas(64) Sums sums[RING][BLOCKS];
 
-    INLINE void lay(int64_t i) {
+    Stream(const Job& job, const Weight* weight, int64_t row, int64_t groups) : weight(weight), spans(job.in / SPAN) {
+        x = reinterpret_cast<const Span*>(job.x) + row / MOST * spans;
+        count = groups * spans;
+    }
+    INLINE void lay_out(int64_t i) {
+        if (i >= count) return;
         send_for(weight + i);
-        if constexpr (std::is_same_v<Weight, Four>) {
-            __m512i number[STEPS];
-            unpack(weight[i], number);
-            each<STEPS>([&](auto j) { _mm512_store_si512(bytes[i & (RING - 1)][j], number[j]); });
-        }
+        lay(weight[i], bytes[i % RING]);
     }
-    template <bool ODD>
-    INLINE void multiply(int64_t i) {
-        const void* from = bytes[i & (RING - 1)];
-        if constexpr (std::is_same_v<Weight, Eight>) from = weight[i].number;
-        if constexpr (ODD) {
-            MULTIPLY(1, 3, 5, x[at], from, sums[i & (RING - 1)]);
-        } else {
-            MULTIPLY(0, 2, 4, x[at], from, sums[i & (RING - 1)]);
-        }
-        at = at + 1 == spans ? 0 : at + 1;
-    }
-    INLINE void add(int64_t i) {
-        const __m512 scale = wide(weight[i].scale), floor = floor_of(weight[i]);
-        const Sums& found = sums[i & (RING - 1)];
-        each<ROWS>([&](auto r) {
-            const __m512i whole = _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(found[r]), 8),
-                                                   _mm512_load_si512(found[MOST + r]));
-            settle<Weight>(sum[r], whole, x[end], r, scale, floor);
+    template <bool NEW, bool OLD>
+    INLINE void step(__m512 (&sum)[ROWS], int64_t i) {
+        const __m512 scale = OLD ? wide(weight[i - LAG].scale) : _mm512_setzero_ps();
+        const __m512 floor = OLD ? floor_of(weight[i - LAG]) : _mm512_setzero_ps();
+        BARRIER;
+        if constexpr (NEW) _tile_loadd(2, laid(weight[i], bytes[i % RING]), 64);
+        each<BLOCKS>([&](auto block) INLINED {
+            if constexpr (NEW) multiply(x[block * spans + at], sums[i % RING][block]);
+            if constexpr (block == 0) lay_out(i + LEAD);
+            if constexpr (OLD) add<Weight, block>(sum, sums[(i - LAG) % RING][block], x[block * spans + end], scale, floor);
         });
-        if (++end < spans) return;
-        finish_all(job, sum, row, group++);
-        each<ROWS>([&](auto r) { sum[r] = _mm512_setzero_ps(); });
-        end = 0;
-    }
-    template <bool ODD>
-    INLINE void step(int64_t i) {
-        if (i < count) multiply<ODD>(i);
-        if (i >= LAG && i - LAG < count) add(i - LAG);
-        if (i + LEAD < count) lay(i + LEAD);
-    }
-    void run() {
-        each<ROWS>([&](auto r) { sum[r] = _mm512_setzero_ps(); });
-        for (int64_t i = 0; i < std::min<int64_t>(LEAD, count); ++i) lay(i);
-        for (int64_t i = 0; i < count + LAG; i += 2) step<false>(i), step<true>(i + 1);
+        if constexpr (NEW) at = at + 1 == spans ? 0 : at + 1;
     }
 };
 
-template <class Weight, int ROWS = MOST>
-void matrices(const Job& job, const Weight* weight, int64_t row, int64_t first, int64_t last) {
+// ROWS rows by some groups.
+template <class Weight, int ROWS>
+void stream(const Job& job, const Weight* weight, int64_t row, int64_t group, int64_t last) {
+    using Own = Stream<Weight, ROWS>;
+    Own own(job, weight, row, last - group);
+    const int64_t count = own.count;
+    alignas(64) float lines[ROWS][SIDE];
+    __m512 sum[ROWS];  // apart from what tiles read and write, or it would not stay in registers
+    each<ROWS>([&](auto r) INLINED { sum[r] = _mm512_setzero_ps(); });
+    for (int64_t i = 0; i < Own::LEAD; ++i) own.lay_out(i);
+    for (int64_t i = 0; i < std::min<int64_t>(Own::LAG, count); ++i) own.template step<true, false>(sum, i);
+    for (int64_t i = Own::LAG; i < count + Own::LAG; ++i) {
+        if (i < count) own.template step<true, true>(sum, i);
+        else own.template step<false, true>(sum, i);
+        if (++own.end < own.spans) continue;
+        each<ROWS>([&](auto r) INLINED { _mm512_store_ps(lines[r], sum[r]), sum[r] = _mm512_setzero_ps(); });
+        hand_over(job, lines, row, std::min<int64_t>(ROWS, job.rows - row), group++);
+        own.end = 0;
+    }
+}
+
+// As many rows as tiles take at once; how many there are is rounded up, since every number has a function of its own.
+template <class Weight, int ROWS = MANY>
+void matrices(const Job& job, const Weight* weight, int64_t row, int64_t count, int64_t first, int64_t last) {
+    constexpr int LESS = ROWS > MOST ? ROWS - 4 : ROWS - 1;
     if constexpr (ROWS > FEW + 1)
-        if (job.rows - row < ROWS) return matrices<Weight, ROWS - 1>(job, weight, row, first, last);
-    const int64_t spans = job.in / SPAN;
-    const Span* x = reinterpret_cast<const Span*>(job.x) + row / MOST * spans;
-    Stream<Weight, ROWS> stream{job, weight, x, spans, (last - first) * spans, row, first};
-    stream.run();
+        if (count <= LESS) return matrices<Weight, LESS>(job, weight, row, count, first, last);
+    stream<Weight, ROWS>(job, weight, row, first, last);
 }
 
 #else
@@ -228,7 +267,7 @@ struct Tiles {
     explicit Tiles(bool) {}
 };
 template <class Weight>
-void matrices(const Job&, const Weight*, int64_t, int64_t, int64_t) {}
+void matrices(const Job&, const Weight*, int64_t, int64_t, int64_t, int64_t) {}
 
 #endif
 
@@ -240,23 +279,29 @@ void few(const Job& job, const Weight* weight, int64_t row, int64_t count, int64
     vectors<Weight, ROWS>(job, weight, row, group);
 }
 
-// The rows of a block by some groups of outputs.
+// Some rows by some groups of outputs: by tiles as many as these take, the last few by vectors.
 template <class Weight>
-void block_of(const Job& job, const Weight* weight, bool tiles, int64_t row, int64_t first, int64_t last) {
-    const int64_t end = std::min(job.rows, row + MOST);
-    if (tiles && end - row > FEW) return matrices(job, weight, row, first, last);
-    for (int64_t group = first; group < last; ++group, weight += job.in / SPAN)
-        for (int64_t r = row; r < end; r += FEW) few(job, weight, r, std::min<int64_t>(FEW, end - r), group);
+void rows_by(const Job& job, const Weight* weight, bool tiles, int64_t row, int64_t end, int64_t first, int64_t last) {
+    for (int64_t left; tiles && (left = end - row) > FEW;) {
+        int64_t count = std::min<int64_t>(left, MANY);
+        if (count > MOST && count % MOST && count % MOST <= FEW) count = count / MOST * MOST;
+        matrices(job, weight, row, count, first, last);
+        row += count;
+    }
+    for (int64_t group = first; group < last && row < end; ++group, weight += job.in / SPAN)
+        for (int64_t r = row, next; r < end; r = next) {
+            next = std::min({r + FEW, end, (r / MOST + 1) * MOST});
+            few(job, weight, r, next - r, group);
+        }
 }
 
 template <class Weight>
 void integers(const Job& job, int64_t top, int64_t bottom, int64_t first, int64_t last) {
     const Tiles tiles(bottom - top > FEW);
     const int64_t spans = job.in / SPAN, line = spans * sizeof(Weight);
-    const int64_t some = bottom - top > MOST ? std::max<int64_t>(1, NEAR / line) : last - first;  // that all rows meet in turn
+    const int64_t some = bottom - top > MANY ? std::max<int64_t>(1, NEAR / line) : last - first;  // that all rows meet in turn
     for (int64_t group = first; group < last; group += some) {
         const Weight* weight = static_cast<const Weight*>(job.weight) + group * spans;
-        for (int64_t row = top; row < bottom; row += MOST)
-            block_of(job, weight, tiles.ready, row, group, std::min(last, group + some));
+        rows_by(job, weight, tiles.ready, top, bottom, group, std::min(last, group + some));
     }
 }

@@ -30,7 +30,8 @@
 #define TILES
 #endif
 
-#define INLINE inline __attribute__((always_inline))
+#define INLINED __attribute__((always_inline))
+#define INLINE inline INLINED
 
 namespace linear {
 namespace {
@@ -209,6 +210,7 @@ INLINE void arrange(Kind kind, const float* given, float* x, int64_t rows, int64
     const int64_t here = std::min<int64_t>(MOST, rows - row);
     if (kind >= FOUR) {
         for (int64_t r = row; r < row + here; ++r) wholes(given + r * in, x, in, r, first, last);
+        if (here < MOST) nothing(x, in, rows, first, last);
         return;
     }
     const float* from = given + row * in;

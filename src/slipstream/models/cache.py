@@ -17,10 +17,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from slipstream.core.shapes import Float, Int, Tensor
+from slipstream.core.shapes import Float, Tensor
+from slipstream.kernels.cpu_move import Move, Rectangles, kernel
 
 SMALLEST = 64  # places of a fresh cache
-PLACES, ROWS = 1024, 8  # of one on a GPU, where graphs are captured anew when it grows
+PLACES, ROWS = 1024, 16  # of one on a GPU, where graphs are captured anew when it grows
 
 
 class Cache:
@@ -33,6 +34,7 @@ class Cache:
         self.limit: int | None = None  # rows times places; kept as long as the rows in use can be
         self._free: list[int] = list(range(rows))
         self._layers: dict[object, tuple[Tensor, ...]] = {}
+        self._table: Rectangles | None = None  # all of them, as long as none is replaced
 
     @staticmethod
     def on(device: torch.device) -> Cache:
@@ -73,6 +75,7 @@ class Cache:
         self.rows, self.places = power(max(1, len(taken))), power(places)
         self.version += 1
         self._free = list(range(len(taken), self.rows))
+        self._table = None
         for name, held in self._layers.items():
             self._layers[name] = tuple(self._laid(old, taken) for old in held)
 
@@ -97,6 +100,7 @@ class Cache:
         if held is None or held[0].shape[0] < self.rows or held[0].shape[2] < self.places:
             old = held or [None] * len(like)
             held = self._layers[name] = tuple(map(self._grown, like, old))
+            self._table = None
         return held
 
     def whole(self) -> Iterator[tuple[object, tuple[Tensor, ...]]]:
@@ -120,8 +124,15 @@ class Cache:
             new[: old.shape[0], :, : old.shape[2]] = old
         return new
 
-    def move(self, row: Int[Tensor, " n"], source: Int[Tensor, " n"], target: Int[Tensor, " n"]) -> None:
+    def move(self, moves: Sequence[Move]) -> None:
         """Copy entries from place to place within their rows, in every layer; the gather ends before the write."""
+        found = kernel() if self.device.type == "cpu" else None
+        if found is not None:
+            if self._table is None:
+                self._table = Rectangles([held for rectangles in self._layers.values() for held in rectangles])
+            found.move(self._table, moves)
+            return
+        row, source, target = torch.tensor(moves, device=self.device).T
         for rectangles in self._layers.values():
             for held in rectangles:
                 held[row, :, target] = held[row, :, source]

@@ -32,10 +32,8 @@ class Line:
     @staticmethod
     def of(row: int, start: int, pending: Sequence[int], nodes: Sequence[Entry] = ()) -> Line:
         """`nodes` name their parents within the row: the number of the node, or -1."""
-        count = len(pending)
-        entries = [(token, i - 1) for i, token in enumerate(pending)]
-        entries += [(token, count + max(parent, -1)) for token, parent in nodes]
-        line = Line(row, start, count, entries)
+        entries = entries_of(pending, nodes)
+        line = Line(row, start, len(pending), entries)
         for i, (_, parent) in enumerate(entries):
             line.position.append(start if parent < 0 else line.position[parent] + 1)
             before = line.seen[parent] if parent >= 0 else []
@@ -62,6 +60,13 @@ class Piece:
     def stretch(self) -> tuple[int, int, slice]:
         """Where its entries lie in a rectangle of the cache, side by side."""
         return self.line.row, 0, slice(self.line.start + self.skip, self.line.start + len(self.line))
+
+
+def entries_of(pending: Sequence[int], nodes: Sequence[Entry]) -> list[Entry]:
+    """Committed tokens, then nodes that name their parents among themselves, as entries of one line."""
+    last = len(pending) - 1
+    entries = [(token, i - 1) for i, token in enumerate(pending)]
+    return entries + [(token, last if parent < 0 else last + 1 + parent) for token, parent in nodes]
 
 
 def nodes_by_row(draft: Draft) -> list[list[int]]:

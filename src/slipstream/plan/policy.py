@@ -16,6 +16,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from slipstream.core.interfaces import Drafter, Model, Policy, Verifier, way
 from slipstream.core.tree import Shape, Tree
 from slipstream.core.types import Budget, Draft, Row, Verdict
@@ -41,6 +44,8 @@ REST = 3  # plain cycles after one in which nothing was found worth drafting
 STALE = 64  # plain cycles of a row after which even what cannot pay is priced again, if the purse covers it
 LOST = 0.75  # of the best speed on the way: where drafting more has fallen below this, no more is looked at
 FORGOTTEN = 256  # cycles without any draft after which one token is priced again, whatever it seemed to cost
+THOUGHT = 0.02  # of all time goes into decisions where they are timed, as far as
+REPEAT = 8  # cycles, at most, are decided like the one before
 LEAP = 3  # a pass has at most so many times the drafted tokens that one was ever paid for with
 
 
@@ -81,6 +86,8 @@ class Prices:
 
 Offer = tuple[float, int, int, int, float]
 """A token that could be drafted, in the order of worth: minus its chance, its depth, row and rank; its least chance."""
+Column = NDArray[np.float64]
+Table = NDArray[np.float64]  # of offers, a line each
 
 
 class Adaptive(Policy):
@@ -93,9 +100,11 @@ class Adaptive(Policy):
     next row is expected to be like.
     """
 
-    def __init__(self, deepest: int = 8) -> None:
+    def __init__(self, deepest: int = 8, clock: Callable[[], float] | None = None) -> None:
+        """With a `clock` thinking is timed, and takes a small share of all time: a decision is kept for a while."""
         if deepest < 1:
             raise ValueError(f"deepest is {deepest}; it must be 1 or more")
+        self._clock = clock
         self.deepest, self.costs, self.purse = deepest, Costs(), Purse()
         self._prior = 0.7  # what is believed of a row nothing is known of: what the others' drafts were worth
         self._bushy = 1.0  # drafted tokens for one step of depth; more than one where a drafter branches unasked
@@ -107,6 +116,7 @@ class Adaptive(Policy):
         self._since = self._idle = 0  # cycles since the last one in which nothing was drafted, and something was
         self._plain: Counter[int] = Counter()  # cycles left plain to learn what so many rows cost
         self._rest = 0  # plain cycles before the same rows are thought about again
+        self._kept: tuple[int, list[Span], float] = 0, [], 0.0  # a decision for more cycles, and what each may lose
 
     def open(self, rows: Sequence[Row], model: Model, drafter: Drafter, rule: Verifier) -> None:
         if way(rule, drafter) is None:
@@ -126,7 +136,7 @@ class Adaptive(Policy):
         known = self._trust
         trust = self._trust = {row: known.get(row) or Trust(self._prior, ranks=self._ranks.get(row)) for row in rows}
         if trust.keys() != known.keys():
-            self._rest = 0
+            self._rest, self._kept = 0, (0, [], 0.0)
         spans = self._depths(list(trust.values())) if trust else []
         self._asked = any(spans)
         self._since, self._idle = (self._since + 1, 0) if self._asked else (0, self._idle + 1)
@@ -147,10 +157,18 @@ class Adaptive(Policy):
         stake = self.purse.stake(now.plain)
         if stake <= 0:
             return [Span() for _ in trust]
+        more, kept, risk = self._kept
+        if more and risk <= stake:
+            self._kept = more - 1, kept, risk
+            return kept
+        began = self._clock() if self._clock else 0.0
         spans, risk = self._best(trust, now, stake)
-        self._probe(trust, spans, now, stake - max(0.0, risk))
+        usual = [bool(span) for span in spans]
+        self._probe(trust, spans, now, stake, max(0.0, risk))
         if not any(spans):  # little changes while nothing is drafted, and thinking takes its time too
             self._rest = REST
+        elif self._clock and usual == [bool(span) for span in spans]:  # attempts are made once
+            self._kept = min(REPEAT, int((self._clock() - began) / (THOUGHT * now.plain))), spans, risk
         return spans
 
     def _must_be_plain(self, base: int) -> bool:
@@ -171,17 +189,17 @@ class Adaptive(Policy):
             for r, one in enumerate(trust)
             for node in one.nodes(self.deepest)
         )
-        prices = [now.more(n * self._bushy) for n in range(len(offers) + 1)]
-        deepest = max((depth for _, depth, *_ in offers), default=0)
-        wide = any(rank for _, _, _, rank, _ in offers)
+        table = np.array(offers).reshape(-1, 5)
+        prices = np.array([now.more(n * self._bushy) for n in range(1, len(offers) + 1)])
+        deepest, wide = int(table[:, 1].max(initial=0)), bool((table[:, 3] > 0).any())
         promise = best = now.base / now.plain
         taken, lose = list[Offer](), 0.0
         for limit in range(1, deepest + 1) if wide else [deepest]:
-            line = [offer for offer in offers if offer[1] <= limit]
-            top, speed, risk, count = self._cut(line, now, prices, stake, best)
+            (line,) = np.nonzero(table[:, 1] <= limit)
+            top, speed, risk, count = self._cut(table[line], now, prices, stake, best)
             promise = max(promise, top)
             if speed > best:
-                taken, best, lose = line[:count], speed, risk
+                taken, best, lose = [offers[i] for i in line[:count]], speed, risk
         if promise * now.share < MARGIN:
             taken, lose = [], 0.0
         spans = [Span() for _ in trust]
@@ -191,29 +209,29 @@ class Adaptive(Policy):
         return spans, lose
 
     def _cut(
-        self, line: Sequence[Offer], now: Prices, prices: Sequence[float], stake: float, best: float
+        self, line: Table, now: Prices, prices: Column, stake: float, best: float
     ) -> tuple[float, float, float, int]:
         """The speed of the best cut whatever it risks; the speed, risk and length of the best one that beats `best` and
         the purse covers: half of it what is likely to be lost, all of it what is lost if no token is accepted."""
-        emitted, least, deepest, branched = float(now.base), 0.0, 0, False
-        top, peak, found = best, 0.0, (best, 0.0, 0)
-        for n, (chance, depth, _, rank, low) in enumerate(line, 1):
-            emitted -= chance
-            least += low
-            deepest = max(deepest, depth)
-            branched |= rank > 0
-            cost = prices[n] + (self.costs.branching if branched else self.costs.step) * deepest
-            risk, speed = cost - least * now.share, emitted / (now.plain + cost)
-            top, peak = max(top, speed), max(peak, speed)
-            if speed < LOST * peak:  # chances fall and prices rise: it will not come back
-                break
-            if speed > found[0] and n <= now.most and risk <= stake and cost <= 2 * stake:
-                found = speed, risk, n
+        if not len(line):
+            return best, best, 0.0, 0
+        chance, depth, _, rank, low = line.T
+        step = np.where(np.maximum.accumulate(rank) > 0, self.costs.branching, self.costs.step)
+        cost = prices[: len(line)] + step * np.maximum.accumulate(depth)
+        speed = (now.base - chance.cumsum()) / (now.plain + cost)
+        lost = speed < LOST * np.maximum.accumulate(speed)  # chances fall and prices rise: it will not come back
+        end = int(lost.argmax()) if lost.any() else len(line)
+        risk, count = cost - low.cumsum() * now.share, np.arange(1, len(line) + 1)
+        fits = (count <= min(end, now.most)) & (risk <= stake) & (cost <= 2 * stake)
+        at = int(np.where(fits, speed, 0.0).argmax())
+        top = max(best, float(speed[: end + 1].max()))
+        found = (float(speed[at]), float(risk[at]), at + 1) if fits[at] and speed[at] > best else (best, 0.0, 0)
         return top, *found
 
-    def _probe(self, trust: list[Trust], spans: list[Span], now: Prices, left: float) -> None:
-        """Try rows that were left plain for long, the longest first, two tokens each or one, while the purse covers
-        it."""
+    def _probe(self, trust: list[Trust], spans: list[Span], now: Prices, stake: float, risk: float) -> None:
+        """Try rows that were left plain for long, the longest first, two tokens each or one, while what the others do
+        not risk of the stake covers it."""
+        left = stake - risk
         due = [r for r, one in enumerate(trust) if not spans[r] and one.quiet > one.wait]
         if due and self._idle > FORGOTTEN:  # what nobody has paid for so long may have been a hiccup
             spans[due[0]] = Span(1, 1)
@@ -227,7 +245,8 @@ class Adaptive(Policy):
             for depth in (2, 1) if self.costs.priced else (1,):
                 new = now.more((total + depth) * self._bushy) - now.more(total * self._bushy)
                 new += self.costs.step * max(0, depth - deepest)
-                if depth <= self.deepest and new <= left:
+                alone = total == 0 and depth == 1  # the least there is may take all of the purse
+                if depth <= self.deepest and new <= (max(left, 2 * stake) if alone else left):
                     left, total, deepest = left - new, total + depth, max(deepest, depth)
                     spans[r] = Span(depth, depth)
                     break
@@ -275,7 +294,8 @@ class Adaptive(Policy):
             if self._drafted:  # as it was measured, a hiccup aside
                 usual = self.costs.more(base)(self._drafted)
                 lost += min(scoring - plain, 3 * usual + plain / 10)
-            self.purse.book(self._accepted * plain / base - lost, plain)
+            least = self.costs.more(base)(self._bushy) + self.costs.step
+            self.purse.book(self._accepted * plain / base - lost, plain, MARGIN * least)
 
 
 def judge(tree: Tree, row: int, path: Sequence[int]) -> list[tuple[int, int]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.engines.native.job import Job
+from slipstream.kernels.machine import cores
 from slipstream.models.gguf import gguf_file
 
 # our word, and llama.cpp's; its kinds differ in how they look up and how they remember what followed
@@ -22,7 +23,8 @@ KINDS = {
 
 @dataclass(frozen=True)
 class LlamaCppConfig:
-    """Options of the engine, as `-o key=value`. 0 (or below) is llama.cpp's own default."""
+    """Options of the engine, as `-o key=value`. 0 (or below) is llama.cpp's own default, of threads the cores there are
+    for this process."""
 
     model: str = ""  # the draft model
     ngram: int = 0  # tokens looked up
@@ -44,8 +46,7 @@ def parameters(file: Path, drafter: str, depth: int | None, context: int, option
     params.n_ctx = context * options.rows
     params.warmup = True
     params.verbosity = -1
-    if options.threads > 0:
-        params.cpuparams.n_threads = options.threads
+    params.cpuparams.n_threads = options.threads if options.threads > 0 else cores()  # its own default: all there are
     if drafter != "none":
         kind = "DRAFT_SIMPLE" if drafter == "draft_model" else KINDS[drafter]
         params.speculative.types = [getattr(xllamacpp.common_speculative_type, f"COMMON_SPECULATIVE_TYPE_{kind}")]

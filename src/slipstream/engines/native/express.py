@@ -28,9 +28,9 @@ from slipstream.models.torch_model import TorchModel
 CHAINS = frozenset({"greedy", "coupled", "token", "block"})
 TREES = frozenset({"greedy", "coupled", "chosen"})  # that verify trees on the device
 WIDEST = 1024  # tokens of a pass that is worth a graph
-DEPTHS = (0, 1, 2, 3, 4, 6, 8)  # that graphs are captured for: a row that drafts less leaves the rest out
-LEVELS, WIDTHS = (3, 6, 8, 10, 16), (3, 6, 8)  # the same for trees; none is larger
-NODES = (8, 15, 16, 24, 32, 48, 64)  # 15 and the committed end are as many tokens as products of few rows take
+DEPTHS = (0, 1, 2, 3, 5, 8)  # that graphs are captured for: a row that drafts less leaves the rest out
+LEVELS, WIDTHS = (3, 6, 10, 16), (6, 8)  # the same for trees; none is larger. Few: each is captured when first met
+NODES = (8, 15, 24, 32, 48, 64)  # 15 and the committed end are as many tokens as products of few rows take
 
 
 class Express:
