@@ -7,6 +7,7 @@ read from a table that is copied in. Graphs speak of tensors where they lie, so 
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -178,13 +179,16 @@ def capture(run: Callable[[], None]) -> Callable[[], None]:
 def rehearsal() -> Iterator[None]:
     """Whoever asks the device for a number, which cannot be recorded, is told so here, before a graph is begun: one
     that fails is better not begun."""
-    before = torch.cuda.get_sync_debug_mode() if torch.cuda.is_available() else 0
-    if torch.cuda.is_available():
-        torch.cuda.set_sync_debug_mode("error")
-    try:
+    if not torch.cuda.is_available():
         yield
-    finally:
-        if torch.cuda.is_available():
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says of itself that it does not notice everything
+        try:
+            torch.cuda.set_sync_debug_mode("error")
+            yield
+        finally:
             torch.cuda.set_sync_debug_mode(before)
 
 

@@ -111,7 +111,8 @@ class Batch:
         group = Group(list(jobs), self._drafter(drafter), judge, self._make_noise(rows, [judge.shared] * len(rows)))
         try:
             budget = self._budget(group, jobs)
-            done = express.run(rows, budget, group.drafter, rule)
+            free = all(job.course.depth is None for job in jobs)
+            done = express.run(rows, budget, group.drafter, rule, free)
         except Exception as error:  # it would fail again, after as long a time
             self._note(f"express, given up: {error}")
             self._express = None

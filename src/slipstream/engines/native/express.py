@@ -9,13 +9,14 @@ Everything else goes through `Batch`'s own lines, before and after: both leave c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from slipstream.core.interfaces import Drafter
 from slipstream.core.noise import keys
 from slipstream.core.shaping import asks
 from slipstream.core.types import Budget, Draft, Row, Verdict
+from slipstream.engines.native.allowance import Allowance
 from slipstream.engines.native.captured import Cycle, Kind
 from slipstream.engines.native.captured_draft import Guesses, Head, Partner
 from slipstream.engines.native.captured_tree import TreeCycle, TreeKind
@@ -40,7 +41,7 @@ class Express:
         self._sides: dict[int, tuple[Drafter, Side | None]] = {}  # by who they are, which is held on to
         self._version: tuple[int, ...] = ()
         self._new = False  # whether this cycle did what others do not: captured a graph, or read a prompt
-        self.cycles = 0
+        self.cycles, self.allowance = 0, Allowance()
 
     def drafts(self, drafter: Drafter) -> bool:
         """Whether a drafter's steps can be part of a cycle."""
@@ -62,10 +63,17 @@ class Express:
         return row.length > 1 and self._model.cached(row) == row.length - 1
 
     def run(
-        self, rows: Sequence[Row], budget: Sequence[Budget], drafter: Drafter, rule: str
+        self, rows: Sequence[Row], budget: Sequence[Budget], drafter: Drafter, rule: str, free: bool = False
     ) -> tuple[Draft, Verdict, float | None] | None:
         """One cycle for all rows, which are `ready`, committed to the target's cache, and the seconds drafting took,
-        where they are worth learning from; None where it must go the other way, nothing having changed."""
+        where they are worth learning from; None where it must go the other way, nothing having changed. Where how far
+        to draft is `free`, it may be less, if that is captured already."""
+        with self.allowance.runs():
+            return self._run(rows, budget, drafter, rule, free)
+
+    def _run(
+        self, rows: Sequence[Row], budget: Sequence[Budget], drafter: Drafter, rule: str, free: bool
+    ) -> tuple[Draft, Verdict, float | None] | None:
         if (side := self._side(drafter)) is None:
             return None
         if not any(spend.depth and spend.shape for spend in budget):
@@ -73,12 +81,19 @@ class Express:
         size = _size(budget, rule)
         if size is None or not self._fits(rows, size, drafter, rule):
             return None
-        used = max(row.length for row in rows) + size.places + 1
+        if free and not self.allowance.left:
+            size = next(
+                s
+                for s in smaller(size, rule)
+                if not s.depth or (self._kind(rows, s, rule), id(drafter)) in self._cycles
+            )
+            budget = [size.cut(spend) for spend in budget]
+        used = _used(rows, size)
         if side.context is not None and used > side.context:
             return None
         self._model.make_room(used)
         part = side.part(used)
-        cycle = self._cycle(size.kind(power(len(rows)), rule, parts_of(used), any(map(_cut, rows))), drafter, part)
+        cycle = self._cycle(self._kind(rows, size, rule), drafter, part)
         state, read = side.begin(rows, budget, cycle)
         record = cycle(*self._control(rows, budget, side, size, cycle.kind.rows), state)[: len(rows)].tolist()
         self.cycles += 1
@@ -89,6 +104,9 @@ class Express:
         self._model.took(rows, told.kept)
         side.commit(rows, budget, told, cycle)
         return told.draft, told.verdict, cycle.drafting if known else None
+
+    def _kind(self, rows: Sequence[Row], size: Size, rule: str) -> Kind | TreeKind:
+        return size.kind(power(len(rows)), rule, parts_of(_used(rows, size)), any(map(_cut, rows)))
 
     def _fits(self, rows: Sequence[Row], size: Size, drafter: Drafter, rule: str) -> bool:
         if len(rows) * (size.slots + 1) > WIDEST:
@@ -113,7 +131,8 @@ class Express:
             self._version = version
         key = kind, id(drafter) if part else 0
         if key not in self._cycles:
-            self._cycles[key] = _new_cycle(kind, self._passes, held, part)
+            with self.allowance.captures():
+                self._cycles[key] = _new_cycle(kind, self._passes, held, part)
             self._new = True
         return self._cycles[key]
 
@@ -176,10 +195,31 @@ class Size:
         """In the caches beyond the committed ones: of the target, or of the head, which keeps all it looked at."""
         return max(self.slots, self.depth * self.width)
 
+    def cut(self, spend: Budget) -> Budget:
+        """So much of what was wanted as there is room for."""
+        return replace(spend, depth=min(spend.depth, self.depth), shape=spend.shape if self.nodes else None)
+
     def kind(self, rows: int, rule: str, parts: int, cut: bool) -> Kind | TreeKind:
         if not self.nodes:
             return Kind(rows, self.depth, rule, parts, cut)
         return TreeKind(rows, self.nodes, self.depth, self.width, rule, parts)
+
+
+def smaller(size: Size, rule: str) -> list[Size]:
+    """A size, and all that are smaller, the largest first: trees, chains where the rule takes them, nothing."""
+    trees = [
+        Size(depth, size.width, nodes)
+        for nodes in reversed(NODES)
+        for depth in reversed(LEVELS)
+        if nodes <= size.nodes and depth <= size.depth
+    ]
+    chains = [Size(depth) for depth in reversed(DEPTHS) if depth <= size.depth] if rule in CHAINS else [Size(0)]
+    return [*trees, *chains]
+
+
+def _used(rows: Sequence[Row], size: Size) -> int:
+    """Places of the caches that a cycle may look at."""
+    return max(row.length for row in rows) + size.places + 1
 
 
 def _size(budget: Sequence[Budget], rule: str) -> Size | None:

@@ -78,7 +78,7 @@ class GuessSide(Side):
 
     def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, bool]:
         depth = cycle.kind.depth
-        return torch.tensor([words + [0] * (depth - len(words)) for words in self._tokens]), False
+        return torch.tensor([words[:depth] + [0] * (depth - len(words)) for words in self._tokens]), False
 
     def commit(self, rows: Sequence[Row], budget: Sequence[Budget], told: Told, cycle: Any) -> None: ...
 

@@ -1,0 +1,74 @@
+"""A policy may stop everyone to capture what it wants to try, but not for long."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slipstream.engines.native.allowance import GRANT, SHARE, Allowance
+
+
+def test_some_at_once_then_a_share_of_all_time():
+    now = [0.0]
+    allowance = Allowance(lambda: now[0])
+    assert allowance.left
+    with allowance.runs():
+        now[0] += 1.0
+        with allowance.captures():
+            now[0] += 2 * GRANT
+    assert (allowance.running, allowance.spent) == (1.0, 2 * GRANT)
+    assert not allowance.left
+    with allowance.runs():
+        now[0] += 1.1 * GRANT / SHARE
+    assert allowance.left
+
+
+def test_what_is_there_is_used_where_nothing_may_be_captured():
+    pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
+    from slipstream.core.rules import rules
+    from slipstream.core.sampling import Sampling
+    from slipstream.core.types import Request
+    from slipstream.drafters.per_row import PerRow, RowDrafter
+    from slipstream.engines.native.batch import Batch
+    from slipstream.engines.native.express import Express, Size, smaller
+    from slipstream.engines.native.job import Course, Job
+    from slipstream.engines.native.scheduler import Limits
+    from slipstream.models.gpu_decoder import GpuDecoder
+    from slipstream.models.torch_model import TorchModel
+    from slipstream.plan.policy import Fixed
+    from tiny import VOCAB, build
+
+    class Nines(RowDrafter):
+        def guess(self, tokens, depth):
+            return [9] * depth
+
+    class Always(PerRow):
+        def new(self, row):
+            return Nines()
+
+    model = build("llama").to("cuda" if torch.cuda.is_available() else "cpu")
+    target = TorchModel(model)
+    target.decoder = GpuDecoder(model, target.anatomy.layers, target.anatomy.windows)
+    drafter, express = Always(VOCAB), Express(target, target.decoder)
+
+    def decode(wanted: int | None) -> list[int]:
+        parts = {"ngram": drafter, "none": drafter}
+        batch = Batch(target, parts.__getitem__, lambda name: rules.get(name)(), Fixed(3), Limits(), express=express)
+        job = Job(Request([5, 6, 7, 5, 6], Sampling(0, seed=1), 4), Course("ngram", "greedy", wanted))
+        batch.add(job)
+        with torch.inference_mode():
+            while batch.step():
+                pass
+        assert not batch.failures
+        return job.row.output
+
+    express.allowance.spent = 1e9
+    plainly = decode(None)
+    assert {kind.depth for kind, _ in express._cycles} == {0}, "the policy's wish is not captured"
+    assert decode(1) == plainly
+    assert 1 in {kind.depth for kind, _ in express._cycles}, "a user's is"
+    decode(None)
+    assert max(kind.depth for kind, _ in express._cycles) == 1
+    assert smaller(Size(6, 6, 15), "greedy")[0] == Size(6, 6, 15)
+    assert smaller(Size(6, 6, 15), "greedy")[-1] == smaller(Size(6, 6, 15), "chosen")[-1] == Size(0)
+    assert Size(3) not in smaller(Size(6, 6, 15), "chosen")
