@@ -101,7 +101,7 @@ def test_modules_import_without_what_a_bare_machine_lacks():
     """Everything below the command line but serving runs with torch, transformers and what those bring."""
     missing = "jaxtyping", "typer", "rich", "gguf", "matplotlib", "fastapi"
     # Triton comes with torch's builds for CUDA; what stands on it is imported where a model lies on a GPU
-    gpu = () if find_spec("triton") else (".gpu", "gpu_decoder", "eagle_gpu", "native.captured", "native.express")
+    gpu = () if find_spec("triton") else (".gpu", "models.gpu_", "eagle_gpu", "native.captured", "native.express")
     code = (
         "import sys\n"
         f"sys.modules.update(dict.fromkeys({missing}))\n"

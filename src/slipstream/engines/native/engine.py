@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
+import weakref
 from dataclasses import asdict, fields, replace
 from typing import Any
 
@@ -162,6 +164,7 @@ class NativeEngine(Engine):
             if self._worker is None:
                 self._worker = threading.Thread(target=self._work, name="slipstream", daemon=True)
                 self._worker.start()
+                _at_work.add(self)
             self._ready.notify()
 
     def _work(self) -> None:
@@ -184,12 +187,16 @@ class NativeEngine(Engine):
             self._inbox = []
             return not self._closed
 
-    def close(self) -> None:
+    def _rest(self) -> None:
+        """End the worker, once the step that is under way is done."""
         with self._ready:
             self._closed = True
             self._ready.notify()
         if self._worker is not None:
             self._worker.join()
+
+    def close(self) -> None:
+        self._rest()
         self._receive(busy=True)
         for job in [*self._batch.scheduler.running, *self._batch.scheduler.waiting]:
             job.cancel()
@@ -211,3 +218,14 @@ class NativeEngine(Engine):
             **asdict(self.target.model.counts),
             "failures": dict(self._batch.failures),
         }
+
+
+_at_work: weakref.WeakSet[NativeEngine] = weakref.WeakSet()
+
+
+@atexit.register
+def _all_rest() -> None:
+    """A thread that still computes when the interpreter goes away takes the process down with it, and a row is put away
+    after its answer is out."""
+    for engine in list(_at_work):
+        engine._rest()
