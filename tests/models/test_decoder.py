@@ -18,7 +18,7 @@ from slipstream.models.torch_model import TorchModel
 from tiny import ARCHITECTURES, VOCAB, build
 
 pytestmark = pytest.mark.skipif(kernel() is None, reason="needs a C++ compiler")
-COMMON_KIND = ["llama", "mistral", "qwen2"]
+COMMON_KIND = ["llama", "mistral", "qwen2", "qwen3"]
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 
 
@@ -31,7 +31,10 @@ def pair(model) -> tuple[TorchModel, TorchModel]:
 
 
 def made(kind: str, integers: bool, **more: int):
-    model = build(kind, **{**WIDE, **more})
+    model = build(kind, **{**WIDE, **({"head_dim": 16} if kind == "qwen3" else {}), **more})
+    for name, weight in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(weight, 0.5, 1.5)
     model = quantise(model) if integers else model
     pack_linears(model, integers)
     return model

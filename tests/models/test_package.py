@@ -38,6 +38,7 @@ KINDS = {
     "llama": WIDE,
     "mistral": WIDE,
     "qwen2": WIDE,
+    "qwen3": WIDE | {"head_dim": 16},
     "scaled": WIDE | {"rope_parameters": ROPE | {"original_max_position_embeddings": 64}},
 }
 
@@ -134,7 +135,7 @@ def test_without_dtype_auto_the_modules_are_loaded(tmp_path, monkeypatch, capfd)
         assert f"package: none wanted (dtype {dtype} on cpu)" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "qwen3", "gemma2", "granite"])
+@pytest.mark.parametrize("kind", ["gpt2", "olmo2", "gemma2", "granite"])
 def test_models_of_another_kind_are_refused_in_a_sentence(tmp_path, kind):
     folder = written(tmp_path / "model", kind, whole=False)
     with pytest.raises(ValueError, match=r"cannot be compiled: its .*; it is loaded whole every time"):

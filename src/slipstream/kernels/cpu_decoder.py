@@ -22,10 +22,11 @@ from slipstream.kernels.cpu_linear import POINTER, SIZE, Packed, parallel, symbo
 SOURCE = Path(__file__).with_name("decoder.cpp")
 SMALL = 1 << 16  # multiplications of a layer that are done before a second thread has woken up
 PRODUCTS = ("query", "key", "value", "output", "gate", "up", "down")
+NORMS = ("before", "between", "beside", "query_norm", "key_norm")
 
 
 class _Layer(ctypes.Structure):
-    _fields_ = tuple((name, POINTER) for name in (*PRODUCTS, "before", "between", "beside"))
+    _fields_ = tuple((name, POINTER) for name in (*PRODUCTS, *NORMS))
 
 
 class _Net(ctypes.Structure):
@@ -58,6 +59,8 @@ class Block:
     before: Tensor  # of the norm before attention
     between: Tensor  # of the norm before the products that follow
     beside: Tensor | None = None  # of the norm of what is read beside the hidden state, where something is
+    query_norm: Tensor | None = None  # of each head's query, where it is normed
+    key_norm: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ class Net:
 
 def _layer(block: Block) -> _Layer:
     products = (getattr(block, name).address for name in PRODUCTS)
-    return _Layer(*products, *map(_address, (block.before, block.between, block.beside)))
+    return _Layer(*products, *(_address(getattr(block, name)) for name in NORMS))
 
 
 @dataclass(eq=False)

@@ -33,6 +33,7 @@ struct Layer {
     const Matrix *query, *key, *value, *output, *gate, *up, *down;
     const float *before, *between;  // weights of the norms before attention and before the products that follow it
     const float* beside;            // and of what is read beside the hidden state; null: nothing is
+    const float *query_norm, *key_norm;  // and of each head's query and key; null: these are not normed
 };
 
 struct Net {
@@ -180,12 +181,18 @@ void turn(const float* cos, const float* sin, float* x, int64_t turned) {
 void settle(Pass& pass, int64_t layer, int64_t token) {
     const Net& net = pass.net;
     const Call& call = pass.call;
+    const Layer& own = net.layers[layer];
     const float *cos = call.cos + token * call.turned, *sin = call.sin + token * call.turned;
     const int64_t heads = call.brief ? 0 : net.heads;
-    for (int64_t h = 0; h < heads; ++h) turn(cos, sin, pass.query + (token * net.heads + h) * net.dim, call.turned);
+    for (int64_t h = 0; h < heads; ++h) {
+        float* query = pass.query + (token * net.heads + h) * net.dim;
+        if (own.query_norm) normalise(query, own.query_norm, query, net.dim, net.epsilon, 0, net.dim);
+        turn(cos, sin, query, call.turned);
+    }
     for (int64_t h = 0; h < net.kv_heads; ++h) {
         const int64_t from = (token * net.kv_heads + h) * net.dim;
         const int64_t to = ((call.row[token] * net.kv_heads + h) * call.places + call.place[token]) * net.dim;
+        if (own.key_norm) normalise(pass.key + from, own.key_norm, pass.key + from, net.dim, net.epsilon, 0, net.dim);
         turn(cos, sin, pass.key + from, call.turned);
         std::memcpy(call.keys[layer] + to, pass.key + from, net.dim * sizeof(float));
         std::memcpy(call.values[layer] + to, pass.value + from, net.dim * sizeof(float));

@@ -1,9 +1,9 @@
 """A model whose layers are the common kind runs as one call (`kernels.cpu_decoder`).
 
-The common kind: a norm, query, key and value, rotation, attention, output; a norm, gate and up, silu, down. Whether a
-model's layers are that is not believed of its name. The parts are looked up by what transformers calls them, and then a
-few tokens go through the model's own modules and through the call: where any layer's output or a logit differs by more
-than rounding, the modules it stays.
+The common kind: a norm, query, key and value, perhaps normed head by head, rotation, attention, output; a norm, gate
+and up, silu, down. Whether a model's layers are that is not believed of its name. The parts are looked up by what
+transformers calls them, and then a few tokens go through the model's own modules and through the call: where any
+layer's output or a logit differs by more than rounding, the modules it stays.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ PARTS = {
     "down": "mlp.down_proj",
 }
 NORMS = {"before": "input_layernorm", "between": "post_attention_layernorm"}
+HEAD_NORMS = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}  # of each head, where there are any
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 1e-2}
 """Of the size of what is compared: rounding of the type. Another activation or a missing bias is far off."""
 PROBE = 5  # tokens
@@ -208,7 +209,19 @@ def _near(mine: Tensor, theirs: Tensor, given: Tensor | None = None) -> bool:
 def _block(layer: Any) -> Block:
     products = {name: _packed(layer.get_submodule(path)) for name, path in PARTS.items()}
     norms = {name: getattr(layer, path).weight.detach() for name, path in NORMS.items()}
-    return Block(**products, **norms)
+    return Block(**products, **norms, **{name: norm.weight.detach() for name, norm in head_norms(layer).items()})
+
+
+def head_norms(layer: Any) -> dict[str, Any]:
+    """The norms of each head's query and key (Qwen 3); those of all heads together are another kind."""
+    parts = dict(layer.self_attn.named_children())
+    found = {name: norm for name, path in HEAD_NORMS.items() if (norm := parts.get(path.partition(".")[2])) is not None}
+    for norm in found.values():
+        if norm.weight.shape != (layer.self_attn.head_dim,):
+            raise TypeError("queries and keys are normed as a whole, not head by head")
+        if norm.variance_epsilon != layer.input_layernorm.variance_epsilon:
+            raise TypeError("its norms do not share one epsilon")
+    return found
 
 
 def _sizes(layer: Any) -> Sizes:

@@ -101,8 +101,7 @@ def _head_norms(attention: Any) -> tuple[Norm, Norm] | None:
     parts = dict(attention.named_children())
     if not {"q_norm", "k_norm"} & parts.keys():
         return None
-    found: list[Any] = [attention.q_norm, attention.k_norm]
-    query, key = (Norm(norm.weight.detach(), norm.variance_epsilon) for norm in found)
+    query, key = (Norm(norm.weight.detach(), norm.variance_epsilon) for norm in (attention.q_norm, attention.k_norm))
     if query.weight.shape != (attention.head_dim,) or key.weight.shape != (attention.head_dim,):
         raise TypeError("queries and keys are normed as a whole, not head by head")
     return query, key

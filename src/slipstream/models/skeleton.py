@@ -17,7 +17,7 @@ from torch import nn
 
 from slipstream.core.shapes import Float, Int, Tensor
 from slipstream.kernels.cpu_linear import Packed
-from slipstream.models.decoder import NORMS, PARTS, Decoder
+from slipstream.models.decoder import HEAD_NORMS, NORMS, PARTS, Decoder, head_norms
 from slipstream.models.invariant import free
 from slipstream.models.linears import PackedLinear
 from slipstream.models.refuse import LIMITS, Anatomy
@@ -105,6 +105,10 @@ def _layer(bones: Bones, number: int) -> nn.Module:
         setattr(getattr(layer, parent), name, _packed(bones, f"{number}.{path}"))
     for path in NORMS.values():
         setattr(layer, path, _norm(bones.tensors[f"{number}.{path}"], bones.facts["epsilon"]))
+    for path in HEAD_NORMS.values():
+        if f"{number}.{path}" in bones.tensors:
+            name = path.partition(".")[2]
+            setattr(layer.self_attn, name, _norm(bones.tensors[f"{number}.{path}"], bones.facts["epsilon"]))
     return layer
 
 
@@ -153,6 +157,8 @@ def take(model: TorchModel) -> Bones:
     norms = {
         f"{i}.{path}": getattr(layer, path).weight for i, layer in enumerate(anatomy.layers) for path in NORMS.values()
     }
+    for i, layer in enumerate(anatomy.layers):
+        norms |= {f"{i}.{HEAD_NORMS[name]}": norm.weight for name, norm in head_norms(layer).items()}
     tensors = {"embedding": embedding.weight, "norm": body.norm.weight, "frequency": angles.frequency, **norms}
     for name, module in products.items():
         tensors |= {name: module.packed.data} | ({f"{name}.bias": module.bias} if module.bias is not None else {})
