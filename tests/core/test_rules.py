@@ -13,7 +13,7 @@ from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Request, Row
-from slipstream.core.verify_token import acceptance, residual
+from slipstream.core.verify_token import acceptance, residual, settle
 
 SAMPLED = [name for name in rules.names() if name != "greedy"]
 DRAWN = [name for name in SAMPLED if name != "chosen"]  # takes drafts that were drawn
@@ -146,3 +146,15 @@ def test_accepted_and_residual_mass_is_the_target(p_weights, q_weights):
 def test_the_residual_of_equal_laws_is_the_law_itself():
     p = torch.tensor([[0.25, 0.75]], dtype=torch.float64)
     assert torch.equal(residual(p, Dense(p)), p)
+
+
+@pytest.mark.parametrize("name", ["token", "block"])
+def test_rows_that_drafted_nothing_draw_what_they_would_beside_others(name):
+    target, none = law_of(3, 200, 4), torch.zeros(0, dtype=torch.long)
+    draft = Draft(Tree.chains([0, 0, 0]), none, OneHot(none, 200))
+    for seed in range(20):
+        short = verify(name, draft, target, seed)
+        whole = settle(draft, target, torch.zeros(3, dtype=torch.long), torch.ones(0), noise(3, seed=seed))
+        assert torch.equal(short.token, whole.token)
+        assert short.path.shape == whole.path.shape == (3, 0)
+        assert short.bonus.tolist() == whole.bonus.tolist() == [True] * 3

@@ -20,7 +20,7 @@ from slipstream.core.law import Law
 from slipstream.core.noise import Noise, Site
 from slipstream.core.shapes import Float, Int, Tensor
 from slipstream.core.types import Draft, Verdict
-from slipstream.core.verify_token import along, settle
+from slipstream.core.verify_token import along, settle, undrafted
 
 
 class Block(Verifier):
@@ -28,6 +28,8 @@ class Block(Verifier):
     lossless: ClassVar[bool] = True
 
     def verify(self, draft: Draft, target: Law, noise: Noise) -> Verdict:
+        if not len(draft.tree):
+            return undrafted(draft, target, noise)
         tree = draft.tree
         ratio = ratios(target.prob_at(tree.origin, draft.token), draft.law.prob(draft.token))
         weight = weights(ratio, tree.parent)

@@ -45,12 +45,21 @@ class Token(Verifier):
         self.acceptance, self.residual = acceptance, residual
 
     def verify(self, draft: Draft, target: Law, noise: Noise) -> Verdict:
+        if not len(draft.tree):
+            return undrafted(draft, target, noise)
         tree = draft.tree
         target_prob = target.prob_at(tree.origin, draft.token)
         accept = self.acceptance(target_prob, draft.law.prob(draft.token))
         kept = noise.flip(accept, Site(tree.row, tree.node, tree.depth))
         accepted = along(kept, tree.chain).long().cumprod(1).sum(1)
         return settle(draft, target, accepted, torch.ones_like(target_prob), noise, self.residual)
+
+
+def undrafted(draft: Draft, target: Law, noise: Noise) -> Verdict:
+    """Where nobody drafted anything: a token from the target's law, as `settle` would draw it."""
+    none = torch.zeros(draft.tree.rows, dtype=torch.long, device=draft.tree.row.device)
+    token = noise.draw(target, Site(torch.arange(len(none), device=none.device), none, none), Purpose.EMIT)
+    return Verdict(none.new_zeros(len(none), 0), token, bonus=torch.ones_like(none, dtype=torch.bool))
 
 
 def along(kept: Bool[Tensor, " nodes"], chain: Int[Tensor, "rows depth"]) -> Bool[Tensor, "rows depth"]:
