@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,6 +25,16 @@ if find_spec("beartype") and find_spec("jaxtyping"):  # shapes in signatures are
     from jaxtyping import install_import_hook
 
     install_import_hook(["slipstream.core", "slipstream.models", "slipstream.drafters"], "typecheck.check")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def packages() -> Iterator[None]:
+    """Packages that tests compile are not the user's: tests share one model, in float32 whatever they ask for."""
+    from slipstream.models import package
+
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(package, "home", lambda: Path(folder))
+        yield
 
 
 @pytest.fixture

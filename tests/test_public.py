@@ -116,3 +116,9 @@ def test_modules_import_without_what_a_bare_machine_lacks():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 15
+
+
+def test_packages_of_tests_are_not_the_users():
+    from slipstream.models import package, store
+
+    assert package.home() != store.home().parent / "packages"
