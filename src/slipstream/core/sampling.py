@@ -86,11 +86,11 @@ def law(logits: Float[Tensor, "n vocab"], sampling: Sequence[Sampling]) -> Law:
     scaled = (logits - best) / column([s.temperature or 1.0 for s in sampling])
     if any(0 < s.top_k < logits.shape[-1] for s in sampling):
         scaled = scaled.masked_fill(~_top_k(scaled, [s.top_k for s in sampling]), -math.inf)
-    probs = _normal(scaled.exp())
+    probs = normal(scaled.exp())
     if any(s.top_p < 1 for s in sampling):
-        probs = _kept(probs, _top_p(probs, column([s.top_p for s in sampling])))
+        probs = kept(probs, _top_p(probs, column([s.top_p for s in sampling])))
     if any(s.min_p > 0 for s in sampling):
-        probs = _kept(probs, probs >= column([s.min_p for s in sampling]) * probs.amax(-1, keepdim=True))
+        probs = kept(probs, probs >= column([s.min_p for s in sampling]) * probs.amax(-1, keepdim=True))
     if any(greedy):
         chosen = OneHot(likeliest(logits), logits.shape[-1]).dense().to(probs.dtype)
         probs = torch.where(torch.tensor(greedy, device=probs.device)[:, None], chosen, probs)
@@ -124,11 +124,11 @@ def _top_p(probs: Float[Tensor, "n vocab"], mass: Float[Tensor, "n 1"]) -> Bool[
     return free | (probs >= ranked.gather(1, below.clamp(max=width - 1)))
 
 
-def _kept(probs: Float[Tensor, "n vocab"], keep: Bool[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
+def kept(probs: Float[Tensor, "n vocab"], keep: Bool[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
     """What is kept, normalised; a row that keeps everything keeps its bits, whatever its batch mates ask for."""
-    return torch.where(keep.all(-1, keepdim=True), probs, _normal(probs * keep))
+    return torch.where(keep.all(-1, keepdim=True), probs, normal(probs * keep))
 
 
-def _normal(weights: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
+def normal(weights: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
     """Divided by their sum, which is taken in float64: over a large vocabulary float32 loses the fifth digit."""
     return weights / weights.sum(-1, keepdim=True, dtype=torch.float64).to(weights.dtype)

@@ -14,16 +14,18 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 FLAGS = ("-std=c++17", "-O2", NATIVE, "-ffp-contract=fast", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
 IDENTITY = {"model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant"}  # in /proc/cpuinfo
 PATIENCE = 120  # seconds
+K = TypeVar("K")
 
 
 class Unavailable(Exception):
@@ -57,6 +59,14 @@ def function(path: Path, name: str, *arguments: Any) -> Any:
         raise Unavailable(f"the kernel cannot be loaded ({error})") from error
     found.argtypes, found.restype = arguments, None
     return found
+
+
+def had(make: Callable[[Path], K], source: Path) -> K | None:
+    """A kernel made of a compiled source, where it can be compiled and passes its own check."""
+    try:
+        return make(build(source))
+    except Unavailable:
+        return None
 
 
 def build_all() -> None:

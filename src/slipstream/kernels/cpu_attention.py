@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from slipstream.kernels.compile import Unavailable, build, function
+from slipstream.kernels.compile import Unavailable, function, had
 from slipstream.kernels.cpu_linear import POINTER, parallel
 
 SOURCE = Path(__file__).with_name("attention.cpp")
@@ -89,7 +89,4 @@ class Kernel:
 @functools.cache
 def kernel() -> Kernel | None:
     """The kernel, where it can be had."""
-    try:
-        return Kernel(build(SOURCE))
-    except Unavailable:
-        return None
+    return had(Kernel, SOURCE)

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from slipstream.kernels.compile import Unavailable, build, function
+from slipstream.kernels.compile import function, had
 from slipstream.kernels.cpu_linear import POINTER, SIZE, Packed, parallel, symbol, work
 
 SOURCE = Path(__file__).with_name("decoder.cpp")
@@ -188,7 +188,4 @@ def _address(tensor: Tensor | None) -> int | None:
 @functools.cache
 def kernel() -> Kernel | None:
     """The kernel, where it can be had."""
-    try:
-        return Kernel(build(SOURCE))
-    except Unavailable:
-        return None
+    return had(Kernel, SOURCE)

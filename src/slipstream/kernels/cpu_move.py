@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from slipstream.kernels.compile import Unavailable, build, function
+from slipstream.kernels.compile import function, had
 from slipstream.kernels.cpu_linear import POINTER, SIZE
 
 SOURCE = Path(__file__).with_name("move.cpp")
@@ -54,7 +54,4 @@ class Kernel:
 @functools.cache
 def kernel() -> Kernel | None:
     """The kernel, where it can be had."""
-    try:
-        return Kernel(build(SOURCE))
-    except Unavailable:
-        return None
+    return had(Kernel, SOURCE)

@@ -13,7 +13,7 @@ import torch
 from slipstream.core.law import Dense, Law
 from slipstream.core.noise import CounterNoise, race
 from slipstream.core.shapes import Int, Tensor
-from slipstream.kernels.compile import Unavailable, build, function
+from slipstream.kernels.compile import Unavailable, function, had
 from slipstream.kernels.cpu_linear import POINTER, SIZE
 
 SOURCE = Path(__file__).with_name("race.cpp")
@@ -61,7 +61,4 @@ class KernelNoise(CounterNoise):
 @functools.cache
 def kernel() -> Kernel | None:
     """The kernel, where it can be had."""
-    try:
-        return Kernel(build(SOURCE))
-    except Unavailable:
-        return None
+    return had(Kernel, SOURCE)

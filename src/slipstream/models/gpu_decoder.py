@@ -14,6 +14,7 @@ from slipstream.kernels.gpu.attention import Heads, Layout
 from slipstream.kernels.gpu.decoder import Block, Held, Net, Room, Watched, embed, logits, logits_of, walk
 from slipstream.kernels.gpu.eighth import Weight, fused
 from slipstream.kernels.gpu.products import Norm
+from slipstream.models.decoder import head_norms
 from slipstream.models.gpu_passes import Passes
 from slipstream.models.rounded import RoundedLinear
 
@@ -92,19 +93,15 @@ def _block(layer: Any) -> Block:
         Norm(between.weight.detach(), between.variance_epsilon),
         bias,
         attention.o_proj.bias,
-        _head_norms(attention),
+        _head_norms(layer),
     )
 
 
-def _head_norms(attention: Any) -> tuple[Norm, Norm] | None:
-    """Of each head's query and key (Qwen 3), where there are any."""
-    parts = dict(attention.named_children())
-    if not {"q_norm", "k_norm"} & parts.keys():
-        return None
-    query, key = (Norm(norm.weight.detach(), norm.variance_epsilon) for norm in (attention.q_norm, attention.k_norm))
-    if query.weight.shape != (attention.head_dim,) or key.weight.shape != (attention.head_dim,):
-        raise TypeError("queries and keys are normed as a whole, not head by head")
-    return query, key
+def _head_norms(layer: Any) -> tuple[Norm, Norm] | None:
+    found = [Norm(norm.weight.detach(), norm.variance_epsilon) for norm in head_norms(layer).values()]
+    if len(found) == 1:
+        raise TypeError("only one of queries and keys is normed")
+    return (found[0], found[1]) if found else None
 
 
 def _fused(modules: Sequence[Any]) -> tuple[Weight, Tensor | None]:

@@ -82,11 +82,7 @@ class Express:
         if size is None or not self._fits(rows, size, drafter, rule):
             return None
         if free and not self.allowance.left:
-            size = next(
-                s
-                for s in smaller(size, rule)
-                if not s.depth or (self._kind(rows, s, rule), id(drafter)) in self._cycles
-            )
+            size = self._captured(size, rows, drafter, rule)
             budget = [size.cut(spend) for spend in budget]
         used = _used(rows, size)
         if side.context is not None and used > side.context:
@@ -104,6 +100,11 @@ class Express:
         self._model.took(rows, told.kept)
         side.commit(rows, budget, told, cycle)
         return told.draft, told.verdict, cycle.drafting if known else None
+
+    def _captured(self, size: Size, rows: Sequence[Row], drafter: Drafter, rule: str) -> Size:
+        """The largest size, of those that are no larger, that there is a graph for; none: nothing is drafted."""
+        there = (s for s in smaller(size, rule) if (self._kind(rows, s, rule), id(drafter)) in self._cycles)
+        return next(there, Size(0))
 
     def _kind(self, rows: Sequence[Row], size: Size, rule: str) -> Kind | TreeKind:
         return size.kind(power(len(rows)), rule, parts_of(_used(rows, size)), any(map(_cut, rows)))

@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from slipstream.core.sampling import kept, normal
 from slipstream.kernels.gpu.draw import Wishes
 
 
@@ -26,9 +27,9 @@ def cut(logits: Tensor, wishes: Wishes) -> None:
     ranked = scaled.sort(-1, descending=True).values
     last = ranked.gather(1, torch.where(top > 0, top - 1, vocab - 1).long().clamp(max=vocab - 1))
     scaled = scaled.masked_fill(scaled < last, -math.inf)
-    probs = _normal(scaled.exp())
-    probs = _kept(probs, (mass >= 1) | (probs >= _edge(probs, mass)))
-    probs = _kept(probs, probs >= least * probs.amax(-1, keepdim=True))
+    probs = normal(scaled.exp())
+    probs = kept(probs, (mass >= 1) | (probs >= _edge(probs, mass)))
+    probs = kept(probs, probs >= least * probs.amax(-1, keepdim=True))
     logits.masked_fill_((probs <= 0) & ~greedy, -math.inf)
 
 
@@ -37,11 +38,3 @@ def _edge(probs: Tensor, mass: Tensor) -> Tensor:
     ranked = probs.sort(-1, descending=True).values
     below = (ranked.cumsum(-1, dtype=torch.float64) < mass).sum(-1, keepdim=True)
     return ranked.gather(1, below.clamp(max=probs.shape[1] - 1))
-
-
-def _kept(probs: Tensor, keep: Tensor) -> Tensor:
-    return torch.where(keep.all(-1, keepdim=True), probs, _normal(probs * keep))
-
-
-def _normal(weights: Tensor) -> Tensor:
-    return weights / weights.sum(-1, keepdim=True, dtype=torch.float64).to(weights.dtype)
