@@ -7,6 +7,8 @@ A ratio is of two ways' tokens per second, prompts included, in the same repeat:
 95 %. Beside speeds: what a pass over eight tokens costs against one, what eight rows bring against one, how long until
 a first answer from the command line, and what whole-number products do to the model's laws, against float32 with the
 same weights and with weights and activations in bfloat16. Exits with 1 where a bar is missed.
+
+With `--pair TARGET.gguf DRAFT.gguf` these two and nothing else are measured (`cpu_pair.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import cpu_pair
 import torch
 from rich.console import Console
 from rich.progress import track
@@ -79,8 +82,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--pair", nargs=2, metavar=("TARGET", "DRAFT"))
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    if args.pair:
+        sys.exit(not pair(args))
     speeds = race(args) if "speeds" in args.parts else {}
     bars = judge(speeds) if speeds else []
     if args.out:
@@ -94,6 +100,35 @@ def main() -> None:
     if args.out:
         save(args, speeds, bars, quality)
     sys.exit(not all(bar.met for bar in bars))
+
+
+def pair(args) -> bool:
+    """Whether a draft model is a gain, and both together are faster than llama.cpp."""
+    args.model, passes = args.pair[0], {}
+
+    def keep(speeds, found) -> None:
+        passes.update(found)
+        if args.out:
+            save(args, speeds, [], [], passes)
+
+    speeds = cpu_pair.race(args, keep)
+    cells = list(speeds.values())
+    args.ways = list(cells[0])
+    drafting = [way for way in cpu_pair.OURS if way.startswith(("policy", "depth"))]
+    best = [max((c[way] for way in drafting), key=statistics.median) for c in cells]
+    ours = [max((c[way] for way in cpu_pair.OURS), key=statistics.median) for c in cells]
+    plain, chosen = ([c[way] for c in cells] for way in ("plain", "policy"))
+    bars = [
+        Bar("best with the draft model / plain", mean(list(map(ratio, best, plain))), 1.0),
+        Bar("policy / plain, worst workload", min(map(ratio, chosen, plain), key=lambda one: one.value), 0.97),
+    ]
+    if rivals := [way for way in cpu_pair.THEIRS if way in args.ways]:
+        theirs = [max((c[way] for way in rivals), key=statistics.median) for c in cells]
+        bars.append(Bar("best of ours / best of llama.cpp", mean(list(map(ratio, ours, theirs))), 1.0))
+    show(speeds, bars, [], args)
+    if args.out:
+        save(args, speeds, bars, [], passes)
+    return all(bar.met for bar in bars)
 
 
 def opened(model: str, engine: str, drafter: str) -> Engine:
@@ -241,7 +276,7 @@ def show(speeds, bars: list[Bar], quality, args) -> None:
     console.print(table)
 
 
-def save(args, speeds, bars: list[Bar], quality) -> None:
+def save(args, speeds, bars: list[Bar], quality, passes=None) -> None:
     report = {
         "command": f"python benchmarks/cpu.py {' '.join(sys.argv[1:])}",
         "hardware": hardware(),
@@ -253,6 +288,7 @@ def save(args, speeds, bars: list[Bar], quality) -> None:
             for bar in bars
         ],
         "quality": quality,
+        **({"milliseconds_a_pass": passes} if passes else {}),
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(report, indent=1) + "\n")

@@ -119,7 +119,7 @@ def cycle(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
         control = [[1], [CONTEXT], [depth], [0], [0], [5], [0], [0], [6]]
         numbers = [[1.0], [0.0], [0.0], [1.0], [0.0]]
         whole._inputs.load(control, numbers)
-        both = timed(lambda whole=whole: (whole.halves.begin(), whole.halves.rest()))
+        both = timed(whole.whole.replay)
         parts = {n: _pass(partner, 1, n) for n in (1, 2)} | {depth + 1: _pass(passes_, 1, depth + 1)}
         total = parts[2] + (depth - 1) * parts[1] + parts[depth + 1]
         told[f"depth {depth}"] = {"cycle_ms": both, "passes_ms": total, "ratio": both / total}

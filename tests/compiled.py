@@ -19,19 +19,24 @@ CHUNKED = {"CHUNK": 5, "CHUNKS": 5, "WORDS": 4, "USED": 2}
 Kernel = tuple[Any, list[str], dict[str, Any]]
 
 B, SOME = "*bf16", "i32"
-HEADS = {"HEADS": 9, "KV": 3, "DIM": 64}
+HEADS, WIDE = {"HEADS": 9, "KV": 3, "DIM": 64}, {"HEADS": 9, "DIM": 64, "WIDE": 64}
 
 KERNELS: list[Kernel] = [
     *(
-        (attention._turn, [B, F, F, L, L, L, B, B, B, SOME, SOME, B, B, "fp32"], {**HEADS, "HALF": 32, "NORMED": on})
+        (
+            attention._turn,
+            [B, F, F, L, L, L, B, B, B, SOME, SOME, B, B, "fp32"],
+            {**HEADS, "HALF": 32, "NORMED": on, "TURNED": 8},
+        )
         for on in (True, False)
     ),
     (attention._put, [B, B, L, L, B, B, *[SOME] * 6], {"DIM": 64, "WIDE": 64}),
     *(
         (
             attention._attend,
-            [B, B, B, *[L] * 8, F, F, F, SOME, SOME, SOME, "fp32", SOME, "fp32"],
+            [B, B, B, *[L] * 9, F, F, F, SOME, SOME, SOME, "fp32", SOME, "fp32"],
             {
+                "SURVEYED": on,
                 "WINDOW": on,
                 "CAP": on,
                 **HEADS,
@@ -45,10 +50,14 @@ KERNELS: list[Kernel] = [
         )
         for on in (True, False)
     ),
-    (
-        attention._together,
-        [F, F, F, L, L, B, SOME, SOME, B],
-        {"WINDOW": True, "SINK": True, "HEADS": 9, "DIM": 64, "WIDE": 64, "PART": 128, "TOGETHER": 16},
+    (attention._survey, [L] * 5, {"GROUP": 3, "QUERIES": 16}),
+    *(
+        (
+            attention._together,
+            [F, F, F, L, L, B, SOME, SOME, B],
+            {"ONCE": once, "WINDOW": not once, "SINK": True, **WIDE, "PART": 128, "TOGETHER": 8, "ABREAST": 4},
+        )
+        for once in (True, False)
     ),
     (tree._rank, [F, "i32", F, L, L, L, "i32", F, F, F, I], {"WIDTH": WIDTH, "OPEN": 6, "RACE": True, "BLOCK": 512}),
     (

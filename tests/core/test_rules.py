@@ -8,11 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.law import Dense, OneHot, Sparse
-from slipstream.core.noise import CounterNoise
+from slipstream.core.noise import CounterNoise, Purpose, Site
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Request, Row
+from slipstream.core.verify_block import longest, prefix_acceptance, ratios, weights
+from slipstream.core.verify_match import follow, keep_matches
 from slipstream.core.verify_token import acceptance, residual, settle
 
 SAMPLED = [name for name in rules.names() if name != "greedy"]
@@ -40,8 +42,6 @@ def test_a_draft_equal_to_the_target_is_accepted_whole(name):
         rule = rules.get(name)()
         draws = noise(1, rule.shared, seed)
         tree = Tree.chains([3])
-        from slipstream.core.noise import Purpose, Site
-
         token = draws.draw(draft_law, Site(tree.row, tree.node, tree.depth), Purpose.DRAFT)
         verdict = rule.verify(Draft(tree, token, draft_law), target, draws)
         assert verdict.accepted.tolist() == [3]
@@ -154,7 +154,41 @@ def test_rows_that_drafted_nothing_draw_what_they_would_beside_others(name):
     draft = Draft(Tree.chains([0, 0, 0]), none, OneHot(none, 200))
     for seed in range(20):
         short = verify(name, draft, target, seed)
-        whole = settle(draft, target, torch.zeros(3, dtype=torch.long), torch.ones(0), noise(3, seed=seed))
+        whole = settle(draft, target, [0] * 3, torch.ones(0), noise(3, seed=seed))
         assert torch.equal(short.token, whole.token)
         assert short.path.shape == whole.path.shape == (3, 0)
         assert short.bonus.tolist() == whole.bonus.tolist() == [True] * 3
+
+
+def ragged(seed: int, depths: list[int], vocab: int = 30) -> tuple[Draft, Dense]:
+    tree, generator = Tree.chains(depths), torch.Generator().manual_seed(seed)
+    logits = torch.randn(len(depths) + sum(depths), vocab, generator=generator) * 2
+    near = (logits[tree.origin] + torch.randn(len(tree), vocab, generator=generator)).softmax(-1)
+    token = near.multinomial(1, generator=generator)[:, 0]
+    return Draft(tree, token, Dense(near)), Dense(logits.softmax(-1))
+
+
+def test_block_keeps_the_longest_prefix_that_every_probability_says_it_would():
+    """Sought from the end, with as few surpluses as possible, it is what all of them together give."""
+    for seed in range(60):
+        draft, target = ragged(seed, [4, 0, 2, 5])
+        tree, draws = draft.tree, noise(4, seed=seed)
+        weight = weights(ratios(target.prob_at(tree.origin, draft.token), draft.law.prob(draft.token)), tree.parent)
+        after = {p: i for i, (_, p) in enumerate(tree.lists)}
+        chances = prefix_acceptance(draft, target, weight.tolist(), [(i, after.get(i, -1)) for i in range(len(tree))])
+        kept = draws.flip(torch.tensor(chances, dtype=torch.float64), Site(tree.row, tree.node, tree.depth)).tolist()
+        expected = [max((n for n, i in enumerate(line, 1) if kept[i]), default=0) for line in tree.lines]
+        assert longest(draft, target, weight.tolist(), draws) == expected
+        assert all(chance <= bound * (1 + 1e-6) for chance, bound in zip(chances, weight.tolist(), strict=True))
+
+
+def test_coupled_draws_along_its_path_what_it_would_draw_everywhere():
+    for seed in range(40):
+        draft, target = ragged(seed, [3, 0, 5])
+        tree, draws = draft.tree, noise(3, shared=True, seed=seed)
+        site = Site(tree.slot_row, torch.zeros_like(tree.slot_row), tree.slot_depth)
+        expected = keep_matches(draft, draws.draw(target, site, Purpose.FIELD))
+        found = follow(draft, target, draws)
+        assert torch.equal(found.path, expected.path)
+        assert torch.equal(found.token, expected.token)
+        assert torch.equal(found.bonus, expected.bonus)

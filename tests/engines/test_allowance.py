@@ -8,29 +8,31 @@ import torch
 from slipstream.engines.native.allowance import GRANT, SHARE, Allowance
 
 
-def test_some_at_once_then_a_share_of_all_time():
+def test_some_for_every_number_of_rows_then_a_share_of_all_time():
     now = [0.0]
     allowance = Allowance(lambda: now[0])
-    assert allowance.left
+    assert allowance.left(1)
     with allowance.runs():
         now[0] += 1.0
         with allowance.captures():
-            now[0] += 2 * GRANT
-    assert (allowance.running, allowance.spent) == (1.0, 2 * GRANT)
-    assert not allowance.left
+            now[0] += 2.5 * GRANT
+        with allowance.captures(counted=False):
+            now[0] += 5.0
+    assert (allowance.running, allowance.spent) == (1.0, 2.5 * GRANT)
+    assert not any(allowance.left(rows) for rows in (1, 8, 64, 64)), "the next one will take as long"
     with allowance.runs():
-        now[0] += 1.1 * GRANT / SHARE
-    assert allowance.left
+        now[0] += 2.1 * GRANT / SHARE
+    assert allowance.left(1)
 
 
 def test_what_is_there_is_used_where_nothing_may_be_captured():
     pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
     from slipstream.core.rules import rules
     from slipstream.core.sampling import Sampling
-    from slipstream.core.types import Request
+    from slipstream.core.types import Request, Row
     from slipstream.drafters.per_row import PerRow, RowDrafter
     from slipstream.engines.native.batch import Batch
-    from slipstream.engines.native.express import Express, Size, smaller
+    from slipstream.engines.native.express import DEPTHS, Express
     from slipstream.engines.native.job import Course, Job
     from slipstream.engines.native.scheduler import Limits
     from slipstream.models.gpu_decoder import GpuDecoder
@@ -62,13 +64,19 @@ def test_what_is_there_is_used_where_nothing_may_be_captured():
         assert not batch.failures
         return job.row.output
 
+    def depths() -> set[int]:
+        return {kind.depth for kind, _ in express._cycles}
+
     express.allowance.spent = 1e9
     plainly = decode(None)
-    assert {kind.depth for kind, _ in express._cycles} == {0}, "the policy's wish is not captured"
+    assert depths() == {0}, "the policy's wish is not captured"
     assert decode(1) == plainly
-    assert 1 in {kind.depth for kind, _ in express._cycles}, "a user's is"
+    assert depths() == {0, 1}, "a user's is"
     decode(None)
-    assert max(kind.depth for kind, _ in express._cycles) == 1
-    assert smaller(Size(6, 6, 15), "greedy")[0] == Size(6, 6, 15)
-    assert smaller(Size(6, 6, 15), "greedy")[-1] == smaller(Size(6, 6, 15), "chosen")[-1] == Size(0)
-    assert Size(3) not in smaller(Size(6, 6, 15), "chosen")
+    assert depths() == {0, 1}
+    row = Row(Request([5, 6, 7, 5, 6], Sampling(0), 4))
+    offered = {offer.depth: offer.there for offer in express._menu([row], drafter, "greedy")}
+    assert offered == {0: True, 1: True}
+    express.allowance.spent = 0.0
+    offered = {offer.depth: offer.there for offer in express._menu([row], drafter, "greedy")}
+    assert offered == {depth: depth < 2 for depth in DEPTHS}

@@ -41,7 +41,7 @@ def outputs(engine: NativeEngine, how: Sampling, tokens: int = 12) -> list[int]:
 
 def test_equal_outputs_agree():
     with twins(0.0) as engine:
-        found = agreement(engine, Request(PROMPT), [1, 2, 3], [1, 2, 3])
+        found = agreement(engine.target.model, Request(PROMPT), [1, 2, 3], [1, 2, 3])
     assert found.identical
     assert (found.ties, found.real) == (0, None)
 
@@ -54,7 +54,7 @@ def test_every_flipped_tie_is_counted(flips):
         plain = outputs(engine, greedy)
         assert plain == [TWINS[0]] * 12
         other = [TWINS[1] if i in flips else token for i, token in enumerate(plain)]
-        found = agreement(engine, Request(PROMPT, greedy, 12), other, plain)
+        found = agreement(engine.target.model, Request(PROMPT, greedy, 12), other, plain)
     assert not found.identical
     assert [parting.position for parting in found.partings] == list(flips)
     assert found.ties == len(flips)
@@ -67,7 +67,7 @@ def test_a_token_that_is_worse_than_rounding_explains_is_real(apart):
     greedy = Sampling(temperature=0)
     with twins(apart) as engine:
         plain = outputs(engine, greedy)
-        found = agreement(engine, Request(PROMPT, greedy, 12), [*plain[:4], TWINS[1], *plain[5:]], plain)
+        found = agreement(engine.target.model, Request(PROMPT, greedy, 12), [*plain[:4], TWINS[1], *plain[5:]], plain)
     assert found.real is not None
     assert found.real.position == 4
     assert found.real.gap == pytest.approx(apart, abs=1e-4)
@@ -78,7 +78,7 @@ def test_two_choices_that_are_equally_wrong_are_no_tie():
     """Close to each other is not enough: both must be close to the best."""
     greedy = Sampling(temperature=0, bias={3: 200.0})
     with twins(0.0) as engine:
-        found = agreement(engine, Request(PROMPT, greedy, 4), [TWINS[0]] * 4, [TWINS[1]] * 4)
+        found = agreement(engine.target.model, Request(PROMPT, greedy, 4), [TWINS[0]] * 4, [TWINS[1]] * 4)
     assert found.real is not None
     assert found.real.gap == 0
     assert found.real.behind > 100
@@ -93,6 +93,6 @@ def test_the_race_is_run_again_as_the_engine_ran_it(how):
         for at, token in enumerate(tokens):
             assert judge(engine.target.model, Request(PROMPT, how, 12), tokens[:at], (token, token)).behind == 0
         wrong = (tokens[6] + 1) % len(letters.TOKENS)
-        found = agreement(engine, Request(PROMPT, how, 12), [*tokens[:6], wrong, *tokens[7:]], tokens)
+        found = agreement(engine.target.model, Request(PROMPT, how, 12), [*tokens[:6], wrong, *tokens[7:]], tokens)
     assert found.real is not None
     assert found.real.position == 6

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slipstream.core.law import Dense, Sparse
+from slipstream.core.law import Dense, OneHot, Sparse
 from slipstream.core.noise import CounterNoise, Purpose, Site, race
 from slipstream.core.types import Request, Row
+from slipstream.core.verify_token import Rest
 from slipstream.kernels.cpu_race import KernelNoise, kernel
 
 pytestmark = pytest.mark.skipif(kernel() is None, reason="needs a C++ compiler")
@@ -57,3 +58,24 @@ def test_a_law_that_lies_elsewhere_is_raced_there():
     """Keys are made on the host whatever the device; the kernel must not be handed another device's memory."""
     law = Dense(probs(3, 50, 1.0).to("meta"))
     assert KernelNoise([], []).race(law, keys(3)).device.type == "meta"
+
+
+@pytest.mark.parametrize("vocab", [3, 1000, 49152])
+def test_what_is_left_of_a_law_is_raced_over_without_being_made(vocab):
+    """Sparse, one-hot and dense shares; scales that leave much, little, or nothing at all."""
+    generator = torch.Generator().manual_seed(vocab)
+    whole, ids = probs(60, vocab, 3.0), torch.arange(0, vocab, 2)
+    scale = torch.rand(60, generator=generator, dtype=torch.float64)
+    for taken in (
+        Sparse(ids.expand(60, -1), probs(60, len(ids), 3.0), vocab),
+        OneHot(torch.randint(vocab, (60,), generator=generator), vocab),
+        Dense(probs(60, vocab, 2.0)),
+        Dense(whole),  # with a scale below 1 nothing is left anywhere
+    ):
+        law = Rest(whole, scale, taken)
+        assert torch.equal(kernel().race(law, keys(60)), race(law, keys(60)))
+
+
+def test_a_rest_of_someone_elses_making_is_taken_as_it_is():
+    law = Rest(probs(20, 50, 1.0), torch.ones(20).double(), Dense(probs(20, 50, 2.0)), lambda weight, _: weight.flip(1))
+    assert torch.equal(kernel().race(law, keys(20)), race(law, keys(20)))

@@ -24,6 +24,7 @@ from slipstream.kernels.few_bits import grid
 from slipstream.models import catalog, download, hub, precision, store
 from slipstream.models.catalog import CatalogError, resolve
 from slipstream.models.download import Packaged
+from slipstream.models.kept import FILE
 from slipstream.models.text import Text
 
 TINY = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -163,6 +164,7 @@ def test_a_gguf_file_is_converted_once(tmp_path: Path, cache: Path, monkeypatch:
     exact = torch.tensor(gguf.dequantize(down.data, down.tensor_type))
     assert torch.equal(model.model.layers[1].mlp.down_proj.weight, exact)
     assert grid(exact) is not None  # so it stays in four bits
+    assert (found.rounded, (found.path / FILE).exists()) == (None, False)  # and need not be kept apart
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert model.generation_config.eos_token_id == 2
     text = catalog.load_text(found)

@@ -13,6 +13,7 @@ from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Request, Row
 from slipstream.kernels import cpu_linear
 from slipstream.kernels.cpu_decoder import kernel
+from slipstream.models.decoder import Angles
 from slipstream.models.linears import pack_linears
 from slipstream.models.torch_model import TorchModel
 from tiny import ARCHITECTURES, VOCAB, build
@@ -135,3 +136,26 @@ def test_products_of_the_same_rows_must_read_them_alike():
     model.base_model.layers[1].self_attn.k_proj.weight.data.zero_()
     pack_linears(model, integers=True)
     assert TorchModel(model).decoder is None
+
+
+class Turning(torch.nn.Module):
+    """Angles of positions; with `reach`, slower ones for everybody as soon as somebody is beyond it."""
+
+    def __init__(self, reach: int | None = None) -> None:
+        super().__init__()
+        self.reach = reach
+
+    def forward(self, state: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        slow = self.reach is not None and int(position.max()) >= self.reach
+        angle = position[..., None].float() * torch.tensor([1.0, 0.1]) / (2 if slow else 1)
+        return angle.cos(), angle.sin()
+
+
+@pytest.mark.parametrize("reach", [None, 300])
+def test_angles_are_looked_up_only_where_they_are_a_matter_of_the_position(reach):
+    module = Turning(reach)
+    angles = Angles(module)
+    for below in (5, 40, 299, 400, 7):
+        position = torch.tensor([0, below // 2, below - 1])
+        for found, expected in zip(angles(torch.zeros(3, 4), position, below), module(None, position), strict=True):
+            assert torch.equal(found, expected)

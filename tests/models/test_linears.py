@@ -102,6 +102,17 @@ def test_without_a_kernel_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> No
     assert type(model[0]) is nn.Linear
 
 
+@needs_kernel
+def test_without_products_of_bytes_weights_are_rounded_and_angles_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linears.cpu_linear, "has_integers", lambda: False)
+    model = make("LlamaForCausalLM", halved=False)
+    weight, angles = model.model.layers[0].mlp.up_proj.weight.detach().clone(), model.model.rotary_emb.inv_freq.clone()
+    linears.prepared(model, whole=True)
+    assert torch.equal(model.model.layers[0].mlp.up_proj.weight, weight.bfloat16().float())
+    assert torch.equal(model.model.rotary_emb.inv_freq, angles)
+    assert not torch.equal(angles, angles.bfloat16().float())
+
+
 @pytest.mark.skipif(not cpu_linear.has_integers(), reason="no products of whole numbers here")
 def test_rounded_weights_take_a_byte_and_are_the_nearest_there_are() -> None:
     model = make("LlamaForCausalLM", halved=False)

@@ -123,7 +123,7 @@ def test_a_model_compares_with_plain_decoding_from_its_package(tmp_path):
     compile_target(folder)
     with NativeEngine(build_target(folder), "none") as engine:
         request = Request([3, 4, 5], Sampling(temperature=0), 4)
-        assert not agreement(engine, request, [3, 4, 5, 6], [4, 4, 5, 6]).identical
+        assert not agreement(engine.target.model, request, [3, 4, 5, 6], [4, 4, 5, 6]).identical
 
 
 def test_without_dtype_auto_the_modules_are_loaded(tmp_path, monkeypatch, capfd):

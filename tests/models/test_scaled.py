@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import tiny
-from slipstream.models import catalog, store
+from slipstream.models import catalog, kept, store
 from slipstream.models.scaled import Scale, interleaved, parse_scaled, room, widened, write_scaled
 from slipstream.models.store import CatalogError
 
@@ -105,12 +105,14 @@ def test_a_scaled_model_is_made_once_named_and_removed(tmp_path, monkeypatch):
     monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path / "cache"))
     saved("llama", tmp_path / "source")
     (tmp_path / "source" / "tokenizer.json").write_text("{}")
+    (tmp_path / "source" / kept.FILE).write_bytes(b"blocks of another shape")
     name = f"scaled:{tmp_path / 'source'}:2x"
     found = catalog.resolve(name)
     assert found.kind == "scaled"
     assert found.name == name
     assert "2 times as wide" in found.scaled
     assert (found.path / "tokenizer.json").is_file()
+    assert not (found.path / kept.FILE).exists()
     config = json.loads((found.path / "config.json").read_text())
     assert config["hidden_size"] == 64
     assert catalog.resolve(name) == found

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from alphabets import CHATML, byte_level, sentencepiece
 from slipstream.models.catalog import load_text, resolve
+from slipstream.models.detokenizer import Detokenizer
 from slipstream.models.text import Text, fingerprint, same_tokenizer
 
 PHRASES = [
@@ -76,7 +77,7 @@ def test_a_character_appears_when_it_is_whole() -> None:
 def test_the_cost_of_a_token_does_not_grow_with_the_text() -> None:
     for text in TEXTS.values():
         lengths: list[int] = []
-        stream = text.stream()
+        stream = Detokenizer(text.decode, text._is_text, text._is_byte)
         decode = stream._decode
         stream._decode = lambda ids, decode=decode, lengths=lengths: lengths.append(len(ids)) or decode(ids)
         for i in range(3000):

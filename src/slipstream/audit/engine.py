@@ -22,10 +22,10 @@ from slipstream.audit.homogeneity import homogeneous
 from slipstream.audit.real import RealPair, next_law
 from slipstream.audit.statistical import ALARM, fit
 from slipstream.audit.surprise import surprises
-from slipstream.core.interfaces import Model
 from slipstream.core.sampling import Sampling
 from slipstream.drafters.none import NoDrafter
 from slipstream.engines.base import Completion, Engine
+from slipstream.models.torch_model import TorchModel
 
 NUMERICS = 0.15  # total variation of a place beyond which the weights are not the same any more
 LENGTH, WIDTH = (
@@ -49,7 +49,7 @@ class Box:
 
     fast: Engine
     plain: Engine
-    model: Model
+    model: TorchModel
     ends: frozenset[int]
     short: Sequence[int]  # continued many times; what drafters look for is in it
     prompts: Sequence[Sequence[int]]

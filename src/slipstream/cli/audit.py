@@ -32,6 +32,7 @@ def audit(
     option: given.Settings = None,
     tree: given.Shape = None,
     temperature: given.Temperature = 1.0,
+    invariant: given.Invariant = None,
     table: Annotated[Path | None, typer.Option(help="Audit on these tables (JSON) instead of random ones.")] = None,
     seed: Annotated[int, typer.Option(help="Which random tables.")] = 2,
     samples: Annotated[
@@ -65,7 +66,9 @@ def audit(
     if seed < 0:
         raise ValueError(f"seed is {seed}; it must be 0 or more")
     if model:
-        found = _real(model, drafter, given.settings(option), names, depth or 4, tree, samples or 256, temperature)
+        found = _real(
+            model, drafter, given.settings(option), names, depth or 4, tree, samples or 256, temperature, invariant
+        )
     else:
         if depth is not None and not 1 <= depth <= 3:
             raise ValueError(f"depth is {depth}; an audit by enumeration takes 1 to 3")
@@ -98,6 +101,7 @@ def _real(
     tree: str | None,
     samples: int,
     temperature: float,
+    invariant: bool | None,
 ) -> Iterator[Check]:
     from slipstream.audit.real import TREE, RealPair, audit_real
     from slipstream.engines.native.build import build_drafter, build_target
@@ -106,7 +110,7 @@ def _real(
     if not 1 <= depth <= 16:
         raise ValueError(f"depth is {depth}; it must be between 1 and 16")
     shape = TREE if tree is None else parse(tree)
-    target = build_target(model)
+    target = build_target(model, invariant=invariant)
     shape.check(target.model.vocab, target.model.context)
     text = target.text
     prompts = [text.encode(prompt) for prompt in PROMPTS]

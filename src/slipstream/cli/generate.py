@@ -206,7 +206,7 @@ def _agreement(
 
     text = engine.target.text
     request = Request(text.encode(prompt, wish["raw"]), sampling, wish["max_tokens"])
-    found = agreement(engine, request, ours, plain)
+    found = agreement(engine.target.model, request, ours, plain)
     places = [
         {
             "position": place.position,

@@ -26,6 +26,15 @@ class Law(ABC):
     @abstractmethod
     def __len__(self) -> int: ...
 
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """Candidates of each law; one where the token was chosen."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device: ...
+
     @abstractmethod
     def prob(self, token: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         """Probability of one token under each law."""
@@ -77,6 +86,14 @@ class OneHot(Law):
     def __len__(self) -> int:
         return len(self.token)
 
+    @property
+    def width(self) -> int:
+        return 1
+
+    @property
+    def device(self) -> torch.device:
+        return self.token.device
+
     def prob(self, token: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         return (self.token == token).float()
 
@@ -107,6 +124,14 @@ class Sparse(Law):
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def width(self) -> int:
+        return self.ids.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.ids.device
 
     def prob(self, token: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         return (self.probs * (self.ids == token[:, None])).sum(-1)
@@ -142,6 +167,14 @@ class Dense(Law):
 
     def __len__(self) -> int:
         return len(self.probs)
+
+    @property
+    def width(self) -> int:
+        return self.vocab
+
+    @property
+    def device(self) -> torch.device:
+        return self.probs.device
 
     def prob(self, token: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         return self.probs.gather(1, token[:, None])[:, 0]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
 
 from slipstream.core.interfaces import Drafter, Model, Policy, Verifier, way
 from slipstream.core.law import Law
@@ -69,7 +68,7 @@ def within_limits(
     """No row drafts further than it may emit: one token fewer than its room, for the one that always follows. `how` is
     what drafter and rule agree on where there are several candidates for a place."""
     return [
-        replace(spend, depth=min(spend.depth, row.room(context) - 1), siblings=how)
+        Budget(min(spend.depth, row.room(context) - 1), spend.stop_below, spend.shape, how)
         for spend, row in zip(budget, rows, strict=True)
     ]
 
@@ -91,8 +90,10 @@ def advance(rows: Sequence[Row], draft: Draft, verdict: Verdict, context: int) -
 
 def read(draft: Draft, verdict: Verdict) -> list[News]:
     """What was decided, row by row: the one place where the host looks."""
-    tokens, paths = draft.token.tolist(), verdict.path.tolist()
-    last, bonus = verdict.token.tolist(), verdict.bonus.tolist()
+    last = verdict.token.tolist()
+    if not len(draft.tree):
+        return [News([], [token], [Origin.PLAIN], 0) for token in last]
+    tokens, paths, bonus = draft.token.tolist(), verdict.path.tolist(), verdict.bonus.tolist()
     drafted = Counter(r for r, _ in draft.tree.lists)
     news = []
     for r, line in enumerate(paths):

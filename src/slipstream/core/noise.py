@@ -15,7 +15,7 @@ token of probability zero cannot win. 52 random bits per number; the integers ar
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -45,12 +45,20 @@ class Site:
     depth: Int[Tensor, " n"]
 
 
+Chances = Callable[[Sequence[int]], list[float]]
+
+
 class Noise(ABC):
     """The draws of one cycle. A rule or drafter says what to decide and where; how is not its business."""
 
     @abstractmethod
     def flip(self, prob: Float[Tensor, " n"], site: Site) -> Bool[Tensor, " n"]:
         """True with the given probability, at each site."""
+
+    def weigh(self, most: Sequence[float], exact: Chances, site: Site) -> list[bool]:
+        """`flip` with probabilities that are dear to know: none is more than `most` says, and `exact` gives those of
+        some of the sites."""
+        return self.flip(torch.tensor(exact(range(len(most))), dtype=torch.float64), site).tolist()
 
     @abstractmethod
     def draw(self, law: Law, site: Site, purpose: Purpose, stage: int = 0) -> Int[Tensor, " n"]:
@@ -110,14 +118,26 @@ class CounterNoise(Noise):
         return Sparse(ids, lead.masked_fill(dead, 0.0).softmax(-1).masked_fill(dead, 0.0).to(probs.dtype), law.vocab)
 
     def flip(self, prob: Float[Tensor, " n"], site: Site) -> Bool[Tensor, " n"]:
+        coin = torch.tensor(self._coins(site), dtype=torch.float64)
+        return coin.to(prob.device) < prob
+
+    def weigh(self, most: Sequence[float], exact: Chances, site: Site) -> list[bool]:
+        coin = self._coins(site)
+        asked = [i for i, (u, bound) in enumerate(zip(coin, most, strict=True)) if u < bound]
+        won = {i for i, p in zip(asked, exact(asked) if asked else (), strict=True) if coin[i] < p}
+        return [i in won for i in range(len(coin))]
+
+    def _coins(self, site: Site) -> list[float]:
+        """The numbers that acceptances are decided by: `uniform` of their keys."""
         row, node = site.row.tolist(), site.node.tolist()
-        key = keys([self._stream[r] for r in row], [self._start[r] for r in row], node, [Purpose.ACCEPT] * len(row))
-        return uniform(key).to(prob.device) < prob
+        fields = [self._stream[r] for r in row], [self._start[r] for r in row], node, [Purpose.ACCEPT] * len(row)
+        if len(row) > FEW:
+            return uniform(keys(*fields)).tolist()
+        return [((key >> 12) + 0.5) * 2.0**-52 for key in _folded(*fields)]
 
     def draw(self, law: Law, site: Site, purpose: Purpose, stage: int = 0) -> Int[Tensor, " n"]:
-        ids = law.support()[0]
-        if ids.shape[1] == 1:  # a token that was chosen: no race, and no key for one
-            return ids[:, 0]
+        if law.width == 1:  # a token that was chosen: no race, and no key for one
+            return law.support()[0][:, 0]
         where = zip(site.row.tolist(), site.node.tolist(), site.depth.tolist(), strict=True)
         key = [self._key(*place, purpose + 16 * stage) for place in where]
         return self.race(law, keys(*zip(*key, strict=True)))
@@ -152,12 +172,17 @@ def keys(*fields: Sequence[int]) -> Int[Tensor, " n"]:
     """`fold` of numbers on the host. For a few of them whole numbers are faster than tensors, and wrap by hand."""
     if len(fields[0]) > FEW:
         return fold(*(torch.tensor(field, dtype=torch.long) for field in fields))
+    return torch.tensor([key - (key >> 63 << 64) for key in _folded(*fields)], dtype=torch.long)
+
+
+def _folded(*fields: Sequence[int]) -> list[int]:
+    """The same as whole numbers, from 0 on."""
     found = []
     for key, *rest in zip(*fields, strict=True):
         for field in rest:
             key = _mixed(_mixed(key & _MASK) + (field + 1) * _GOLDEN & _MASK)
-        found.append(key - (key >> 63 << 64))
-    return torch.tensor(found, dtype=torch.long)
+        found.append(key)
+    return found
 
 
 def _mixed(x: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -32,6 +33,9 @@ class Penalties:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be a number, 0 for none")
 
 
+NO_PENALTIES = Penalties()
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How to draw the next token. The defaults are the model's own distribution, untouched."""
@@ -41,7 +45,7 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None  # None: a fresh one per request
-    penalties: Penalties = Penalties()
+    penalties: Penalties = NO_PENALTIES
     bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits of these tokens
     allowed: frozenset[int] | None = None  # None: every token
     banned: frozenset[int] = frozenset()
@@ -67,26 +71,32 @@ class Sampling:
         """Whether tokens are left out for being unlikely."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
+    @cached_property
+    def shapes(self) -> bool:
+        """Whether logits are changed before they become a law: asked every cycle, settled once."""
+        return self.penalties != NO_PENALTIES or bool(self.bias) or self.allowed is not None or bool(self.banned)
+
 
 def law(logits: Float[Tensor, "n vocab"], sampling: Sequence[Sampling]) -> Law:
     """The law of the next token for each row of logits, under that row's own parameters."""
     assert len(logits) == len(sampling)
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    token = likeliest(logits) if all(s.temperature == 0 for s in sampling) else None
-    best = logits.amax(-1, keepdim=True) if token is None else logits.gather(1, token[:, None])
-    if not bool(best.isfinite().all()):
-        raise FloatingPointError("logits hold NaN, infinity or no possible token, so there is no law to draw from")
-    if token is not None:
+    logits = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+    if all(s.temperature == 0 for s in sampling):
+        token, height = _summit(logits)
+        _check(height)
         return OneHot(token, logits.shape[-1])
+    best = logits.amax(-1, keepdim=True)
+    _check(best[:, 0].tolist())
 
     def column(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=logits.dtype, device=logits.device)[:, None]
 
     greedy = [s.temperature == 0 for s in sampling]
-    scaled = (logits - best) / column([s.temperature or 1.0 for s in sampling])
+    scaled = (logits - best).div_(column([s.temperature or 1.0 for s in sampling]))
     if any(0 < s.top_k < logits.shape[-1] for s in sampling):
         scaled = scaled.masked_fill(~_top_k(scaled, [s.top_k for s in sampling]), -math.inf)
-    probs = normal(scaled.exp())
+    probs = scaled.exp_()  # in place: fresh memory costs more than the arithmetic
+    probs.div_(_total(probs))
     if any(s.top_p < 1 for s in sampling):
         probs = kept(probs, _top_p(probs, column([s.top_p for s in sampling])))
     if any(s.min_p > 0 for s in sampling):
@@ -97,9 +107,25 @@ def law(logits: Float[Tensor, "n vocab"], sampling: Sequence[Sampling]) -> Law:
     return Dense(probs)
 
 
+def _check(best: Sequence[float]) -> None:
+    """Raise where there is no law."""
+    if not all(map(math.isfinite, best)):
+        raise FloatingPointError("logits hold NaN, infinity or no possible token, so there is no law to draw from")
+
+
 def likeliest(logits: Float[Tensor, "n vocab"]) -> Int[Tensor, " n"]:
-    """The token with the largest logit, of equal ones the first. On a CPU numpy is six times as fast at finding it."""
-    return torch.from_numpy(logits.detach().numpy().argmax(-1)) if logits.is_cpu else logits.argmax(-1)
+    """The token with the largest logit, of equal ones the first."""
+    return _summit(logits)[0]
+
+
+def _summit(logits: Float[Tensor, "n vocab"]) -> tuple[Int[Tensor, " n"], list[float]]:
+    """Where the largest logit is, and what it is. On a CPU numpy is six times as fast at finding it."""
+    if logits.is_cpu:
+        table = logits.detach().numpy()
+        where = table.argmax(-1)
+        return torch.from_numpy(where), [table[i, at].item() for i, at in enumerate(where.tolist())]
+    token = logits.argmax(-1)
+    return token, logits.gather(1, token[:, None])[:, 0].tolist()
 
 
 def _top_k(logits: Float[Tensor, "n vocab"], k: list[int]) -> Bool[Tensor, "n vocab"]:
@@ -131,4 +157,8 @@ def kept(probs: Float[Tensor, "n vocab"], keep: Bool[Tensor, "n vocab"]) -> Floa
 
 def normal(weights: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
     """Divided by their sum, which is taken in float64: over a large vocabulary float32 loses the fifth digit."""
-    return weights / weights.sum(-1, keepdim=True, dtype=torch.float64).to(weights.dtype)
+    return weights / _total(weights)
+
+
+def _total(weights: Float[Tensor, "n vocab"]) -> Float[Tensor, "n 1"]:
+    return weights.sum(-1, keepdim=True, dtype=torch.float64).to(weights.dtype)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from torch import Tensor
 
 try:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Bool, Float, Int, UInt8
 except ImportError:
 
     class _Shaped:
         def __class_getitem__(cls, _: object) -> type[Tensor]:
             return Tensor
 
-    Bool = Float = Int = _Shaped  # type: ignore[assignment]
+    Bool = Float = Int = UInt8 = _Shaped  # type: ignore[assignment]
 
-__all__ = ["Bool", "Float", "Int", "Tensor"]
+__all__ = ["Bool", "Float", "Int", "Tensor", "UInt8"]

@@ -14,13 +14,12 @@ import torch
 
 from slipstream.core import sampling
 from slipstream.core.law import Law
-from slipstream.core.sampling import Penalties, Sampling
+from slipstream.core.sampling import NO_PENALTIES, Penalties, Sampling
 from slipstream.core.shapes import Float, Tensor
 from slipstream.core.tree import Tree
 from slipstream.core.types import Row
 
 Place = tuple[Row, Sequence[int]]
-NO_PENALTIES = Penalties()
 
 
 def law_at(logits: Float[Tensor, "n vocab"], places: Sequence[Place], ranking: bool = False) -> Law:
@@ -57,10 +56,9 @@ def shape(logits: Float[Tensor, "n vocab"], places: Sequence[Place]) -> Float[Te
 
 
 def asks(row: Row) -> bool:
-    wish = row.request.sampling
-    plain = wish.penalties == NO_PENALTIES and not wish.bias and wish.allowed is None and not wish.banned
-    limited = row.constraint is not None or len(row.output) < row.request.min_tokens
-    return not plain or limited or row.request.processor is not None
+    request = row.request
+    limited = row.constraint is not None or row.emitted < request.min_tokens
+    return limited or request.sampling.shapes or request.processor is not None
 
 
 def _shape_one(logits: Float[Tensor, " vocab"], row: Row, path: Sequence[int]) -> None:
@@ -75,7 +73,7 @@ def _shape_one(logits: Float[Tensor, " vocab"], row: Row, path: Sequence[int]) -
         logits.masked_fill_(~keep, -math.inf)
     if wish.banned:
         logits[list(wish.banned)] = -math.inf
-    if len(row.output) + len(path) < request.min_tokens:
+    if row.emitted + len(path) < request.min_tokens:
         logits[list(request.ends)] = -math.inf
     if request.processor is not None:
         logits.copy_(request.processor([*row.tokens, *path], logits))

@@ -205,8 +205,8 @@ class Tree:
         return [_climb(parents, leaf) for leaf in leaves]
 
     @cached_property
-    def chain(self) -> Int[Tensor, "rows depth"]:
-        """The one path of each row, -1 beyond its end; ValueError where a row branches."""
+    def lines(self) -> list[list[int]]:
+        """The one path of each row; ValueError where a row branches."""
         table: list[list[int]] = [[] for _ in range(self.rows)]
         for i, (r, p) in enumerate(self.lists):
             if p != (table[r][-1] if table[r] else -1):
@@ -214,7 +214,12 @@ class Tree:
                     f"row {r} drafts a tree, and this rule verifies chains; use a tree rule or draft chains"
                 )
             table[r].append(i)
-        return padded(table, self.row.device)
+        return table
+
+    @cached_property
+    def chain(self) -> Int[Tensor, "rows depth"]:
+        """`lines` as one tensor, -1 beyond the end of each."""
+        return padded(self.lines, self.row.device)
 
     def follow(self, choice: Sequence[int], token: Sequence[int]) -> list[list[int]]:
         """From each row's committed end, step to the child whose token is the slot's choice, while there is one: the

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -103,10 +103,14 @@ class Row:
     def output(self) -> list[int]:
         return self.tokens[len(self.request.prompt) :]
 
+    @property
+    def emitted(self) -> int:
+        """Committed tokens beyond the prompt."""
+        return len(self.tokens) - len(self.request.prompt)
+
     def room(self, context: int) -> int:
         """How many tokens may still be emitted before the request's limit or the model's context ends."""
-        left = self.request.max_tokens - len(self.output)
-        return max(0, min(left, context - self.length))
+        return max(0, min(self.request.max_tokens - self.emitted, context - len(self.tokens)))
 
     def extend(self, tokens: Sequence[int], origins: Sequence[Origin], context: int) -> int:
         """Commit emitted tokens up to the first end token; how many were kept."""
@@ -167,12 +171,28 @@ class Draft:
         return Draft(moved, self.token.to(device), self.law.to(device), self.siblings, chance)
 
 
+class Picked(Mapping[int, Tensor]):
+    """Some lines of several tensors, taken when somebody asks for them: drafters mostly read a model's cache."""
+
+    def __init__(self, whole: Mapping[int, Tensor], lines: slice | Tensor) -> None:
+        self._whole, self._lines = whole, lines
+
+    def __getitem__(self, name: int) -> Tensor:
+        return self._whole[name][self._lines]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._whole)
+
+    def __len__(self) -> int:
+        return len(self._whole)
+
+
 @dataclass(frozen=True, eq=False)
 class Scores:
     """The target's view of every slot: logits of the token that follows, and hidden layers drafters asked for."""
 
     logits: Float[Tensor, "slots vocab"]
-    features: dict[int, Float[Tensor, "slots hidden"]] = field(default_factory=dict)
+    features: Mapping[int, Float[Tensor, "slots hidden"]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

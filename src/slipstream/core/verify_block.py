@@ -11,6 +11,7 @@ least as many tokens per cycle as the token rule on the same draft; with one dra
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -20,7 +21,9 @@ from slipstream.core.law import Law
 from slipstream.core.noise import Noise, Site
 from slipstream.core.shapes import Float, Int, Tensor
 from slipstream.core.types import Draft, Verdict
-from slipstream.core.verify_token import along, settle, undrafted
+from slipstream.core.verify_token import settle, undrafted
+
+SLACK = 1 + 1e-6  # laws sum to one up to rounding
 
 
 class Block(Verifier):
@@ -33,11 +36,29 @@ class Block(Verifier):
         tree = draft.tree
         ratio = ratios(target.prob_at(tree.origin, draft.token), draft.law.prob(draft.token))
         weight = weights(ratio, tree.parent)
-        kept = noise.flip(prefix_acceptance(draft, target, weight), Site(tree.row, tree.node, tree.depth))
-        reached = along(kept, tree.chain).long()
-        steps = torch.arange(1, reached.shape[1] + 1, device=reached.device)
-        accepted = (reached * steps).amax(1) if reached.shape[1] else reached.sum(1)
+        accepted = longest(draft, target, weight.tolist(), noise)
         return settle(draft, target, accepted, before(weight, tree.parent), noise)
+
+
+def longest(draft: Draft, target: Law, weight: Sequence[float], noise: Noise) -> list[int]:
+    """The longest kept prefix of each row, sought from the whole chain down: shorter ones do not matter then, and where
+    the draw is not below w_i, which h_i never exceeds, h_i does not either. So few surpluses are ever summed."""
+    chain = draft.tree.lines
+    accepted, live = list(map(len, chain)), [r for r, nodes in enumerate(chain) if nodes]
+    while live:
+        ends = [chain[r][accepted[r] - 1] for r in live]
+        after = [chain[r][accepted[r]] if accepted[r] < len(chain[r]) else -1 for r in live]
+
+        def exact(some: Sequence[int], ends: list[int] = ends, after: list[int] = after) -> list[float]:
+            return prefix_acceptance(draft, target, weight, [(ends[i], after[i]) for i in some])
+
+        numbers = torch.tensor([accepted[r] - 1 for r in live])
+        kept = noise.weigh([weight[i] * SLACK for i in ends], exact, Site(torch.tensor(live), numbers, numbers))
+        going = [r for r, keep in zip(live, kept, strict=True) if not keep]
+        for r in going:
+            accepted[r] -= 1
+        live = [r for r in going if accepted[r]]
+    return accepted
 
 
 def ratios(target_prob: Float[Tensor, " n"], draft_prob: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
@@ -59,14 +80,20 @@ def before(weight: Float[Tensor, " nodes"], parent: Int[Tensor, " nodes"]) -> Fl
     return torch.cat([weight, weight.new_ones(1)])[parent]
 
 
-def prefix_acceptance(draft: Draft, target: Law, weight: Float[Tensor, " nodes"]) -> Float[Tensor, " nodes"]:
-    """h_i of every node: the probability to keep the prefix that ends there, given that no longer one is kept."""
-    tree = draft.tree
-    (inner,) = torch.nonzero(tree.parent >= 0, as_tuple=True)  # nodes that follow a drafted one
-    if not len(inner):
-        return weight
-    prefix = tree.parent[inner]
-    scaled = target.select(prefix + tree.rows).dense() * weight[prefix, None]
-    surplus = draft.law.select(inner).excess(scaled).sum(-1, dtype=weight.dtype)
-    total = surplus + 1 - weight[prefix]
-    return weight.index_copy(0, prefix, torch.where(total > 0, surplus / total.clamp(min=1e-300), 0))
+def prefix_acceptance(
+    draft: Draft, target: Law, weight: Sequence[float], prefixes: Sequence[tuple[int, int]]
+) -> list[float]:
+    """h_i of some prefixes, each told by its last node and the one after it, -1 for none: the probability to keep it,
+    given that no longer one is kept."""
+    found, tree = [weight[i] for i, _ in prefixes], draft.tree
+    inner = [n for n, (_, after) in enumerate(prefixes) if after >= 0]
+    if not inner:
+        return found
+    ends, after = torch.tensor([prefixes[n] for n in inner], device=tree.row.device).T
+    own = torch.tensor([found[n] for n in inner], dtype=torch.float64, device=ends.device)
+    scaled = target.select(ends + tree.rows).dense() * own[:, None]
+    surplus = draft.law.select(after).excess(scaled).sum(-1, dtype=torch.float64)
+    for n, s in zip(inner, surplus.tolist(), strict=True):
+        total = s + 1 - found[n]
+        found[n] = s / max(total, 1e-300) if total > 0 else 0.0
+    return found

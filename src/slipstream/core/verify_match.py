@@ -43,14 +43,44 @@ class Coupled(Verifier):
 
     def verify(self, draft: Draft, target: Law, noise: Noise) -> Verdict:
         tree = draft.tree
+        if any(len(line) > 1 for line in tree.children):
+            return follow(draft, target, noise)
         site = Site(tree.slot_row, torch.zeros_like(tree.slot_row), tree.slot_depth)
         return keep_matches(draft, noise.draw(target, site, Purpose.FIELD))
+
+
+def follow(draft: Draft, target: Law, noise: Noise) -> Verdict:
+    """`keep_matches` with choices that are made where the walk comes along, all rows a level at a time: of a tree that
+    branches most slots are never reached, and a race takes its time. Those of a chain are sooner drawn all at once."""
+    tree, device, tokens = draft.tree, draft.token.device, draft.token.tolist()
+    paths: list[list[int]] = [[] for _ in range(tree.rows)]
+    last, bonus = [0] * tree.rows, [True] * tree.rows
+    at = live = list(range(tree.rows))
+    while live:
+        where = torch.tensor([live, [0] * len(live), [len(paths[r]) for r in live]], device=device)
+        slots = torch.tensor(at, device=device)
+        laws = target if len(at) == len(target) else target.select(slots)  # of an empty tree all of them
+        choice, going, then = noise.draw(laws, Site(*where), Purpose.FIELD).tolist(), [], []
+        for r, slot, pick in zip(live, at, choice, strict=True):
+            line = tree.children[slot]
+            hit = next((node for node in line if tokens[node] == pick), None)
+            if hit is None:
+                last[r], bonus[r] = pick, not line
+            else:
+                paths[r].append(hit)
+                going.append(r)
+                then.append(tree.rows + hit)
+        live, at = going, then
+    return Verdict(padded(paths, device), torch.tensor(last, device=device), torch.tensor(bonus, device=device))
 
 
 def keep_matches(draft: Draft, choice: Int[Tensor, " slots"]) -> Verdict:
     """Accept along the target's choices; the choice after the last accepted node is emitted with them. All of it on the
     host, who is to know the verdict anyway: a walk of a few steps is shorter than its algebra."""
-    tree, device, picks = draft.tree, choice.device, choice.tolist()
+    tree, device = draft.tree, choice.device
+    if not len(tree):
+        return Verdict(choice.new_empty(tree.rows, 0), choice, torch.ones_like(choice, dtype=torch.bool))
+    picks = choice.tolist()
     paths = tree.follow(picks, draft.token.tolist())
     end = [tree.rows + path[-1] if path else r for r, path in enumerate(paths)]
     inner = {r if p < 0 else tree.rows + p for r, p in tree.lists}

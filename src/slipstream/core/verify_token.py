@@ -7,7 +7,9 @@ q(x) min(1, p(x)/q(x)) + P(reject) residual(x) = min(p, q)(x) + max(p - q, 0)(x)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -15,7 +17,8 @@ import torch
 from slipstream.core.interfaces import Verifier
 from slipstream.core.law import Dense, Law
 from slipstream.core.noise import Noise, Purpose, Site
-from slipstream.core.shapes import Bool, Float, Int, Tensor
+from slipstream.core.shapes import Float, Int, Tensor
+from slipstream.core.tree import padded
 from slipstream.core.types import Draft, Verdict
 
 
@@ -37,6 +40,54 @@ Acceptance = Callable[[Tensor, Tensor], Tensor]
 Residual = Callable[[Tensor, Law], Tensor]
 
 
+@dataclass(frozen=True, eq=False)
+class Rest(Law):
+    """What the target's laws, scaled, have left where drafts have had their share. Whoever draws from it may do so
+    without making it: of a vocabulary in float64 every step is slow."""
+
+    whole: Float[Tensor, "n vocab"]
+    scale: Float[Tensor, " n"]
+    taken: Law
+    residual: Residual = residual
+
+    @cached_property
+    def law(self) -> Dense:
+        return Dense(self.residual(self.whole * self.scale[:, None], self.taken).to(self.whole.dtype))
+
+    @property
+    def vocab(self) -> int:  # type: ignore[override]
+        return self.whole.shape[-1]
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    @property
+    def width(self) -> int:
+        return self.vocab
+
+    @property
+    def device(self) -> torch.device:
+        return self.whole.device
+
+    def prob(self, token: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+        return self.law.prob(token)
+
+    def select(self, index: Int[Tensor, " m"]) -> Law:
+        return self.law.select(index)
+
+    def dense(self) -> Float[Tensor, "n vocab"]:
+        return self.law.dense()
+
+    def excess(self, weight: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
+        return self.law.excess(weight)
+
+    def to(self, device: torch.device) -> Law:
+        return self.law.to(device)
+
+    def support(self) -> tuple[Int[Tensor, "n s"], Float[Tensor, "n s"]]:
+        return self.law.support()
+
+
 class Token(Verifier):
     name: ClassVar[str] = "token"
     lossless: ClassVar[bool] = True
@@ -50,9 +101,9 @@ class Token(Verifier):
         tree = draft.tree
         target_prob = target.prob_at(tree.origin, draft.token)
         accept = self.acceptance(target_prob, draft.law.prob(draft.token))
-        kept = noise.flip(accept, Site(tree.row, tree.node, tree.depth))
-        accepted = along(kept, tree.chain).long().cumprod(1).sum(1)
-        return settle(draft, target, accepted, torch.ones_like(target_prob), noise, self.residual)
+        kept = noise.flip(accept, Site(tree.row, tree.node, tree.depth)).tolist()
+        accepted = [next((n for n, i in enumerate(line) if not kept[i]), len(line)) for line in tree.lines]
+        return settle(draft, target, accepted, torch.ones_like(accept, dtype=torch.float64), noise, self.residual)
 
 
 def undrafted(draft: Draft, target: Law, noise: Noise) -> Verdict:
@@ -62,30 +113,31 @@ def undrafted(draft: Draft, target: Law, noise: Noise) -> Verdict:
     return Verdict(none.new_zeros(len(none), 0), token, bonus=torch.ones_like(none, dtype=torch.bool))
 
 
-def along(kept: Bool[Tensor, " nodes"], chain: Int[Tensor, "rows depth"]) -> Bool[Tensor, "rows depth"]:
-    """Verdicts on packed nodes laid along each row's chain, False past its end."""
-    return torch.cat([kept, kept.new_zeros(1)])[chain]  # -1, past the end, is the last element
-
-
 def settle(
     draft: Draft,
     target: Law,
-    accepted: Int[Tensor, " rows"],
+    accepted: Sequence[int],
     scale: Float[Tensor, " nodes"],
     noise: Noise,
     residual: Residual = residual,
 ) -> Verdict:
     """Cut each chain after its accepted tokens and draw the one that follows: from the target's law after a whole
     chain, otherwise from what `scale` times it exceeds the law of the rejected node by."""
-    tree, chain = draft.tree, draft.tree.chain
-    drafted = (chain >= 0).sum(1)
-    path = torch.where(torch.arange(chain.shape[1], device=chain.device) < accepted[:, None], chain, -1)
-    end = tree.end(path)
-    probs = target.select(end).dense()
-    (cut,) = torch.nonzero(accepted < drafted, as_tuple=True)
-    if len(cut):
-        node = chain[cut, accepted[cut]]
-        weight = probs[cut] * scale[node, None]
-        probs = probs.index_copy(0, cut, residual(weight, draft.law.select(node)).to(probs.dtype))
-    site = Site(torch.arange(tree.rows, device=chain.device), accepted, accepted)
-    return Verdict(path, noise.draw(Dense(probs), site, Purpose.EMIT), bonus=accepted == drafted)
+    tree, device = draft.tree, draft.token.device
+    lines, token = tree.lines, [0] * tree.rows
+    bonus = [count == len(line) for count, line in zip(accepted, lines, strict=True)]
+    end = [tree.rows + line[n - 1] if n else r for r, (n, line) in enumerate(zip(accepted, lines, strict=True))]
+    for whole in (True, False):
+        some = [r for r, bare in enumerate(bonus) if bare == whole]
+        if not some:
+            continue
+        law = target.select(torch.tensor([end[r] for r in some], device=device))
+        if not whole:
+            node = torch.tensor([lines[r][accepted[r]] for r in some], device=device)
+            law = Rest(law.dense(), scale[node], draft.law.select(node), residual)
+        count = torch.tensor([accepted[r] for r in some])
+        drawn = noise.draw(law, Site(torch.tensor(some), count, count), Purpose.EMIT).tolist()
+        for r, word in zip(some, drawn, strict=True):
+            token[r] = word
+    path = padded([line[:n] for n, line in zip(accepted, lines, strict=True)], device)
+    return Verdict(path, torch.tensor(token, device=device), torch.tensor(bonus, device=device))

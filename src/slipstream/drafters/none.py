@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 
@@ -21,7 +22,8 @@ class NoDrafter(Drafter):
         return nothing(len(rows), self.vocab)
 
 
+@cache
 def nothing(rows: int, vocab: int) -> Draft:
-    """A draft without a token."""
+    """A draft without a token; one for all who draft nothing."""
     none = torch.zeros(0, dtype=torch.long)
     return Draft(Tree.chains([0] * rows), none, OneHot(none, vocab))

@@ -27,6 +27,7 @@ from slipstream.models.cache import Cache
 from slipstream.models.packing import Entry, Line, Piece
 
 LAG = 32  # slots behind which it is time to catch up
+BRIEF = 4  # slots of a row that all but the last are worth a brief call of their own
 CHUNK = 512  # committed slots of a row that are projected at once
 WINDOWS: dict[int, int | None] = {0: None}  # one layer, which sees everything
 
@@ -88,8 +89,8 @@ class Slots:
         for row in rows:
             seat = self._seats[row]
             seat.held = min(seat.held, row.length - 2)  # the last slot runs again where nothing was committed since
-            while row.length - 1 - seat.held > CHUNK:
-                self._read([row], [CHUNK], None)
+            while (behind := row.length - 1 - seat.held) > (BRIEF if self.whole else CHUNK):
+                self._read([row], [min(CHUNK, behind - 1)], None)
         counts = [row.length - 1 - self._seats[row].held for row in rows]
         return self._read(rows, counts, [last - 1 for last in accumulate(counts)])
 

@@ -106,8 +106,7 @@ class Peer(Engine):
 
     @property
     def label(self) -> str:
-        weights = f"{self.seat.found.quantised} weights, " if self.seat.found.quantised else ""
-        return f"{self.seat.found.name} ({weights}{self.seat.precision})"
+        return f"{self.seat.found.name} ({self.seat.found.weights(exact=False)}{self.seat.precision})"
 
     @property
     def quantised(self) -> str | None:

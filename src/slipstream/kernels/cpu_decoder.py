@@ -178,7 +178,16 @@ def _threads(net: Net, tokens: int) -> int:
 
 
 def addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
+    """As a table that is read, never written: the one of no tensors at all is everybody's."""
+    first = tensors[0]
+    if all(tensor is first for tensor in tensors):
+        return _blank(len(tensors)) if first is None else (POINTER * len(tensors))(*[first.data_ptr()] * len(tensors))
     return (POINTER * len(tensors))(*map(_address, tensors))
+
+
+@functools.cache
+def _blank(count: int) -> ctypes.Array[ctypes.c_void_p]:
+    return (POINTER * count)()
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -6,8 +6,8 @@ that are bfloat16 numbers in two bytes and widens them exactly, so its results a
 sums in one order, so a row's bits depend on that row alone.
 
 Where they may (`integers=True`) and the processor multiplies bytes, weights that are whole numbers of four or eight
-bits with scales (`few_bits`) stay in those bits. They are reproduced exactly; the rows that meet them are rounded to
-whole numbers of sixteen bits, 32 with one scale.
+bits with scales (`few_bits`) stay in those bits, whether they are found or known (`pack_grid`). They are reproduced
+exactly; the rows that meet them are rounded to whole numbers of sixteen bits, 32 with one scale.
 
 Threads are torch's own: the kernel is handed `GOMP_parallel` of the very runtime that torch is linked to, since a
 second pool would fight the first one for the cores. A kernel that cannot be had, or fails its check, is not used.
@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from slipstream.kernels import few_bits
 from slipstream.kernels.compile import Unavailable, build
+from slipstream.kernels.few_bits import Grid
 from slipstream.kernels.machine import say
 
 SOURCE = Path(__file__).with_name("linear.cpp")
@@ -34,7 +35,7 @@ POINTER, SIZE = ctypes.c_void_p, ctypes.c_int64
 ARGUMENTS = (POINTER, POINTER, POINTER, SIZE, ctypes.c_uint, POINTER)  # matrix, x, y, rows, threads, parallel
 
 
-KINDS = ("float32", "bfloat16", "int4", "int8")
+KINDS = ("float32", "bfloat16", *few_bits.FORMS)
 
 
 class Matrix(ctypes.Structure):
@@ -65,7 +66,7 @@ class Packed:
     @property
     def whole(self) -> bool:
         """Whether its products are of whole numbers."""
-        return self.kind.startswith("int")
+        return self.kind in few_bits.FORMS
 
     def __deepcopy__(self, _: object) -> Packed:
         return self  # addresses cannot be copied, and need not be
@@ -76,7 +77,7 @@ class Packed:
     def unpack(self) -> Tensor:
         """The weight, [out, in], number for number."""
         if self.whole:
-            return few_bits.raised(self.data, self.outputs, self.kind == "int4")
+            return few_bits.raised(self.data, self.outputs, self.kind)
         lines = self.data.transpose(2, 3).flatten(2) if self.kind == "bfloat16" else self.data
         return lines.transpose(1, 2).flatten(0, 1)[: self.outputs].float()
 
@@ -117,14 +118,18 @@ class Kernel:
         if found is None and rounded and self.side:
             found = few_bits.nearest(weight)
         if found is not None:
-            kind = "int8" if found.floor is None else "int4"
-            return Packed(few_bits.laid(found, self.side), bias, inputs, outputs, kind)
+            return self.pack_grid(found, bias)
         half = weight.bfloat16()
         exact = torch.equal(half.float(), weight)
         padded = functional.pad(half if exact else weight, (0, 0, 0, -outputs % (2 * self.lanes)))
         lines = padded.view(-1, 2 * self.lanes, inputs).transpose(1, 2)
         data = lines.reshape(*lines.shape[:2], 2, self.lanes).transpose(2, 3) if exact else lines
         return Packed(data.contiguous(), bias, inputs, outputs, "bfloat16" if exact else "float32")
+
+    def pack_grid(self, found: Grid, bias: Tensor | None) -> Packed:
+        assert self.side, "this processor does not multiply bytes"
+        outputs, spans, span = found.number.shape
+        return Packed(few_bits.laid(found, self.side), bias, spans * span, outputs, found.kind)
 
     def linear(self, x: Tensor, weight: Packed) -> Tensor:
         shape = x.shape
@@ -159,15 +164,18 @@ class Kernel:
 
     def _check_integers(self) -> None:
         """Rows of whole numbers whose largest is the largest there is are not rounded."""
-        rows, inputs, outputs = 19, 96, 37
-        number = torch.arange(outputs * inputs).view(outputs, inputs) * 37 % 16
-        x = (torch.arange(rows * inputs).view(rows, inputs) * 12347 % 65025 - 32512).float()
-        x[:, ::32], number[:, ::32], number[:, 1::32] = 32512.0, 0, 15
-        for weight in ((number - 3.0) / 8, (number - 7.0) * 127 / 8 / 8):
-            packed = self.pack(weight, None, integers=True)
+        rows, spans, outputs = 19, 3, 37
+        number = torch.arange(outputs * spans * few_bits.SPAN).view(outputs, spans, -1) * 37 % 16
+        x = (torch.arange(rows * spans * few_bits.SPAN).view(rows, -1) * 12347 % 65025 - 32512).float()
+        x[:, :: few_bits.SPAN] = 32512.0
+        for form in few_bits.FORMS.values():
+            scale = (1 + torch.arange(outputs * spans * form.parts).view(outputs, spans, -1) % 5).to(form.scale) / 8
+            bytes_ = number.to(torch.uint8) if form.bits == 4 else (number * 15 - 120).to(torch.int8)
+            packed = self.pack_grid(Grid(bytes_, scale, -3 * scale[..., 0] if form.floor else None), None)
             whole, apart = self.linear(x, packed), torch.cat([self.linear(row, packed) for row in x[:, None]])
-            expected = (x.double() @ weight.double().T).float()
-            if not packed.whole or not torch.allclose(whole, expected, rtol=1e-5) or not torch.equal(whole, apart):
+            expected = (x.double() @ packed.unpack().double().T).float()
+            close = (whole - expected).abs().max() <= 1e-6 * expected.abs().max()
+            if not close or not torch.equal(whole, apart):
                 raise Unavailable("it is compiled, but its results are wrong")
 
 
@@ -176,6 +184,11 @@ def pack(weight: Tensor, bias: Tensor | None = None, integers: bool = False, rou
     `integers` fewer still, where they are whole numbers of few bits and the processor has instructions for those. With
     `rounded` all are made such numbers, of eight bits: a drafter may be any, a target may not."""
     return _kernel().pack(weight.detach(), None if bias is None else bias.detach().contiguous(), integers, rounded)
+
+
+def pack_grid(found: Grid, bias: Tensor | None = None) -> Packed:
+    """A weight that is known to be of few bits, for processors that multiply bytes (`has_integers`)."""
+    return _kernel().pack_grid(found, None if bias is None else bias.detach().contiguous())
 
 
 def linear(x: Tensor, weight: Packed) -> Tensor:

@@ -1,10 +1,16 @@
 // Products in whole numbers, included by linear.hpp: weights that are whole numbers of four or eight bits by groups of 32
-// inputs, each group with a scale (and a floor) of its own, meet activations as whole numbers of sixteen.
+// inputs, each group with scales (and a floor) of its own, meet activations as whole numbers of sixteen.
 //
 // The weights are reproduced exactly. An activation is rounded to one of 65,025 steps between the largest numbers of its
 // group of 32: products are some forty times closer than with activations in bfloat16, and their sums exact. Sixteen bits
 // are two times eight, since processors multiply bytes four at a time. Sums being exact, it does not matter to a bit of
-// the result which instructions make them: what follows, scaling and adding up spans, is one order of operations.
+// the result which instructions make them: what follows, scaling and adding up spans, is one order of operations,
+//
+//   sum = fma(float(whole[p]) * step, scale[p], sum)   for every part p of the span, in order
+//   sum = fma(floor, total, sum)                       where there is a floor
+//
+// in float32, span by span: whole[p] is the exact sum of a part's products, `step` what one step of the activations is
+// worth, `total` what the activations of the span add up to. Then comes the bias.
 
 #if defined(NEON) && defined(__ARM_FEATURE_DOTPROD)
 #define INTEGERS
@@ -21,15 +27,21 @@ constexpr int SIDE = 4;
 constexpr int SPAN = 32;  // inputs that share a scale
 constexpr int FULL = 127 * 256;
 
-struct Four {  // byte 4 (SIDE j + o) + i: output o, inputs 4 j + i below and 16 + 4 j + i above
-    uint8_t number[SIDE * SPAN / 2];
-    uint16_t scale[SIDE], floor[SIDE];  // float16
+// A span of SIDE outputs. With eight bits, byte 4 (SIDE j + o) + i: output o, input 4 j + i; with four, that input below and
+// input 16 + 4 j + i above. Scales are of all inputs (one part) or of the first 16 and the others (two parts), in float16 or
+// float32; the floor, where there is one, lies behind them.
+template <int BITS_, int PARTS_, bool FLOOR_, class Scale>
+struct Block {
+    static constexpr int BITS = BITS_, PARTS = PARTS_;
+    static constexpr bool FLOOR = FLOOR_;
+    std::conditional_t<BITS == 8, int8_t, uint8_t> number[SIDE * SPAN * BITS / 8];
+    Scale scale[PARTS + FLOOR][SIDE];
 };
-
-struct Eight {  // byte 4 (SIDE j + o) + i: output o, input 4 j + i
-    int8_t number[SIDE * SPAN];
-    uint16_t scale[SIDE];
-};
+using Four = Block<4, 1, true, uint16_t>;
+using Eight = Block<8, 1, false, uint16_t>;
+using FourK = Block<4, 1, true, float>;  // as GGUF's K types need them: scales are products of two numbers
+using FiveK = Block<8, 1, true, float>;
+using SixK = Block<8, 2, false, float>;
 
 #if !defined(INTEGERS)  // weights of these kinds are not made here
 

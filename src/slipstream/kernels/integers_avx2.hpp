@@ -48,23 +48,27 @@ INLINE void wholes(const float* given, float* x, int64_t in, int64_t r, int64_t 
 }
 
 INLINE __m256 wide(const uint16_t* half) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(half))); }
+INLINE __m256 wide(const float* single) { return _mm256_loadu_ps(single); }
 
 // Four inputs of eight outputs, as numbers of sixteen bits: the first four outputs, then the others.
 struct Pair {
     __m256i first, second;
 };
-INLINE Pair line(const Four& span, int j) {
-    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(span.number + 32 * (j % 4)));
-    const __m256i four = _mm256_and_si256(j < 4 ? both : _mm256_srli_epi16(both, 4), _mm256_set1_epi8(15));
-    return {_mm256_cvtepu8_epi16(_mm256_castsi256_si128(four)), _mm256_cvtepu8_epi16(_mm256_extracti128_si256(four, 1))};
-}
-INLINE Pair line(const Eight& span, int j) {
-    const __m128i* from = reinterpret_cast<const __m128i*>(span.number + 32 * j);
-    return {_mm256_cvtepi8_epi16(_mm_loadu_si128(from)), _mm256_cvtepi8_epi16(_mm_loadu_si128(from + 1))};
+template <class Weight>
+INLINE Pair line(const Weight& span, int j) {
+    if constexpr (Weight::BITS == 8) {
+        const __m128i* from = reinterpret_cast<const __m128i*>(span.number + 32 * j);
+        return {_mm256_cvtepi8_epi16(_mm_loadu_si128(from)), _mm256_cvtepi8_epi16(_mm_loadu_si128(from + 1))};
+    } else {
+        const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(span.number + 32 * (j % 4)));
+        const __m256i four = _mm256_and_si256(j < 4 ? both : _mm256_srli_epi16(both, 4), _mm256_set1_epi8(15));
+        return {_mm256_cvtepu8_epi16(_mm256_castsi256_si128(four)), _mm256_cvtepu8_epi16(_mm256_extracti128_si256(four, 1))};
+    }
 }
 
 template <class Weight, int ROWS>
 INLINE void rows_by(const Job& job, const Weight* weight, int64_t row, int64_t group) {
+    constexpr int PARTS = Weight::PARTS, STEPS = SPAN / 4 / PARTS;  // of four inputs, in a part
     const int64_t spans = job.in / SPAN;
     const Span* x = reinterpret_cast<const Span*>(job.x) + row * spans;
     __m256 sum[ROWS];
@@ -72,26 +76,31 @@ INLINE void rows_by(const Job& job, const Weight* weight, int64_t row, int64_t g
     for (int64_t s = 0; s < spans; ++s) {
         each<(sizeof(Weight) + 63) / 64>(
             [&](auto i) { _mm_prefetch(reinterpret_cast<const char*>(weight + s + 12) + 64 * i, _MM_HINT_T0); });
-        __m256i first[ROWS], second[ROWS];
-        each<ROWS>([&](auto r) { first[r] = second[r] = _mm256_setzero_si256(); });
-        each<SPAN / 4>([&](auto j) {
-            const Pair weights = line(weight[s], j);
+        each<PARTS>([&](auto p) {
+            __m256i first[ROWS], second[ROWS];
+            each<ROWS>([&](auto r) { first[r] = second[r] = _mm256_setzero_si256(); });
+            each<STEPS>([&](auto i) {
+                const int j = STEPS * p + i;
+                const Pair weights = line(weight[s], j);
+                each<ROWS>([&](auto r) {
+                    int64_t four;
+                    std::memcpy(&four, x[r * spans + s].number + 4 * j, sizeof four);
+                    const __m256i own = _mm256_set1_epi64x(four);
+                    first[r] = _mm256_add_epi32(first[r], _mm256_madd_epi16(weights.first, own));
+                    second[r] = _mm256_add_epi32(second[r], _mm256_madd_epi16(weights.second, own));
+                });
+            });
+            const __m256 scale = wide(weight[s].scale[p]);
             each<ROWS>([&](auto r) {
-                int64_t four;
-                std::memcpy(&four, x[r * spans + s].number + 4 * j, sizeof four);
-                const __m256i own = _mm256_set1_epi64x(four);
-                first[r] = _mm256_add_epi32(first[r], _mm256_madd_epi16(weights.first, own));
-                second[r] = _mm256_add_epi32(second[r], _mm256_madd_epi16(weights.second, own));
+                const __m256i whole = _mm256_permute4x64_epi64(_mm256_hadd_epi32(first[r], second[r]), 0xd8);
+                const __m256 step = _mm256_set1_ps(x[r * spans + s].scale);
+                sum[r] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(whole), step), scale, sum[r]);
             });
         });
-        const __m256 scale = wide(weight[s].scale);
-        each<ROWS>([&](auto r) {
-            const Span& own = x[r * spans + s];
-            const __m256i whole = _mm256_permute4x64_epi64(_mm256_hadd_epi32(first[r], second[r]), 0xd8);
-            sum[r] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(whole), _mm256_set1_ps(own.scale)), scale, sum[r]);
-            if constexpr (std::is_same_v<Weight, Four>)
-                sum[r] = _mm256_fmadd_ps(wide(weight[s].floor), _mm256_set1_ps(own.sum), sum[r]);
-        });
+        if constexpr (Weight::FLOOR)
+            each<ROWS>([&](auto r) {
+                sum[r] = _mm256_fmadd_ps(wide(weight[s].scale[PARTS]), _mm256_set1_ps(x[r * spans + s].sum), sum[r]);
+            });
     }
     each<ROWS>([&](auto r) { finish<SIDE>(job, reinterpret_cast<float*>(&sum[r]), row + r, group * SIDE); });
 }

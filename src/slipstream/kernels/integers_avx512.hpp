@@ -7,11 +7,12 @@ constexpr int FEW = 3;             // rows that vector instructions take at a ti
 constexpr int MANY = 3 * MOST;     // rows that tiles take at a time: as many as have their sums in registers
 constexpr int64_t NEAR = 1 << 18;  // bytes of weights that stay in the second-level cache
 
-// The activations of eight rows in one span: (256 high + low) * scale, their sum, and the sum of the whole numbers.
+// The activations of eight rows in one span: (256 high + low) * scale, their sum, and the sums of the whole numbers, of all
+// of them and of the first half.
 struct Span {
     int8_t high[MOST][SPAN], low[MOST][SPAN];
     float scale[MOST], sum[MOST];
-    int32_t whole[MOST];
+    int32_t whole[MOST], front[MOST];
 };
 static_assert(sizeof(Span) <= MOST * SPAN * sizeof(float));
 
@@ -30,7 +31,9 @@ INLINE void wholes(const float* given, float* x, int64_t in, int64_t r, int64_t 
         Span& span = to[k / SPAN];
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(span.high[r]), _mm512_cvtepi16_epi8(high));
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(span.low[r]), _mm512_cvtepi16_epi8(number));  // what is left, signed
-        span.whole[r] = _mm512_reduce_add_epi32(_mm512_madd_epi16(number, _mm512_set1_epi16(1)));
+        const __m512i pairs = _mm512_madd_epi16(number, _mm512_set1_epi16(1));
+        span.front[r] = _mm512_mask_reduce_add_epi32(0x00ff, pairs);
+        span.whole[r] = _mm512_reduce_add_epi32(pairs);
         span.scale[r] = top / FULL;
         span.sum[r] = span.scale[r] * static_cast<float>(span.whole[r]);
     }
@@ -47,6 +50,7 @@ INLINE void nothing(float* x, int64_t in, int64_t rows, int64_t first, int64_t l
 INLINE __m512 wide(const uint16_t* half) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(half)));
 }
+INLINE __m512 wide(const float* single) { return _mm512_loadu_ps(single); }
 
 template <class Weight>
 INLINE void send_for(const Weight* weight) {
@@ -63,30 +67,33 @@ INLINE __m512i dot(__m512i sum, __m512i weights, const int8_t* x) {
 }
 
 // Bytes of sixteen outputs, four inputs a vector.
-INLINE void unpack(const Four& span, __m512i (&number)[STEPS]) {
-    const __m512i low = _mm512_set1_epi8(15);
-    each<STEPS / 2>([&](auto j) {
-        const __m512i both = _mm512_loadu_si512(span.number + 64 * j);
-        number[j] = _mm512_and_si512(both, low);
-        number[j + STEPS / 2] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
-    });
-}
-INLINE void unpack(const Eight& span, __m512i (&number)[STEPS]) {
-    each<STEPS>([&](auto j) { number[j] = _mm512_loadu_si512(span.number + 64 * j); });
+template <class Weight>
+INLINE void unpack(const Weight& span, __m512i (&number)[STEPS]) {
+    if constexpr (Weight::BITS == 8) {
+        each<STEPS>([&](auto j) { number[j] = _mm512_loadu_si512(span.number + 64 * j); });
+    } else {
+        const __m512i low = _mm512_set1_epi8(15);
+        each<STEPS / 2>([&](auto j) {
+            const __m512i both = _mm512_loadu_si512(span.number + 64 * j);
+            number[j] = _mm512_and_si512(both, low);
+            number[j + STEPS / 2] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+        });
+    }
 }
 
-// What whole numbers of a row and span came to, scaled and added to the row's sums.
+// The floor of a span, where it has one.
 template <class Weight>
+INLINE __m512 floor_of(const Weight& weight) {
+    if constexpr (Weight::FLOOR) return wide(weight.scale[Weight::PARTS]);
+    else return _mm512_setzero_ps();
+}
+
+// What whole numbers of a row and part of a span came to, scaled and added to the row's sums; after the last part the floor.
+template <class Weight, int PART>
 INLINE void settle(__m512& sum, __m512i whole, const Span& x, int r, __m512 scale, __m512 floor) {
     const __m512 own = _mm512_mul_ps(_mm512_cvtepi32_ps(whole), _mm512_set1_ps(x.scale[r]));
     sum = _mm512_fmadd_ps(own, scale, sum);
-    if constexpr (std::is_same_v<Weight, Four>) sum = _mm512_fmadd_ps(floor, _mm512_set1_ps(x.sum[r]), sum);
-}
-
-template <class Weight>
-INLINE __m512 floor_of(const Weight& weight) {
-    if constexpr (std::is_same_v<Weight, Four>) return wide(weight.floor);
-    else return _mm512_setzero_ps();
+    if constexpr (Weight::FLOOR && PART + 1 == Weight::PARTS) sum = _mm512_fmadd_ps(floor, _mm512_set1_ps(x.sum[r]), sum);
 }
 
 template <int ROWS>
@@ -94,10 +101,18 @@ INLINE void finish_all(const Job& job, __m512 (&sum)[ROWS], int64_t row, int64_t
     each<ROWS>([&](auto r) { finish<SIDE>(job, reinterpret_cast<float*>(&sum[r]), row + r, group * SIDE); });
 }
 
+// The whole numbers of a row in one part of a span, added up.
+template <int PARTS, int PART>
+INLINE int32_t total(const Span& x, int r) {
+    if constexpr (PARTS == 1) return x.whole[r];
+    else return PART ? x.whole[r] - x.front[r] : x.front[r];
+}
+
 // Rows by vector instructions, which multiply unsigned bytes by signed ones: weights of eight bits are raised by 128, and
 // what that adds is taken off again.
 template <class Weight, int ROWS>
 INLINE void vectors(const Job& job, const Weight* weight, int64_t row, int64_t group) {
+    constexpr int PARTS = Weight::PARTS;
     const int64_t spans = job.in / SPAN;
     const Span* x = reinterpret_cast<const Span*>(job.x) + row / MOST * spans;
     const int from = static_cast<int>(row % MOST);
@@ -105,21 +120,27 @@ INLINE void vectors(const Job& job, const Weight* weight, int64_t row, int64_t g
     each<ROWS>([&](auto r) { sum[r] = _mm512_setzero_ps(); });
     for (int64_t s = 0; s < spans; ++s) {
         send_for(weight + s);
-        constexpr bool eight = std::is_same_v<Weight, Eight>;
+        constexpr bool eight = Weight::BITS == 8;
         __m512i number[STEPS];
         unpack(weight[s], number);
         if constexpr (eight)
             each<STEPS>([&](auto j) { number[j] = _mm512_xor_si512(number[j], _mm512_set1_epi8(-128)); });
-        const __m512 scale = wide(weight[s].scale), floor = floor_of(weight[s]);
-        each<ROWS>([&](auto r) {
-            __m512i high = _mm512_setzero_si512(), low = _mm512_setzero_si512();
-            each<STEPS>([&](auto j) {
-                high = dot(high, number[j], x[s].high[from + r] + 4 * j);
-                low = dot(low, number[j], x[s].low[from + r] + 4 * j);
+        const __m512 floor = floor_of(weight[s]);
+        each<PARTS>([&](auto p) {
+            constexpr int part = decltype(p)::value;
+            const __m512 scale = wide(weight[s].scale[part]);
+            each<ROWS>([&](auto r) {
+                __m512i high = _mm512_setzero_si512(), low = _mm512_setzero_si512();
+                each<STEPS / PARTS>([&](auto i) {
+                    const int j = STEPS / PARTS * part + i;
+                    high = dot(high, number[j], x[s].high[from + r] + 4 * j);
+                    low = dot(low, number[j], x[s].low[from + r] + 4 * j);
+                });
+                __m512i whole = _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
+                const int32_t raised = 128 * total<PARTS, part>(x[s], from + r);
+                if constexpr (eight) whole = _mm512_sub_epi32(whole, _mm512_set1_epi32(raised));
+                settle<Weight, part>(sum[r], whole, x[s], from + r, scale, floor);
             });
-            __m512i whole = _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
-            if constexpr (eight) whole = _mm512_sub_epi32(whole, _mm512_set1_epi32(128 * x[s].whole[from + r]));
-            settle<Weight>(sum[r], whole, x[s], from + r, scale, floor);
         });
     }
     finish_all(job, sum, row, group);
@@ -128,11 +149,13 @@ INLINE void vectors(const Job& job, const Weight* weight, int64_t row, int64_t g
 #ifdef TILES
 
 // Matrix registers: products of 16 rows (of eight tokens, high bytes and low ones) by 16 outputs. One register for sums, one
-// for rows, one for weights: processors rename them, and by measurement do it the better the fewer are in use.
+// for rows, one for weights: processors rename them, and by measurement do it the better the fewer are in use. Spans of two
+// parts are two products, and have a register for the weights of each.
+template <int PARTS>
 struct alignas(64) Shape {
     uint8_t palette = 1, start = 0, none[14] = {};
-    uint16_t bytes[16] = {64, SPAN, 64};
-    uint8_t lines[16] = {2 * MOST, 2 * MOST, STEPS};
+    uint16_t bytes[16] = {64, SPAN / PARTS, 64, 64};
+    uint8_t lines[16] = {2 * MOST, 2 * MOST, STEPS / PARTS, STEPS / PARTS};
 };
 
 // Whether this process may use them: the kernel must be asked once.
@@ -141,10 +164,11 @@ bool may_tile() {
     return granted;
 }
 
+template <int PARTS>
 struct Tiles {
     bool ready;
     explicit Tiles(bool wanted) : ready(wanted && may_tile()) {
-        static const Shape shape;
+        static const Shape<PARTS> shape;
         if (ready) _tile_loadconfig(&shape);
     }
     ~Tiles() {
@@ -162,34 +186,53 @@ __attribute__((noinline)) void hand_over(const Job& job, float (*line)[SIDE], in
     for (int64_t r = 0; r < rows; ++r) finish<SIDE>(job, line[r], row + r, group * SIDE);
 }
 
-// Eight rows by the span of weights that lies in its tile.
-INLINE void multiply(const Span& x, Sums& sums) {
-    _tile_loadd(1, x.high, SPAN);
-    _tile_zero(0);
-    _tile_dpbssd(0, 1, 2);
-    _tile_stored(0, sums, 64);
-    BARRIER;
+// Where the bytes of a span begin, for tiles: those of eight bits lie right as they are.
+template <class Weight>
+INLINE const char* laid(const Weight& weight, const Raised& bytes) {
+    if constexpr (Weight::BITS == 8) return reinterpret_cast<const char*>(weight.number);
+    else return reinterpret_cast<const char*>(bytes);
 }
-
-// What a span of a block's rows came to, scaled and added to their sums.
-template <class Weight, int BLOCK, int ROWS>
-INLINE void add(__m512 (&sum)[ROWS], const Sums& found, const Span& x, __m512 scale, __m512 floor) {
-    each<std::min(MOST, ROWS - BLOCK * MOST)>([&](auto r) INLINED {
-        const __m512i high = _mm512_load_si512(found[r]), low = _mm512_load_si512(found[MOST + r]);
-        const __m512i whole = _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
-        settle<Weight>(sum[BLOCK * MOST + r], whole, x, r, scale, floor);
-    });
-}
-
-// The bytes of a span, where tiles can read them.
-INLINE void lay(const Four& weight, Raised& bytes) {
+template <class Weight>
+INLINE void lay(const Weight& weight, Raised& bytes) {
+    if constexpr (Weight::BITS == 8) return;
     __m512i number[STEPS];
     unpack(weight, number);
     each<STEPS>([&](auto j) INLINED { _mm512_store_si512(bytes[j], number[j]); });
 }
-INLINE void lay(const Eight&, Raised&) {}  // they lie right as they are
-INLINE const void* laid(const Four&, const Raised& bytes) { return bytes; }
-INLINE const void* laid(const Eight& weight, const Raised&) { return weight.number; }
+
+// The weights of a span, into their tiles.
+template <class Weight>
+INLINE void load(const Weight& weight, const Raised& bytes) {
+    const char* from = laid(weight, bytes);
+    _tile_loadd(2, from, 64);
+    if constexpr (Weight::PARTS == 2) _tile_loadd(3, from + 64 * STEPS / 2, 64);
+}
+
+// Eight rows by the span of weights that lies in its tiles.
+template <int PARTS>
+INLINE void multiply(const Span& x, Sums (&sums)[PARTS]) {
+    _tile_loadd(1, x.high, SPAN);
+    _tile_zero(0);
+    _tile_dpbssd(0, 1, 2);
+    _tile_stored(0, sums[0], 64);
+    if constexpr (PARTS == 2) {
+        _tile_loadd(1, &x.high[0][SPAN / 2], SPAN);
+        _tile_zero(0);
+        _tile_dpbssd(0, 1, 3);
+        _tile_stored(0, sums[1], 64);
+    }
+    BARRIER;
+}
+
+// What a part of a span of a block's rows came to, scaled and added to their sums.
+template <class Weight, int PART, int BLOCK, int ROWS>
+INLINE void add(__m512 (&sum)[ROWS], const Sums& found, const Span& x, __m512 scale, __m512 floor) {
+    each<std::min(MOST, ROWS - BLOCK * MOST)>([&](auto r) INLINED {
+        const __m512i high = _mm512_load_si512(found[r]), low = _mm512_load_si512(found[MOST + r]);
+        const __m512i whole = _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
+        settle<Weight, PART>(sum[BLOCK * MOST + r], whole, x, r, scale, floor);
+    });
+}
 
 // Some blocks of rows by some groups of outputs. Weights come as one stream of spans, and every span goes through three
 // hands: its bytes are laid out, multiplied, and what came of it is scaled and added up. Between two hands lie a few
@@ -197,14 +240,14 @@ INLINE const void* laid(const Eight& weight, const Raised&) { return weight.numb
 // rows are multiplied and added up in turn, since no processor looks much further ahead than one of each.
 template <class Weight, int ROWS>
 struct Stream {
-    static constexpr int LEAD = 2, LAG = 2, BLOCKS = (ROWS + MOST - 1) / MOST, RING = 4;
+    static constexpr int LEAD = 2, LAG = 2, BLOCKS = (ROWS + MOST - 1) / MOST, RING = 4, PARTS = Weight::PARTS;
     static_assert(LEAD < RING && LAG < RING);
     const Weight* weight;
     const Span* x;
     int64_t spans, count;
     int64_t at = 0, end = 0;  // spans of x, of what is multiplied and of what is added up
     alignas(64) Raised bytes[RING];
-    alignas(64) Sums sums[RING][BLOCKS];
+    alignas(64) Sums sums[RING][BLOCKS][PARTS];
 
     Stream(const Job& job, const Weight* weight, int64_t row, int64_t groups) : weight(weight), spans(job.in / SPAN) {
         x = reinterpret_cast<const Span*>(job.x) + row / MOST * spans;
@@ -217,14 +260,18 @@ struct Stream {
     }
     template <bool NEW, bool OLD>
     INLINE void step(__m512 (&sum)[ROWS], int64_t i) {
-        const __m512 scale = OLD ? wide(weight[i - LAG].scale) : _mm512_setzero_ps();
-        const __m512 floor = OLD ? floor_of(weight[i - LAG]) : _mm512_setzero_ps();
+        const Weight& old = weight[OLD ? i - LAG : i];
+        const __m512 front = wide(old.scale[0]), back = wide(old.scale[PARTS - 1]), floor = floor_of(old);
         BARRIER;
-        if constexpr (NEW) _tile_loadd(2, laid(weight[i], bytes[i % RING]), 64);
+        if constexpr (NEW) load(weight[i], bytes[i % RING]);
         each<BLOCKS>([&](auto block) INLINED {
             if constexpr (NEW) multiply(x[block * spans + at], sums[i % RING][block]);
             if constexpr (block == 0) lay_out(i + LEAD);
-            if constexpr (OLD) add<Weight, block>(sum, sums[(i - LAG) % RING][block], x[block * spans + end], scale, floor);
+            if constexpr (OLD) {
+                const Sums(&found)[PARTS] = sums[(i - LAG) % RING][block];
+                add<Weight, 0, block>(sum, found[0], x[block * spans + end], front, floor);
+                if constexpr (PARTS == 2) add<Weight, 1, block>(sum, found[1], x[block * spans + end], back, floor);
+            }
         });
         if constexpr (NEW) at = at + 1 == spans ? 0 : at + 1;
     }
@@ -262,6 +309,7 @@ void matrices(const Job& job, const Weight* weight, int64_t row, int64_t count, 
 
 #else
 
+template <int>
 struct Tiles {
     static constexpr bool ready = false;
     explicit Tiles(bool) {}
@@ -297,7 +345,7 @@ void rows_by(const Job& job, const Weight* weight, bool tiles, int64_t row, int6
 
 template <class Weight>
 void integers(const Job& job, int64_t top, int64_t bottom, int64_t first, int64_t last) {
-    const Tiles tiles(bottom - top > FEW);
+    const Tiles<Weight::PARTS> tiles(bottom - top > FEW);
     const int64_t spans = job.in / SPAN, line = spans * sizeof(Weight);
     const int64_t some = bottom - top > MANY ? std::max<int64_t>(1, NEAR / line) : last - first;  // that all rows meet in turn
     for (int64_t group = first; group < last; group += some) {

@@ -31,29 +31,36 @@ INLINE void wholes(const float* given, float* x, int64_t in, int64_t r, int64_t 
 }
 
 INLINE float32x4_t wide(const uint16_t* half) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(half))); }
+INLINE float32x4_t wide(const float* single) { return vld1q_f32(single); }
 
 // Bytes of four outputs, four inputs a vector, eight vectors a span.
-INLINE void unpack(const Four& span, int8x16_t (&weight)[8]) {
-    each<4>([&](auto j) {
-        const uint8x16_t both = vld1q_u8(span.number + 16 * j);
-        weight[j] = vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15)));
-        weight[j + 4] = vreinterpretq_s8_u8(vshrq_n_u8(both, 4));
-    });
-}
-INLINE void unpack(const Eight& span, int8x16_t (&weight)[8]) {
-    each<8>([&](auto j) { weight[j] = vld1q_s8(span.number + 16 * j); });
+template <class Weight>
+INLINE void unpack(const Weight& span, int8x16_t (&weight)[8]) {
+    if constexpr (Weight::BITS == 8) {
+        each<8>([&](auto j) { weight[j] = vld1q_s8(span.number + 16 * j); });
+    } else {
+        each<4>([&](auto j) {
+            const uint8x16_t both = vld1q_u8(span.number + 16 * j);
+            weight[j] = vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15)));
+            weight[j + 4] = vreinterpretq_s8_u8(vshrq_n_u8(both, 4));
+        });
+    }
 }
 
+// What COUNT halves of a span come to, from half FIRST on.
+template <int FIRST, int COUNT>
 INLINE int32x4_t dot(const int8x16_t (&weight)[8], const int8_t* x) {
-    const int8x16_t first = vld1q_s8(x), second = vld1q_s8(x + 16);
     int32x4_t sum = vdupq_n_s32(0);
-    each<4>([&](auto j) { sum = vdotq_laneq_s32(sum, weight[j], first, j); });
-    each<4>([&](auto j) { sum = vdotq_laneq_s32(sum, weight[j + 4], second, j); });
+    each<COUNT>([&](auto h) {
+        const int8x16_t own = vld1q_s8(x + 16 * (FIRST + h));
+        each<4>([&](auto j) { sum = vdotq_laneq_s32(sum, weight[4 * (FIRST + h) + j], own, j); });
+    });
     return sum;
 }
 
 template <class Weight, int ROWS>
 INLINE void rows_by(const Job& job, const Weight* weight, int64_t row, int64_t group) {
+    constexpr int PARTS = Weight::PARTS, HALVES = 2 / PARTS;
     const int64_t spans = job.in / SPAN;
     const Span* x = reinterpret_cast<const Span*>(job.x) + row * spans;
     Floats sum[ROWS] = {};
@@ -62,12 +69,17 @@ INLINE void rows_by(const Job& job, const Weight* weight, int64_t row, int64_t g
         __builtin_prefetch(reinterpret_cast<const char*>(weight + s) + 1088);
         int8x16_t number[8];
         unpack(weight[s], number);
-        const float32x4_t scale = wide(weight[s].scale);
+        float32x4_t scale[PARTS];
+        each<PARTS>([&](auto p) { scale[p] = wide(weight[s].scale[p]); });
         each<ROWS>([&](auto r) {
             const Span& own = x[r * spans + s];
-            const int32x4_t whole = vaddq_s32(vshlq_n_s32(dot(number, own.high), 8), dot(number, own.low));
-            sum[r] = vfmaq_f32(sum[r], vmulq_n_f32(vcvtq_f32_s32(whole), own.scale), scale);
-            if constexpr (std::is_same_v<Weight, Four>) sum[r] = vfmaq_n_f32(sum[r], wide(weight[s].floor), own.sum);
+            each<PARTS>([&](auto p) {
+                constexpr int first = decltype(p)::value * HALVES;
+                const int32x4_t high = dot<first, HALVES>(number, own.high), low = dot<first, HALVES>(number, own.low);
+                const float32x4_t whole = vcvtq_f32_s32(vaddq_s32(vshlq_n_s32(high, 8), low));
+                sum[r] = vfmaq_f32(sum[r], vmulq_n_f32(whole, own.scale), scale[p]);
+            });
+            if constexpr (Weight::FLOOR) sum[r] = vfmaq_n_f32(sum[r], wide(weight[s].scale[PARTS]), own.sum);
         });
     }
     each<ROWS>([&](auto r) { finish<SIDE>(job, reinterpret_cast<float*>(&sum[r]), row + r, group * SIDE); });

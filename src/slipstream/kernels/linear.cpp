@@ -13,6 +13,9 @@ void work(Job& job) {
             case BRAIN: floats<Brain>(job, top, bottom, first, last); break;
             case FOUR: integers<Four>(job, top, bottom, first, last); break;
             case EIGHT: integers<Eight>(job, top, bottom, first, last); break;
+            case FOUR_K: integers<FourK>(job, top, bottom, first, last); break;
+            case FIVE_K: integers<FiveK>(job, top, bottom, first, last); break;
+            case SIX_K: integers<SixK>(job, top, bottom, first, last); break;
         }
     }
 }

@@ -69,7 +69,7 @@ struct Single {
 };
 
 // How the numbers of a weight are kept; numbered as `KINDS` in cpu_linear.py.
-enum Kind : int64_t { SINGLE, BRAIN, FOUR, EIGHT };
+enum Kind : int64_t { SINGLE, BRAIN, FOUR, EIGHT, FOUR_K, FIVE_K, SIX_K };  // from FOUR on whole numbers
 
 // A weight and what is known of it; laid out as `Matrix` in cpu_linear.py.
 struct Matrix {

@@ -23,23 +23,41 @@ inline double uniform(uint64_t mixed, uint64_t token) {
     return (static_cast<double>(mix(mixed + (token + 1) * GOLDEN) >> 12) + 0.5) * 0x1p-52;
 }
 
-// Of some tokens (`ids`, null: 0, 1, …) and their probabilities the one with the least -log(u) / p: where it stands.
+// Who is first in a race, or in a part of it: where it stands, and its time.
+struct Lead {
+    double time = std::numeric_limits<double>::infinity();
+    int64_t first = 0;
+};
+
+// Of tokens `begin` to `end` (`ids`, null: 0, 1, …) the one with the least -log(u) / p. `near` gives about its probability,
+// no less than by a millionth of it too little, and `exact` the very number.
 // -log(u) is no less than 1 - u, so a token whose 1 - u is more than the best time so far times p has lost, and hardly ever
 // is there a logarithm to take.
+template <class Near, class Exact>
+Lead leader(uint64_t key, const int64_t* ids, int64_t begin, int64_t end, Near near, Exact exact) {
+    const uint64_t mixed = mix(key);
+    Lead lead;
+    for (int64_t i = begin; i < end; ++i) {
+        const double about = near(i);
+        if (!(about > 0)) continue;
+        const double u = uniform(mixed, static_cast<uint64_t>(ids ? ids[i] : i));
+        if (1 - u > lead.time * about * (1 + 1e-6)) continue;
+        const double p = exact(i);
+        const double time = p > 0 ? -std::log(u) / p : std::numeric_limits<double>::infinity();
+        if (time < lead.time) lead = {time, i};
+    }
+    return lead;
+}
+
+template <class Number>
+Lead leader(uint64_t key, const int64_t* ids, const Number* probs, int64_t begin, int64_t end) {
+    const auto prob = [probs](int64_t i) { return static_cast<double>(probs[i]); };
+    return leader(key, ids, begin, end, prob, prob);
+}
+
 template <class Number>
 int64_t winner(uint64_t key, const int64_t* ids, const Number* probs, int64_t count) {
-    const uint64_t mixed = mix(key);
-    double best = std::numeric_limits<double>::infinity();
-    int64_t first = 0;
-    for (int64_t i = 0; i < count; ++i) {
-        const double p = static_cast<double>(probs[i]);
-        if (!(p > 0)) continue;
-        const double u = uniform(mixed, static_cast<uint64_t>(ids ? ids[i] : i));
-        if (1 - u > best * p * (1 + 1e-12)) continue;  // the margin is for rounding
-        const double time = -std::log(u) / p;
-        if (time < best) best = time, first = i;
-    }
-    return first;
+    return leader(key, ids, probs, 0, count).first;
 }
 
 }  // namespace

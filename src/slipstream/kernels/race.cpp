@@ -1,16 +1,101 @@
-// The race for a token: of each row's candidates the one with the least -log(u) / p (noise.hpp).
+// The race for a token: of each row's candidates the one with the least -log(u) / p (noise.hpp), by a team of threads.
+
+#include <algorithm>
+#include <atomic>
+#include <vector>
 
 #include "noise.hpp"
+
+namespace {
+
+using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
+
+constexpr int64_t PART = 1 << 12;  // candidates that are worth a thread
+
+// Rows of `count` candidates, cut into parts that threads take one after the other.
+struct Race {
+    const int64_t *key, *ids;  // null: 0, 1, …
+    int64_t step;
+    const void* probs;
+    int64_t stride, wide, rows, count;
+    const double* sum;  // null: of probabilities; else of `left`, which over it are probabilities once they are float32
+    int64_t parts;
+    noise::Lead* lead;
+    std::atomic<int64_t> next{0};
+};
+
+noise::Lead part(const Race& race, int64_t r, int64_t begin, int64_t end) {
+    const int64_t* own = race.ids ? race.ids + r * race.step : nullptr;
+    const uint64_t key = static_cast<uint64_t>(race.key[r]);
+    if (!race.wide) return noise::leader(key, own, static_cast<const float*>(race.probs) + r * race.stride, begin, end);
+    const double* line = static_cast<const double*>(race.probs) + r * race.stride;
+    if (!race.sum) return noise::leader(key, own, line, begin, end);
+    const double sum = race.sum[r], inverse = 1 / sum;
+    return noise::leader(
+        key, own, begin, end, [=](int64_t i) { return line[i] * inverse; },
+        [=](int64_t i) { return static_cast<double>(static_cast<float>(line[i] / sum)); });
+}
+
+void work(void* data) {
+    Race& race = *static_cast<Race*>(data);
+    for (int64_t i; (i = race.next.fetch_add(1, std::memory_order_relaxed)) < race.rows * race.parts;) {
+        const int64_t r = i / race.parts, n = i % race.parts;
+        race.lead[i] = part(race, r, race.count * n / race.parts, race.count * (n + 1) / race.parts);
+    }
+}
+
+// The least time of all parts of a row, of equal ones the first; the first candidate where nothing is possible.
+void run(Race& race, int64_t* out, unsigned threads, Parallel parallel) {
+    static thread_local std::vector<noise::Lead> lead;
+    const int64_t few = race.rows < threads ? (threads + race.rows - 1) / race.rows : 1;
+    race.parts = std::max<int64_t>(1, std::min<int64_t>(few, race.count / PART));
+    lead.assign(race.rows * race.parts, {});
+    race.lead = lead.data();
+    if (threads > 1 && race.rows * race.count > PART) parallel(work, &race, threads, 0);
+    else work(&race);
+    for (int64_t r = 0; r < race.rows; ++r) {
+        noise::Lead best;
+        for (int64_t i = r * race.parts; i < (r + 1) * race.parts; ++i)
+            if (lead[i].time < best.time) best = lead[i];
+        out[r] = race.ids ? race.ids[r * race.step + best.first] : best.first;
+    }
+}
+
+// What is left of one law, max(scale * whole - taken, 0), or all of it where nothing is; its sum. Loops are kept apart: a
+// product that is rounded before it is added to is what core/verify_token.py computes.
+double leave(const float* whole, double scale, const int64_t* ids, const float* taken, int64_t many, int64_t count, double* left) {
+    for (int64_t i = 0; i < count; ++i) left[i] = static_cast<double>(whole[i]) * scale;
+    for (int64_t i = 0; i < many; ++i) left[ids ? ids[i] : i] -= static_cast<double>(taken[i]);
+    double sums[4] = {};
+    int64_t i = 0;
+    for (; i + 4 <= count; i += 4)
+        for (int64_t j = 0; j < 4; ++j) sums[j] += left[i + j] = std::max(left[i + j], 0.0);
+    for (; i < count; ++i) sums[0] += left[i] = std::max(left[i], 0.0);
+    double sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    if (sum > 0) return sum;
+    for (i = 0; i < count; ++i) sum += left[i] = static_cast<double>(whole[i]) * scale;
+    return sum;
+}
+
+}  // namespace
 
 // ids [rows, count] or null for 0, 1, …; probs [rows, count] in float64 if `wide`, else float32. Rows lie `step` and `stride`
 // numbers apart.
 extern "C" void slipstream_race(const int64_t* key, const int64_t* ids, int64_t step, const void* probs, int64_t stride,
-                                int64_t wide, int64_t rows, int64_t count, int64_t* out) {
-    for (int64_t r = 0; r < rows; ++r) {
-        const int64_t* own = ids ? ids + r * step : nullptr;
-        const uint64_t mine = static_cast<uint64_t>(key[r]);
-        const int64_t first = wide ? noise::winner(mine, own, static_cast<const double*>(probs) + r * stride, count)
-                                   : noise::winner(mine, own, static_cast<const float*>(probs) + r * stride, count);
-        out[r] = own ? own[first] : first;
-    }
+                                int64_t wide, int64_t rows, int64_t count, int64_t* out, unsigned threads, Parallel parallel) {
+    Race race{key, ids, step, probs, stride, wide, rows, count, nullptr, 1, nullptr};
+    run(race, out, threads, parallel);
+}
+
+// whole [rows, count], scale [rows]; taken [rows, many], of the tokens `ids` [rows, many], or of all where that is null.
+extern "C" void slipstream_rest(const int64_t* key, const float* whole, int64_t stride, const double* scale, const int64_t* ids,
+                                int64_t step, const float* taken, int64_t apart, int64_t many, int64_t rows, int64_t count,
+                                int64_t* out, unsigned threads, Parallel parallel) {
+    static thread_local std::vector<double> left, sum;
+    left.resize(rows * count), sum.resize(rows);
+    for (int64_t r = 0; r < rows; ++r)
+        sum[r] = leave(whole + r * stride, scale[r], ids ? ids + r * step : nullptr, taken + r * apart, many, count,
+                       left.data() + r * count);
+    Race race{key, nullptr, 0, left.data(), count, 1, rows, count, sum.data(), 1, nullptr};
+    run(race, out, threads, parallel);
 }

@@ -182,7 +182,8 @@ def _scaled(name: str, may_fetch: bool, trust: bool) -> Found:
     def make(partial: Path) -> dict[str, Any]:
         with progress(f"making {name}, once"):
             about = write_scaled(source.path, partial, scale)
-        return {"name": name, "quantised": source.quantised, "source_sha256": sha256, **about}
+        weights = {"quantised": source.quantised, "rounded": source.rounded}
+        return {"name": name, "source_sha256": sha256, **weights, **about}
 
     return _built(name, store.build(folder, make, need=room(source.path, scale)), "scaled")
 
@@ -194,7 +195,7 @@ def _convert(gguf: Path, folder: Path, name: str) -> dict[str, Any]:
 
 def _built(name: str, folder: Path, kind: str) -> Found:
     about = store.manifest(folder) or {}
-    return Found(name, folder, kind, about.get("sha256"), about.get("quantised"), scaled=about.get("scaled"))
+    return Found(name, folder, kind, about.get("sha256"), about.get("quantised"), False, *_more(about))
 
 
 def _folder(name: str, folder: Path, kind: str, trust: bool) -> Found:
@@ -203,4 +204,9 @@ def _folder(name: str, folder: Path, kind: str, trust: bool) -> Found:
     about = store.manifest(folder) or {}
     method = read_json(folder / "config.json").get("quantization_config", {}).get("quant_method")
     quantised = about.get("quantised") or method
-    return Found(name, folder, kind, about.get("sha256"), quantised, trust, about.get("scaled"))
+    return Found(name, folder, kind, about.get("sha256"), quantised, trust, *_more(about))
+
+
+def _more(about: dict[str, Any]) -> tuple[str | None, str | None, bool]:
+    """How a folder's weights were made: scaled, rounded, and whether they were kept as well."""
+    return about.get("scaled"), about.get("rounded"), bool(about.get("kept"))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from slipstream.models.kept import keep
 from slipstream.models.progress import no_gguf_bar, quiet
 from slipstream.models.store import CatalogError, sha256
 
@@ -29,19 +30,24 @@ DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "
 def convert_gguf(gguf: Path, folder: Path) -> dict[str, Any]:
     """Write a GGUF file into a folder as safetensors with tokenizer; what is to be said about it.
 
-    Blocks that kernels can keep in few bits are written in float32, which holds their numbers exactly, so that they are
-    found again; others in bfloat16."""
+    Blocks that are found again by looking at their numbers are written in float32, which holds these exactly; others in
+    bfloat16, and as they are beside it (`kept`)."""
     check_gguf(gguf)
     with quiet(), no_gguf_bar():
         fields = _fields(gguf)
-        model = _read_model(gguf, torch.float32 if set(fields["tensor_types"]) <= FEW_BITS else torch.bfloat16)
-        tokenizer = _read_tokenizer(gguf, fields)
-        model.config._name_or_path = ""
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        about = {"quantised": _quantisation(fields), "gguf_sha256": sha256(gguf), "gguf_bytes": gguf.stat().st_size}
+        rounded = not set(fields["tensor_types"]) <= FEW_BITS
+        _write_model(_read_model(gguf, torch.bfloat16 if rounded else torch.float32), folder)
+        _read_tokenizer(gguf, fields).save_pretrained(folder)
+        if rounded and about["quantised"]:
+            about |= {"rounded": "bfloat16", "kept": keep(gguf, folder)}
     weights = folder / "model.safetensors"
-    about = {"quantised": _quantisation(fields), "gguf_sha256": sha256(gguf), "gguf_bytes": gguf.stat().st_size}
     return about | ({"sha256": sha256(weights)} if weights.exists() else {})
+
+
+def _write_model(model: PreTrainedModel, folder: Path) -> None:
+    model.config._name_or_path = ""
+    model.save_pretrained(folder)
 
 
 def is_gguf(path: Path) -> bool:

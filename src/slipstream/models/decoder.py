@@ -8,15 +8,17 @@ layer's output or a logit differs by more than rounding, the modules it stays.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from slipstream.core.shapes import Float, Int, Tensor
 from slipstream.kernels.cpu_decoder import Block, Kernel, Net, Sizes, Stay, Walk, kernel
 from slipstream.kernels.machine import say
-from slipstream.models.cache import Cache
+from slipstream.models.cache import Cache, power
 from slipstream.models.layers import watch
 from slipstream.models.linears import PackedLinear
 from slipstream.models.packing import Line, Piece
@@ -42,6 +44,7 @@ HEAD_NORMS = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"} 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 1e-2}
 """Of the size of what is compared: rounding of the type. Another activation or a missing bias is far off."""
 PROBE = 5  # tokens
+TURNS, FAR = 256, 1 << 24  # positions that are looked up at first; one that no text reaches
 
 
 class Decoder:
@@ -51,9 +54,10 @@ class Decoder:
         self._model, self._kernel = model, found
         blocks = [_block(layer) for layer in layers]
         base, head = model.base_model, model.get_output_embeddings()
-        self._embed, self._angles = model.get_input_embeddings(), base.rotary_emb
+        self._embed, self._angles = _embedding(model.get_input_embeddings()), Angles(base.rotary_emb)
         self._net = Net(blocks, base.norm.weight.detach(), _packed(head), _sizes(layers[0]))
         self._windows = [windows[i] for i in range(len(layers))]
+        self._kinds = tuple(dict.fromkeys(self._windows))
         self._like = torch.empty(1, _sizes(layers[0]).kv_heads, 1, _sizes(layers[0]).dim)
         self._stay: tuple[Cache, int, Stay] | None = None
 
@@ -70,30 +74,15 @@ class Decoder:
         what the watched layers gave, and the row and place each entry was written to."""
         used = max(piece.line.start + len(piece.line) for piece in pieces)
         cache.reserve(used)
-        table = [
-            (token, position, piece.line.row, piece.line.start + i)
-            for piece in pieces
-            for i, ((token, _), position) in enumerate(zip(piece.line.entries, piece.line.position, strict=True))
-            if i >= piece.skip
-        ]
-        token, position, row, place = ints(table, torch.device("cpu")).T.contiguous()
+        token, position, row, place = packed(pieces)
         state = self._embed(token) if hidden is None else hidden.clone()
-        cos, sin = self._angles(state[None], position[None])
-        layers = self._net.layers
+        angles = self._angles(state, position, used)
         sight = Sight(pieces, token.device)
-        seen = {window: sight.visible(window, used) for window in set(self._windows)}
+        seen = {window: sight.visible(window, used) for window in self._kinds}
+        views = [seen[window] for window in self._windows]
         found = {layer: torch.empty_like(state) for layer in watched}
-        walk = Walk(
-            state,
-            (cos[0].contiguous(), sin[0].contiguous()),
-            row,
-            place,
-            used,
-            [seen[window] for window in self._windows],
-            [found.get(i) for i in range(layers)],
-            *span,
-            kept,
-        )
+        given = [found.get(i) for i in range(self._net.layers)]
+        walk = Walk(state, angles, row, place, used, views, given, *span, kept)
         return self._kernel.run(self._net, self._where(cache), walk), found, (row, place)
 
     def takes(self, pieces: Sequence[Piece]) -> bool:
@@ -116,6 +105,59 @@ class Decoder:
             held = [cache.layer(i, self._like, self._like) for i in range(self._net.layers)]
             self._stay = cache, cache.version, Stay([keys for keys, _ in held], [values for _, values in held])
         return self._stay[2]
+
+
+class Angles:
+    """Cosines and sines of positions by a model's own module. Where they are a matter of the position alone, which some
+    are only up to a length, they are looked up: a few numbers by ten calls cost more than the pass waits for."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._cos, self._sin = torch.empty(2, 0, 0)
+        self._fixed = self._steady()
+
+    def __call__(
+        self, state: Float[Tensor, "tokens hidden"], position: Int[Tensor, " tokens"], below: int
+    ) -> tuple[Tensor, Tensor]:
+        """Of positions below a bound."""
+        if not self._fixed:
+            cos, sin = self._module(state[None], position[None])
+            return cos[0].contiguous(), sin[0].contiguous()
+        if len(self._cos) < below:
+            self._cos, self._sin = self._of(torch.arange(power(max(below, TURNS))))
+        return self._cos.index_select(0, position), self._sin.index_select(0, position)
+
+    def _of(self, position: Int[Tensor, " n"]) -> Float[Tensor, "2 n turned"]:
+        cos, sin = self._module(torch.empty(1, len(position), 1), position[None])
+        return torch.stack([cos[0], sin[0]])
+
+    def _steady(self) -> bool:
+        """Whether a position far away changes nothing of the others'."""
+        near = torch.arange(PROBE)
+        with torch.inference_mode():
+            alone, beside = self._of(near), self._of(torch.cat([near, torch.tensor([FAR])]))[:, :PROBE]
+            return torch.equal(alone, beside) and torch.equal(alone, self._of(near))
+
+
+def packed(pieces: Sequence[Piece]) -> tuple[Int[Tensor, " tokens"], ...]:
+    """Token, position, row and place of all entries of a pass."""
+    token, position, row, place = list[int](), list[int](), list[int](), list[int]()
+    for piece in pieces:
+        line, skip = piece.line, piece.skip
+        count = len(line.entries) - skip
+        token += [word for word, _ in line.entries[skip:]]
+        position += line.position[skip:]
+        row += [line.row] * count
+        place += range(line.start + skip, line.start + skip + count)
+    return torch.from_numpy(np.array([token, position, row, place])).unbind()
+
+
+def _embedding(module: Any) -> Callable[[Int[Tensor, " tokens"]], Float[Tensor, "tokens hidden"]]:
+    """The rows of a model's embedding, where these are all there is to it."""
+    table, probe = module.weight.detach(), torch.arange(PROBE)
+    with torch.inference_mode():
+        plain = torch.equal(module(probe), table[probe])
+    return partial(torch.index_select, table, 0) if plain else module
 
 
 def decoder(model: Any, known: Anatomy, exact: bool = False) -> Decoder | Passes | None:

@@ -8,6 +8,7 @@ is its text: there no character spans the cut, and what follows cannot reach beh
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Sequence
 
 MARK = "\N{REPLACEMENT CHARACTER}"  # what decoders write for bytes that make no character, or not yet
@@ -55,3 +56,28 @@ class Detokenizer:
             if tail and apart in (0, 1) and text.startswith(head) and text.endswith(tail):
                 self._ids, self._sent = self._ids[cut:], self._sent - (len(text) - len(tail))
                 return
+
+
+class ByteDetokenizer(Detokenizer):
+    """The same where every token stands for certain bytes, whatever is around it: nothing is decoded twice."""
+
+    def __init__(self, spelt: Callable[[int], bytes]) -> None:
+        self._spelt, self._utf8 = spelt, getincrementaldecoder("utf-8")("replace")
+
+    def push(self, ids: Iterable[int]) -> str:
+        return self._utf8.decode(b"".join(map(self._spelt, ids)))
+
+    def flush(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+# vocabularies of bytes write one that is no visible letter of Latin-1 as a later letter, one after the other
+_VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_HIDDEN = [byte for byte in range(0x100) if byte not in _VISIBLE]
+_BYTES = {chr(byte): byte for byte in _VISIBLE} | {chr(0x100 + n): byte for n, byte in enumerate(_HIDDEN)}
+
+
+def spelt_bytes(token: str) -> bytes:
+    """A token of such a vocabulary; one with a letter that stands for no byte is text as it is."""
+    known = [_BYTES.get(letter) for letter in token]
+    return token.encode() if None in known else bytes(known)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ read from a table that is copied in. Graphs speak of tensors where they lie, so 
 
 from __future__ import annotations
 
+import gc
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -158,7 +159,8 @@ class Captured:
 
 def capture(run: Callable[[], None]) -> Callable[[], None]:
     """A function as one graph: it runs twice as it is, so that everything is compiled, then it is recorded. Where that
-    fails, the stream it was recorded on is left behind with it."""
+    fails, the stream it was recorded on is left behind with it. Meanwhile no garbage is collected: there might be an
+    old graph in it, and to let go of one is not allowed then."""
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
@@ -166,11 +168,15 @@ def capture(run: Callable[[], None]) -> Callable[[], None]:
         for _ in range(2):
             run()
         torch.cuda.synchronize()
+        collecting = gc.isenabled()
+        gc.disable()
         graph.capture_begin(capture_error_mode="thread_local")  # other threads may go on
         try:
             run()
         finally:
             graph.capture_end()
+            if collecting:
+                gc.enable()
     torch.cuda.current_stream().wait_stream(aside)
     return graph.replay
 

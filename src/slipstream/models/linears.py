@@ -16,9 +16,12 @@ from torch import nn
 
 from slipstream.core.shapes import Float, Tensor
 from slipstream.kernels import cpu_linear
+from slipstream.kernels.few_bits import FORMS
 from slipstream.models.rounded import round_linears
 
 HALF = torch.bfloat16, torch.float16
+Homes = list[tuple[nn.Module, str]]
+"""Modules that a layer is a part of, and what they call it."""
 
 
 class PackedLinear(nn.Module):
@@ -59,7 +62,8 @@ def prepared(model: Any, invariant: bool = False, whole: bool = False, weights: 
         round_linears(model, weights)
     if model.device.type == "cpu" and (model.dtype == torch.float32 or invariant):
         if whole and model.dtype == torch.float32 and cpu_linear.available() and not cpu_linear.has_integers():
-            model = model.to(torch.bfloat16).to(torch.float32)
+            for weight in model.parameters():  # not buffers: angles of positions are no weights
+                weight.data = weight.data.bfloat16().float()
         pack_linears(model, integers=whole or weights is not None, rounded=weights is not None)
     return model
 
@@ -74,21 +78,30 @@ def pack_linears(model: nn.Module, integers: bool = False, rounded: bool = False
     """
     if not cpu_linear.available():
         return 0
-    places: dict[nn.Module, list[tuple[nn.Module, str]]] = defaultdict(list)
+    found = places(model)
+    tables = {m.weight.data_ptr() for m in model.modules() if isinstance(m, nn.Embedding)}
+    count = len(found)
+    while found:
+        child, homes = found.popitem()
+        weights = _weights(child)
+        assert weights is not None
+        put(_packed(*weights, integers, rounded, held=weights[0].data_ptr() in tables), homes)
+    return count
+
+
+def places(model: nn.Module) -> dict[nn.Module, Homes]:
+    """The plain linear layers of a model on the CPU, and where each stands."""
+    found: dict[nn.Module, Homes] = defaultdict(list)
     for parent in model.modules():
         for name, child in parent._modules.items():  # `named_children` skips a second place
             if child is not None and _weights(child) is not None:
-                places[child].append((parent, name))
-    tables = {m.weight.data_ptr() for m in model.modules() if isinstance(m, nn.Embedding)}
-    count = len(places)
-    while places:
-        child, homes = places.popitem()
-        weights = _weights(child)
-        assert weights is not None
-        packed = _packed(*weights, integers, rounded, held=weights[0].data_ptr() in tables)
-        for parent, name in homes:
-            setattr(parent, name, packed)
-    return count
+                found[child].append((parent, name))
+    return found
+
+
+def put(layer: PackedLinear, homes: Homes) -> None:
+    for parent, name in homes:
+        setattr(parent, name, layer)
 
 
 def _packed(weight: Tensor, bias: Tensor | None, integers: bool, rounded: bool, held: bool) -> PackedLinear:
@@ -100,7 +113,7 @@ def _packed(weight: Tensor, bias: Tensor | None, integers: bool, rounded: bool, 
 def products(model: nn.Module) -> str | None:
     """What the products of packed layers are made of, where they are of whole numbers."""
     kinds = {module.packed.kind for module in model.modules() if isinstance(module, PackedLinear)}
-    small = sorted(kind for kind in kinds if kind.startswith("int"))
+    small = sorted({f"int{FORMS[kind].bits}" for kind in kinds if kind in FORMS})
     return f"int16 x {'/'.join(small)} products" if small else None
 
 

@@ -34,6 +34,15 @@ class Found:
     quantised: str | None = None  # the format the weights were rounded to before they were stored, such as Q4_1
     trust_remote_code: bool = False
     scaled: str | None = None  # how a cost-scaled target was made larger than the model it says the words of
+    rounded: str | None = None  # the type that quantised weights were rounded to when they were written here
+    kept: bool = False  # whether all of them lie there as they were, too (`kept`)
+
+    def weights(self, exact: bool) -> str:
+        """What is to be said of the weights of a quantised model, before its type; `exact`: those kept are used."""
+        if not self.quantised:
+            return ""
+        whole = self.rounded is None or (exact and self.kept)
+        return f"{self.quantised} weights{'' if whole else f' rounded to {self.rounded}'}, "
 
 
 def load_model(found: Found, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu") -> PreTrainedModel:

@@ -33,6 +33,8 @@ class Line:
     def of(row: int, start: int, pending: Sequence[int], nodes: Sequence[Entry] = ()) -> Line:
         """`nodes` name their parents within the row: the number of the node, or -1."""
         entries = entries_of(pending, nodes)
+        if len(entries) == 1:  # of plain decoding
+            return Line(row, start, len(pending), entries, [start], [start + 1], [[]])
         line = Line(row, start, len(pending), entries)
         for i, (_, parent) in enumerate(entries):
             line.position.append(start if parent < 0 else line.position[parent] + 1)
@@ -80,6 +82,8 @@ def nodes_by_row(draft: Draft) -> list[list[int]]:
 def local_nodes(draft: Draft) -> list[list[Entry]]:
     """Each row's nodes as entries that name their parents within the row."""
     table: list[list[Entry]] = [[] for _ in range(draft.tree.rows)]
+    if not len(draft.tree):
+        return table
     number: list[int] = []
     for (r, p), token in zip(draft.tree.lists, draft.token.tolist(), strict=True):
         number.append(len(table[r]))
@@ -93,6 +97,8 @@ def slot_index(lines: Sequence[Line], draft: Draft) -> list[int]:
     for line in lines:
         offset.append(offset[-1] + len(line))
     ends = [offset[r] + line.pending - 1 for r, line in enumerate(lines)]
+    if not len(draft.tree):
+        return ends
     nodes = [0] * len(draft.tree)
     for r, numbers in enumerate(nodes_by_row(draft)):
         for k, i in enumerate(numbers):

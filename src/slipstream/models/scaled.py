@@ -26,6 +26,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from slipstream.core.shapes import Tensor
+from slipstream.models import kept
 from slipstream.models.folder import read_json, tensors, weight_files, weights_sha256
 from slipstream.models.store import MANIFEST, CatalogError
 
@@ -87,7 +88,8 @@ def write_scaled(source: Path, folder: Path, scale: Scale) -> dict[str, Any]:
     listed = {"metadata": {"total_size": size}, "weight_map": index}
     (folder / "model.safetensors.index.json").write_text(json.dumps(listed, indent=1))
     (folder / "config.json").write_text(json.dumps(scaled_config(config, scale, order), indent=1) + "\n")
-    skipped = {"config.json", MANIFEST, "model.safetensors.index.json", *(path.name for path in weight_files(source))}
+    weights = {"model.safetensors.index.json", kept.FILE, *(path.name for path in weight_files(source))}
+    skipped = {"config.json", MANIFEST, *weights}
     for path in source.iterdir():
         if path.is_file() and path.name not in skipped:
             shutil.copyfile(path, folder / path.name)

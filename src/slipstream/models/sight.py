@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from slipstream.core.shapes import Bool, Int, Tensor
@@ -28,9 +29,11 @@ class Sight:
         limit = [n for piece in self.pieces for n in piece.line.limit[piece.skip :]]
         if window is None and min(limit) >= used:
             return None
+        lists = [places for piece in self.pieces for places in piece.line.seen[piece.skip :]]
+        if window is None and self.device.type == "cpu" and not any(lists):
+            return torch.from_numpy(np.arange(used) < np.array(limit)[:, None])  # a few numbers: no time to call torch
         places = torch.arange(used, device=self.device)
         seen = places < ints(limit, self.device)[:, None]
-        lists = [places for piece in self.pieces for places in piece.line.seen[piece.skip :]]
         pairs = [(token, place) for token, extra in enumerate(lists) for place in extra]
         if pairs:
             token, place = ints(pairs, self.device).T

@@ -46,6 +46,10 @@ class Words:
         self.added_tokens_decoder = self._words.get_added_tokens_decoder()
         self._template: Any = None
 
+    @property
+    def backend_tokenizer(self) -> Tokenizer:
+        return self._words
+
     def encode(self, text: str, add_special_tokens: bool = True, verbose: bool = True) -> list[int]:
         ids: list[int] = self._words.encode(text, add_special_tokens=add_special_tokens).ids
         return ids

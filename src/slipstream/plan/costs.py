@@ -21,6 +21,12 @@ class Recent:
         self._last: deque[float] = deque(maxlen=size)
         self.value = 0.0
 
+    @staticmethod
+    def of(number: float) -> Recent:
+        made = Recent()
+        made.add(number)
+        return made
+
     def add(self, number: float) -> None:
         self._last.append(number)
         self.value = sorted(self._last)[(len(self._last) - 1) // 2]

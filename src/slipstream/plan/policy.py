@@ -40,7 +40,8 @@ class Fixed(Policy):
 
 MARGIN = 1.05  # drafting must promise so much more than plain decoding: estimates err, and their errors are chosen for
 SURE = 0.97  # acceptance that is hoped for when nothing is known
-REST = 3  # plain cycles after one in which nothing was found worth drafting
+REST, LONGEST = 3, 16  # plain cycles after one in which nothing was found worth drafting, at least and at most
+IDLE = 0.004  # of all time goes into finding nothing, where that is timed
 STALE = 64  # plain cycles of a row after which even what cannot pay is priced again, if the purse covers it
 LOST = 0.75  # of the best speed on the way: where drafting more has fallen below this, no more is looked at
 FORGOTTEN = 256  # cycles without any draft after which one token is priced again, whatever it seemed to cost
@@ -166,7 +167,8 @@ class Adaptive(Policy):
         usual = [bool(span) for span in spans]
         self._probe(trust, spans, now, stake, max(0.0, risk))
         if not any(spans):  # little changes while nothing is drafted, and thinking takes its time too
-            self._rest = REST
+            spent = self._clock() - began if self._clock else 0.0
+            self._rest = max(REST, min(LONGEST, int(spent / (IDLE * now.plain))))
         elif self._clock and usual == [bool(span) for span in spans]:  # attempts are made once
             self._kept = min(REPEAT, int((self._clock() - began) / (THOUGHT * now.plain))), spans, risk
         return spans
@@ -261,6 +263,8 @@ class Adaptive(Policy):
         return False
 
     def observe(self, rows: Sequence[Row], draft: Draft, verdict: Verdict) -> None:
+        if not len(draft.tree):
+            return
         nodes, levels = [0] * len(rows), [0] * len(rows)
         depth: list[int] = []
         for r, p in draft.tree.lists:

@@ -6,6 +6,7 @@ import http.client
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -42,7 +43,7 @@ class LlamaCppEngine(Peer):
                 f"dtype is {asked.dtype!r}; llama.cpp computes in the GGUF file's own format; leave it out"
             )
         self._options: LlamaCppConfig = asked.options
-        file, found = gguf_file(asked.model), resolve(asked.model)
+        file, found = gguf_file(asked.model), replace(resolve(asked.model), rounded=None)  # read as it is
         config = read_json(found.path / "config.json")
         longest = min(asked.context or 8192, config.get("max_position_embeddings", 8192))
         text = load_text(found)

@@ -25,6 +25,7 @@ from slipstream.engines.native.job import Job
 from slipstream.engines.native.laws import check_request, check_tree, law_of, tops
 from slipstream.engines.native.scheduler import Limits, Scheduler
 from slipstream.kernels.cpu_race import KernelNoise
+from slipstream.plan.menu import Chooser
 
 if TYPE_CHECKING:
     from slipstream.engines.native.express import Express
@@ -43,7 +44,7 @@ class Batch:
         make_noise: NoiseFactory = KernelNoise,
         express: Express | None = None,
     ) -> None:
-        self.model, self.policy = model, policy
+        self.model, self.policy, self.chooser = model, policy, Chooser()
         self._drafter, self._rule, self._make_noise, self._express = drafter, rule, make_noise, express
         self.scheduler = Scheduler(limits, model.context)
         model.bound(limits.tokens)
@@ -96,12 +97,16 @@ class Batch:
 
     def _by_hand(self, express: Express, jobs: Sequence[Job]) -> list[Job]:
         """Whoever can has a whole cycle on the device, by drafter and rule; the others."""
-        ready = [job for job in jobs if job.top is None and express.ready(job.row, job.course.rule)]
+        ready = [job for job in jobs if self._goes_whole(job)]
         done: set[Job] = set()
         for _, some in groupby(sorted(ready, key=_course), key=_course):
             alike = list(some)
             done |= {*alike} if self._whole(express, alike) else set()
         return [job for job in jobs if job not in done]
+
+    def _goes_whole(self, job: Job) -> bool:
+        """Whether a row's next cycle can run on the device as a whole."""
+        return self._express is not None and job.top is None and self._express.ready(job.row, job.course.rule)
 
     def _whole(self, express: Express, jobs: Sequence[Job]) -> bool:
         """The whole cycle of rows with one drafter and one rule on the device, where it can be; the verdict is all the
@@ -109,21 +114,25 @@ class Batch:
         started, (drafter, rule) = time.perf_counter(), _course(jobs[0])
         rows, judge = [job.row for job in jobs], self._rule(rule)
         group = Group(list(jobs), self._drafter(drafter), judge, self._make_noise(rows, [judge.shared] * len(rows)))
+        free = [job for job in jobs if job.course.depth is None]
         try:
-            budget = self._budget(group, jobs)
-            free = all(job.course.depth is None for job in jobs)
-            done = express.run(rows, budget, group.drafter, rule, free)
+            if free:
+                budget = express.choose([job.row for job in free], group.drafter, rule, self.chooser)
+                for job in free:
+                    job.budget = budget
+            done = express.run(rows, self._budget(group, jobs), group.drafter, rule, len(free) == len(jobs))
         except Exception as error:  # it would fail again, after as long a time
             self._note(f"express, given up: {error}")
             self._express = None
             return False
         if done is None:
             return False
-        draft, verdict, drafting = done
-        self.policy.observe(rows, draft, verdict)
+        draft, verdict = done
+        self.chooser.observe(rows, draft, verdict)
+        decided = time.perf_counter()
         self.publish([group], [draft], [verdict], None, [{}])
-        if drafting is not None:
-            self.policy.price(drafting, time.perf_counter() - started - drafting, len(rows) + len(draft.tree))
+        express.paid(decided - started)
+        self.chooser.handed_out(len(rows) + int((verdict.path >= 0).sum()), time.perf_counter() - decided)
         return True
 
     def schedule(self) -> list[Job]:
@@ -139,8 +148,8 @@ class Batch:
         self._close(plan.leave())
         ready = self._prefill(plan.running)
         for job in ready:
-            job.budget = Budget(job.course.depth or 0, shape=job.course.shape)
-        free = [job for job in ready if job.course.depth is None]
+            job.budget = job.course.budget
+        free = [job for job in ready if job.course.depth is None and not self._goes_whole(job)]
         for job, budget in zip(free, self.policy.budget([job.row for job in free]) if ready else (), strict=True):
             job.budget = budget
         return ready
@@ -152,6 +161,7 @@ class Batch:
             drafter = self._drafter(job.course.drafter)
             drafter.open([job.row])
             whole = self._express is not None and self._express.only_chains(drafter, job.course.rule)
+            self.chooser.open(job.row, drafter, job.course.rule)
             if self.model.branches and not whole:
                 self.policy.open([job.row], self.model, drafter, self._rule(job.course.rule))
         except Exception as error:
@@ -161,6 +171,7 @@ class Batch:
         for job in jobs:
             if job.seated:
                 self.policy.close([job.row])
+                self.chooser.close(job.row)
                 self._leave_drafter(job)
                 self.model.close([job.row])
 

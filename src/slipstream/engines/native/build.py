@@ -27,6 +27,7 @@ from slipstream.models.linears import pack_linears, prepared, products
 from slipstream.models.load import Found, load_config
 from slipstream.models.package import open_package, write_package
 from slipstream.models.precision import choose
+from slipstream.models.restored import load_restored
 from slipstream.models.skeleton import Skeleton, Unfit
 from slipstream.models.text import Text, same_tokenizer
 from slipstream.models.torch_model import TorchModel
@@ -50,8 +51,9 @@ class Target:
 
     @property
     def label(self) -> str:
-        dtype = products(self.model.model) or str(self.model.dtype).removeprefix("torch.")
-        weights = f"{self.found.quantised} weights, " if self.found.quantised else ""
+        small = products(self.model.model)
+        dtype = small or str(self.model.dtype).removeprefix("torch.")
+        weights = self.found.weights(exact=small is not None)
         weights += f"rounded to {self.weights}, " if self.weights else ""
         return f"{self.found.name} ({weights}{dtype}{', invariant' if self.model.invariant else ''})"
 
@@ -82,7 +84,8 @@ def build_target(
         model, anatomy, text = ready
         sure = True if invariant is None else invariant
         return Target(found, TorchModel(model, context=context, anatomy=anatomy, invariant=sure), text)
-    model = prepared(load_model(found, wanted, place), bool(invariant), whole, kind.weights)
+    own = load_restored(found) if place == "cpu" and (whole or kind.weights) else None
+    model = prepared(own or load_model(found, wanted, place), bool(invariant), whole, kind.weights)
     sure = free(model) if invariant is None else invariant
     target = Target(found, TorchModel(model, context=context, invariant=sure), load_text(found), kind.weights)
     if packaged and WORTH <= store.size(found.path) <= MUCH:
@@ -174,19 +177,20 @@ def _draft_model(kind: Any, target: Target, options: dict[str, str]) -> Drafter:
     """Another model, one distilled from the target, some of the target's own layers (`layers=0-9`), or the target."""
     known = configured(dict, options, "draft_model", ("model", "layers", "dtype"))
     trained = _trained("draft_model", target, known)
+    small = products(target.model.model) is not None and "dtype" not in known  # then of whole numbers, as the target
     if trained is not None:
         output = target.model.model.get_output_embeddings().weight.detach()
         model, ids = load_draft(trained, target.model.model, output, _config(target))
-        return kind(_drafting(model, target), target.model.vocab, ids)  # type: ignore[no-any-return]
+        return kind(_drafting(model, target, small), target.model.vocab, ids)  # type: ignore[no-any-return]
     found = resolve(known["model"]) if "model" in known else target.found
     difference = None if found == target.found else same_tokenizer(load_text(found).tokenizer, target.text.tokenizer)
     if difference:
         raise ValueError(f"{found.name} cannot draft for {target.found.name}: {difference}")
     dtype = known.get("dtype", str(target.model.dtype).removeprefix("torch."))
-    model = load_model(found, dtype, target.model.device)
+    model = (load_restored(found) if small else None) or load_model(found, dtype, target.model.device)
     if "layers" in known:
         keep_layers(model, known["layers"])
-    return kind(_drafting(model, target), target.model.vocab)  # type: ignore[no-any-return]
+    return kind(_drafting(model, target, small), target.model.vocab)  # type: ignore[no-any-return]
 
 
 def _config(target: Target) -> Any:
@@ -202,9 +206,10 @@ def _trained(kind: str, target: Target, known: dict[str, str]) -> Path | None:
     return shipped_for(kind, target.found.name, target.found.sha256) if "layers" not in known else None
 
 
-def _drafting(model: Any, target: Target) -> TorchModel:
+def _drafting(model: Any, target: Target, small: bool) -> TorchModel:
+    """`small`: weights are of eight bits, rounded where they are not of few: a drafter may be any."""
     exact = target.model.invariant  # then drafts are repeatable too
-    model = prepared(model, exact)
+    model = prepared(model, exact, weights="int8" if small else None)
     return TorchModel(model, retained=target.model.retained, invariant=exact and why_not(model) is None)
 
 

@@ -14,7 +14,7 @@ import torch
 from slipstream.core.noise import Purpose
 from slipstream.core.shapes import Float, Tensor
 from slipstream.engines.native.captured_draft import Guesses, Head, Partner, Reading
-from slipstream.engines.native.captured_parts import Halves, Inputs, Scoring
+from slipstream.engines.native.captured_parts import Inputs, Scoring, Whole
 from slipstream.engines.native.told import Told, told_chains
 from slipstream.kernels.gpu.cut import cut
 from slipstream.kernels.gpu.cycle import commit, lay
@@ -55,12 +55,7 @@ class Cycle:
         elif side is not None and kind.depth:
             self._steps = side.steps(rows, kind.depth, kind.parts, self.state)
             self._drafts = Laws(rows * kind.depth, len(side.ids), device)
-        self.halves = Halves(self._first, self._second, self._result)
-
-    @property
-    def drafting(self) -> float:
-        """Seconds, in the last cycle."""
-        return self.halves.drafting if self.kind.depth else 0.0
+        self.whole = Whole(self._all, self._result)
 
     def __call__(
         self, words: Sequence[Sequence[int]], numbers: Sequence[Sequence[float]], state: Tensor | None
@@ -72,10 +67,14 @@ class Cycle:
         if state is not None:
             target = self._guess if isinstance(self._side, Guesses) else self.state
             target[: len(state)].copy_(state)
-        return self.halves.run()
+        return self.whole.run()
 
     def told(self, record: Sequence[Sequence[float]], vocab: int) -> Told:
         return told_chains(record, self.kind.depth, vocab)
+
+    def _all(self) -> None:
+        self._first()
+        self._second()
 
     def _first(self) -> None:
         scoring, inputs = self._scoring, self._inputs

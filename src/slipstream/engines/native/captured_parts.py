@@ -1,7 +1,7 @@
 """What captured cycles are put together from, whether they draft chains or trees.
 
 Each part holds buffers of fixed size and does one stretch of a cycle in them; what is captured is a sequence of such
-stretches. Nothing here reads what the device computed, but `Halves` at its end.
+stretches. Nothing here reads what the device computed, but `Whole` at its end.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any
 
 import torch
 
@@ -23,6 +22,7 @@ from slipstream.kernels.gpu.judge import Found
 from slipstream.models.gpu_passes import Passes, capture
 
 INTEGERS = len(fields(Control))
+REHEARSALS = 4  # of a cycle that was just captured
 
 
 class Inputs:
@@ -73,53 +73,25 @@ class Scoring:
         self._pass.run(self.token.view(-1), self.layout, self._held, span, watched, tree, self.laws.logits)
 
 
-class Halves:
-    """A cycle as two graphs, before and after the draft is there, with the clock read between them."""
+class Whole:
+    """A cycle as one graph, and the one read at its end."""
 
-    def __init__(self, first: Callable[[], None], second: Callable[[], None], result: Tensor) -> None:
-        self._clock, self._result = Clock(result.device), result
-        self.drafting = 0.0  # seconds, in the last cycle
-        self.begin, self.rest = (capture(part) if self._clock.device else part for part in (first, second))
+    def __init__(self, run: Callable[[], None], result: Tensor) -> None:
+        self._result, self._recorded = result, result.is_cuda
+        self.replay = capture(run) if self._recorded else run
 
     def run(self) -> Tensor:
-        self._clock.start()
-        self.begin()
-        self._clock.lap()
-        self.rest()
-        record = self._result.cpu()  # the one place where the host waits
-        self.drafting = self._clock.read()
-        return record
+        self.replay()
+        return self._result.cpu()  # the one place where the host waits
 
-
-class Clock:
-    """How long the first half of a cycle took, by the device's own clock where there is one."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device.type == "cuda"
-        self._events: list[Any] = [_event() for _ in range(2)] if self.device else []
-        self._times = [0.0, 0.0]
-
-    def start(self) -> None:
-        self._mark(0)
-
-    def lap(self) -> None:
-        self._mark(1)
-
-    def _mark(self, n: int) -> None:
-        if self.device:
-            self._events[n].record()
-        else:
-            self._times[n] = time.perf_counter()
-
-    def read(self) -> float:
-        """Seconds between the two, once the device has been waited for."""
-        if self.device:
-            return float(self._events[0].elapsed_time(self._events[1])) / 1000
-        return self._times[1] - self._times[0]
-
-
-def _event() -> Any:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    def rehearse(self) -> float | None:
+        """Seconds of a cycle of no rows, which takes about as long as one of some; None where nothing is recorded."""
+        times = []
+        for _ in range(REHEARSALS if self._recorded else 0):
+            began = time.perf_counter()
+            self.run()
+            times.append(time.perf_counter() - began)
+        return min(times, default=None)
 
 
 def _keeper(layout: Layout, held: Tensor, stack: Tensor, scale: Tensor) -> Callable[[Tensor], None]:

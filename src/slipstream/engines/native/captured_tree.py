@@ -20,7 +20,7 @@ import torch
 from slipstream.core.noise import Purpose
 from slipstream.core.shapes import Int, Tensor
 from slipstream.engines.native.captured_draft import Head, Reading
-from slipstream.engines.native.captured_parts import Halves, Inputs, Scoring
+from slipstream.engines.native.captured_parts import Inputs, Scoring, Whole
 from slipstream.engines.native.told import Told, told_trees
 from slipstream.kernels.gpu.decoder import Held, Room
 from slipstream.kernels.gpu.draw import choose
@@ -60,7 +60,7 @@ class TreeCycle:
         self._result = torch.zeros(rows, 2 + 2 * slots + kind.depth, dtype=torch.long, device=device)
         self.state = self._reading.state
         self._prepare(head)
-        self.halves = Halves(self._first, self._second, self._result)
+        self.whole = Whole(self._all, self._result)
 
     def _prepare(self, head: Head) -> None:
         kind, net, device = self.kind, head.kernels.net, self.state.device
@@ -71,11 +71,6 @@ class TreeCycle:
         self._logits = torch.zeros(opened, len(net.head), device=device)
         self._both = head.kernels.embedding.new_zeros(opened, 2 * self.state.shape[1])
 
-    @property
-    def drafting(self) -> float:
-        """Seconds, in the last cycle."""
-        return self.halves.drafting
-
     def __call__(
         self, words: Sequence[Sequence[int]], numbers: Sequence[Sequence[float]], state: Tensor | None
     ) -> Int[Tensor, "rows record"]:
@@ -84,10 +79,14 @@ class TreeCycle:
         self._inputs.load(words, numbers)
         if state is not None:
             self.state[: len(state)].copy_(state)
-        return self.halves.run()
+        return self.whole.run()
 
     def told(self, record: Sequence[Sequence[float]], vocab: int) -> Told:
         return told_trees(record, self.kind.nodes, vocab)
+
+    def _all(self) -> None:
+        self._first()
+        self._second()
 
     def _first(self) -> None:
         inputs, kernels, pool, race = self._inputs, self._head.kernels, self._pool, self.kind.rule == "coupled"

@@ -88,12 +88,12 @@ def comparable(engine: NativeEngine, wish: Sampling) -> bool:
     return wish.temperature == 0 or (engine.rule_name == "coupled" and wish.seed is not None)
 
 
-def agreement(engine: NativeEngine, request: Request, speculative: Sequence[int], plain: Sequence[int]) -> Agreement:
+def agreement(model: TorchModel, request: Request, speculative: Sequence[int], plain: Sequence[int]) -> Agreement:
     """Compare two outputs of one request. Where they part at a tie, plain decoding is taken up behind speculation's
     choice and compared again, to the end or to a real difference."""
     if list(speculative) == list(plain):
         return Agreement(True)
-    model, partings, start = _twin(engine.target.model), list[Parting](), 0
+    model, partings, start = _twin(model), list[Parting](), 0
     rest = list(plain)
     while (at := _parts(speculative, rest, start)) is not None:
         partings.append(judge(model, request, speculative[:at], (speculative[at], rest[at])))

@@ -9,7 +9,7 @@ Everything else goes through `Batch`'s own lines, before and after: both leave c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from slipstream.core.interfaces import Drafter
@@ -22,25 +22,35 @@ from slipstream.engines.native.captured_draft import Guesses, Head, Partner
 from slipstream.engines.native.captured_tree import TreeCycle, TreeKind
 from slipstream.engines.native.express_sides import Side, side_of
 from slipstream.kernels.gpu.decoder import Held
+from slipstream.kernels.machine import say
 from slipstream.models.cache import power
 from slipstream.models.gpu_passes import Passes, parts_of
 from slipstream.models.torch_model import TorchModel
+from slipstream.plan.costs import Recent
+from slipstream.plan.menu import Chooser, Offer
 
 CHAINS = frozenset({"greedy", "coupled", "token", "block"})
 TREES = frozenset({"greedy", "coupled", "chosen"})  # that verify trees on the device
 WIDEST = 1024  # tokens of a pass that is worth a graph
 DEPTHS = (0, 1, 2, 3, 5, 8)  # that graphs are captured for: a row that drafts less leaves the rest out
 LEVELS, WIDTHS = (3, 6, 10, 16), (6, 8)  # the same for trees; none is larger. Few: each is captured when first met
+HOPE = 0.08  # of a plain cycle: what a level of drafts is taken to cost before any was captured
 NODES = (8, 15, 24, 32, 48, 64)  # 15 and the committed end are as many tokens as products of few rows take
+
+Key = tuple[Kind | TreeKind, int]  # a cycle, and whose drafts
 
 
 class Express:
     def __init__(self, model: TorchModel, passes: Passes) -> None:
         self._model, self._passes = model, passes
-        self._cycles: dict[tuple[Kind | TreeKind, int], Cycle | TreeCycle] = {}
+        self._cycles: dict[Key, Cycle | TreeCycle] = {}
         self._sides: dict[int, tuple[Drafter, Side | None]] = {}  # by who they are, which is held on to
         self._version: tuple[int, ...] = ()
-        self._new = False  # whether this cycle did what others do not: captured a graph, or read a prompt
+        self._new = self._counted = False  # whether this cycle captured a graph; whether that was a policy's wish
+        self._prices: dict[Key, Recent] = {}  # seconds of a cycle, with the host's part
+        self._rehearsed: dict[Key, float] = {}  # the device's part
+        self._host = Recent(7)  # the host's
+        self._latest: Key | None = None  # whose price the last cycle tells
         self.cycles, self.allowance = 0, Allowance()
 
     def drafts(self, drafter: Drafter) -> bool:
@@ -62,59 +72,93 @@ class Express:
             return False
         return row.length > 1 and self._model.cached(row) == row.length - 1
 
+    def choose(self, rows: Sequence[Row], drafter: Drafter, rule: str, chooser: Chooser) -> Budget:
+        """What all rows are to draft in the coming cycle: of what is captured, or may be, the fastest."""
+        side = self._side(drafter)
+        if side is None or not side.drafts:
+            return Budget(0)
+        ready = side.ready(rows, DEPTHS[-1])
+        held = chooser.held(rows) if ready is None else None
+        return (held or chooser.choose(rows, self._menu(rows, drafter, rule), ready)).budget
+
+    def _menu(self, rows: Sequence[Row], drafter: Drafter, rule: str) -> list[Offer]:
+        """Sizes that may be chosen, the least first, and what they take. What is not captured is offered if it may be:
+        its price is a guess, on the low side."""
+        sizes = [Size(depth) for depth in DEPTHS if not depth or rule in CHAINS]
+        sizes += GROWN if self.branches(drafter, rule) else []
+        common = _common(rows)
+        kinds = {size: common.kind(size, rule) for size in sizes if self._fits(common, size, drafter, rule)}
+        known = {size: self._prices.get((kind, id(drafter))) for size, kind in kinds.items()}
+        plain = known.get(Size(0))
+        if plain is None:
+            return [Offer(0, 1, 0, 1.0)]
+        paid = {size: price.value for size, price in known.items() if price}
+        levels = [(paid[size] - plain.value) / size.depth for size in paid if size.depth]
+        level = sum(levels) / len(levels) if levels else HOPE * plain.value
+        free = self.allowance.left(common.lines)
+        offers = []
+        for size, kind in kinds.items():
+            there = self._there(kind, drafter)
+            if there or free or not size.depth:
+                price = paid.get(size, plain.value + max(0.0, level) * size.depth)
+                offers.append(Offer(size.depth, size.width, size.nodes, price, there))
+        return offers
+
+    def _there(self, kind: Kind | TreeKind, drafter: Drafter) -> bool:
+        return (kind, id(drafter)) in self._cycles or (kind, 0) in self._cycles
+
     def run(
         self, rows: Sequence[Row], budget: Sequence[Budget], drafter: Drafter, rule: str, free: bool = False
-    ) -> tuple[Draft, Verdict, float | None] | None:
-        """One cycle for all rows, which are `ready`, committed to the target's cache, and the seconds drafting took,
-        where they are worth learning from; None where it must go the other way, nothing having changed. Where how far
-        to draft is `free`, it may be less, if that is captured already."""
+    ) -> tuple[Draft, Verdict] | None:
+        """One cycle for all rows, which are `ready`, committed to the target's cache; None where it must go the other
+        way, nothing having changed. `free`: nobody asked for drafts of this size, so time to capture it is counted."""
+        self._counted = free and any(spend.depth for spend in budget)
         with self.allowance.runs():
-            return self._run(rows, budget, drafter, rule, free)
+            return self._run(rows, budget, drafter, rule)
+
+    def paid(self, seconds: float) -> None:
+        """What the last cycle took, until its tokens were known."""
+        if self._latest is not None:
+            key, self._latest = self._latest, None
+            if key in self._rehearsed:
+                self._host.add(seconds - self._rehearsed[key])
+            self._prices.setdefault(key, Recent(7)).add(seconds)
 
     def _run(
-        self, rows: Sequence[Row], budget: Sequence[Budget], drafter: Drafter, rule: str, free: bool
-    ) -> tuple[Draft, Verdict, float | None] | None:
+        self, rows: Sequence[Row], budget: Sequence[Budget], drafter: Drafter, rule: str
+    ) -> tuple[Draft, Verdict] | None:
         if (side := self._side(drafter)) is None:
             return None
         if not any(spend.depth and spend.shape for spend in budget):
             budget = side.guess(rows, budget)
         size = _size(budget, rule)
-        if size is None or not self._fits(rows, size, drafter, rule):
+        common = _common(rows)
+        if size is None or not self._fits(common, size, drafter, rule):
             return None
-        if free and not self.allowance.left:
-            size = self._captured(size, rows, drafter, rule)
-            budget = [size.cut(spend) for spend in budget]
-        used = _used(rows, size)
+        used = common.used(size)
         if side.context is not None and used > side.context:
             return None
         self._model.make_room(used)
         part = side.part(used)
-        cycle = self._cycle(self._kind(rows, size, rule), drafter, part)
+        kind = common.kind(size, rule)
+        cycle = self._cycle(kind, drafter, part)
         state, read = side.begin(rows, budget, cycle)
         record = cycle(*self._control(rows, budget, side, size, cycle.kind.rows), state)[: len(rows)].tolist()
         self.cycles += 1
         if not all(line[2] for line in record):  # some place has no law: who it was is found out the other way
             return None
-        known, self._new = not (self._new or read), False
+        self._latest, self._new = None if self._new or read else (kind, id(drafter)), False
         told = cycle.told(record, self._model.vocab)
         self._model.took(rows, told.kept)
         side.commit(rows, budget, told, cycle)
-        return told.draft, told.verdict, cycle.drafting if known else None
+        return told.draft, told.verdict
 
-    def _captured(self, size: Size, rows: Sequence[Row], drafter: Drafter, rule: str) -> Size:
-        """The largest size, of those that are no larger, that there is a graph for; none: nothing is drafted."""
-        there = (s for s in smaller(size, rule) if (self._kind(rows, s, rule), id(drafter)) in self._cycles)
-        return next(there, Size(0))
-
-    def _kind(self, rows: Sequence[Row], size: Size, rule: str) -> Kind | TreeKind:
-        return size.kind(power(len(rows)), rule, parts_of(_used(rows, size)), any(map(_cut, rows)))
-
-    def _fits(self, rows: Sequence[Row], size: Size, drafter: Drafter, rule: str) -> bool:
-        if len(rows) * (size.slots + 1) > WIDEST:
+    def _fits(self, common: Common, size: Size, drafter: Drafter, rule: str) -> bool:
+        if common.rows * (size.slots + 1) > WIDEST:
             return False
         if not size.nodes:
             return True
-        cut = rule != "greedy" and any(map(_cut, rows))  # what trees are ranked by is not cut here
+        cut = rule != "greedy" and common.cut  # what trees are ranked by is not cut here
         return self.branches(drafter, rule) and not cut
 
     def _side(self, drafter: Drafter) -> Side | None:
@@ -132,8 +176,12 @@ class Express:
             self._version = version
         key = kind, id(drafter) if part else 0
         if key not in self._cycles:
-            with self.allowance.captures():
-                self._cycles[key] = _new_cycle(kind, self._passes, held, part)
+            with self.allowance.captures(self._counted):
+                made = self._cycles[key] = _new_cycle(kind, self._passes, held, part)
+                if (seconds := made.whole.rehearse()) is not None:
+                    self._rehearsed[kind, id(drafter)] = seconds
+                    self._prices[kind, id(drafter)] = Recent.of(seconds + self._host.value)
+                    say(f"captured {kind}: {1000 * seconds:.2f} ms a cycle")
             self._new = True
         return self._cycles[key]
 
@@ -196,31 +244,36 @@ class Size:
         """In the caches beyond the committed ones: of the target, or of the head, which keeps all it looked at."""
         return max(self.slots, self.depth * self.width)
 
-    def cut(self, spend: Budget) -> Budget:
-        """So much of what was wanted as there is room for."""
-        return replace(spend, depth=min(spend.depth, self.depth), shape=spend.shape if self.nodes else None)
 
-    def kind(self, rows: int, rule: str, parts: int, cut: bool) -> Kind | TreeKind:
-        if not self.nodes:
-            return Kind(rows, self.depth, rule, parts, cut)
-        return TreeKind(rows, self.nodes, self.depth, self.width, rule, parts)
+@dataclass(frozen=True)
+class Common:
+    """What all rows of a cycle come to."""
+
+    rows: int
+    longest: int
+    cut: bool  # whether some want some tokens of a law alone
+
+    @property
+    def lines(self) -> int:
+        """Rows that a graph is captured for."""
+        return power(self.rows)
+
+    def used(self, size: Size) -> int:
+        """Places of the caches that a cycle may look at."""
+        return self.longest + size.places + 1
+
+    def kind(self, size: Size, rule: str) -> Kind | TreeKind:
+        parts = parts_of(self.used(size))
+        if not size.nodes:
+            return Kind(self.lines, size.depth, rule, parts, self.cut)
+        return TreeKind(self.lines, size.nodes, size.depth, size.width, rule, parts)
 
 
-def smaller(size: Size, rule: str) -> list[Size]:
-    """A size, and all that are smaller, the largest first: trees, chains where the rule takes them, nothing."""
-    trees = [
-        Size(depth, size.width, nodes)
-        for nodes in reversed(NODES)
-        for depth in reversed(LEVELS)
-        if nodes <= size.nodes and depth <= size.depth
-    ]
-    chains = [Size(depth) for depth in reversed(DEPTHS) if depth <= size.depth] if rule in CHAINS else [Size(0)]
-    return [*trees, *chains]
+def _common(rows: Sequence[Row]) -> Common:
+    return Common(len(rows), max(row.length for row in rows), any(map(_cut, rows)))
 
 
-def _used(rows: Sequence[Row], size: Size) -> int:
-    """Places of the caches that a cycle may look at."""
-    return max(row.length for row in rows) + size.places + 1
+GROWN = [Size(3, 6, 8), Size(6, 6, 15), Size(10, 6, 24)]  # trees that a chooser may choose from
 
 
 def _size(budget: Sequence[Budget], rule: str) -> Size | None:

@@ -26,13 +26,17 @@ from slipstream.models.torch_model import TorchModel
 class Side(ABC):
     """One drafter."""
 
-    branches = False  # whether it drafts trees on the device
+    drafts, branches = True, False  # whether it drafts anything, and trees, on the device
     context: int | None = None  # what it reads at most
 
     @property
     def version(self) -> int:
         """Of the places its cache lies at."""
         return 0
+
+    def ready(self, rows: Sequence[Row], depth: int) -> list[int] | None:
+        """Tokens that each row has to draft, where that is known beforehand."""
+        return None
 
     def guess(self, rows: Sequence[Row], budget: Sequence[Budget]) -> Sequence[Budget]:
         """How far rows are drafted, where the host does it."""
@@ -57,6 +61,8 @@ class Side(ABC):
 
 
 class NoSide(Side):
+    drafts = False
+
     def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, bool]:
         return None, False
 
@@ -68,9 +74,17 @@ class GuessSide(Side):
 
     def __init__(self, drafter: PerRow) -> None:
         self._drafter, self._tokens = drafter, list[list[int]]()
+        self._ahead: list[list[int]] | None = None  # guessed before how many are wanted was known
+
+    def ready(self, rows: Sequence[Row], depth: int) -> list[int]:
+        self._ahead = self._drafter.chains(rows, [Budget(depth)] * len(rows))
+        return [len(words) for words in self._ahead]
 
     def guess(self, rows: Sequence[Row], budget: Sequence[Budget]) -> Sequence[Budget]:
-        self._tokens = self._drafter.chains(rows, [replace(spend, shape=None) for spend in budget])
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            ahead = self._drafter.chains(rows, [replace(spend, shape=None) for spend in budget])
+        self._tokens = [words[: spend.depth] for words, spend in zip(ahead, budget, strict=True)]
         return [replace(spend, depth=len(words)) for spend, words in zip(budget, self._tokens, strict=True)]
 
     def part(self, places: int) -> Guesses:

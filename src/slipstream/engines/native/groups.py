@@ -17,7 +17,7 @@ from slipstream.core.law import OneHot
 from slipstream.core.noise import Noise
 from slipstream.core.shapes import Int, Tensor
 from slipstream.core.tree import Tree
-from slipstream.core.types import Draft, Scores, Verdict
+from slipstream.core.types import Draft, Picked, Scores, Verdict
 from slipstream.engines.native.job import Job
 
 
@@ -66,7 +66,7 @@ def part(scores: Scores, index: Int[Tensor, " slots"]) -> Scores:
     if len(index) == len(scores.logits):  # one group: all there is, in order
         return scores
     index = index.to(scores.logits.device)
-    return Scores(scores.logits[index], {layer: state[index] for layer, state in scores.features.items()})
+    return Scores(scores.logits[index], Picked(scores.features, index))
 
 
 def join(verdicts: Sequence[Verdict], drafts: Sequence[Draft]) -> Verdict:

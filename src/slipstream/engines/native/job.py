@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from slipstream.core.tree import Shape
 from slipstream.core.types import Budget, Origin, Request, Row
@@ -22,6 +24,11 @@ class Course:
     rule: str
     depth: int | None
     shape: Shape | None = None
+
+    @cached_property
+    def budget(self) -> Budget:
+        """Of every cycle, where the policy has no say."""
+        return Budget(self.depth or 0, shape=self.shape)
 
 
 class Job(Ticket):
@@ -42,6 +49,7 @@ class Job(Ticket):
         self.error: str | None = None
         self._decoder, self._stops = decoder, Stops(stop)
         self._chunks: queue.SimpleQueue[Chunk] = queue.SimpleQueue()
+        self._over = threading.Event()
         self._seen: list[Chunk] = []
 
     def take(self, tokens: Sequence[int], origins: Sequence[Origin], logprobs: Sequence[Logprob]) -> Chunk:
@@ -73,6 +81,8 @@ class Job(Ticket):
 
     def put(self, chunk: Chunk) -> None:
         self._chunks.put(chunk)
+        if chunk.finish is not None:
+            self._over.set()
 
     @property
     def unread(self) -> int:
@@ -92,6 +102,7 @@ class Job(Ticket):
             yield self._seen[-1]
 
     def result(self) -> Completion:
+        self._over.wait()  # woken once: who wakes for every chunk takes the interpreter from the worker
         for _ in self:
             pass
         seen = self._seen

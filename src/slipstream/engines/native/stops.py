@@ -14,6 +14,8 @@ class Stops:
         self.hit = False
 
     def feed(self, text: str) -> str:
+        if not self._strings:
+            return text
         self._held += text
         found = [at for string in self._strings if (at := self._held.find(string)) >= 0]
         if found:

@@ -24,53 +24,54 @@ from slipstream.kernels.gpu.products import Norm
 QUERIES = 16  # queries of a program, the smallest tile matrix units take
 PART = 128  # places of a program
 WORDS = 4  # of 64 bits: nodes of a tree that one token can choose from
-TOGETHER = 16  # parts put together at a time
+TOGETHER = 8  # parts put together at a time
+ABREAST, TURNED = 4, 8  # heads of a program that puts parts together, and of one that turns them
 WARPS = 4  # of a program
-
-
-@triton.jit
-def _weight(one, other, at, inside, first):
-    """Of one norm or the other."""
-    mine = tl.load(one + at, mask=inside, other=0.0).to(tl.float32)
-    return tl.where(first, mine, tl.load(other + at, mask=inside, other=0.0).to(tl.float32))
 
 
 @triton.jit
 def _turn(
     given, cos, sin, position, row, place, query, keys, values, row_step, head_step, query_norm, key_norm, epsilon,
     HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, NORMED: tl.constexpr,
+    TURNED: tl.constexpr,
 ):  # fmt: skip
     """Turn queries and keys to their positions, NORMED head by head before, and write keys and values to their
     places."""
-    token, head = tl.program_id(0), tl.program_id(1)
+    token, head = tl.program_id(0), tl.program_id(1) * TURNED + tl.arange(0, TURNED)
     at = tl.arange(0, HALF)
     inside = at < DIM // 2
-    source = given + (token * (HEADS + 2 * KV) + head) * DIM + at
-    left = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-    right = tl.load(source + DIM // 2, mask=inside, other=0.0).to(tl.float32)
-    if NORMED and head < HEADS + KV:
-        size = tl.rsqrt((tl.sum(left * left, 0) + tl.sum(right * right, 0)) / DIM + epsilon)
-        left = left * size * _weight(query_norm, key_norm, at, inside, head < HEADS)
-        right = right * size * _weight(query_norm, key_norm, DIM // 2 + at, inside, head < HEADS)
-    if head < HEADS + KV:
-        where = tl.load(position + token) * (DIM // 2) + at
-        c = tl.load(cos + where, mask=inside, other=0.0).to(tl.float32)
-        s = tl.load(sin + where, mask=inside, other=0.0).to(tl.float32)
-        left, right = left * c - right * s, right * c + left * s
+    mask = (head < HEADS + 2 * KV)[:, None] & inside[None, :]
+    source = given + (token * (HEADS + 2 * KV) + head)[:, None] * DIM + at[None, :]
+    left = tl.load(source, mask=mask, other=0.0).to(tl.float32)
+    right = tl.load(source + DIM // 2, mask=mask, other=0.0).to(tl.float32)
     there = tl.load(place + token)
-    if head < HEADS:
-        target = query + (token * HEADS + head) * DIM + at
-        tl.store(target, left.to(query.dtype.element_ty), mask=inside)
-        tl.store(target + DIM // 2, right.to(query.dtype.element_ty), mask=inside)
-    elif there >= 0:
-        which = (head - HEADS) % KV
-        step = tl.load(row + token) * row_step + which * head_step + there * DIM + at
-        if head < HEADS + KV:
-            tl.store(keys + step, left.to(keys.dtype.element_ty), mask=inside)
-            tl.store(keys + step + DIM // 2, right.to(keys.dtype.element_ty), mask=inside)
-        else:
-            tl.store(values + step, left.to(values.dtype.element_ty), mask=inside)
-            tl.store(values + step + DIM // 2, right.to(values.dtype.element_ty), mask=inside)
+    owner = tl.load(row + token)
+    turns = (head < HEADS + KV)[:, None]
+    if NORMED:
+        size = tl.rsqrt((tl.sum(left * left, 1) + tl.sum(right * right, 1)) / DIM + epsilon)[:, None]
+        asks = (head < HEADS)[:, None]
+        first = tl.where(asks, _line(query_norm + at, inside), _line(key_norm + at, inside))
+        second = tl.where(asks, _line(query_norm + DIM // 2 + at, inside), _line(key_norm + DIM // 2 + at, inside))
+        left, right = tl.where(turns, left * size * first, left), tl.where(turns, right * size * second, right)
+    where = tl.load(position + token) * (DIM // 2) + at
+    c, s = _line(cos + where, inside), _line(sin + where, inside)
+    left, right = tl.where(turns, left * c - right * s, left), tl.where(turns, right * c + left * s, right)
+    asked = mask & (head < HEADS)[:, None]
+    target = query + (token * HEADS + head)[:, None] * DIM + at[None, :]
+    tl.store(target, left.to(query.dtype.element_ty), mask=asked)
+    tl.store(target + DIM // 2, right.to(query.dtype.element_ty), mask=asked)
+    kept = mask & ((head >= HEADS) & (there + 0 * head >= 0))[:, None]
+    which = tl.where(head >= HEADS, (head - HEADS) % KV, 0)
+    step = owner * row_step + which[:, None] * head_step + there * DIM + at[None, :]
+    tl.store(keys + step, left.to(keys.dtype.element_ty), mask=kept & turns)
+    tl.store(keys + step + DIM // 2, right.to(keys.dtype.element_ty), mask=kept & turns)
+    tl.store(values + step, left.to(values.dtype.element_ty), mask=kept & (head >= HEADS + KV)[:, None])
+    tl.store(values + step + DIM // 2, right.to(values.dtype.element_ty), mask=kept & (head >= HEADS + KV)[:, None])
+
+
+@triton.jit
+def _line(lies, inside):
+    return tl.load(lies, mask=inside, other=0.0).to(tl.float32)[None, :]
 
 
 @triton.jit
@@ -89,12 +90,28 @@ def _put(
         tl.store(values + target, right.to(values.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _reach(first, count, place, chunk, GROUP: tl.constexpr, QUERIES: tl.constexpr):
+    """How far the tokens of a chunk see."""
+    index = tl.arange(0, QUERIES)
+    live = index < tl.load(count + chunk) * GROUP
+    token = tl.load(first + chunk) + tl.where(live, index // GROUP, 0)
+    return tl.max(tl.where(live, tl.load(place + token) + 1, 0), 0)
+
+
+@triton.jit
+def _survey(row, place, first, count, chunks, GROUP: tl.constexpr, QUERIES: tl.constexpr):
+    chunk = tl.program_id(0)
+    tl.store(chunks + 2 * chunk, _reach(first, count, place, chunk, GROUP, QUERIES))
+    tl.store(chunks + 2 * chunk + 1, tl.load(row + tl.load(first + chunk)))
+
+
 @triton.jit(do_not_specialize=["parts"])
 def _attend(
-    query, keys, values, row, position, place, limit, base, bits, first, count, weighted, peak, total, parts, row_step,
-    head_step, scale, window, cap, WINDOW: tl.constexpr, CAP: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr,
-    DIM: tl.constexpr, WIDE: tl.constexpr, TREE: tl.constexpr, EXACT: tl.constexpr, QUERIES: tl.constexpr,
-    PART: tl.constexpr, WORDS: tl.constexpr,
+    query, keys, values, row, position, place, limit, base, bits, first, count, chunks, weighted, peak, total, parts,
+    row_step, head_step, scale, window, cap, SURVEYED: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, TREE: tl.constexpr,
+    EXACT: tl.constexpr, QUERIES: tl.constexpr, PART: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
     chunk, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     GROUP: tl.constexpr = HEADS // KV
@@ -103,7 +120,10 @@ def _attend(
     index = tl.arange(0, QUERIES)
     live = index < size * GROUP
     token = start + tl.where(live, index // GROUP, 0)
-    reach = tl.max(tl.where(live, tl.load(place + token) + 1, 0), 0)
+    if SURVEYED:
+        reach, owner = tl.load(chunks + 2 * chunk), tl.load(chunks + 2 * chunk + 1)
+    else:
+        reach, owner = _reach(first, count, place, chunk, GROUP, QUERIES), tl.load(row + start)
     low = tl.zeros((QUERIES,), tl.int64)
     needed = part * PART < reach
     if WINDOW:
@@ -113,14 +133,14 @@ def _attend(
         precision: tl.constexpr = "ieee" if EXACT else "tf32"
         dim = tl.arange(0, WIDE)
         inside = dim < DIM
-        which = token * HEADS + head * GROUP + index % GROUP
-        asked = tl.load(query + which[:, None] * DIM + dim[None, :], mask=live[:, None] & inside[None, :], other=0.0)
         at = part * PART + tl.arange(0, PART)
         used = at < reach
-        lies = tl.load(row + start) * row_step + head * head_step + at[:, None] * DIM + dim[None, :]
+        lies = owner * row_step + head * head_step + at[:, None] * DIM + dim[None, :]
         mask = used[:, None] & inside[None, :]
         key = tl.load(keys + lies, mask=mask, other=0.0)
         value = tl.load(values + lies, mask=mask, other=0.0)
+        which = token * HEADS + head * GROUP + index % GROUP
+        asked = tl.load(query + which[:, None] * DIM + dim[None, :], mask=live[:, None] & inside[None, :], other=0.0)
         score = tl.dot(asked, tl.trans(key), input_precision=precision) * scale
         if CAP:
             score = cap * (1.0 - 2.0 / (tl.exp(2.0 * score / cap) + 1.0))  # the hyperbolic tangent
@@ -145,40 +165,56 @@ def _attend(
 @triton.jit(do_not_specialize=["parts"])
 def _together(
     weighted, peak, total, position, place, out, parts, window, sink,
-    WINDOW: tl.constexpr, SINK: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr,
-    PART: tl.constexpr, TOGETHER: tl.constexpr,
+    ONCE: tl.constexpr, WINDOW: tl.constexpr, SINK: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
+    WIDE: tl.constexpr, PART: tl.constexpr, TOGETHER: tl.constexpr, ABREAST: tl.constexpr,
 ):  # fmt: skip
-    token, head = tl.program_id(0), tl.program_id(1)
-    count = (tl.load(place + token) + PART) // PART  # none where the place is -1
+    """ONCE: the cache has no more parts than are put together at a time. Then nothing is waited for to know which are
+    read; the sums are the same."""
+    token, head = tl.program_id(0), tl.program_id(1) * ABREAST + tl.arange(0, ABREAST)
     dim = tl.arange(0, WIDE)
     inside = dim < DIM
+    real = head < HEADS
     some = tl.arange(0, TOGETHER)
-    line = (token * HEADS + head) * parts
-    top = tl.full((), float("-inf"), tl.float32)
-    norm = tl.zeros((), tl.float32)
-    found = tl.zeros((WIDE,), tl.float32)
-    begin = 0
-    if WINDOW:
-        begin = tl.maximum(tl.load(position + token) - window + 1, 0) // PART
-    for start in range(begin, count, TOGETHER):
-        there = start + some < count
-        high = tl.load(peak + line + start + some, mask=there, other=float("-inf"))
-        new = tl.maximum(top, tl.max(high, 0))
-        safe = tl.where(new == float("-inf"), 0.0, new)
-        factor = tl.exp(high - safe)
-        before = tl.exp(top - safe)
-        norm = norm * before + tl.sum(factor * tl.load(total + line + start + some, mask=there, other=0.0), 0)
-        lies = (line + start + some)[:, None] * DIM + dim[None, :]
-        part = tl.load(weighted + lies, mask=there[:, None] & inside[None, :], other=0.0)
-        found = found * before + tl.sum(part * factor[:, None], 0)
-        top = new
+    line = (token * HEADS + head)[:, None] * parts + some[None, :]
+    lies = line[:, :, None] * DIM + dim[None, None, :]
+    count = (tl.load(place + token) + PART) // PART  # none where the place is -1
+    top = tl.full((ABREAST,), float("-inf"), tl.float32)
+    norm = tl.zeros((ABREAST,), tl.float32)
+    found = tl.zeros((ABREAST, WIDE), tl.float32)
+    if ONCE and not WINDOW:
+        mask = (some < parts)[None, :] & real[:, None]
+        there = (some < count)[None, :] & real[:, None]
+        high = tl.load(peak + line, mask=mask, other=float("-inf"))
+        each = tl.load(total + line, mask=mask, other=0.0)
+        part = tl.load(weighted + lies, mask=mask[:, :, None] & inside[None, None, :], other=0.0)
+        high = tl.where(there, high, float("-inf"))
+        top = tl.max(high, 1)
+        factor = tl.exp(high - tl.where(top == float("-inf"), 0.0, top)[:, None])
+        norm = tl.sum(factor * tl.where(there, each, 0.0), 1)
+        found = tl.sum(tl.where(there[:, :, None], part, 0.0) * factor[:, :, None], 1)
+    else:
+        begin = 0
+        if WINDOW:
+            begin = tl.maximum(tl.load(position + token) - window + 1, 0) // PART
+        for start in range(begin, count, TOGETHER):
+            there = (start + some < count)[None, :] & real[:, None]
+            high = tl.load(peak + start + line, mask=there, other=float("-inf"))
+            new = tl.maximum(top, tl.max(high, 1))
+            safe = tl.where(new == float("-inf"), 0.0, new)
+            factor = tl.exp(high - safe[:, None])
+            before = tl.exp(top - safe)
+            norm = norm * before + tl.sum(factor * tl.load(total + start + line, mask=there, other=0.0), 1)
+            part = tl.load(weighted + start * DIM + lies, mask=there[:, :, None] & inside[None, None, :], other=0.0)
+            found = found * before[:, None] + tl.sum(part * factor[:, :, None], 1)
+            top = new
     if SINK:  # a score that takes weight and gives nothing
-        extra = tl.load(sink + head).to(tl.float32)
+        extra = tl.load(sink + head, mask=real, other=0.0).to(tl.float32)
         new = tl.maximum(top, extra)
         norm = norm * tl.exp(top - new) + tl.exp(extra - new)
-        found = found * tl.exp(top - new)
-    result = found / tl.where(norm > 0, norm, 1.0)
-    tl.store(out + (token * HEADS + head) * DIM + dim, result.to(out.dtype.element_ty), mask=inside)
+        found = found * tl.exp(top - new)[:, None]
+    result = found / tl.where(norm > 0, norm, 1.0)[:, None]
+    place_of = (token * HEADS + head)[:, None] * DIM + dim[None, :]
+    tl.store(out + place_of, result.to(out.dtype.element_ty), mask=real[:, None] & inside[None, :])
 
 
 @dataclass(frozen=True)
@@ -217,12 +253,14 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """Where parts of attention are kept until they are put together."""
+    """Where parts of attention are kept until they are put together, and how far each chunk of tokens sees and in which
+    row, where layers were spared to find that out one by one (`survey`)."""
 
     query: Tensor  # [tokens, heads, dim]
     weighted: Tensor  # [tokens, heads, parts, dim]
     peak: Tensor
     total: Tensor
+    chunks: Tensor  # [tokens, 2]
 
     @staticmethod
     def of(tokens: int, parts: int, heads: Heads, like: Weight) -> Space:
@@ -230,7 +268,8 @@ class Space:
             return torch.empty(tokens, heads.heads, *shape, device=like.device)
 
         query = like.new_empty(tokens, heads.heads, heads.dim)
-        return Space(query, wide(parts, heads.dim), wide(parts), wide(parts))
+        chunks = torch.empty(tokens, 2, dtype=torch.long, device=like.device)
+        return Space(query, wide(parts, heads.dim), wide(parts), wide(parts), chunks)
 
 
 def turn(
@@ -245,13 +284,13 @@ def turn(
 ) -> None:
     """`given` holds query, key and value of each token side by side; `angles` one line per position, half as wide as a
     head; `norms` are those of each head's query and key, where there are any."""
-    grid = len(given), heads.heads + 2 * heads.kv_heads
+    grid = len(given), triton.cdiv(heads.heads + 2 * heads.kv_heads, TURNED)
     steps = keys.stride(0), keys.stride(1)
     half = triton.next_power_of_2(heads.dim // 2)
     weights = (given, given, 0.0) if norms is None else (norms[0].weight, norms[1].weight, norms[0].epsilon)
     _turn[grid](
         *(given, *angles, layout.position, layout.row, layout.place, out, keys, values, *steps, *weights),
-        *(heads.heads, heads.kv_heads, heads.dim, half, norms is not None),
+        *(heads.heads, heads.kv_heads, heads.dim, half, norms is not None, TURNED),
         num_warps=1,
     )
 
@@ -279,6 +318,13 @@ class Manner:
 PLAIN = Manner()
 
 
+def survey(layout: Layout, space: Space, heads: Heads) -> None:
+    """Look once at what is the same in all layers."""
+    _survey[(len(layout.first),)](
+        *(layout.row, layout.place, layout.first, layout.count, space.chunks, heads.group, QUERIES), num_warps=1
+    )
+
+
 def attend(
     layout: Layout,
     keys: Tensor,
@@ -288,6 +334,7 @@ def attend(
     heads: Heads,
     tree: bool,
     manner: Manner = PLAIN,
+    surveyed: bool = False,
 ) -> None:
     window, windowed = manner.window or 0, manner.window is not None
     tokens, parts = space.peak.shape[0], space.peak.shape[2]
@@ -295,14 +342,15 @@ def attend(
     exact = keys.dtype == torch.float32
     _attend[len(layout.first), heads.kv_heads, parts](
         *(space.query, keys, values, layout.row, layout.position, layout.place, layout.limit, layout.base),
-        *(layout.bits, layout.first, layout.count, space.weighted, space.peak, space.total, parts),
-        *(keys.stride(0), keys.stride(1), heads.scale, window, manner.cap or 0.0, windowed, manner.cap is not None),
+        *(layout.bits, layout.first, layout.count, space.chunks, space.weighted, space.peak, space.total, parts),
+        *(keys.stride(0), keys.stride(1), heads.scale, window, manner.cap or 0.0),
+        *(surveyed, windowed, manner.cap is not None),
         *(heads.heads, heads.kv_heads, heads.dim, wide, tree, exact, QUERIES, PART, WORDS),
         num_warps=WARPS,
     )
-    _together[tokens, heads.heads](
+    _together[tokens, triton.cdiv(heads.heads, ABREAST)](
         *(space.weighted, space.peak, space.total, layout.position, layout.place, out, parts, window),
-        *(out if manner.sink is None else manner.sink, windowed, manner.sink is not None),
-        *(heads.heads, heads.dim, wide, PART, TOGETHER),
-        num_warps=2,
+        *(out if manner.sink is None else manner.sink, parts <= TOGETHER, windowed, manner.sink is not None),
+        *(heads.heads, heads.dim, wide, PART, TOGETHER, ABREAST),
+        num_warps=4,
     )

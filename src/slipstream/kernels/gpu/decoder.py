@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.kernels.gpu.attention import Heads, Layout, Space, attend, turn
+from slipstream.kernels.gpu.attention import Heads, Layout, Space, attend, survey, turn
 from slipstream.kernels.gpu.eighth import Weight
 from slipstream.kernels.gpu.products import Norm, Stream, product
 
@@ -89,9 +89,10 @@ def walk(net: Net, room: Room, layout: Layout, held: Held, span: tuple[int, int]
     few, (first, last) = net.few(len(room.hidden)), span
     if first < last:
         room.stream.begin(_norm_before(net, first))
+        survey(layout, room.space, net.heads)
     for i in range(first, last):
         after = _norm_before(net, i + 1)
-        layer(net, net.blocks[i], room, room.stream, layout, held[i], after, tree, few)
+        layer(net, net.blocks[i], room, room.stream, layout, held[i], after, tree, few, surveyed=True)
         if i in watched:
             watched[i](room.hidden)
 
@@ -112,12 +113,13 @@ def layer(
     after: Norm,
     tree: bool,
     few: bool,
+    surveyed: bool = False,
 ) -> None:
     """One layer, which adds to the room's stream what it makes of `reads`; `after` is the norm that comes next."""
     keys, values = held
     product(reads, block.qkv, room.given, block.qkv_bias, few=few)
     turn(room.given, net.angles, layout, keys, values, room.space.query, net.heads, block.head_norms)
-    attend(layout, keys, values, room.space, room.attended, net.heads, tree)
+    attend(layout, keys, values, room.space, room.attended, net.heads, tree, surveyed=surveyed)
     _add(net, room.attended, block.output, room.stream, block.output_bias, block.between, few)
     product(room.stream, block.gate_up, room.inner, gated=True, few=few)
     _add(net, room.inner, block.down, room.stream, None, after, few)

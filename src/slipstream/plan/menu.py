@@ -1,0 +1,149 @@
+"""Which cycle to run where cycles come in a few sizes: the one that emits most tokens per second from these rows.
+
+A captured cycle costs what its size costs, however much of it a row makes use of, so all rows draft as far as it goes.
+What a size costs is known before it is chosen, since it was timed when it was captured: all there is to learn is what
+drafts are worth, and nothing has to be risked to learn prices. Where no size pays, the cheapest is tried now and then,
+more and more rarely while it fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.core.interfaces import Drafter
+from slipstream.core.tree import Shape
+from slipstream.core.types import Budget, Draft, Row, Verdict
+from slipstream.plan.costs import Recent
+from slipstream.plan.policy import judge
+from slipstream.plan.shapes import WIDTH, best_first
+from slipstream.plan.trust import Ranks, Trust
+
+MARGIN = 1.03  # drafting must promise so much more than plain decoding
+DOUBT = 1.1  # a size that is not captured must promise so much more than those that are
+HELD = 8  # cycles that one decision holds for, while the rows are the same
+PATIENCE, LONGEST = 4, 128  # plain cycles before drafting is tried again, at first and in the end
+HEARD = 8  # rows that are learnt from after a cycle; of more, some in turn
+FRESH = 256  # decisions after which what trees are worth is worked out anew
+GRID = np.linspace(0.0, 1.0, 21)  # rates of acceptance at which it is
+Column = NDArray[np.float64]
+
+
+class Offer(NamedTuple):
+    """A size of cycle, with `nodes` of a tree or none; the seconds it takes until its tokens are known; whether it is
+    captured."""
+
+    depth: int
+    width: int
+    nodes: int
+    seconds: float
+    there: bool = True
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(self.depth, shape=Shape(nodes=self.nodes, width=self.width) if self.nodes else None)
+
+
+class Chooser:
+    """What is believed of the rows that have captured cycles, and what follows from it."""
+
+    def __init__(self) -> None:
+        self._prior = 0.7  # what is believed of a row nothing is known of: what the others' drafts were worth
+        self._trust: dict[Row, Trust] = {}
+        self._tables: dict[tuple[Drafter, str], Ranks] = {}
+        self._curves: dict[tuple[int, int, int, int], Column] = {}
+        self._rows: list[Row] = []
+        self._last: Offer | None = None
+        self._held = self._plain = self._turn = self._age = 0
+        self._wait = PATIENCE
+        self._each = Recent(7)  # seconds to hand a token out
+
+    def open(self, row: Row, drafter: Drafter, rule: str) -> None:
+        self._trust[row] = Trust(self._prior, ranks=self._tables.setdefault((drafter, rule), Ranks()))
+
+    def close(self, row: Row) -> None:
+        self._trust.pop(row, None)
+
+    def held(self, rows: Sequence[Row]) -> Offer | None:
+        """What was chosen for these rows, while it holds."""
+        if not self._held or self._rows != rows:
+            return None
+        self._held -= 1
+        return self._last
+
+    def choose(self, rows: Sequence[Row], menu: Sequence[Offer], ready: Sequence[int] | None = None) -> Offer:
+        """One of the menu, whose first is to draft nothing; `ready` tells how many tokens each row has to draft where
+        that is known beforehand."""
+        self._rows, self._held = list(rows), HELD - 1
+        self._age += 1
+        if self._age % FRESH == 0:
+            self._curves.clear()
+        trust = [self._trust.get(row) or Trust(self._prior) for row in rows]
+        self._last = self._fastest(trust, menu, ready)
+        return self._last
+
+    def _fastest(self, trust: Sequence[Trust], menu: Sequence[Offer], ready: Sequence[int] | None) -> Offer:
+        plain, *others = menu
+        rate = np.array([one.rate for one in trust])
+        far = None if ready is None else np.array(ready)
+        tokens = {offer: len(trust) + self._gain(trust, rate, offer, far) for offer in others} | {plain: len(trust)}
+        speeds = {
+            offer: count / (offer.seconds + count * self._each.value) / (1.0 if offer.there else DOUBT)
+            for offer, count in tokens.items()
+        }
+        best = max(others, key=speeds.__getitem__, default=plain)
+        if others and speeds[best] > MARGIN * speeds[plain]:
+            self._plain, self._wait = 0, PATIENCE
+            return best
+        self._plain += HELD if ready is None else 1
+        there = [offer for offer in others if offer.there]
+        if there and self._plain > self._wait and (ready is None or any(ready)):
+            self._plain, self._held, self._wait = 0, 0, min(LONGEST, 2 * self._wait)
+            return min(there, key=lambda offer: offer.seconds)
+        return plain
+
+    def _gain(self, trust: Sequence[Trust], rate: Column, offer: Offer, far: Column | None) -> float:
+        """Tokens that all rows together may expect to have accepted."""
+        if offer.nodes:
+            ranks = trust[0].ranks  # one drafter's and rule's, whose rows all are
+            return float(np.interp(rate, GRID, self._curve(ranks, offer)).sum()) if ranks else 0.0
+        depth = offer.depth if far is None else np.minimum(far, offer.depth)
+        return float((rate * (1 - rate**depth) / np.maximum(1 - rate, 1e-6)).sum())
+
+    def _curve(self, ranks: Ranks, offer: Offer) -> Column:
+        """What a tree of a size is worth by the rate at which first candidates are accepted."""
+        key = id(ranks), *offer[:3]
+        if key not in self._curves:
+            self._curves[key] = np.array([_worth(ranks, offer, float(rate)) for rate in GRID])
+        return self._curves[key]
+
+    def handed_out(self, tokens: int, seconds: float) -> None:
+        """What it took to hand so many emitted tokens out: that is the same however they came about."""
+        self._each.add(seconds / tokens)
+
+    def observe(self, rows: Sequence[Row], draft: Draft, verdict: Verdict) -> None:
+        if not len(draft.tree):
+            return
+        stride = -(-len(rows) // HEARD)
+        self._turn = (self._turn + 1) % stride
+        paths = verdict.path.tolist()
+        for r in range(self._turn, len(rows), stride):
+            one = self._trust.get(rows[r])
+            judged = judge(draft.tree, r, [i for i in paths[r] if i >= 0])
+            if one is None or not judged:
+                continue
+            accepted, first = sum(rank >= 0 for rank, _ in judged), [rank == 0 for rank, _ in judged]
+            one.learn(len(judged), accepted, first)
+            if one.ranks is not None and any(count > 1 for _, count in judged):
+                one.ranks.learn(judged)
+            for hit in first:
+                self._prior += 0.05 * (hit - self._prior)
+
+
+def _worth(ranks: Ranks, offer: Offer, rate: float) -> float:
+    believed, least = ranks.accept(rate, offer.depth)
+    narrow = [line[: min(offer.width, WIDTH)] for line in believed]
+    return sum(node.chance for node in best_first(offer.nodes, narrow, least))

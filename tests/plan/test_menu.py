@@ -1,0 +1,97 @@
+"""Of cycles that come in sizes, the fastest: what drafts are worth against what a size costs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slipstream.core.law import OneHot
+from slipstream.core.sampling import Sampling
+from slipstream.core.tree import Tree
+from slipstream.core.types import Draft, Request, Row, Verdict
+from slipstream.drafters.none import NoDrafter
+from slipstream.plan.menu import HELD, LONGEST, Chooser, Offer
+
+VOCAB = 7
+
+
+def rows(count: int) -> list[Row]:
+    return [Row(Request([1, 2], Sampling(0), 1000)) for _ in range(count)]
+
+
+def menu(step: float, there: bool = True) -> list[Offer]:
+    """A plain cycle takes 1; a level of drafts adds `step`."""
+    return [Offer(depth, 1, 0, 1 + step * depth, there or not depth) for depth in (0, 1, 2, 3, 5, 8)]
+
+
+def run(chooser: Chooser, some: list[Row], offers: list[Offer], rate: float, cycles: int) -> list[int]:
+    """Depths chosen while so many of the drafted tokens are accepted, in a fixed pattern."""
+    chosen, turn = [], 0.0
+    for _ in range(cycles):
+        offer = chooser.held(some) or chooser.choose(some, offers)
+        chosen.append(offer.depth)
+        paths = []
+        for r in range(len(some)):
+            accepted = 0
+            for _ in range(offer.depth):
+                turn += rate
+                if turn < 1:
+                    break
+                turn -= 1
+                accepted += 1
+            paths.append([r * offer.depth + i if i < accepted else -1 for i in range(offer.depth)])
+        token = torch.zeros(len(some) * offer.depth, dtype=torch.long)
+        draft = Draft(Tree.chains([offer.depth] * len(some)), token, OneHot(token, VOCAB))
+        path = torch.tensor(paths, dtype=torch.long).view(len(some), offer.depth)
+        chooser.observe(some, draft, Verdict(path, torch.zeros(len(some), dtype=torch.long), path[:, 0:0].all(1)))
+    return chosen
+
+
+def opened(count: int) -> tuple[Chooser, list[Row]]:
+    chooser, some = Chooser(), rows(count)
+    for row in some:
+        chooser.open(row, NoDrafter(VOCAB), "greedy")
+    return chooser, some
+
+
+@pytest.mark.parametrize("count", [1, 4, 40])
+def test_good_drafts_go_deep_where_steps_are_cheap(count):
+    chosen = run(*opened(count), menu(0.05), 0.95, 80)
+    assert set(chosen[40:]) <= {5, 8}
+    assert chosen[40:].count(8) > 20
+
+
+@pytest.mark.parametrize("count", [1, 4, 40])
+def test_drafts_that_do_not_pay_are_left_and_tried_rarely(count):
+    chosen = run(*opened(count), menu(0.3), 0.1, 800)
+    tries = [depth for depth in chosen[80:] if depth]
+    assert set(tries) <= {1}
+    assert 720 / (2 * LONGEST) < len(tries) < 720 / LONGEST * 3
+
+
+def test_a_size_that_is_not_captured_is_no_attempt():
+    chooser, some = opened(2)
+    run(chooser, some, menu(0.3), 0.05, 100)
+    assert set(run(chooser, some, menu(0.9, there=False), 0.0, 300)) == {0}
+
+
+def test_what_rows_have_to_draft_is_all_that_counts():
+    chooser, some = opened(2)
+    assert chooser.choose(some, menu(0.1), [0, 0]).depth == 0
+    assert chooser.choose(some, menu(0.1), [2, 1]).depth == 2
+    assert chooser.choose(some, menu(0.4), [8, 0]).depth == 0, "one row's gain, everyone's price"
+
+
+def test_a_decision_holds_while_the_rows_are_the_same():
+    chooser, some = opened(3)
+    first = chooser.choose(some, menu(0.05))
+    assert [chooser.held(some) for _ in range(HELD)] == [first] * (HELD - 1) + [None]
+    chooser.choose(some, menu(0.05))
+    assert chooser.held(some[:2]) is None
+
+
+def test_a_tree_is_chosen_where_its_second_candidates_are_worth_it():
+    chooser, some = opened(1)
+    chain, tree = Offer(3, 1, 0, 1.3), Offer(3, 6, 8, 1.31)
+    assert chooser.choose(some, [Offer(0, 1, 0, 1.0), chain, tree]) == tree
+    assert chooser.choose(some, [Offer(0, 1, 0, 1.0), chain, tree._replace(seconds=2.0)]) == chain
