@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import cpu_pair
-import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -33,10 +32,7 @@ from slipstream.bench.likeness import laws, likeness
 from slipstream.bench.provenance import commit, hardware, versions
 from slipstream.bench.statistics import Estimate, estimate, ratio
 from slipstream.bench.workloads import load_workloads
-from slipstream.core.law import OneHot
 from slipstream.core.sampling import Sampling
-from slipstream.core.tree import Tree
-from slipstream.core.types import Draft, Request, Row
 from slipstream.engines import open_engine
 from slipstream.engines.base import Engine, Speculation
 from slipstream.engines.native.build import build_target
@@ -195,18 +191,7 @@ def mean(each: list[Estimate]) -> Estimate:
 
 def eight_tokens(args) -> Bar:
     """A pass over eight tokens behind a context of 200, against a pass over one."""
-    model = build_target(args.model).model
-    row = Row(Request([token % model.vocab for token in range(100, 300)]))
-    model.open([row])
-    model.prefill([row], 199)
-    found: dict[int, list[float]] = {1: [], 8: []}
-    for _ in range(24):
-        for tokens, seconds in found.items():
-            drafted = torch.arange(tokens - 1)
-            draft = Draft(Tree.chains([tokens - 1]), drafted, OneHot(drafted, model.vocab))
-            started = time.perf_counter()
-            model.score([row], draft)
-            seconds.append(time.perf_counter() - started)
+    found = cpu_pair.passes(build_target(args.model).model, (1, 8), 24)
     one, eight = (statistics.median(found[tokens]) * 1e3 for tokens in (1, 8))
     print(f"a pass over 1 / 8 tokens: {one:.1f} / {eight:.1f} ms")
     return Bar("8-token pass / 1-token pass", ratio(found[8][4:], found[1][4:]), 1.15, above=False)

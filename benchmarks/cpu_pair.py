@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -97,12 +97,18 @@ def turns(
 
 
 def costs(model: TorchModel) -> dict[int, float]:
-    """Milliseconds of a pass by its tokens, behind a context of 200."""
+    """Milliseconds of a pass by its tokens."""
+    found = passes(model, PASSES, 8)
+    return {tokens: 1e3 * statistics.median(seconds[2:]) for tokens, seconds in found.items()}
+
+
+def passes(model: TorchModel, sizes: Sequence[int], rounds: int) -> dict[int, list[float]]:
+    """Seconds of passes over so many tokens behind a context of 200, in turn."""
     row = Row(Request([token % model.vocab for token in range(100, 100 + CONTEXT)]))
     model.open([row])
     model.prefill([row], CONTEXT - 1)
-    found: dict[int, list[float]] = {tokens: [] for tokens in PASSES}
-    for _ in range(8):
+    found: dict[int, list[float]] = {tokens: [] for tokens in sizes}
+    for _ in range(rounds):
         for tokens, seconds in found.items():
             drafted = torch.arange(tokens - 1)
             draft = Draft(Tree.chains([tokens - 1]), drafted, OneHot(drafted, model.vocab))
@@ -110,4 +116,4 @@ def costs(model: TorchModel) -> dict[int, float]:
             model.score([row], draft)
             seconds.append(time.perf_counter() - started)
     model.close([row])
-    return {tokens: 1e3 * statistics.median(seconds[2:]) for tokens, seconds in found.items()}
+    return found
