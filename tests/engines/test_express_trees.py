@@ -105,7 +105,7 @@ def run(fast: bool, rule: str, warm: float, rows: Sequence[Wanted]) -> Run:
     whole = Express(target, target.decoder) if fast else None
     policy = Noting()
     batch = Batch(target, parts.__getitem__, lambda name: rules.get(name)(), policy, Limits(), express=whole)
-    batch.chooser.observe = policy.observe  # type: ignore[method-assign]
+    batch.choosers["eagle", rule].observe = policy.observe  # type: ignore[method-assign]
     jobs, rng = [], random.Random(1)
     for n, (length, tokens, depth, shape) in enumerate(rows):
         prompt = [rng.randrange(VOCAB) for _ in range(length)]

@@ -9,7 +9,6 @@ from slipstream.core.law import OneHot
 from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Request, Row, Verdict
-from slipstream.drafters.none import NoDrafter
 from slipstream.plan.menu import HELD, LONGEST, Chooser, Offer
 
 VOCAB = 7
@@ -50,7 +49,7 @@ def run(chooser: Chooser, some: list[Row], offers: list[Offer], rate: float, cyc
 def opened(count: int) -> tuple[Chooser, list[Row]]:
     chooser, some = Chooser(), rows(count)
     for row in some:
-        chooser.open(row, NoDrafter(VOCAB), "greedy")
+        chooser.open(row)
     return chooser, some
 
 

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.core.interfaces import Drafter
 from slipstream.core.tree import Shape
 from slipstream.core.types import Budget, Draft, Row, Verdict
 from slipstream.plan.costs import Recent
@@ -48,21 +47,21 @@ class Offer(NamedTuple):
 
 
 class Chooser:
-    """What is believed of the rows that have captured cycles, and what follows from it."""
+    """What is believed of the rows that have captured cycles under one drafter and rule, and what follows from it."""
 
     def __init__(self) -> None:
         self._prior = 0.7  # what is believed of a row nothing is known of: what the others' drafts were worth
         self._trust: dict[Row, Trust] = {}
-        self._tables: dict[tuple[Drafter, str], Ranks] = {}
-        self._curves: dict[tuple[int, int, int, int], Column] = {}
+        self._ranks = Ranks()
+        self._curves: dict[tuple[int, int, int], Column] = {}
         self._rows: list[Row] = []
         self._last: Offer | None = None
         self._held = self._plain = self._turn = self._age = 0
         self._wait = PATIENCE
         self._each = Recent(7)  # seconds to hand a token out
 
-    def open(self, row: Row, drafter: Drafter, rule: str) -> None:
-        self._trust[row] = Trust(self._prior, ranks=self._tables.setdefault((drafter, rule), Ranks()))
+    def open(self, row: Row) -> None:
+        self._trust[row] = Trust(self._prior)
 
     def close(self, row: Row) -> None:
         self._trust.pop(row, None)
@@ -89,7 +88,7 @@ class Chooser:
         plain, *others = menu
         rate = np.array([one.rate for one in trust])
         far = None if ready is None else np.array(ready)
-        tokens = {offer: len(trust) + self._gain(trust, rate, offer, far) for offer in others} | {plain: len(trust)}
+        tokens = {offer: len(trust) + self._gain(rate, offer, far) for offer in others} | {plain: len(trust)}
         speeds = {
             offer: count / (offer.seconds + count * self._each.value) / (1.0 if offer.there else DOUBT)
             for offer, count in tokens.items()
@@ -105,20 +104,18 @@ class Chooser:
             return min(there, key=lambda offer: offer.seconds)
         return plain
 
-    def _gain(self, trust: Sequence[Trust], rate: Column, offer: Offer, far: Column | None) -> float:
+    def _gain(self, rate: Column, offer: Offer, far: Column | None) -> float:
         """Tokens that all rows together may expect to have accepted."""
         if offer.nodes:
-            ranks = trust[0].ranks  # one drafter's and rule's, whose rows all are
-            return float(np.interp(rate, GRID, self._curve(ranks, offer)).sum()) if ranks else 0.0
+            return float(np.interp(rate, GRID, self._curve(offer)).sum())
         depth = offer.depth if far is None else np.minimum(far, offer.depth)
         return float((rate * (1 - rate**depth) / np.maximum(1 - rate, 1e-6)).sum())
 
-    def _curve(self, ranks: Ranks, offer: Offer) -> Column:
+    def _curve(self, offer: Offer) -> Column:
         """What a tree of a size is worth by the rate at which first candidates are accepted."""
-        key = id(ranks), *offer[:3]
-        if key not in self._curves:
-            self._curves[key] = np.array([_worth(ranks, offer, float(rate)) for rate in GRID])
-        return self._curves[key]
+        if offer[:3] not in self._curves:
+            self._curves[offer[:3]] = np.array([_worth(self._ranks, offer, float(rate)) for rate in GRID])
+        return self._curves[offer[:3]]
 
     def handed_out(self, tokens: int, seconds: float) -> None:
         """What it took to hand so many emitted tokens out: that is the same however they came about."""
@@ -137,8 +134,8 @@ class Chooser:
                 continue
             accepted, first = sum(rank >= 0 for rank, _ in judged), [rank == 0 for rank, _ in judged]
             one.learn(len(judged), accepted, first)
-            if one.ranks is not None and any(count > 1 for _, count in judged):
-                one.ranks.learn(judged)
+            if any(count > 1 for _, count in judged):
+                self._ranks.learn(judged)
             for hit in first:
                 self._prior += 0.05 * (hit - self._prior)
 

@@ -9,6 +9,7 @@ place without a law ends there.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -44,7 +45,8 @@ class Batch:
         make_noise: NoiseFactory = KernelNoise,
         express: Express | None = None,
     ) -> None:
-        self.model, self.policy, self.chooser = model, policy, Chooser()
+        self.model, self.policy = model, policy
+        self.choosers: defaultdict[tuple[str, str], Chooser] = defaultdict(Chooser)  # by drafter and rule
         self._drafter, self._rule, self._make_noise, self._express = drafter, rule, make_noise, express
         self.scheduler = Scheduler(limits, model.context)
         model.bound(limits.tokens)
@@ -112,12 +114,12 @@ class Batch:
         """The whole cycle of rows with one drafter and one rule on the device, where it can be; the verdict is all the
         host sees of it."""
         started, (drafter, rule) = time.perf_counter(), _course(jobs[0])
-        rows, judge = [job.row for job in jobs], self._rule(rule)
+        rows, judge, chooser = [job.row for job in jobs], self._rule(rule), self.choosers[drafter, rule]
         group = Group(list(jobs), self._drafter(drafter), judge, self._make_noise(rows, [judge.shared] * len(rows)))
         free = [job for job in jobs if job.course.depth is None]
         try:
             if free:
-                budget = express.choose([job.row for job in free], group.drafter, rule, self.chooser)
+                budget = express.choose([job.row for job in free], group.drafter, rule, chooser)
                 for job in free:
                     job.budget = budget
             done = express.run(rows, self._budget(group, jobs), group.drafter, rule, len(free) == len(jobs))
@@ -128,11 +130,11 @@ class Batch:
         if done is None:
             return False
         draft, verdict = done
-        self.chooser.observe(rows, draft, verdict)
+        chooser.observe(rows, draft, verdict)
         decided = time.perf_counter()
         self.publish([group], [draft], [verdict], None, [{}])
         express.paid(decided - started)
-        self.chooser.handed_out(len(rows) + int((verdict.path >= 0).sum()), time.perf_counter() - decided)
+        chooser.handed_out(len(rows) + int((verdict.path >= 0).sum()), time.perf_counter() - decided)
         return True
 
     def schedule(self) -> list[Job]:
@@ -161,7 +163,7 @@ class Batch:
             drafter = self._drafter(job.course.drafter)
             drafter.open([job.row])
             whole = self._express is not None and self._express.only_chains(drafter, job.course.rule)
-            self.chooser.open(job.row, drafter, job.course.rule)
+            self.choosers[_course(job)].open(job.row)
             if self.model.branches and not whole:
                 self.policy.open([job.row], self.model, drafter, self._rule(job.course.rule))
         except Exception as error:
@@ -171,7 +173,8 @@ class Batch:
         for job in jobs:
             if job.seated:
                 self.policy.close([job.row])
-                self.chooser.close(job.row)
+                for chooser in self.choosers.values():  # a row may have lost its drafter since
+                    chooser.close(job.row)
                 self._leave_drafter(job)
                 self.model.close([job.row])
 
