@@ -1,12 +1,14 @@
 """The bars on a CPU: the default model, greedy, beside transformers and llama.cpp, one interleaved run.
 
-    python benchmarks/cpu.py [--model M] [--tokens 96] [--prompts 2] [--repeats 3] [--ways …] [--parts …] [--out FILE]
+    python benchmarks/cpu.py [--model M] [--dtype auto] [--tokens 96] [--prompts 2] [--repeats 3] [--ways …] [--parts …]
+                             [--out FILE]
 
 Five workloads, every prompt read anew, each way in turn, the order turned round every repeat, the first one warming up.
 A ratio is of two ways' tokens per second, prompts included, in the same repeat: its median with a bootstrap interval of
 95 %. Beside speeds: what a pass over eight tokens costs against one, what eight rows bring against one, how long until
 a first answer from the command line, and what whole-number products do to the model's laws, against float32 with the
-same weights and with weights and activations in bfloat16. Exits with 1 where a bar is missed.
+same weights and with weights and activations in bfloat16. Exits with 1 where a bar is missed. `--dtype` is that of our
+target: with `a8`, activations of eight bits, it is another one than by default, which every output names.
 
 With `--pair TARGET.gguf DRAFT.gguf` these two and nothing else are measured (`cpu_pair.py`).
 """
@@ -48,15 +50,18 @@ WAYS: dict[str, tuple[str, str, Speculation | None]] = {
     "eagle": ("native", "eagle", None),
     "eagle 2": ("native", "eagle", Speculation(depth=2)),
     "eagle 3": ("native", "eagle", Speculation(depth=3)),
+    "eagle 4": ("native", "eagle", Speculation(depth=4)),
     "eagle 5": ("native", "eagle", Speculation(depth=5)),
     "tree 4": ("native", "eagle", Speculation(shape=4)),
     "tree 7": ("native", "eagle", Speculation(shape=7)),
+    "tree 8": ("native", "eagle", Speculation(shape=8)),
     "tree 16": ("native", "eagle", Speculation(shape=16)),
 }
 OURS = tuple(way for way, (engine, drafter, _) in WAYS.items() if engine == "native" and drafter != "none")
 CHOSEN = ("n-gram", "eagle")  # whose policy decides every step whether to draft
 PARTS = ("speeds", "passes", "start", "quality")
 THEIRS = ("llama.cpp", "llama.cpp n-gram")
+SIZES = (1, 2, 4, 8, 16)  # tokens of a pass
 
 
 class Bar(NamedTuple):
@@ -73,6 +78,7 @@ class Bar(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--prompts", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
@@ -83,24 +89,27 @@ def main() -> None:
     args = parser.parse_args()
     if args.pair:
         sys.exit(not pair(args))
+    args.label = build_target(args.model, args.dtype).label
+    print(f"ours: {args.label}", flush=True)
     speeds = race(args) if "speeds" in args.parts else {}
     bars = judge(speeds) if speeds else []
+    passes: dict[int, float] = {}
     if args.out:
         save(args, speeds, bars, [])  # what is there should the rest fail
     if "passes" in args.parts:
-        bars += [eight_tokens(args), eight_rows(args)]
+        bars += [eight_tokens(args, passes), eight_rows(args)]
     if "start" in args.parts:
         bars.append(first_answer(args))
-    quality = compare(args.model) if "quality" in args.parts else []
+    quality = compare(args) if "quality" in args.parts else []
     show(speeds, bars, quality, args)
     if args.out:
-        save(args, speeds, bars, quality)
+        save(args, speeds, bars, quality, passes)
     sys.exit(not all(bar.met for bar in bars))
 
 
 def pair(args) -> bool:
     """Whether a draft model is a gain, and both together are faster than llama.cpp."""
-    args.model, passes = args.pair[0], {}
+    args.model, args.label, passes = args.pair[0], args.pair[0], {}
 
     def keep(speeds, found) -> None:
         passes.update(found)
@@ -127,16 +136,16 @@ def pair(args) -> bool:
     return all(bar.met for bar in bars)
 
 
-def opened(model: str, engine: str, drafter: str) -> Engine:
+def opened(args, engine: str, drafter: str) -> Engine:
     """Every call reads its own prompt, as the others' do."""
-    own = {"limits": Limits(retained=0)} if engine == "native" else {}
-    return open_engine(engine, model, drafter, **own)
+    own = {"limits": Limits(retained=0), "dtype": args.dtype} if engine == "native" else {}
+    return open_engine(engine, args.model, drafter, **own)
 
 
 def race(args) -> dict[str, dict[str, list[float]]]:
     """Tokens per second by workload and way, one number a repeat."""
     speeds: dict[str, dict[str, list[float]]] = {}
-    engines = {kind: opened(args.model, *kind) for kind in dict.fromkeys(WAYS[way][:2] for way in args.ways)}
+    engines = {kind: opened(args, *kind) for kind in dict.fromkeys(WAYS[way][:2] for way in args.ways)}
     for workload in load_workloads(",".join(f"{name}:{args.prompts}" for name in WORKLOADS.split(","))):
         cells = speeds[workload.name] = {way: [] for way in args.ways}
         for repeat in track(range(args.repeats + 1), description=workload.name, transient=True):
@@ -189,16 +198,16 @@ def mean(each: list[Estimate]) -> Estimate:
     return Estimate(value, low, high)
 
 
-def eight_tokens(args) -> Bar:
-    """A pass over eight tokens behind a context of 200, against a pass over one."""
-    found = cpu_pair.passes(build_target(args.model).model, (1, 8), 24)
-    one, eight = (statistics.median(found[tokens]) * 1e3 for tokens in (1, 8))
-    print(f"a pass over 1 / 8 tokens: {one:.1f} / {eight:.1f} ms")
+def eight_tokens(args, passes: dict[int, float]) -> Bar:
+    """A pass over eight tokens behind a context of 200, against a pass over one; `passes` are told what each takes."""
+    found = cpu_pair.passes(build_target(args.model, args.dtype).model, SIZES, 24)
+    passes.update({tokens: 1e3 * statistics.median(seconds[4:]) for tokens, seconds in found.items()})
+    print("ms a pass:", ", ".join(f"{tokens} tokens {ms:.1f}" for tokens, ms in passes.items()), flush=True)
     return Bar("8-token pass / 1-token pass", ratio(found[8][4:], found[1][4:]), 1.15, above=False)
 
 
 def eight_rows(args) -> Bar:
-    engine = opened(args.model, "native", "none")
+    engine = opened(args, "native", "none")
     prompts = [item.turns[0] for item in load_workloads("chat:8")[0].items]
     one, eight = [], []
     for repeat in range(args.repeats + 1):
@@ -213,6 +222,7 @@ def eight_rows(args) -> Bar:
 
 def first_answer(args) -> Bar:
     command = [sys.executable, "-m", "slipstream", "generate", "Hello", "-m", args.model, "--max-tokens", "1"]
+    command += ["--dtype", args.dtype]
     seconds = []
     for _ in range(4):
         started = time.perf_counter()
@@ -221,12 +231,14 @@ def first_answer(args) -> Bar:
     return Bar("seconds to a first answer", estimate(seconds[1:]), 5.0, above=False)
 
 
-def compare(name: str) -> list[dict[str, float | str]]:
+def compare(args) -> list[dict[str, float | str]]:
     """Laws on real text against float32: agreement of the likeliest token, KL, perplexity."""
     text = "\n\n".join(item.turns[0] for item in load_workloads("summary")[0].items)
     records, truth, ids = [], None, None
-    for dtype in ("float32", "auto", "bfloat16"):
-        target = build_target(name, dtype=dtype, invariant=True)  # in bfloat16 the kernels are faster than emulation
+    for dtype in dict.fromkeys(("float32", "auto", args.dtype, "bfloat16")):
+        target = build_target(
+            args.model, dtype=dtype, invariant=True
+        )  # in bfloat16 the kernels are faster than emulation
         ids = target.text.encode(text, raw=True)[:1024] if ids is None else ids
         found = laws(target.model, ids)
         truth = found if truth is None else truth
@@ -236,7 +248,7 @@ def compare(name: str) -> list[dict[str, float | str]]:
 
 def show(speeds, bars: list[Bar], quality, args) -> None:
     console = Console(width=140)
-    table = Table(title=f"{args.model}, greedy, {args.tokens} tokens, tokens per second with prompts (medians)")
+    table = Table(title=f"{args.label}, greedy, {args.tokens} tokens, tokens per second with prompts (medians)")
     for name in ("workload", *args.ways):
         table.add_column(name, justify="left" if name == "workload" else "right")
     for workload, cells in speeds.items():
@@ -267,6 +279,7 @@ def save(args, speeds, bars: list[Bar], quality, passes=None) -> None:
         "hardware": hardware(),
         "versions": versions(),
         "commit": commit(),
+        "target": args.label,
         "tokens_per_second": speeds,
         "bars": [
             {"what": bar.what, "found": bar.found.data(), "bound": bar.bound, "above": bar.above, "met": bar.met}

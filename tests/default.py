@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from slipstream.engines.native.build import Target, build_target
-from slipstream.models.precision import FEWER, choose
+from slipstream.models.precision import FEWER, SHORT, choose
 
 
 def build(
@@ -17,7 +17,7 @@ def build(
     package: bool = True,
 ) -> Target:
     """As `build_target`, once for all who ask for the same."""
-    kind = dtype if dtype in FEWER else str(choose(dtype))
+    kind = dtype if dtype in (*FEWER, SHORT) else str(choose(dtype))
     return _built(name, kind, device, context, invariant, package)
 
 

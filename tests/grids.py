@@ -1,4 +1,4 @@
-"""Numbers as quantised checkpoints have them: whole numbers with a scale, and a floor, for 32 inputs."""
+"""Numbers as quantised checkpoints have them: whole numbers with a scale, and a floor, for 32 inputs; products."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from slipstream.kernels import few_bits
 
 
 def four(weight: Tensor) -> Tensor:
@@ -31,3 +33,40 @@ def quantise(model: Any) -> Any:
     embedding = model.get_input_embeddings().weight
     embedding.copy_(eight(embedding))
     return model
+
+
+def random_grid(kind: str, outputs: int, inputs: int) -> few_bits.Grid:
+    """Any numbers that a form can hold, with scales of both signs."""
+    form, spans, source = few_bits.FORMS[kind], inputs // few_bits.SPAN, torch.Generator().manual_seed(7)
+    low, high, dtype = (0, 16, torch.uint8) if form.bits == 4 else (-128, 128, torch.int8)
+    number = torch.randint(low, high, (outputs, spans, few_bits.SPAN), generator=source).to(dtype)
+    scales = torch.randn(outputs, spans, form.parts + 1, generator=source).to(form.scale)
+    return few_bits.Grid(number, scales[..., : form.parts], scales[..., -1] if form.floor else None)
+
+
+def fused(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """a b + c in float32, rounded once."""
+    return (a.double() * b.double() + c.double()).float()
+
+
+def by_plain_arithmetic(x: Tensor, found: few_bits.Grid, row_bits: int = 16) -> Tensor:
+    """What every processor's instructions must come to: exact sums of whole numbers, then span by span in float32.
+    A step of activations of eight bits has two digits less than a float32 could have."""
+    groups = x.view(len(x), -1, few_bits.SPAN)
+    top = groups.abs().amax(-1)
+    full = torch.tensor(127.0 if row_bits == 8 else 127.0 * 256)
+    number = (groups * torch.where(top > 0, full / top, 0)[..., None]).round().long()
+    parts = found.scale.shape[-1]
+    mine, theirs = (n.double().view(*n.shape[:2], parts, -1) for n in (number, found.number))
+    whole = torch.einsum("rspi,ospi->rosp", mine, theirs)  # exact: below 2^53
+    step = top / full
+    if row_bits == 8:
+        step = (step.view(torch.int32) & ~3).view(torch.float32)
+    size = step * number.sum(-1).float()
+    total = torch.zeros(len(x), len(found.number))
+    for s in range(groups.shape[1]):
+        for p in range(parts):
+            total = fused(whole[:, :, s, p].float() * step[:, s, None], found.scale[:, s, p].float(), total)
+        if found.floor is not None:
+            total = fused(found.floor[:, s].float(), size[:, s, None], total)
+    return total

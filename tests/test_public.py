@@ -35,6 +35,7 @@ FLAGS = {
         *BY_ANYONE,
         "--tree",
         "--temperature",
+        "--dtype",
         "--invariant",
         "--table",
         "--seed",
@@ -67,7 +68,7 @@ FLAGS = {
     "models pull": ["--help"],
     "models inspect": ["--json", "--help"],
     "models convert": ["--help"],
-    "models compile": ["--help"],
+    "models compile": ["--dtype", "--help"],
     "models remove": ["--help"],
 }
 NAMES = ["Completion", "Engine", "Limits", "Penalties", "Sampling", "Speculation", "Wish", "hf"]

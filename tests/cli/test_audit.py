@@ -50,6 +50,7 @@ def test_tables_of_the_users_own(slipstream, tmp_path):
         (["--table", "no-such-file.json"], "cannot read"),
         (["--frobnicate"], "No such option"),
         (["--depth", "two"], "--depth"),
+        (["--dtype", "a8"], "--dtype is for the audit of a model, -m NAME"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(slipstream, words, says):

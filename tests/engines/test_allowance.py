@@ -8,7 +8,7 @@ import torch
 from slipstream.engines.native.allowance import GRANT, SHARE, Allowance
 
 
-def test_some_for_every_number_of_rows_then_a_share_of_all_time():
+def test_some_whenever_there_are_more_rows_than_ever_then_a_share_of_all_time():
     now = [0.0]
     allowance = Allowance(lambda: now[0])
     assert allowance.left(1)
@@ -20,6 +20,10 @@ def test_some_for_every_number_of_rows_then_a_share_of_all_time():
             now[0] += 5.0
     assert (allowance.running, allowance.spent) == (1.0, 2.5 * GRANT)
     assert not any(allowance.left(rows) for rows in (1, 8, 64, 64)), "the next one will take as long"
+    allowance.spent = 0.0
+    assert allowance.left(64, 2.9 * GRANT)
+    assert not allowance.left(32, 3.1 * GRANT), "those who leave bring no more"
+    allowance.spent = 2.5 * GRANT
     with allowance.runs():
         now[0] += 2.1 * GRANT / SHARE
     assert allowance.left(1)
@@ -32,9 +36,10 @@ def test_what_is_there_is_used_where_nothing_may_be_captured():
     from slipstream.core.types import Request, Row
     from slipstream.drafters.per_row import PerRow, RowDrafter
     from slipstream.engines.native.batch import Batch
-    from slipstream.engines.native.express import DEPTHS, Express
+    from slipstream.engines.native.express import Express
     from slipstream.engines.native.job import Course, Job
     from slipstream.engines.native.scheduler import Limits
+    from slipstream.engines.native.sizes import DEPTHS, Common, Size
     from slipstream.models.gpu_decoder import GpuDecoder
     from slipstream.models.torch_model import TorchModel
     from slipstream.plan.policy import Fixed
@@ -65,7 +70,7 @@ def test_what_is_there_is_used_where_nothing_may_be_captured():
         return job.row.output
 
     def depths() -> set[int]:
-        return {kind.depth for kind, _ in express._cycles}
+        return {cycle.kind.depth for cycle in express.captured}
 
     express.allowance.spent = 1e9
     plainly = decode(None)
@@ -74,9 +79,9 @@ def test_what_is_there_is_used_where_nothing_may_be_captured():
     assert depths() == {0, 1}, "a user's is"
     decode(None)
     assert depths() == {0, 1}
-    row = Row(Request([5, 6, 7, 5, 6], Sampling(0), 4))
-    offered = {offer.depth: offer.there for offer in express._menu([row], drafter, "greedy")}
+    stock, sizes = express._stocks[id(drafter)], [Size(depth) for depth in DEPTHS]
+    common = Common.of([Row(Request([5, 6, 7, 5, 6], Sampling(0), 4))])
+    offered = {offer.depth: offer.there for offer in stock.menu(common, "greedy", sizes, lambda _: False)}
     assert offered == {0: True, 1: True}
-    express.allowance.spent = 0.0
-    offered = {offer.depth: offer.there for offer in express._menu([row], drafter, "greedy")}
+    offered = {offer.depth: offer.there for offer in stock.menu(common, "greedy", sizes, lambda _: True)}
     assert offered == {depth: depth < 2 for depth in DEPTHS}

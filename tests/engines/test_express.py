@@ -189,3 +189,54 @@ def test_weights_are_laid_together_once():
     assert one.shape == other.shape
     assert torch.equal(model.base_model.layers[0].self_attn.k_proj.weight, before)
     assert model.base_model.layers[0].self_attn.k_proj.weight.data_ptr() == one[32:].data_ptr()
+
+
+class Letters:
+    """Text of a token, for those who wait for it."""
+
+    def push(self, tokens: list[int]) -> str:
+        return "".join(f"<{token}>" for token in tokens)
+
+    def flush(self) -> str:
+        return ""
+
+
+def test_everyone_is_told_all_of_it_in_order_however_a_row_ends():
+    """What the device emitted is told while it works on the next cycle: nothing is lost where there is none."""
+    target = TorchModel(build("llama").to(DEVICE))
+    target.decoder = passes(target)
+    parts = {"none": NoDrafter(VOCAB), "ngram": NGram(VOCAB)}
+    batch = Batch(
+        *(target, parts.__getitem__, lambda name: rules.get(name)(), Adaptive(4), Limits()),
+        express=Express(target, target.decoder),
+    )
+    course = Course("ngram", "greedy", 2)
+
+    def submit(tokens: int, stop: tuple[str, ...] = ()) -> Job:
+        job = Job(Request([5, 6, 7, 5, 6], Sampling(0), tokens), course, Letters(), stop)  # type: ignore[arg-type]
+        batch.add(job)
+        return job
+
+    whole = submit(7)
+    with torch.inference_mode():
+        while batch.step():
+            pass
+        said = whole.row.output
+        stopped, cancelled, last = submit(7, (f"<{said[3]}>",)), submit(7), submit(6)
+        for _ in range(3):
+            batch.step()
+        cancelled.cancel()
+        while batch.step():
+            pass
+    assert not batch.failures
+    assert last.result().tokens == said[:6]
+    end = said.index(said[3])
+    assert stopped.result().text == "".join(f"<{token}>" for token in said[:end])
+    assert stopped.result().finish == "stop"
+    assert cancelled.result().finish == "cancelled"
+    assert cancelled.result().tokens == said[: len(cancelled.row.output)]
+    for job in (whole, cancelled, last):
+        done = job.result()
+        assert done.text == "".join(f"<{token}>" for token in done.tokens)
+        assert [token for chunk in job._seen for token in chunk.tokens] == done.tokens
+        assert done.tally.emitted == len(done.tokens)

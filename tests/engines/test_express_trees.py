@@ -21,12 +21,15 @@ from slipstream.core.types import Budget, Draft, Request, Row, Verdict
 from slipstream.drafters.eagle import Eagle
 from slipstream.drafters.eagle_net import EagleConfig
 from slipstream.drafters.none import NoDrafter
-from slipstream.engines.native import express
+from slipstream.engines.native import sizes
 from slipstream.engines.native.batch import Batch
+from slipstream.engines.native.captured import Cycle
 from slipstream.engines.native.captured_tree import TreeCycle
-from slipstream.engines.native.express import Express, Size, _size
+from slipstream.engines.native.express import Express
 from slipstream.engines.native.job import Course, Job
 from slipstream.engines.native.scheduler import Limits
+from slipstream.engines.native.sizes import Size, size_for
+from slipstream.engines.native.told import Told
 from slipstream.kernels.gpu import draw
 from slipstream.models import gpu_passes
 from slipstream.models.gpu_decoder import GpuDecoder
@@ -47,8 +50,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE == "cpu":
         monkeypatch.setattr(gpu_passes, "LEAST", 1)
         monkeypatch.setattr(draw, "BLOCK", 128)
-        for name, sizes in (("LEVELS", (2, 3)), ("WIDTHS", (2, 3)), ("NODES", (4, 6, 8))):
-            monkeypatch.setattr(express, name, sizes)
+        for name, some in (("LEVELS", (2, 3)), ("WIDTHS", (2, 3)), ("NODES", (4, 6, 8))):
+            monkeypatch.setattr(sizes, name, some)
 
 
 class Noting(Policy):
@@ -69,6 +72,20 @@ class Noting(Policy):
         ):
             weights.append(chance * (weights[parent] if parent >= 0 else 1.0))
         self.weights.append(weights)
+
+    def note(self, told: Sequence[Told], cycle: Cycle | TreeCycle) -> None:
+        """The same of a cycle on the device."""
+        lists, tokens = list[tuple[int, int]](), list[int]()
+        for r, one in enumerate(told):
+            first = len(lists)
+            lists += [(r, first + parent if parent >= 0 else -1) for parent in one.parents]
+            tokens += one.tokens
+        self.drafts.append((lists, tokens))
+        if isinstance(cycle, TreeCycle):
+            self.weights.append(cycle._pool.weight[cycle._pool.kept >= 0].exp().tolist())
+        else:
+            chance = cycle._chance.cumprod(0)
+            self.weights.append([float(chance[n, r]) for r, one in enumerate(told) for n in range(len(one.tokens))])
 
 
 @dataclass
@@ -105,7 +122,10 @@ def run(fast: bool, rule: str, warm: float, rows: Sequence[Wanted]) -> Run:
     whole = Express(target, target.decoder) if fast else None
     policy = Noting()
     batch = Batch(target, parts.__getitem__, lambda name: rules.get(name)(), policy, Limits(), express=whole)
-    batch.choosers["eagle", rule].observe = policy.observe  # type: ignore[method-assign]
+    if whole is not None:
+        side = whole._side(head)
+        commit = side.commit
+        side.commit = lambda rows, budget, told, cycle: (policy.note(told, cycle), commit(rows, budget, told, cycle))
     jobs, rng = [], random.Random(1)
     for n, (length, tokens, depth, shape) in enumerate(rows):
         prompt = [rng.randrange(VOCAB) for _ in range(length)]
@@ -119,14 +139,10 @@ def run(fast: bool, rule: str, warm: float, rows: Sequence[Wanted]) -> Run:
             target.check_integrity()
             head.slots.check_integrity()
             held |= {row: contents(target, head, row) for row in target._seats}
-            left = whole and whole._side(head)._left
-            if left and isinstance(left[1], TreeCycle):
-                pool = left[1]._pool
-                policy.weights[-1] = pool.weight[pool.kept >= 0].exp().tolist()
     assert not batch.failures
     tallies = [job.tally for job in jobs]
     counts = sum(one.cycles for one in tallies), sum(sum(one.accepted) for one in tallies)
-    kinds = [kind for kind, _ in whole._cycles] if whole else []
+    kinds = [cycle.kind for cycle in whole.captured] if whole else []
     caches = [held[job.row] for job in jobs]
     outputs = [job.row.output for job in jobs]
     return Run(outputs, *counts, whole.cycles if whole else 0, kinds, policy.drafts, policy.weights, caches)
@@ -175,15 +191,15 @@ def test_captured_trees_say_what_the_others_say(rule, warm, rows):
 
 
 def test_what_is_not_grown_or_too_large_goes_the_other_way(monkeypatch):
-    for name, sizes in (("LEVELS", (2, 3)), ("WIDTHS", (2, 3)), ("NODES", (4, 6, 8))):
-        monkeypatch.setattr(express, name, sizes)
+    for name, some in (("LEVELS", (2, 3)), ("WIDTHS", (2, 3)), ("NODES", (4, 6, 8))):
+        monkeypatch.setattr(sizes, name, some)
     tree = Budget(3, shape=Shape(nodes=6, width=3))
-    assert _size([tree, Budget(2)], "greedy") == Size(3, 3, 6)
-    assert _size([Budget(2)], "chosen") == Size(2, 2, 4)
-    assert _size([Budget(2)], "greedy") == Size(2)
-    assert _size([Budget(0, shape=tree.shape)], "chosen") == Size(0)
-    assert _size([tree] * 180, "greedy") == Size(3, 3, 4), "a pass as wide as that has room for fewer nodes"
-    assert _size([tree] * 240, "greedy") is None
-    assert _size([tree, Budget(2, shape=Shape((-1, -1)))], "greedy") is None
-    assert _size([Budget(3, shape=Shape(nodes=90, width=3))], "greedy") is None
-    assert _size([Budget(3, shape=Shape(nodes=6, width=9))], "greedy") is None
+    assert size_for([tree, Budget(2)], "greedy") == Size(3, 3, 6)
+    assert size_for([Budget(2)], "chosen") == Size(2, 2, 4)
+    assert size_for([Budget(2)], "greedy") == Size(2)
+    assert size_for([Budget(0, shape=tree.shape)], "chosen") == Size(0)
+    assert size_for([tree] * 180, "greedy") == Size(3, 3, 4), "a pass as wide as that has room for fewer nodes"
+    assert size_for([tree] * 240, "greedy") is None
+    assert size_for([tree, Budget(2, shape=Shape((-1, -1)))], "greedy") is None
+    assert size_for([Budget(3, shape=Shape(nodes=90, width=3))], "greedy") is None
+    assert size_for([Budget(3, shape=Shape(nodes=6, width=9))], "greedy") is None

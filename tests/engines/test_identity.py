@@ -16,9 +16,11 @@ from slipstream.engines.native.build import Target
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
 from slipstream.kernels.cpu_attention import kernel
+from slipstream.kernels.cpu_linear import has_integers
 from slipstream.models.linears import pack_linears
 from slipstream.models.torch_model import TorchModel
 
+needs_integers = pytest.mark.skipif(not has_integers(), reason="needs instructions for products of bytes")
 needs_compiler = pytest.mark.skipif(kernel() is None, reason="needs a C++ compiler")
 
 
@@ -53,7 +55,7 @@ def test_on_a_model_of_letters():
 
 @needs_compiler
 @pytest.mark.model
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", pytest.param("a8", marks=needs_integers)])
 def test_on_the_default_model(dtype):
     """In bfloat16 too, where equal logits are common and the least rounding would show."""
     target = default.build("smollm2-135m", dtype, "cpu", invariant=True)

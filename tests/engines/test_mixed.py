@@ -74,7 +74,7 @@ def test_speculation_switched_off_after_a_cycle_that_drafted():
     """The policy has then nobody to decide for, and must not go by what the cycle before had drafted."""
     policy = Adaptive(1)
     for tokens in (1, 2):
-        policy.costs.learn(0.0, 0.02, tokens, drafted=tokens - 1)
+        policy.costs.learn(0.02, tokens, drafted=tokens - 1)
     batch = batches.batch(policy=policy)
     free = batches.send(batch, Request([0, 1, 2], Sampling(seed=1), 9), depth=None)
     batch.step()

@@ -114,7 +114,7 @@ def free_policy() -> Adaptive:
     policy = Adaptive(4)
     for rows in range(1, 7):
         for drafted in (0, 1, 4, 16, 64):
-            policy.costs.learn(0.0, 0.02, rows + drafted, drafted)
+            policy.costs.learn(0.02, rows + drafted, drafted)
     return policy
 
 

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from slipstream.kernels import compile, cpu_linear
+from grids import by_plain_arithmetic, random_grid
+from slipstream.kernels import compile, cpu_linear, few_bits
 
+needs_integers = pytest.mark.skipif(not cpu_linear.has_integers(), reason="needs instructions for products of bytes")
 needs_kernel = pytest.mark.skipif(not cpu_linear.available(), reason=cpu_linear.status())
 SHAPES = [(1, 1), (7, 5), (8, 64), (33, 19), (192, 576), (130, 301), (65, 4096)]
 
@@ -95,6 +97,61 @@ def test_shapes_strides_and_refusals() -> None:
             cpu_linear.linear(wrong, packed)
 
 
+@needs_integers
+@pytest.mark.parametrize("row_bits", [16, 8])
+@pytest.mark.parametrize("kind", few_bits.FORMS)
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 16, 17, 19, 23, 24, 27, 32, 33, 50])
+def test_every_form_is_multiplied_by_plain_arithmetic_to_the_bit(rows: int, kind: str, row_bits: int) -> None:
+    found, x = random_grid(kind, 37, 160), numbers(rows, 160, seed=3) * 5
+    x[rows // 2, 32:64] = 0
+    packed = cpu_linear.pack_grid(found, row_bits=row_bits)
+    assert (packed.kind, packed.whole, packed.row_bits) == (kind, True, row_bits)
+    assert torch.equal(packed.unpack(), found.weight())
+    assert torch.equal(cpu_linear.linear(x, packed), by_plain_arithmetic(x, found, row_bits))
+
+
+@needs_integers
+@pytest.mark.parametrize("row_bits", [16, 8])
+@pytest.mark.parametrize("kind", few_bits.FORMS)
+def test_the_largest_sums_there_are_fit(kind: str, row_bits: int) -> None:
+    """Instructions that add up pairs in sixteen bits stop at the largest number of these."""
+    form, x = few_bits.FORMS[kind], torch.full((18, 96), -3.0)
+    number = torch.full(
+        (20, 3, 32), 15 if form.bits == 4 else -128, dtype=torch.uint8 if form.bits == 4 else torch.int8
+    )
+    scale = torch.full((20, 3, form.parts), 0.37).to(form.scale)
+    found = few_bits.Grid(number, scale, scale[..., 0] if form.floor else None)
+    result = cpu_linear.linear(x, cpu_linear.pack_grid(found, row_bits=row_bits))
+    assert torch.equal(result, by_plain_arithmetic(x, found, row_bits))
+
+
+@needs_integers
+@pytest.mark.parametrize("row_bits", [16, 8])
+@pytest.mark.parametrize("kind", few_bits.FORMS)
+def test_every_form_has_rows_of_its_own(kind: str, row_bits: int) -> None:
+    x, found = numbers(70, 576), random_grid(kind, 130, 576)
+    packed = cpu_linear.pack_grid(found, numbers(130, seed=4), row_bits)
+    alone = torch.cat([cpu_linear.linear(row, packed) for row in x.split(1)])
+    for rows in (*range(2, 34), 40, 70):
+        assert torch.equal(cpu_linear.linear(x[:rows], packed), alone[:rows])
+
+
+@needs_integers
+def test_a_row_has_the_same_bits_in_a_prompt_of_several_tiles_of_bytes() -> None:
+    """Tiles of rows begin where blocks of rows do, however many inputs there are."""
+    x, packed = numbers(60, 4864), cpu_linear.pack_grid(random_grid("int4", 20, 4864), row_bits=8)
+    alone = torch.cat([cpu_linear.linear(row, packed) for row in x.split(1)])
+    assert torch.equal(cpu_linear.linear(x, packed), alone)
+
+
+@needs_integers
+def test_activations_of_eight_bits_are_others_and_not_far_off() -> None:
+    found, x = random_grid("int8", 64, 576), numbers(9, 576)
+    wide, short = (cpu_linear.linear(x, cpu_linear.pack_grid(found, row_bits=bits)) for bits in (16, 8))
+    error = float((short - wide).norm() / wide.norm())
+    assert 1e-4 < error < 1e-2
+
+
 @pytest.fixture
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A process that has not looked for the kernel yet, with an empty cache."""
@@ -137,9 +194,9 @@ def test_two_builders_at_once_leave_one_whole_library(fresh: Path) -> None:
 
 @needs_kernel
 def test_a_damaged_library_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, damaged = cpu_linear._kernel().path, tmp_path / "damaged.so"
+    whole, damaged = cpu_linear._kernel(16).path, tmp_path / "damaged.so"
     damaged.write_bytes(b"not a library")
-    monkeypatch.setattr(cpu_linear, "build", lambda source, again=False: whole if again else damaged)
+    monkeypatch.setattr(cpu_linear, "build", lambda source, again=False, row_bits=16: whole if again else damaged)
     found = cpu_linear._load()
     assert isinstance(found, cpu_linear.Kernel)
     assert found.path == whole

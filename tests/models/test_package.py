@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,17 +22,20 @@ from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Request, Row
 from slipstream.engines.base import Wish
 from slipstream.engines.native import build as building
-from slipstream.engines.native.build import Target, build_target, compile_target
+from slipstream.engines.native.build import Target, build_drafter, build_target, compile_target
 from slipstream.engines.native.engine import NativeEngine
+from slipstream.kernels import cpu_linear
 from slipstream.kernels.compile import folder as libraries
 from slipstream.kernels.cpu_decoder import kernel
 from slipstream.models import package
 from slipstream.models.catalog import CatalogError, resolve
 from slipstream.models.later import Later
+from slipstream.models.linears import products
 from slipstream.models.skeleton import Skeleton
 from tiny import VOCAB, build
 
 pytestmark = pytest.mark.skipif(kernel() is None, reason="needs a C++ compiler")
+needs_integers = pytest.mark.skipif(not cpu_linear.has_integers(), reason="needs instructions for products of bytes")
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "bos_token_id": None, "eos_token_id": 0}
 ROPE = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 KINDS = {
@@ -97,6 +101,24 @@ def test_a_package_scores_as_the_whole_model_to_the_bit(tmp_path, kind, whole):
     ours, whose = (t.model.model.get_output_embeddings().weight for t in (warm, cold))
     assert torch.equal(ours, whose)
     assert torch.equal(*(t.model.model.get_input_embeddings().weight for t in (warm, cold)))
+
+
+@needs_integers
+@pytest.mark.parametrize(
+    ("whole", "words"), [(True, "int8 x int4/int8 products"), (False, "rounded to int8, int8 x int8 products")]
+)
+def test_activations_of_eight_bits_have_a_package_of_their_own(tmp_path, whole, words):
+    folder = written(tmp_path / "model", whole=whole)
+    assert compile_target(folder) != compile_target(folder, "a8")
+    cold, warm = (build_target(folder, "a8", package=package) for package in (False, True))
+    assert isinstance(warm.model.model, Skeleton)
+    assert warm.label == cold.label == f"{folder} ({words}, invariant)"
+    usual = build_target(folder)
+    for mine, theirs, others in zip(scores(warm), scores(cold), scores(usual), strict=True):
+        assert torch.equal(mine, theirs)
+        assert not torch.equal(mine, others)
+    drafter: Any = build_drafter("draft_model", warm, {"layers": "0"})
+    assert str(products(drafter.model.model)).startswith("int8 x ")
 
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0), Sampling(1.0, top_p=0.9, seed=5)])

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from slipstream.core.law import OneHot
 from slipstream.core.sampling import Sampling
-from slipstream.core.tree import Tree
-from slipstream.core.types import Draft, Request, Row, Verdict
+from slipstream.core.types import Request, Row
 from slipstream.plan.menu import HELD, LONGEST, Chooser, Offer
-
-VOCAB = 7
 
 
 def rows(count: int) -> list[Row]:
@@ -29,20 +24,18 @@ def run(chooser: Chooser, some: list[Row], offers: list[Offer], rate: float, cyc
     for _ in range(cycles):
         offer = chooser.held(some) or chooser.choose(some, offers)
         chosen.append(offer.depth)
-        paths = []
-        for r in range(len(some)):
-            accepted = 0
+        judged = []
+        for _ in some:
+            line = []
             for _ in range(offer.depth):
                 turn += rate
+                line.append((0 if turn >= 1 else -1, 1))
                 if turn < 1:
                     break
                 turn -= 1
-                accepted += 1
-            paths.append([r * offer.depth + i if i < accepted else -1 for i in range(offer.depth)])
-        token = torch.zeros(len(some) * offer.depth, dtype=torch.long)
-        draft = Draft(Tree.chains([offer.depth] * len(some)), token, OneHot(token, VOCAB))
-        path = torch.tensor(paths, dtype=torch.long).view(len(some), offer.depth)
-        chooser.observe(some, draft, Verdict(path, torch.zeros(len(some), dtype=torch.long), path[:, 0:0].all(1)))
+            judged.append(line)
+        heard = chooser.heard(len(some))
+        chooser.observe([some[r] for r in heard], [judged[r] for r in heard])
     return chosen
 
 

@@ -27,7 +27,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     add("--max-tokens", type=int, default=fixed.max_tokens)
     add("--repeats", type=int, default=fixed.repeats)
     add("--hold", type=int, help="engines open at a time, where memory is short; all if not given")
-    add("--dtype", default=fixed.dtype, help="auto, float32, bfloat16 or float16")
+    add("--dtype", default=fixed.dtype, help="auto, float32, bfloat16, float16, int8, fp8 or a8")
     add("-o", "--option", action="append", metavar="KEY=VALUE", help="an option of the drafters, or NAME.KEY=VALUE")
     add("--out", type=Path, help="a folder for journal, results and report; a killed run goes on there")
     add("--against", type=Path, help="compare with the results.json of another run")

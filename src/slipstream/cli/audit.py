@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,6 +32,7 @@ def audit(
     option: given.Settings = None,
     tree: given.Shape = None,
     temperature: given.Temperature = 1.0,
+    dtype: given.Dtype = "auto",
     invariant: given.Invariant = None,
     table: Annotated[Path | None, typer.Option(help="Audit on these tables (JSON) instead of random ones.")] = None,
     seed: Annotated[int, typer.Option(help="Which random tables.")] = 2,
@@ -51,6 +52,8 @@ def audit(
         raise ValueError(
             "--tree is for the audit of a model, -m NAME, without --engine; tables have trees of their own"
         )
+    if dtype != "auto" and (engine is not None or model is None):
+        raise ValueError("--dtype is for the audit of a model, -m NAME, without --engine")
     if engine is not None:
         from slipstream.cli.audit_engine import audit_peer
 
@@ -66,8 +69,9 @@ def audit(
     if seed < 0:
         raise ValueError(f"seed is {seed}; it must be 0 or more")
     if model:
+        loading = {"dtype": dtype, "invariant": invariant}
         found = _real(
-            model, drafter, given.settings(option), names, depth or 4, tree, samples or 256, temperature, invariant
+            model, drafter, given.settings(option), names, depth or 4, tree, samples or 256, temperature, loading
         )
     else:
         if depth is not None and not 1 <= depth <= 3:
@@ -101,7 +105,7 @@ def _real(
     tree: str | None,
     samples: int,
     temperature: float,
-    invariant: bool | None,
+    loading: dict[str, Any],
 ) -> Iterator[Check]:
     from slipstream.audit.real import TREE, RealPair, audit_real
     from slipstream.engines.native.build import build_drafter, build_target
@@ -110,7 +114,7 @@ def _real(
     if not 1 <= depth <= 16:
         raise ValueError(f"depth is {depth}; it must be between 1 and 16")
     shape = TREE if tree is None else parse(tree)
-    target = build_target(model, invariant=invariant)
+    target = build_target(model, **loading)
     shape.check(target.model.vocab, target.model.context)
     text = target.text
     prompts = [text.encode(prompt) for prompt in PROMPTS]

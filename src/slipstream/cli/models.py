@@ -65,11 +65,14 @@ def convert(
 
 
 @models.command("compile")
-def compile_model(name: Name) -> None:
+def compile_model(
+    name: Name,
+    dtype: Annotated[str, typer.Option(help="auto, or a8: to run with activations of eight bits.")] = "auto",
+) -> None:
     """Make a model start faster on this CPU; after a first use that is done anyway."""
     from slipstream.engines.native.build import compile_target
 
-    path = compile_target(name)
+    path = compile_target(name, dtype)
     console().print(f"{name} is compiled: {path.stat().st_size / 1e6:.0f} MB in {path}")
 
 

@@ -35,7 +35,12 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("-o", "--option", metavar="KEY=VALUE", help="An option of the drafter, or of a peer."),
 ]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16, or weights rounded to int8 or fp8.")]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        help="auto, float32, bfloat16, float16, weights rounded to int8 or fp8, or a8: activations of eight bits."
+    ),
+]
 Invariant = Annotated[
     bool | None,
     typer.Option(

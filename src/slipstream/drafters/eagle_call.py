@@ -17,6 +17,7 @@ from slipstream.kernels.cpu_decoder import Block, Kernel, Net, Sizes, Stay, Walk
 from slipstream.kernels.cpu_draft import How, Nodes, Wish, Words, drafts
 from slipstream.kernels.cpu_linear import Packed, pack
 from slipstream.models.cache import Cache
+from slipstream.models.linears import row_bits
 from slipstream.models.packing import Piece
 from slipstream.models.sight import Sight, ints
 
@@ -32,9 +33,10 @@ class EagleCall:
         query, key, value = qkv[: c.heads * c.head_dim], qkv[c.heads * c.head_dim : turned], qkv[turned:]
         products = (query, key, value, net.o.weight, gate, up, net.down.weight)
         norms = (net.norm_state.weight, net.norm_mlp.weight, net.norm_embedding.weight)
-        block = _block([pack(weight, integers=True) for weight in products], [norm.detach() for norm in norms])
+        packed = [pack(weight, integers=True, row_bits=kernel.row_bits) for weight in (*products, net.output)]
+        block = _block(packed[:-1], [norm.detach() for norm in norms])
         sizes = Sizes(c.heads, c.kv_heads, c.head_dim, c.eps, c.head_dim**-0.5)
-        self._net = Net([block], net.norm.weight.detach(), pack(net.output, integers=True), sizes)
+        self._net = Net([block], net.norm.weight.detach(), packed[-1], sizes)
         self._like = torch.empty(1, c.kv_heads, 1, c.head_dim)
         self._turns = torch.empty(2, 0, c.head_dim)
         self._stay: tuple[int, Stay] | None = None
@@ -110,6 +112,6 @@ def _block(products: list[Packed], norms: list[Tensor]) -> Block:
 
 def eagle_call(net: EagleNet) -> EagleCall | None:
     """The layer as one call, where there is a kernel for it."""
-    kernel = cpu_decoder.kernel()
+    kernel = cpu_decoder.kernel(row_bits(net))
     lean = net.frequency.is_cpu and net.norm.weight.dtype == torch.float32
     return EagleCall(net, kernel) if lean and kernel is not None else None

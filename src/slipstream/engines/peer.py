@@ -25,6 +25,7 @@ from slipstream.engines.native.job import Course, Job
 from slipstream.engines.native.laws import check_request
 from slipstream.models.catalog import catalog_names
 from slipstream.models.load import Found
+from slipstream.models.precision import SHORT
 from slipstream.models.text import Text
 
 RULE = "its own"
@@ -84,6 +85,8 @@ class Peer(Engine):
         check_rule(self.name, self.capabilities, verify)
         if invariant:
             raise ValueError(f"{self.name} has no invariant mode; the native engine has")
+        if dtype == SHORT:
+            raise ValueError(f"{self.name} has no {SHORT}, activations of eight bits; the native engine has, on a CPU")
         drafter, given = named_drafter(self.name, self.capabilities, drafter, dict(options or {}))
         own = configured(self.config, given, self.name)
         self.tally = Tally()

@@ -23,6 +23,10 @@ from typing import Any, TypeVar
 NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 FLAGS = ("-std=c++17", "-O2", NATIVE, "-ffp-contract=fast", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
+SHORT = (
+    "linear.cpp",
+    "decoder.cpp",
+)  # that know products of whole numbers: for activations of eight bits, other libraries
 IDENTITY = {"model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant"}  # in /proc/cpuinfo
 PATIENCE = 120  # seconds
 K = TypeVar("K")
@@ -32,11 +36,12 @@ class Unavailable(Exception):
     """The message says why, in a clause."""
 
 
-def build(source: Path, again: bool = False) -> Path:
-    """The library compiled from `source`: the one kept from last time, unless it is wanted `again`."""
-    compiler = _compiler()
+def build(source: Path, again: bool = False, row_bits: int = 16) -> Path:
+    """The library compiled from `source`: the one kept from last time, unless it is wanted `again`. `row_bits`: of the
+    activations that weights of few bits meet."""
+    compiler, flags = _compiler(), FLAGS if row_bits == 16 else (*FLAGS, f"-DROW_BITS={row_bits}")
     texts = [path.read_text(encoding="utf-8") for path in (source, *sorted(source.parent.glob("*.hpp")))]
-    key = "\0".join((*texts, *compiler, *FLAGS, _run(*compiler, "--version"), _processor()))
+    key = "\0".join((*texts, *compiler, *flags, _run(*compiler, "--version"), _processor()))
     path = folder() / f"{source.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     if path.is_file() and not again:
         return path
@@ -44,7 +49,7 @@ def build(source: Path, again: bool = False) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as partial:
             made = Path(partial) / path.name
-            _run(*compiler, *FLAGS, str(source), "-o", str(made))
+            _run(*compiler, *flags, str(source), "-o", str(made))
             os.replace(made, path)
     except OSError as error:
         raise Unavailable(f"{path.parent} cannot be written ({error.strerror or error})") from error
@@ -61,24 +66,28 @@ def function(path: Path, name: str, *arguments: Any) -> Any:
     return found
 
 
-def had(make: Callable[[Path], K], source: Path) -> K | None:
+def had(make: Callable[[Path], K], source: Path, row_bits: int = 16) -> K | None:
     """A kernel made of a compiled source, where it can be compiled and passes its own check."""
     try:
-        return make(build(source))
+        return make(build(source, row_bits=row_bits))
     except Unavailable:
         return None
 
 
-def build_all() -> None:
+def build_all(row_bits: int = 16) -> None:
     """Compile what is not kept yet, side by side: the first start is waited for. Who cannot be compiled says so later,
     to those who ask for it."""
 
-    def one(source: Path) -> None:
+    def one(wanted: tuple[Path, int]) -> None:
         with suppress(Unavailable):
-            build(source)
+            build(wanted[0], row_bits=wanted[1])
 
+    folder = Path(__file__).parent
+    sources = [(source, 16) for source in sorted(folder.glob("*.cpp"))]
+    if row_bits != 16:
+        sources += [(folder / name, row_bits) for name in SHORT]
     with ThreadPoolExecutor() as pool:
-        list(pool.map(one, sorted(Path(__file__).parent.glob("*.cpp"))))
+        list(pool.map(one, sources))
 
 
 def folder() -> Path:

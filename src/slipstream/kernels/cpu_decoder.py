@@ -87,13 +87,19 @@ class Stay:
 
 class Net:
     """A decoder's weights as the kernel reads them. Without `head` there are no logits. Products of the same rows must
-    read them laid out the same way; TypeError where they do not."""
+    read them laid out the same way, and all whole numbers meet activations of as many bits; TypeError where they do
+    not."""
 
     def __init__(self, blocks: Sequence[Block], norm: Tensor, head: Packed | None, sizes: Sizes) -> None:
         for block in blocks:
             for sharing in ((block.query, block.key, block.value), (block.gate, block.up)):
                 if len({packed.whole for packed in sharing}) > 1:
                     raise TypeError("products of the same rows are of whole numbers and of others")
+        own = [getattr(block, name) for block in blocks for name in PRODUCTS] + ([head] if head else [])
+        bits = {packed.row_bits for packed in own if packed.whole} or {16}
+        if len(bits) > 1:
+            raise TypeError("products are of activations of sixteen bits and of eight")
+        self.row_bits = bits.pop()
         self._held = blocks, norm, head  # addresses are all the kernel has
         self.layers, self.hidden = len(blocks), norm.numel()
         self.outputs = head.outputs if head else 0
@@ -136,14 +142,16 @@ class Walk:
 class Kernel:
     """Whether it is right for a model is checked by who uses it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, row_bits: int = 16) -> None:
+        self.row_bits = row_bits
         self._call = function(path, "slipstream_decode", POINTER, POINTER, ctypes.c_uint, POINTER, POINTER)
-        function(path, "slipstream_products", POINTER)(work())
+        function(path, "slipstream_products", POINTER)(work(row_bits))
         self._draft = function(path, "slipstream_draft", *(POINTER,) * 3, ctypes.c_uint, POINTER, POINTER)
         self._team = parallel(), symbol("omp_get_num_threads")
 
     def run(self, net: Net, stay: Stay, walk: Walk) -> Tensor | None:
         """Walk through the layers; the logits of the tokens that are kept, if any are."""
+        assert net.row_bits == self.row_bits, "another library lays out the rows of these products"
         assert walk.hidden.is_contiguous(), "hidden states are worked on where they lie"
         tokens, slots = len(walk.hidden), 0 if walk.kept is None else len(walk.kept)
         logits = torch.empty(slots, net.outputs) if slots else None
@@ -153,6 +161,7 @@ class Kernel:
 
     def draft(self, net: Net, stay: Stay, turned: int, grove: int, tokens: int) -> None:
         """Draft as what lies at an address says (`cpu_draft`), with at most so many tokens in a pass."""
+        assert net.row_bits == self.row_bits, "another library lays out the rows of these products"
         watched = addresses([None] * net.layers)
         tables = map(ctypes.addressof, stay.tables)
         call = _Call(keys=next(tables), values=next(tables), watched=ctypes.addressof(watched))
@@ -194,7 +203,11 @@ def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
+def kernel(row_bits: int = 16) -> Kernel | None:
+    """The kernel for activations of so many bits, where it can be had."""
+    return _kernel(row_bits)
+
+
 @functools.cache
-def kernel() -> Kernel | None:
-    """The kernel, where it can be had."""
-    return had(Kernel, SOURCE)
+def _kernel(row_bits: int) -> Kernel | None:
+    return had(functools.partial(Kernel, row_bits=row_bits), SOURCE, row_bits)

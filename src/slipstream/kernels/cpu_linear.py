@@ -7,7 +7,8 @@ sums in one order, so a row's bits depend on that row alone.
 
 Where they may (`integers=True`) and the processor multiplies bytes, weights that are whole numbers of four or eight
 bits with scales (`few_bits`) stay in those bits, whether they are found or known (`pack_grid`). They are reproduced
-exactly; the rows that meet them are rounded to whole numbers of sixteen bits, 32 with one scale.
+exactly; the rows that meet them are rounded to whole numbers of sixteen bits, 32 with one scale, or, in a library of
+its own that is compiled for those who ask (`row_bits=8`), of eight: half of the products, and another result.
 
 Threads are torch's own: the kernel is handed `GOMP_parallel` of the very runtime that torch is linked to, since a
 second pool would fight the first one for the cores. A kernel that cannot be had, or fails its check, is not used.
@@ -49,11 +50,22 @@ class Packed:
     """A weight and bias as the kernel reads them: outputs side by side, one line of them for every input.
 
     `data` is [groups, in, 2 × lanes] in float32, [groups, in, lanes, 2] in bfloat16, or bytes for whole numbers of few
-    bits. Nothing here ever changes.
+    bits; rows that meet those are of `row_bits`. `rounded`: whether the numbers are others than those it was made of.
+    Nothing here ever changes.
     """
 
-    def __init__(self, data: Tensor, bias: Tensor | None, inputs: int, outputs: int, kind: str) -> None:
+    def __init__(
+        self,
+        data: Tensor,
+        bias: Tensor | None,
+        inputs: int,
+        outputs: int,
+        kind: str,
+        row_bits: int = 16,
+        rounded: bool = False,
+    ) -> None:
         self.data, self.bias, self.inputs, self.outputs, self.kind = data, bias, inputs, outputs, kind
+        self.row_bits, self.rounded = row_bits, rounded
         address = None if bias is None else bias.data_ptr()
         self._matrix = Matrix(data.data_ptr(), address, inputs, outputs, KINDS.index(kind))
         self.address = ctypes.addressof(self._matrix)
@@ -71,8 +83,13 @@ class Packed:
     def __deepcopy__(self, _: object) -> Packed:
         return self  # addresses cannot be copied, and need not be
 
-    def __reduce__(self) -> tuple[type[Packed], tuple[Tensor, Tensor | None, int, int, str]]:
-        return Packed, (self.data, self.bias, self.inputs, self.outputs, self.kind)
+    def __reduce__(self) -> tuple[type[Packed], tuple[Tensor, Tensor | None, int, int, str, int, bool]]:
+        return Packed, (self.data, self.bias, *self.facts)
+
+    @property
+    def facts(self) -> tuple[int, int, str, int, bool]:
+        """All that is known of it beside its tensors, in the order in which it is made of them."""
+        return self.inputs, self.outputs, self.kind, self.row_bits, self.rounded
 
     def unpack(self) -> Tensor:
         """The weight, [out, in], number for number."""
@@ -99,7 +116,7 @@ def symbol(name: str) -> int:
 class Kernel:
     """A library that passed its check."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, row_bits: int = 16) -> None:
         try:
             library = ctypes.CDLL(str(path))
         except OSError as error:
@@ -108,28 +125,29 @@ class Kernel:
         self._call = library.slipstream_linear
         self._call.argtypes, self._call.restype = ARGUMENTS, None
         self.work = ctypes.cast(library.slipstream_work, POINTER).value or 0
-        self.path, self.lanes = path, int(library.slipstream_lanes())
+        self.path, self.row_bits, self.lanes = path, row_bits, int(library.slipstream_lanes())
         self.side = int(library.slipstream_side())  # outputs of few bits that lie side by side; 0: there are none
         self._check()
 
     def pack(self, weight: Tensor, bias: Tensor | None, integers: bool = False, rounded: bool = False) -> Packed:
         outputs, inputs = weight.shape
         found = few_bits.grid(weight) if integers and self.side else None
-        if found is None and rounded and self.side:
-            found = few_bits.nearest(weight)
-        if found is not None:
-            return self.pack_grid(found, bias)
+        other = few_bits.nearest(weight) if found is None and rounded and self.side else None
+        if (kept := found or other) is not None:
+            return self.pack_grid(kept, bias, rounded=other is not None)
         half = weight.bfloat16()
         exact = torch.equal(half.float(), weight)
         padded = functional.pad(half if exact else weight, (0, 0, 0, -outputs % (2 * self.lanes)))
         lines = padded.view(-1, 2 * self.lanes, inputs).transpose(1, 2)
         data = lines.reshape(*lines.shape[:2], 2, self.lanes).transpose(2, 3) if exact else lines
-        return Packed(data.contiguous(), bias, inputs, outputs, "bfloat16" if exact else "float32")
+        kind = "bfloat16" if exact else "float32"
+        return Packed(data.contiguous(), bias, inputs, outputs, kind, self.row_bits)
 
-    def pack_grid(self, found: Grid, bias: Tensor | None) -> Packed:
+    def pack_grid(self, found: Grid, bias: Tensor | None, rounded: bool = False) -> Packed:
         assert self.side, "this processor does not multiply bytes"
         outputs, spans, span = found.number.shape
-        return Packed(few_bits.laid(found, self.side), bias, spans * span, outputs, found.kind)
+        data = few_bits.laid(found, self.side)
+        return Packed(data, bias, spans * span, outputs, found.kind, self.row_bits, rounded)
 
     def linear(self, x: Tensor, weight: Packed) -> Tensor:
         shape = x.shape
@@ -164,10 +182,10 @@ class Kernel:
 
     def _check_integers(self) -> None:
         """Rows of whole numbers whose largest is the largest there is are not rounded."""
-        rows, spans, outputs = 19, 3, 37
+        rows, spans, outputs, full = 19, 3, 37, 127 if self.row_bits == 8 else 127 * 256
         number = torch.arange(outputs * spans * few_bits.SPAN).view(outputs, spans, -1) * 37 % 16
-        x = (torch.arange(rows * spans * few_bits.SPAN).view(rows, -1) * 12347 % 65025 - 32512).float()
-        x[:, :: few_bits.SPAN] = 32512.0
+        x = (torch.arange(rows * spans * few_bits.SPAN).view(rows, -1) * 12347 % (2 * full + 1) - full).float()
+        x[:, :: few_bits.SPAN] = full
         for form in few_bits.FORMS.values():
             scale = (1 + torch.arange(outputs * spans * form.parts).view(outputs, spans, -1) % 5).to(form.scale) / 8
             bytes_ = number.to(torch.uint8) if form.bits == 4 else (number * 15 - 120).to(torch.int8)
@@ -179,72 +197,76 @@ class Kernel:
                 raise Unavailable("it is compiled, but its results are wrong")
 
 
-def pack(weight: Tensor, bias: Tensor | None = None, integers: bool = False, rounded: bool = False) -> Packed:
+def pack(
+    weight: Tensor, bias: Tensor | None = None, integers: bool = False, rounded: bool = False, row_bits: int = 16
+) -> Packed:
     """Weight [out, in] in float32; two bytes a number where all its numbers are bfloat16 ones, else four; with
     `integers` fewer still, where they are whole numbers of few bits and the processor has instructions for those. With
     `rounded` all are made such numbers, of eight bits: a drafter may be any, a target may not."""
-    return _kernel().pack(weight.detach(), None if bias is None else bias.detach().contiguous(), integers, rounded)
+    own = None if bias is None else bias.detach().contiguous()
+    return _kernel(row_bits).pack(weight.detach(), own, integers, rounded)
 
 
-def pack_grid(found: Grid, bias: Tensor | None = None) -> Packed:
+def pack_grid(found: Grid, bias: Tensor | None = None, row_bits: int = 16) -> Packed:
     """A weight that is known to be of few bits, for processors that multiply bytes (`has_integers`)."""
-    return _kernel().pack_grid(found, None if bias is None else bias.detach().contiguous())
+    return _kernel(row_bits).pack_grid(found, None if bias is None else bias.detach().contiguous())
 
 
 def linear(x: Tensor, weight: Packed) -> Tensor:
     """[..., in] to [..., out]: `torch.nn.functional.linear(x, weight.unpack(), weight.bias)` up to rounding."""
-    return _kernel().linear(x, weight)
+    return _kernel(weight.row_bits).linear(x, weight)
 
 
-def work() -> int:
+def work(row_bits: int = 16) -> int:
     """The address of the function that does a product's work, for kernels that have products among other things."""
-    found = _found()
+    found = _found(row_bits)
     if isinstance(found, str):
         raise Unavailable(found)
     return found.work
 
 
 def available() -> bool:
-    return isinstance(_found(), Kernel)
+    return isinstance(_found(16), Kernel)
 
 
-def has_integers() -> bool:
-    """Whether weights of few bits can stay in them."""
-    found = _found()
+def has_integers(row_bits: int = 16) -> bool:
+    """Whether weights of few bits can stay in them, and meet rows of so many."""
+    found = _found(row_bits)
     return isinstance(found, Kernel) and found.side > 0
 
 
 def status() -> str:
     """One sentence: what is used here, or why it is not."""
-    return _sentence(_found())
+    return _sentence(_found(16))
 
 
 def _sentence(found: Kernel | str) -> str:
     if isinstance(found, Kernel):
         small = ", weights of few bits in whole numbers" if found.side else ""
+        small += ", activations of eight bits" if found.row_bits == 8 else ""
         return f"cpu linear kernel: compiled for this processor, {found.lanes} lanes{small} ({found.path})"
     return f"cpu linear kernel: not available: {found}; using torch"
 
 
-def _kernel() -> Kernel:
-    found = _found()
+def _kernel(row_bits: int) -> Kernel:
+    found = _found(row_bits)
     if isinstance(found, str):
         raise RuntimeError(_sentence(found))
     return found
 
 
 @functools.cache
-def _found() -> Kernel | str:
+def _found(row_bits: int) -> Kernel | str:
     try:
-        found = _load()
+        found = _load(row_bits)
     except Unavailable as error:
         found = str(error)
     say(_sentence(found))
     return found
 
 
-def _load() -> Kernel | str:
+def _load(row_bits: int = 16) -> Kernel | str:
     try:
-        return Kernel(build(SOURCE))
+        return Kernel(build(SOURCE, row_bits=row_bits), row_bits)
     except Unavailable:  # the file may have been damaged since it was made
-        return Kernel(build(SOURCE, again=True))
+        return Kernel(build(SOURCE, again=True, row_bits=row_bits), row_bits)

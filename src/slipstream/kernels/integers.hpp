@@ -1,10 +1,12 @@
 // Products in whole numbers, included by linear.hpp: weights that are whole numbers of four or eight bits by groups of 32
-// inputs, each group with scales (and a floor) of its own, meet activations as whole numbers of sixteen.
+// inputs, each group with scales (and a floor) of its own, meet activations as whole numbers of sixteen bits, or of eight in
+// a library of its own (ROW_BITS), which is another target.
 //
 // The weights are reproduced exactly. An activation is rounded to one of 65,025 steps between the largest numbers of its
 // group of 32: products are some forty times closer than with activations in bfloat16, and their sums exact. Sixteen bits
-// are two times eight, since processors multiply bytes four at a time. Sums being exact, it does not matter to a bit of
-// the result which instructions make them: what follows, scaling and adding up spans, is one order of operations,
+// are two times eight, since processors multiply bytes four at a time; with eight, 255 steps are left and half of the
+// products. Sums being exact, it does not matter to a bit of the result which instructions make them: what follows, scaling
+// and adding up spans, is one order of operations,
 //
 //   sum = fma(float(whole[p]) * step, scale[p], sum)   for every part p of the span, in order
 //   sum = fma(floor, total, sum)                       where there is a floor
@@ -25,7 +27,29 @@ constexpr int SIDE = 8;
 constexpr int SIDE = 4;
 #endif
 constexpr int SPAN = 32;  // inputs that share a scale
-constexpr int FULL = 127 * 256;
+#ifndef ROW_BITS
+#define ROW_BITS 16  // of an activation
+#endif
+constexpr bool BYTES = ROW_BITS == 8;
+constexpr int FULL = BYTES ? 127 : 127 * 256;
+#if defined(__AVX512BW__) && defined(__AVX512VNNI__)
+constexpr int HELD = BYTES ? 2 * MOST : MOST;  // rows that lie together: as many as a tile has lines for
+#else
+constexpr int HELD = MOST;
+#endif
+
+// What one step is worth where the largest number is `top`. Of eight bits, it has two digits less than a float32 could: then
+// a sum of products may begin at 1.5 * 2^23, where its bits are those of a float32, and what that adds is taken off exactly.
+INLINE float step_of(float top) {
+    float step = top / FULL;
+    if constexpr (BYTES) {
+        uint32_t bits;
+        std::memcpy(&bits, &step, sizeof bits);
+        bits &= ~3u;
+        std::memcpy(&step, &bits, sizeof bits);
+    }
+    return step;
+}
 
 // A span of SIDE outputs. With eight bits, byte 4 (SIDE j + o) + i: output o, input 4 j + i; with four, that input below and
 // input 16 + 4 j + i above. Scales are of all inputs (one part) or of the first 16 and the others (two parts), in float16 or
@@ -45,7 +69,7 @@ using SixK = Block<8, 2, false, float>;
 
 #if !defined(INTEGERS)  // weights of these kinds are not made here
 
-INLINE void wholes(const float*, float*, int64_t, int64_t, int64_t, int64_t) {}
+INLINE void wholes(const float*, float*, int64_t, int64_t, int64_t, int64_t, int64_t) {}
 INLINE void nothing(float*, int64_t, int64_t, int64_t, int64_t) {}
 template <class Weight>
 void integers(const Job&, int64_t, int64_t, int64_t, int64_t) {}

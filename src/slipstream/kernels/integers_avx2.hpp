@@ -1,9 +1,9 @@
-// Whole numbers on x86 without instructions for bytes, included by integers.hpp: eight outputs side by side, multiplied as
-// numbers of sixteen bits, two at a time.
+// Whole numbers on x86 without instructions for four bytes, included by integers.hpp: eight outputs side by side, multiplied
+// two at a time, as numbers of sixteen bits or as bytes.
 
 // The activations of one row in one span: number * scale, and their sum.
 struct Span {
-    int16_t number[SPAN];
+    std::conditional_t<BYTES, int8_t, int16_t> number[SPAN];
     float scale, sum;
 };
 static_assert(sizeof(Span) <= SPAN * sizeof(float));
@@ -20,8 +20,11 @@ INLINE int32_t total(__m256i x) {
     return _mm_cvtsi128_si32(_mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1)));
 }
 
+// What was packed of two vectors, half by half, in the order of these.
+INLINE __m256i ordered(__m256i packed) { return _mm256_permute4x64_epi64(packed, 0xd8); }
+
 // Row r of x as whole numbers, from input `first` to `last`.
-INLINE void wholes(const float* given, float* x, int64_t in, int64_t r, int64_t first, int64_t last) {
+INLINE void wholes(const float* given, float* x, int64_t, int64_t in, int64_t r, int64_t first, int64_t last) {
     Span* to = reinterpret_cast<Span*>(x) + r * (in / SPAN);
     const __m256 sign = _mm256_set1_ps(-0.0f);
     for (int64_t k = first; k < last; k += SPAN) {
@@ -38,11 +41,12 @@ INLINE void wholes(const float* given, float* x, int64_t in, int64_t r, int64_t 
             number[i] = _mm256_cvtps_epi32(_mm256_mul_ps(part[i], by));
             sum = _mm256_add_epi32(sum, number[i]);
         });
-        each<2>([&](auto i) {
-            const __m256i both = _mm256_permute4x64_epi64(_mm256_packs_epi32(number[2 * i], number[2 * i + 1]), 0xd8);
-            _mm256_storeu_si256(reinterpret_cast<__m256i*>(span.number + 16 * i), both);
-        });
-        span.scale = top / FULL;
+        __m256i* place = reinterpret_cast<__m256i*>(span.number);
+        __m256i both[2];
+        each<2>([&](auto i) { both[i] = ordered(_mm256_packs_epi32(number[2 * i], number[2 * i + 1])); });
+        if constexpr (BYTES) _mm256_storeu_si256(place, ordered(_mm256_packs_epi16(both[0], both[1])));
+        else each<2>([&](auto i) { _mm256_storeu_si256(place + i, both[i]); });
+        span.scale = step_of(top);
         span.sum = span.scale * static_cast<float>(total(sum));
     }
 }
@@ -66,9 +70,57 @@ INLINE Pair line(const Weight& span, int j) {
     }
 }
 
+// Part PART of a span by ROWS rows as numbers of sixteen bits; `spans` is how far rows lie apart.
+template <int PART, class Weight, int ROWS>
+INLINE void wholes_of(__m256i (&whole)[ROWS], const Weight& weight, const Span* x, int64_t spans) {
+    constexpr int STEPS = SPAN / 4 / Weight::PARTS;  // of four inputs, in a part
+    __m256i first[ROWS], second[ROWS];
+    each<ROWS>([&](auto r) { first[r] = second[r] = _mm256_setzero_si256(); });
+    each<STEPS>([&](auto i) {
+        const int j = STEPS * PART + i;
+        const Pair weights = line(weight, j);
+        each<ROWS>([&](auto r) {
+            int64_t four;
+            std::memcpy(&four, x[r * spans].number + 4 * j, sizeof four);
+            const __m256i own = _mm256_set1_epi64x(four);
+            first[r] = _mm256_add_epi32(first[r], _mm256_madd_epi16(weights.first, own));
+            second[r] = _mm256_add_epi32(second[r], _mm256_madd_epi16(weights.second, own));
+        });
+    });
+    each<ROWS>([&](auto r) { whole[r] = ordered(_mm256_hadd_epi32(first[r], second[r])); });
+}
+
+// The same as bytes. Products of two are added up in sixteen bits, unsigned by signed, and must fit: 2 * 128 * 127 does, with
+// the sign of a weight taken by the number it meets; eight times 2 * 15 * 127 do, too, so of four bits all sums are short.
+template <int PART, class Weight, int ROWS>
+INLINE void bytes_of(__m256i (&whole)[ROWS], const Weight& weight, const Span* x, int64_t spans) {
+    constexpr int STEPS = SPAN / 4 / Weight::PARTS;
+    const __m256i ones = _mm256_set1_epi16(1);
+    each<ROWS>([&](auto r) { whole[r] = _mm256_setzero_si256(); });
+    each<STEPS>([&](auto i) {
+        const int j = STEPS * PART + i;
+        constexpr bool eight = Weight::BITS == 8;
+        const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weight.number + 32 * (eight ? j : j % 4)));
+        const __m256i four = _mm256_and_si256(j < 4 ? both : _mm256_srli_epi16(both, 4), _mm256_set1_epi8(15));
+        const __m256i bytes = eight ? _mm256_abs_epi8(both) : four;
+        each<ROWS>([&](auto r) {
+            int32_t some;
+            std::memcpy(&some, x[r * spans].number + 4 * j, sizeof some);
+            const __m256i own = _mm256_set1_epi32(some);
+            if constexpr (eight) {
+                const __m256i pairs = _mm256_maddubs_epi16(bytes, _mm256_sign_epi8(own, both));
+                whole[r] = _mm256_add_epi32(whole[r], _mm256_madd_epi16(pairs, ones));
+            } else {
+                whole[r] = _mm256_add_epi16(whole[r], _mm256_maddubs_epi16(bytes, own));
+            }
+        });
+    });
+    if constexpr (Weight::BITS == 4) each<ROWS>([&](auto r) { whole[r] = _mm256_madd_epi16(whole[r], ones); });
+}
+
 template <class Weight, int ROWS>
 INLINE void rows_by(const Job& job, const Weight* weight, int64_t row, int64_t group) {
-    constexpr int PARTS = Weight::PARTS, STEPS = SPAN / 4 / PARTS;  // of four inputs, in a part
+    constexpr int PARTS = Weight::PARTS;
     const int64_t spans = job.in / SPAN;
     const Span* x = reinterpret_cast<const Span*>(job.x) + row * spans;
     __m256 sum[ROWS];
@@ -77,24 +129,13 @@ INLINE void rows_by(const Job& job, const Weight* weight, int64_t row, int64_t g
         each<(sizeof(Weight) + 63) / 64>(
             [&](auto i) { _mm_prefetch(reinterpret_cast<const char*>(weight + s + 12) + 64 * i, _MM_HINT_T0); });
         each<PARTS>([&](auto p) {
-            __m256i first[ROWS], second[ROWS];
-            each<ROWS>([&](auto r) { first[r] = second[r] = _mm256_setzero_si256(); });
-            each<STEPS>([&](auto i) {
-                const int j = STEPS * p + i;
-                const Pair weights = line(weight[s], j);
-                each<ROWS>([&](auto r) {
-                    int64_t four;
-                    std::memcpy(&four, x[r * spans + s].number + 4 * j, sizeof four);
-                    const __m256i own = _mm256_set1_epi64x(four);
-                    first[r] = _mm256_add_epi32(first[r], _mm256_madd_epi16(weights.first, own));
-                    second[r] = _mm256_add_epi32(second[r], _mm256_madd_epi16(weights.second, own));
-                });
-            });
+            __m256i whole[ROWS];
+            if constexpr (BYTES) bytes_of<p>(whole, weight[s], x + s, spans);
+            else wholes_of<p>(whole, weight[s], x + s, spans);
             const __m256 scale = wide(weight[s].scale[p]);
             each<ROWS>([&](auto r) {
-                const __m256i whole = _mm256_permute4x64_epi64(_mm256_hadd_epi32(first[r], second[r]), 0xd8);
                 const __m256 step = _mm256_set1_ps(x[r * spans + s].scale);
-                sum[r] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(whole), step), scale, sum[r]);
+                sum[r] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(whole[r]), step), scale, sum[r]);
             });
         });
         if constexpr (Weight::FLOOR)

@@ -1,25 +1,25 @@
-// Whole numbers on x86, included by integers.hpp: sixteen outputs side by side. Up to three rows are multiplied by vector
-// instructions (VNNI); more of them, in blocks of eight, by matrix ones where there are any (AMX).
+// Whole numbers on x86, included by integers.hpp: sixteen outputs side by side. Few rows are multiplied by vector instructions
+// (VNNI); more of them by matrix ones where there are any (AMX), in blocks of eight, or of sixteen where numbers are bytes.
 
 constexpr int STEPS = SPAN / 4;    // vectors of a span: 16 outputs, four inputs of each
 constexpr int AHEAD = 12;          // spans of weights that are sent for before they are needed
-constexpr int FEW = 3;             // rows that vector instructions take at a time; more are worth tiles, by measurement
-constexpr int MANY = 3 * MOST;     // rows that tiles take at a time: as many as have their sums in registers
+constexpr int FEW = BYTES ? 6 : 3;  // rows that vector instructions take at a time; more are worth tiles, by measurement
+constexpr int MANY = BYTES ? HELD : 3 * HELD;  // rows that tiles take at a time: whole blocks, and their sums in registers
 constexpr int64_t NEAR = 1 << 18;  // bytes of weights that stay in the second-level cache
 
-// The activations of eight rows in one span: (256 high + low) * scale, their sum, and the sums of the whole numbers, of all
-// of them and of the first half.
+// The activations of a block of rows in one span: number * scale, their sum, and the sums of the whole numbers, of all of
+// them and of the first half. Numbers of sixteen bits are 256 high + low, the high bytes of all rows before the low ones.
 struct Span {
-    int8_t high[MOST][SPAN], low[MOST][SPAN];
-    float scale[MOST], sum[MOST];
-    int32_t whole[MOST], front[MOST];
+    int8_t number[2 * MOST][SPAN];
+    float scale[HELD], sum[HELD];
+    int32_t whole[HELD], front[HELD];
 };
 static_assert(sizeof(Span) <= MOST * SPAN * sizeof(float));
 
 // Row r of x as whole numbers, from input `first` to `last`.
-INLINE void wholes(const float* given, float* x, int64_t in, int64_t r, int64_t first, int64_t last) {
-    Span* to = reinterpret_cast<Span*>(x) + r / MOST * (in / SPAN);
-    r %= MOST;
+INLINE void wholes(const float* given, float* x, int64_t, int64_t in, int64_t r, int64_t first, int64_t last) {
+    Span* to = reinterpret_cast<Span*>(x) + r / HELD * (in / SPAN);
+    r %= HELD;
     for (int64_t k = first; k < last; k += SPAN) {
         const __m512 one = _mm512_loadu_ps(given + k), other = _mm512_loadu_ps(given + k + 16);
         const float top = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(one), _mm512_abs_ps(other)));
@@ -27,14 +27,17 @@ INLINE void wholes(const float* given, float* x, int64_t in, int64_t r, int64_t 
         const __m512i front = _mm512_cvtps_epi32(_mm512_mul_ps(one, by)), back = _mm512_cvtps_epi32(_mm512_mul_ps(other, by));
         const __m512i mixed = _mm512_packs_epi32(front, back), order = _mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0);
         const __m512i number = _mm512_permutexvar_epi64(order, mixed);
-        const __m512i high = _mm512_srai_epi16(_mm512_add_epi16(number, _mm512_set1_epi16(128)), 8);
         Span& span = to[k / SPAN];
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(span.high[r]), _mm512_cvtepi16_epi8(high));
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(span.low[r]), _mm512_cvtepi16_epi8(number));  // what is left, signed
+        const __m256i low = _mm512_cvtepi16_epi8(number);  // what is left of it beside the high bytes, signed
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(span.number[BYTES ? r : MOST + r]), low);
+        if constexpr (!BYTES) {
+            const __m512i high = _mm512_srai_epi16(_mm512_add_epi16(number, _mm512_set1_epi16(128)), 8);
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(span.number[r]), _mm512_cvtepi16_epi8(high));
+        }
         const __m512i pairs = _mm512_madd_epi16(number, _mm512_set1_epi16(1));
         span.front[r] = _mm512_mask_reduce_add_epi32(0x00ff, pairs);
         span.whole[r] = _mm512_reduce_add_epi32(pairs);
-        span.scale[r] = top / FULL;
+        span.scale[r] = step_of(top);
         span.sum[r] = span.scale[r] * static_cast<float>(span.whole[r]);
     }
 }
@@ -42,9 +45,9 @@ INLINE void wholes(const float* given, float* x, int64_t in, int64_t r, int64_t 
 // Rows that the last block lacks count nothing: tiles take them as they come, and what is left over from elsewhere may be
 // numbers that are slow to multiply.
 INLINE void nothing(float* x, int64_t in, int64_t rows, int64_t first, int64_t last) {
-    Span* to = reinterpret_cast<Span*>(x) + (rows - 1) / MOST * (in / SPAN);
+    Span* to = reinterpret_cast<Span*>(x) + (rows - 1) / HELD * (in / SPAN);
     for (int64_t k = first; k < last; k += SPAN)
-        for (int64_t r = (rows - 1) % MOST + 1; r < MOST; ++r) to[k / SPAN].scale[r] = to[k / SPAN].sum[r] = 0;
+        for (int64_t r = (rows - 1) % HELD + 1; r < HELD; ++r) to[k / SPAN].scale[r] = to[k / SPAN].sum[r] = 0;
 }
 
 INLINE __m512 wide(const uint16_t* half) {
@@ -108,14 +111,19 @@ INLINE int32_t total(const Span& x, int r) {
     else return PART ? x.whole[r] - x.front[r] : x.front[r];
 }
 
+// High and low bytes of a number together; where there are no low ones, bytes are all there is.
+INLINE __m512i joined(__m512i high, __m512i low) {
+    return BYTES ? high : _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
+}
+
 // Rows by vector instructions, which multiply unsigned bytes by signed ones: weights of eight bits are raised by 128, and
 // what that adds is taken off again.
 template <class Weight, int ROWS>
 INLINE void vectors(const Job& job, const Weight* weight, int64_t row, int64_t group) {
     constexpr int PARTS = Weight::PARTS;
     const int64_t spans = job.in / SPAN;
-    const Span* x = reinterpret_cast<const Span*>(job.x) + row / MOST * spans;
-    const int from = static_cast<int>(row % MOST);
+    const Span* x = reinterpret_cast<const Span*>(job.x) + row / HELD * spans;
+    const int from = static_cast<int>(row % HELD);
     __m512 sum[ROWS];
     each<ROWS>([&](auto r) { sum[r] = _mm512_setzero_ps(); });
     for (int64_t s = 0; s < spans; ++s) {
@@ -133,10 +141,10 @@ INLINE void vectors(const Job& job, const Weight* weight, int64_t row, int64_t g
                 __m512i high = _mm512_setzero_si512(), low = _mm512_setzero_si512();
                 each<STEPS / PARTS>([&](auto i) {
                     const int j = STEPS / PARTS * part + i;
-                    high = dot(high, number[j], x[s].high[from + r] + 4 * j);
-                    low = dot(low, number[j], x[s].low[from + r] + 4 * j);
+                    high = dot(high, number[j], x[s].number[from + r] + 4 * j);
+                    if constexpr (!BYTES) low = dot(low, number[j], x[s].number[MOST + from + r] + 4 * j);
                 });
-                __m512i whole = _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
+                __m512i whole = joined(high, low);
                 const int32_t raised = 128 * total<PARTS, part>(x[s], from + r);
                 if constexpr (eight) whole = _mm512_sub_epi32(whole, _mm512_set1_epi32(raised));
                 settle<Weight, part>(sum[r], whole, x[s], from + r, scale, floor);
@@ -148,14 +156,15 @@ INLINE void vectors(const Job& job, const Weight* weight, int64_t row, int64_t g
 
 #ifdef TILES
 
-// Matrix registers: products of 16 rows (of eight tokens, high bytes and low ones) by 16 outputs. One register for sums, one
-// for rows, one for weights: processors rename them, and by measurement do it the better the fewer are in use. Spans of two
-// parts are two products, and have a register for the weights of each.
-template <int PARTS>
+// Matrix registers: products of 16 lines of bytes (of sixteen rows; or of eight, high bytes and low ones) by 16 outputs, or
+// of eight lines where there are no more rows. One register for sums, one for rows, one for weights: processors rename them,
+// and by measurement do it the better the fewer are in use. Spans of two parts are two products, and have a register for the
+// weights of each.
+template <int PARTS, uint8_t LINES>
 struct alignas(64) Shape {
     uint8_t palette = 1, start = 0, none[14] = {};
     uint16_t bytes[16] = {64, SPAN / PARTS, 64, 64};
-    uint8_t lines[16] = {2 * MOST, 2 * MOST, STEPS / PARTS, STEPS / PARTS};
+    uint8_t lines[16] = {LINES, LINES, STEPS / PARTS, STEPS / PARTS};
 };
 
 // Whether this process may use them: the kernel must be asked once.
@@ -167,9 +176,10 @@ bool may_tile() {
 template <int PARTS>
 struct Tiles {
     bool ready;
-    explicit Tiles(bool wanted) : ready(wanted && may_tile()) {
-        static const Shape<PARTS> shape;
-        if (ready) _tile_loadconfig(&shape);
+    explicit Tiles(int64_t rows) : ready(rows > FEW && may_tile()) {
+        static const Shape<PARTS, 2 * MOST> whole;
+        static const Shape<PARTS, MOST> half;
+        if (ready) _tile_loadconfig(BYTES && rows <= MOST ? static_cast<const void*>(&half) : &whole);
     }
     ~Tiles() {
         if (ready) _tile_release();
@@ -177,7 +187,7 @@ struct Tiles {
 };
 
 using Raised = int8_t[STEPS][64];    // the bytes of a span
-using Sums = int32_t[2 * MOST][16];  // what high and low bytes of each row came to
+using Sums = int32_t[2 * MOST][16];  // what each line of bytes came to
 
 #define BARRIER asm volatile("" ::: "memory")  // what tiles read must have been written
 
@@ -208,15 +218,15 @@ INLINE void load(const Weight& weight, const Raised& bytes) {
     if constexpr (Weight::PARTS == 2) _tile_loadd(3, from + 64 * STEPS / 2, 64);
 }
 
-// Eight rows by the span of weights that lies in its tiles.
+// A block of rows by the span of weights that lies in its tiles.
 template <int PARTS>
 INLINE void multiply(const Span& x, Sums (&sums)[PARTS]) {
-    _tile_loadd(1, x.high, SPAN);
+    _tile_loadd(1, x.number, SPAN);
     _tile_zero(0);
     _tile_dpbssd(0, 1, 2);
     _tile_stored(0, sums[0], 64);
     if constexpr (PARTS == 2) {
-        _tile_loadd(1, &x.high[0][SPAN / 2], SPAN);
+        _tile_loadd(1, &x.number[0][SPAN / 2], SPAN);
         _tile_zero(0);
         _tile_dpbssd(0, 1, 3);
         _tile_stored(0, sums[1], 64);
@@ -227,10 +237,9 @@ INLINE void multiply(const Span& x, Sums (&sums)[PARTS]) {
 // What a part of a span of a block's rows came to, scaled and added to their sums.
 template <class Weight, int PART, int BLOCK, int ROWS>
 INLINE void add(__m512 (&sum)[ROWS], const Sums& found, const Span& x, __m512 scale, __m512 floor) {
-    each<std::min(MOST, ROWS - BLOCK * MOST)>([&](auto r) INLINED {
-        const __m512i high = _mm512_load_si512(found[r]), low = _mm512_load_si512(found[MOST + r]);
-        const __m512i whole = _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
-        settle<Weight, PART>(sum[BLOCK * MOST + r], whole, x, r, scale, floor);
+    each<std::min(HELD, ROWS - BLOCK * HELD)>([&](auto r) INLINED {
+        const __m512i high = _mm512_load_si512(found[r]), low = _mm512_load_si512(found[(MOST + r) % (2 * MOST)]);
+        settle<Weight, PART>(sum[BLOCK * HELD + r], joined(high, low), x, r, scale, floor);
     });
 }
 
@@ -240,7 +249,7 @@ INLINE void add(__m512 (&sum)[ROWS], const Sums& found, const Span& x, __m512 sc
 // rows are multiplied and added up in turn, since no processor looks much further ahead than one of each.
 template <class Weight, int ROWS>
 struct Stream {
-    static constexpr int LEAD = 2, LAG = 2, BLOCKS = (ROWS + MOST - 1) / MOST, RING = 4, PARTS = Weight::PARTS;
+    static constexpr int LEAD = 2, LAG = 2, BLOCKS = (ROWS + HELD - 1) / HELD, RING = 4, PARTS = Weight::PARTS;
     static_assert(LEAD < RING && LAG < RING);
     const Weight* weight;
     const Span* x;
@@ -250,7 +259,7 @@ struct Stream {
     alignas(64) Sums sums[RING][BLOCKS][PARTS];
 
     Stream(const Job& job, const Weight* weight, int64_t row, int64_t groups) : weight(weight), spans(job.in / SPAN) {
-        x = reinterpret_cast<const Span*>(job.x) + row / MOST * spans;
+        x = reinterpret_cast<const Span*>(job.x) + row / HELD * spans;
         count = groups * spans;
     }
     INLINE void lay_out(int64_t i) {
@@ -312,7 +321,7 @@ void matrices(const Job& job, const Weight* weight, int64_t row, int64_t count, 
 template <int>
 struct Tiles {
     static constexpr bool ready = false;
-    explicit Tiles(bool) {}
+    explicit Tiles(int64_t) {}
 };
 template <class Weight>
 void matrices(const Job&, const Weight*, int64_t, int64_t, int64_t, int64_t) {}
@@ -332,20 +341,20 @@ template <class Weight>
 void rows_by(const Job& job, const Weight* weight, bool tiles, int64_t row, int64_t end, int64_t first, int64_t last) {
     for (int64_t left; tiles && (left = end - row) > FEW;) {
         int64_t count = std::min<int64_t>(left, MANY);
-        if (count > MOST && count % MOST && count % MOST <= FEW) count = count / MOST * MOST;
+        if (count > HELD && count % HELD && count % HELD <= FEW) count = count / HELD * HELD;
         matrices(job, weight, row, count, first, last);
         row += count;
     }
     for (int64_t group = first; group < last && row < end; ++group, weight += job.in / SPAN)
         for (int64_t r = row, next; r < end; r = next) {
-            next = std::min({r + FEW, end, (r / MOST + 1) * MOST});
+            next = std::min({r + FEW, end, (r / HELD + 1) * HELD});
             few(job, weight, r, next - r, group);
         }
 }
 
 template <class Weight>
 void integers(const Job& job, int64_t top, int64_t bottom, int64_t first, int64_t last) {
-    const Tiles<Weight::PARTS> tiles(bottom - top > FEW);
+    const Tiles<Weight::PARTS> tiles(bottom - top);
     const int64_t spans = job.in / SPAN, line = spans * sizeof(Weight);
     const int64_t some = bottom - top > MANY ? std::max<int64_t>(1, NEAR / line) : last - first;  // that all rows meet in turn
     for (int64_t group = first; group < last; group += some) {

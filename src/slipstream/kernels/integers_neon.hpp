@@ -1,32 +1,43 @@
 // Whole numbers on ARM, included by integers.hpp: four outputs side by side, bytes multiplied four at a time.
 
-// The activations of one row in one span: (256 high + low) * scale, and their sum.
-struct Span {
-    int8_t high[SPAN], low[SPAN];
-    float scale, sum;
+// The activations of one row in one span: numbers of eight bits, or 256 high + low of sixteen.
+struct Row {
+    int8_t number[BYTES ? 1 : 2][SPAN];
+    float back[BYTES ? 4 : 0];  // what RAISED adds, to be taken off again
+    float step, sum;
 };
-static_assert(sizeof(Span) <= SPAN * sizeof(float));
+static_assert(sizeof(Row) <= SPAN * sizeof(float));
+
+constexpr float RAISED = 3 << 22;  // its bits, read as a whole number, can count some millions up and down
+alignas(16) const float raised[4] = {RAISED, RAISED, RAISED, RAISED};
+
+// Where the rows of a block begin: side by side, span by span.
+INLINE Row* rows_of(float* x, int64_t in, int64_t row) {
+    return reinterpret_cast<Row*>(x) + row / MOST * MOST * (in / SPAN);
+}
 
 // Row r of x as whole numbers, from input `first` to `last`.
-INLINE void wholes(const float* given, float* x, int64_t in, int64_t r, int64_t first, int64_t last) {
-    Span* to = reinterpret_cast<Span*>(x) + r * (in / SPAN);
+INLINE void wholes(const float* given, float* x, int64_t rows, int64_t in, int64_t r, int64_t first, int64_t last) {
+    const int64_t beside = std::min<int64_t>(MOST, rows - r / MOST * MOST);
+    Row* to = rows_of(x, in, r) + r % MOST;
     for (int64_t k = first; k < last; k += SPAN) {
         float32x4_t most = vabsq_f32(vld1q_f32(given + k));
         for (int i = 4; i < SPAN; i += 4) most = vmaxq_f32(most, vabsq_f32(vld1q_f32(given + k + i)));
         const float top = vmaxvq_f32(most), by = top > 0 ? FULL / top : 0;
-        Span& span = to[k / SPAN];
+        Row& own = to[k / SPAN * beside];
         int32x4_t sum = vdupq_n_s32(0);
         for (int i = 0; i < SPAN; i += 8) {
             const int32x4_t a = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(given + k + i), by));
             const int32x4_t b = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(given + k + i + 4), by));
             sum = vaddq_s32(sum, vaddq_s32(a, b));
             const int16x8_t both = vcombine_s16(vmovn_s32(a), vmovn_s32(b));
-            const int8x8_t high = vmovn_s16(vrshrq_n_s16(both, 8));
-            vst1_s8(span.high + i, high);
-            vst1_s8(span.low + i, vmovn_s16(vsubq_s16(both, vshll_n_s8(high, 8))));
+            const int8x8_t high = vmovn_s16(BYTES ? both : vrshrq_n_s16(both, 8));
+            vst1_s8(own.number[0] + i, high);
+            if constexpr (!BYTES) vst1_s8(own.number[1] + i, vmovn_s16(vsubq_s16(both, vshll_n_s8(high, 8))));
         }
-        span.scale = top / FULL;
-        span.sum = span.scale * static_cast<float>(vaddvq_s32(sum));
+        own.step = step_of(top);
+        if constexpr (BYTES) vst1q_f32(own.back, vdupq_n_f32(-RAISED * own.step));
+        own.sum = own.step * static_cast<float>(vaddvq_s32(sum));
     }
 }
 
@@ -47,10 +58,19 @@ INLINE void unpack(const Weight& span, int8x16_t (&weight)[8]) {
     }
 }
 
-// What COUNT halves of a span come to, from half FIRST on.
+// Where sums of bytes begin. Compilers would keep it in a register and copy that for every sum, which takes the turn of a
+// product; a zero made anew takes none, and loads have units of their own. NUMBER tells one from the next, or one it were.
+template <int NUMBER>
+INLINE int32x4_t beginning(const Row* rows) {
+    int32x4_t sum;
+    if constexpr (BYTES) asm("ldr %q0, %1" : "=w"(sum) : "m"(raised), "r"(rows), "i"(NUMBER));
+    else asm("movi %0.4s, #0" : "=w"(sum) : "r"(rows), "i"(NUMBER));
+    return sum;
+}
+
+// What COUNT halves of a span come to, from half FIRST on; `sum` is where they begin.
 template <int FIRST, int COUNT>
-INLINE int32x4_t dot(const int8x16_t (&weight)[8], const int8_t* x) {
-    int32x4_t sum = vdupq_n_s32(0);
+INLINE int32x4_t dot(int32x4_t sum, const int8x16_t (&weight)[8], const int8_t* x) {
     each<COUNT>([&](auto h) {
         const int8x16_t own = vld1q_s8(x + 16 * (FIRST + h));
         each<4>([&](auto j) { sum = vdotq_laneq_s32(sum, weight[4 * (FIRST + h) + j], own, j); });
@@ -58,29 +78,40 @@ INLINE int32x4_t dot(const int8x16_t (&weight)[8], const int8_t* x) {
     return sum;
 }
 
+// Those of row R, times what a step is worth. Of bytes, the bits of the sum are those of a float32 that is too large by RAISED:
+// one instruction takes that off and multiplies, where converting alone takes as long as two.
+template <int R, int FIRST, int COUNT>
+INLINE float32x4_t stepped(const int8x16_t (&weight)[8], const Row* rows, float32x2_t step) {
+    const int32x4_t high = dot<FIRST, COUNT>(beginning<4 * R + FIRST>(rows), weight, rows[R].number[0]);
+    if constexpr (BYTES) return vfmaq_lane_f32(vld1q_f32(rows[R].back), vreinterpretq_f32_s32(high), step, 0);
+    const int32x4_t low = dot<FIRST, COUNT>(beginning<4 * R + FIRST + 2>(rows), weight, rows[R].number[!BYTES]);
+    return vmulq_lane_f32(vcvtq_f32_s32(vaddq_s32(vshlq_n_s32(high, 8), low)), step, 0);
+}
+
 template <class Weight, int ROWS>
 INLINE void rows_by(const Job& job, const Weight* weight, int64_t row, int64_t group) {
-    constexpr int PARTS = Weight::PARTS, HALVES = 2 / PARTS;
+    constexpr int PARTS = Weight::PARTS, HALVES = 2 / PARTS, SCALES = PARTS + Weight::FLOOR;
     const int64_t spans = job.in / SPAN;
-    const Span* x = reinterpret_cast<const Span*>(job.x) + row * spans;
-    Floats sum[ROWS] = {};
-    for (int64_t s = 0; s < spans; ++s) {
+    const Row* x = rows_of(job.x, job.in, row);
+    float32x4_t sum[ROWS] = {};
+    for (int64_t s = 0; s < spans; ++s, x += ROWS) {
         __builtin_prefetch(reinterpret_cast<const char*>(weight + s) + 1024);
         __builtin_prefetch(reinterpret_cast<const char*>(weight + s) + 1088);
         int8x16_t number[8];
         unpack(weight[s], number);
-        float32x4_t scale[PARTS];
-        each<PARTS>([&](auto p) { scale[p] = wide(weight[s].scale[p]); });
+        float32x4_t scale[SCALES];
+        each<SCALES>([&](auto p) { scale[p] = wide(weight[s].scale[p]); });
         each<ROWS>([&](auto r) {
-            const Span& own = x[r * spans + s];
+            const float32x2_t own = vld1_f32(&x[r].step);  // and the sum behind it
             each<PARTS>([&](auto p) {
-                constexpr int first = decltype(p)::value * HALVES;
-                const int32x4_t high = dot<first, HALVES>(number, own.high), low = dot<first, HALVES>(number, own.low);
-                const float32x4_t whole = vcvtq_f32_s32(vaddq_s32(vshlq_n_s32(high, 8), low));
-                sum[r] = vfmaq_f32(sum[r], vmulq_n_f32(whole, own.scale), scale[p]);
+                sum[r] = vfmaq_f32(sum[r], stepped<r, p * HALVES, HALVES>(number, x, own), scale[p]);
             });
-            if constexpr (Weight::FLOOR) sum[r] = vfmaq_n_f32(sum[r], wide(weight[s].scale[PARTS]), own.sum);
+            if constexpr (Weight::FLOOR) sum[r] = vfmaq_lane_f32(sum[r], scale[PARTS], own, 1);
         });
     }
-    each<ROWS>([&](auto r) { finish<SIDE>(job, reinterpret_cast<float*>(&sum[r]), row + r, group * SIDE); });
+    each<ROWS>([&](auto r) {
+        float line[SIDE];  // whose address is known, as that of the sums must not be if they are to stay in registers
+        vst1q_f32(line, sum[r]);
+        finish<SIDE>(job, line, row + r, group * SIDE);
+    });
 }

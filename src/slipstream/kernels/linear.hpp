@@ -209,8 +209,8 @@ void floats(const Job& job, int64_t top, int64_t bottom, int64_t first, int64_t 
 INLINE void arrange(Kind kind, const float* given, float* x, int64_t rows, int64_t in, int64_t row, int64_t first, int64_t last) {
     const int64_t here = std::min<int64_t>(MOST, rows - row);
     if (kind >= FOUR) {
-        for (int64_t r = row; r < row + here; ++r) wholes(given + r * in, x, in, r, first, last);
-        if (here < MOST) nothing(x, in, rows, first, last);
+        for (int64_t r = row; r < row + here; ++r) wholes(given + r * in, x, rows, in, r, first, last);
+        if (row + here == rows) nothing(x, in, rows, first, last);
         return;
     }
     const float* from = given + row * in;
@@ -234,7 +234,7 @@ int64_t room(int64_t rows, int64_t in) { return (rows + MOST - 1) / MOST * width
 void prepare(Job& job, const Matrix& matrix, const float* given, float* x, float* y, int64_t rows, unsigned threads,
              bool onto = false) {
     const int64_t in = matrix.in, size = matrix.kind >= FOUR ? SIDE : GROUP, groups = (matrix.out + size - 1) / size;
-    const int64_t tile = std::max<int64_t>(MOST, TILE / in / MOST * MOST);
+    const int64_t tile = std::max<int64_t>(HELD, TILE / in / HELD * HELD);
     const int64_t share = groups / (threads * 3), chunk = !share ? 1 : matrix.kind >= FOUR ? share : (share + 3) / 4 * 4;
     job.given = given, job.x = x, job.weight = matrix.weight, job.bias = matrix.bias, job.y = y;
     job.rows = rows, job.in = in, job.out = matrix.out, job.groups = groups;

@@ -9,6 +9,7 @@ precision layers the kernel still sums in float32, and its results are rounded a
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -54,24 +55,27 @@ class PackedLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, weight={kind}"
 
 
-def prepared(model: Any, invariant: bool = False, whole: bool = False, weights: str | None = None) -> Any:
+def prepared(
+    model: Any, invariant: bool = False, whole: bool = False, weights: str | None = None, row_bits: int = 16
+) -> Any:
     """On a CPU, linears made for few rows take over: in float32, where they are faster, and for invariant mode. Where
     the choice is ours (`whole`), weights take as few bytes as they can: those of few bits stay in them if the processor
-    multiplies whole numbers, and are rounded to bfloat16 if not. `weights`: to what they are rounded in any case."""
+    multiplies whole numbers, and are rounded to bfloat16 if not. `weights`: to what they are rounded in any case;
+    `row_bits`: of the activations that weights of few bits meet."""
     if weights and model.device.type != "cpu":
         round_linears(model, weights)
     if model.device.type == "cpu" and (model.dtype == torch.float32 or invariant):
         if whole and model.dtype == torch.float32 and cpu_linear.available() and not cpu_linear.has_integers():
             for weight in model.parameters():  # not buffers: angles of positions are no weights
                 weight.data = weight.data.bfloat16().float()
-        pack_linears(model, integers=whole or weights is not None, rounded=weights is not None)
+        pack_linears(model, integers=whole or weights is not None, rounded=weights is not None, row_bits=row_bits)
     return model
 
 
-def pack_linears(model: nn.Module, integers: bool = False, rounded: bool = False) -> int:
+def pack_linears(model: nn.Module, integers: bool = False, rounded: bool = False, row_bits: int = 16) -> int:
     """Replace the linear layers of a model on the CPU, in place; how many were, none if there is no kernel. With
-    `integers`, weights that are whole numbers of few bits meet activations of sixteen; with `rounded` all weights are
-    rounded to eight bits, which a drafter may be.
+    `integers`, weights that are whole numbers of few bits meet activations of sixteen, or `row_bits`; with `rounded`
+    all weights are rounded to eight bits, which a drafter may be.
 
     Each weight is let go as soon as it is packed, so memory does not double. An output matrix that is also the
     embedding is packed for its own use, and the embedding keeps its tensor.
@@ -85,7 +89,7 @@ def pack_linears(model: nn.Module, integers: bool = False, rounded: bool = False
         child, homes = found.popitem()
         weights = _weights(child)
         assert weights is not None
-        put(_packed(*weights, integers, rounded, held=weights[0].data_ptr() in tables), homes)
+        put(_packed(*weights, integers, rounded, row_bits, held=weights[0].data_ptr() in tables), homes)
     return count
 
 
@@ -104,17 +108,33 @@ def put(layer: PackedLinear, homes: Homes) -> None:
         setattr(parent, name, layer)
 
 
-def _packed(weight: Tensor, bias: Tensor | None, integers: bool, rounded: bool, held: bool) -> PackedLinear:
-    packed = cpu_linear.pack(weight.float(), None if bias is None else bias.float(), integers, rounded)
+def _packed(
+    weight: Tensor, bias: Tensor | None, integers: bool, rounded: bool, row_bits: int, held: bool
+) -> PackedLinear:
+    packed = cpu_linear.pack(weight.float(), None if bias is None else bias.float(), integers, rounded, row_bits)
     kept = held and not rounded and weight.dtype == torch.float32
     return PackedLinear(packed, weight if kept else None)
 
 
 def products(model: nn.Module) -> str | None:
     """What the products of packed layers are made of, where they are of whole numbers."""
-    kinds = {module.packed.kind for module in model.modules() if isinstance(module, PackedLinear)}
+    kinds = {packed.kind for packed in _all_packed(model)}
     small = sorted({f"int{FORMS[kind].bits}" for kind in kinds if kind in FORMS})
-    return f"int16 x {'/'.join(small)} products" if small else None
+    return f"int{row_bits(model)} x {'/'.join(small)} products" if small else None
+
+
+def row_bits(model: nn.Module) -> int:
+    """Of the activations that meet weights of few bits; sixteen where there are none, as they would be."""
+    return next((packed.row_bits for packed in _all_packed(model) if packed.whole), 16)
+
+
+def rounded(model: nn.Module) -> bool:
+    """Whether any packed layer has other weights than those that were loaded."""
+    return any(packed.rounded for packed in _all_packed(model))
+
+
+def _all_packed(model: nn.Module) -> Iterator[cpu_linear.Packed]:
+    return (module.packed for module in model.modules() if isinstance(module, PackedLinear))
 
 
 def _weights(module: nn.Module) -> tuple[Tensor, Tensor | None] | None:

@@ -49,10 +49,13 @@ def load_model(found: Found, dtype: str | torch.dtype = "auto", device: str | to
     """The model, ready to score; `precision.choose` says which type "auto" means here, and why."""
     from transformers import AutoModelForCausalLM
 
+    kind = choose(dtype, device)
+    if kind.row_bits != 16:
+        raise ValueError(f"{dtype} is for a target; a draft model takes it from its target, and other types by name")
     with quiet(), _loading(found, "the weights"):
         model, info = AutoModelForCausalLM.from_pretrained(
             found.path,
-            dtype=choose(dtype, device).dtype,
+            dtype=kind.dtype,
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=found.trust_remote_code,

@@ -30,7 +30,7 @@ from slipstream.core.shapes import Tensor
 from slipstream.kernels import cpu_decoder, cpu_linear
 from slipstream.kernels.compile import Unavailable, build
 from slipstream.kernels.machine import say
-from slipstream.models import store
+from slipstream.models import linears, store
 from slipstream.models.load import Found, configured_ends, load_tokenizer
 from slipstream.models.refuse import Anatomy
 from slipstream.models.skeleton import Bones, Skeleton, Unfit, assemble, take
@@ -47,10 +47,11 @@ DAY, KEPT = 24 * 3600, 2
 Opened = tuple[Skeleton, Anatomy, Text]
 
 
-def open_package(found: Found) -> Opened | None:
-    """The model in its package; None where there is none, or none that can be used."""
+def open_package(found: Found, row_bits: int = 16) -> Opened | None:
+    """The model in its package, to run with activations of `row_bits`; None where there is none, or none that can be
+    used."""
     try:
-        path = place(found)
+        path = place(found, row_bits)
         facts, tensors = _read(path)
         skeleton, anatomy = assemble(Bones(facts["bones"], tensors))
         full = functools.cache(lambda: load_tokenizer(found))
@@ -79,7 +80,7 @@ def write_package(found: Found, model: TorchModel, text: Text) -> Path:
         raise Unfit("its tokenizer is not one of the tokenizers library alone")
     bones = take(model)
     source = torch.frombuffer(bytearray(words[0].encode()), dtype=torch.uint8)
-    path = place(found)
+    path = place(found, linears.row_bits(model.model))
     facts = {"path": str(found.path), "bones": bones.facts, "words": words[1]}
     with store.spoken(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,9 +102,9 @@ def home() -> Path:
     return store.home().parent / "packages"
 
 
-def place(found: Found) -> Path:
+def place(found: Found, row_bits: int = 16) -> Path:
     """Where the package of a model is, or would be."""
-    libraries = [build(module.SOURCE).name for module in (cpu_linear, cpu_decoder)]
+    libraries = [build(module.SOURCE, row_bits=row_bits).name for module in (cpu_linear, cpu_decoder)]
     versions = [f"{name} {version(name)}" for name in LIBRARIES]
     files = sorted((path.name, (about := path.stat()).st_size, about.st_mtime_ns) for path in found.path.iterdir())
     key = [*libraries, *versions, _sources(), str(found.path), str(found.sha256), str(files)]

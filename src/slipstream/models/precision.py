@@ -3,7 +3,8 @@
 On a CPU, float32 where this package's kernels run: they keep weights in two bytes or fewer whatever is computed with
 them, and beat libraries at the few tokens of a cycle. Elsewhere bfloat16 halves the bytes that bound decoding, but a
 processor without instructions for it emulates them and is slower than in float32. Weights stored in bfloat16 keep their
-values in float32, so widening changes rounding only. Weights of eight bits are asked for by name: they are others.
+values in float32, so widening changes rounding only. Weights of eight bits are asked for by name: they are others. So
+are activations of eight bits, which halve the arithmetic of a processor that multiplies bytes.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ NAMES = {
 
 
 FEWER = ("int8", "fp8")  # weights rounded to eight bits, computed with as "auto" would
+SHORT = "a8"  # activations of eight bits too, where weights are of few, as those are or rounded to int8
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Precision:
     dtype: torch.dtype
     why: str
     weights: str | None = None  # what weights are rounded to, where they are
+    row_bits: int = 16  # of the activations that weights of few bits meet
 
     def __str__(self) -> str:
         return str(self.dtype).removeprefix("torch.")
@@ -47,8 +50,10 @@ def choose(dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu"
         return Precision(NAMES[dtype], "as asked for")
     if dtype in FEWER:
         return _rounded(dtype, torch.device(device).type, choose("auto", device, kernels))
+    if dtype == SHORT:
+        return _short(torch.device(device).type)
     if dtype != "auto":
-        raise ValueError(f"dtype is {dtype!r}; it must be auto, {', '.join((*NAMES, *FEWER))}")
+        raise ValueError(f"dtype is {dtype!r}; it must be auto, {', '.join((*NAMES, *FEWER, SHORT))}")
     if kernels and torch.device(device).type == "cpu" and cpu_linear.available():
         return Precision(torch.float32, "this processor has kernels made for few tokens, in float32")
     if has_bfloat16(torch.device(device)):
@@ -60,6 +65,15 @@ def _rounded(weights: str, device: str, computed: Precision) -> Precision:
     if device == "cpu" and (weights != "int8" or not cpu_linear.has_integers()):
         raise ValueError(f"{weights} weights need a GPU; a processor that multiplies bytes has int8 alone")
     return Precision(computed.dtype, computed.why, weights)
+
+
+def _short(device: str) -> Precision:
+    if device != "cpu" or not cpu_linear.has_integers(8):
+        raise ValueError(
+            "a8, activations of eight bits, needs a CPU that multiplies bytes (ARM with asimddp, x86 with AVX2) and "
+            "a C++ compiler; auto runs everywhere"
+        )
+    return Precision(torch.float32, "this processor multiplies bytes", "int8", 8)
 
 
 def _place(device: str | torch.device) -> str:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def load_restored(found: Found) -> PreTrainedModel | None:
-    """The model in float32 on a CPU, its linear layers in few bits; None where the processor does not multiply bytes,
-    or nothing was kept."""
+def load_restored(found: Found, row_bits: int = 16) -> PreTrainedModel | None:
+    """The model in float32 on a CPU, its linear layers in few bits, to meet activations of `row_bits`; None where the
+    processor does not multiply bytes, or nothing was kept."""
     if not cpu_linear.has_integers():
         return None
     kept = opened(found.path)
@@ -35,11 +35,11 @@ def load_restored(found: Found) -> PreTrainedModel | None:
             say(f"few bits: none kept in {found.path}; removed and converted again, the model is faster")
         return None
     model = load_model(found, torch.bfloat16)
-    restore(model, kept)
+    restore(model, kept, row_bits)
     return model
 
 
-def restore(model: Any, kept: Kept) -> None:
+def restore(model: Any, kept: Kept, row_bits: int = 16) -> None:
     """Give a model its weights back, in place."""
     names, linears = _names(model, kept), places(model)
     chosen = {id(module): name for module in linears if (name := names.get(id(getattr(module, "weight", None))))}
@@ -52,7 +52,7 @@ def restore(model: Any, kept: Kept) -> None:
         name = chosen.get(id(module), "")
         found = kept.grid(name)
         if found is not None:
-            packed = cpu_linear.pack_grid(found, _bias(module.bias, names, kept))
+            packed = cpu_linear.pack_grid(found, _bias(module.bias, names, kept), row_bits)
             put(PackedLinear(packed, tables.get(name)), homes)
     for weight in model.parameters():
         if weight.dtype != torch.float32 and (name := names.get(id(weight), "")):

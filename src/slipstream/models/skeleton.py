@@ -119,8 +119,8 @@ def _norm(weight: Tensor, epsilon: float) -> nn.Module:
 
 
 def _packed(bones: Bones, name: str, held: Tensor | None = None) -> PackedLinear:
-    inputs, outputs, kind = bones.facts["products"][name]
-    return PackedLinear(Packed(bones.tensors[name], bones.tensors.get(f"{name}.bias"), inputs, outputs, kind), held)
+    packed = Packed(bones.tensors[name], bones.tensors.get(f"{name}.bias"), *bones.facts["products"][name])
+    return PackedLinear(packed, held)
 
 
 def assemble(bones: Bones) -> tuple[Skeleton, Anatomy]:
@@ -146,7 +146,7 @@ def take(model: TorchModel) -> Bones:
     first: Any = anatomy.layers[0]
     facts = {
         "config": {name: getattr(whole.config.get_text_config(), name, None) for name in CONFIG},
-        "products": {name: (m.packed.inputs, m.packed.outputs, m.packed.kind) for name, m in products.items()},
+        "products": {name: m.packed.facts for name, m in products.items()},
         "windows": [anatomy.windows[i] for i in range(len(anatomy.layers))],
         "head_dim": first.self_attn.head_dim,
         "scaling": first.self_attn.scaling,

@@ -6,12 +6,13 @@ was paid: a hiccup does not move it, a longer text does.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 GUESS = 0.3  # of a row's share of a plain pass: what a drafted token is taken to cost before any was paid for
-
-HOPE = 0.6  # beyond the most tokens ever tried, another one is taken to cost so much of what those cost each
+LATE = 0.6  # of what a draft after a pause takes, where the drafter first reads what it missed, the next one will take
+HOPE = 0.6  # beyond the most ever tried, another one is taken to cost so much of what those cost each
 
 
 class Recent:
@@ -35,47 +36,83 @@ class Recent:
         return bool(self._last)
 
 
+class Curve:
+    """Seconds by a number of things, nothing for none. A number never tried is read off the line between its
+    neighbours; beyond the most that was tried with some hope, since the first one often costs more than the next."""
+
+    def __init__(self, *known: tuple[int, float]) -> None:
+        self._paid: dict[int, Recent] = {}
+        self._known = [(0, 0.0)]
+        self._read: dict[float, float] = {}  # off the lines, since the last price changed
+        for count, seconds in known:
+            self.add(count, seconds)
+
+    def __bool__(self) -> bool:
+        return bool(self._paid)
+
+    def __contains__(self, count: int) -> bool:
+        return count in self._paid
+
+    @property
+    def most(self) -> int:
+        """The most that was ever paid for."""
+        return self._known[-1][0]
+
+    def add(self, count: int, seconds: float) -> None:
+        price = self._paid.setdefault(count, Recent())
+        before, new = price.value, not price
+        price.add(max(0.0, seconds))
+        if new or price.value != before:
+            self._known = [(0, 0.0), *sorted((n, price.value) for n, price in self._paid.items())]
+            self._read = {}
+
+    def __call__(self, count: float) -> float:
+        if count not in self._read:
+            most, paid = self._known[-1]
+            beyond = paid + HOPE * paid / most * (count - most) if count > most > 0 else 0.0
+            self._read[count] = beyond or _line(self._known, count)
+        return self._read[count]
+
+
 class Costs:
     """Seconds of a plain pass by its tokens, what drafted tokens add to it, and the drafter's own time.
 
     What n drafted tokens add is kept as a difference to the plain pass they joined, for every size of that pass: near
-    zero where reading weights is the bound, a row's share each where arithmetic is. A number of tokens never tried is
-    read off the line between its neighbours, beyond the most that was tried with some hope, since the first drafted
-    token of a pass often costs more than the next; a size never tried is taken for the nearest one that was.
+    zero where reading weights is the bound, a row's share each where arithmetic is. A size never tried is taken for the
+    nearest one that was. The drafter's time is kept by the steps of a draft, all rows together: the first of them also
+    reads what was accepted, and costs more than the others.
     """
 
     def __init__(self) -> None:
         self._plain: dict[int, Recent] = {}
         self._times: Counter[int] = Counter()  # that a plain pass was paid for
-        self._more: dict[int, dict[int, Recent]] = {}
-        self._step, self._branching = Recent(), Recent()
-        self._warm = False  # the first draft of all is no measure: everything it touches is touched for the first time
+        self._more: dict[int, Curve] = {}
+        self.chain, self._tree = Curve(), Curve()
+        self._warm = False
 
     @property
-    def step(self) -> float:
-        """Seconds to draft one step, all rows together."""
-        return self._step.value
+    def tree(self) -> Curve:
+        """The drafter's time where drafts branch: a step then goes on from several tokens. That of chains, before."""
+        return self._tree or self.chain
 
-    @property
-    def branching(self) -> float:
-        """The same where drafts are trees: a step then goes on from several tokens. A step of a chain, before any."""
-        return self._branching.value if self._branching else self._step.value
+    def draft(self, seconds: float, steps: int, branched: bool = False, late: bool = False) -> None:
+        """A draft of so many steps took so long, after a pause or not. The first one of all is no measure: everything
+        it touches is touched for the first time."""
+        curve = self._tree if branched else self.chain
+        if self._warm and not (late and steps in curve):
+            curve.add(steps, seconds * (LATE if late else 1.0))
+        self._warm = True
 
-    def learn(
-        self, drafting: float, scoring: float, tokens: int, drafted: int = 0, steps: int = 0, branched: bool = False
-    ) -> None:
+    def learn(self, scoring: float, tokens: int, drafted: int = 0) -> None:
         """A pass over `tokens`, so many of them drafted, took so long."""
         base = tokens - drafted
-        if steps and self._warm:
-            (self._branching if branched else self._step).add(drafting / steps)
-        self._warm |= steps > 0
         if not drafted:
             self._plain.setdefault(base, Recent(7)).add(scoring)
             self._times[base] += 1
         elif self.seen(base):
             if scoring < self.plain(base):  # then a plain pass takes no longer
                 self._plain[base].add(scoring)
-            self._more.setdefault(base, {}).setdefault(drafted, Recent()).add(max(0.0, scoring - self.plain(base)))
+            self._more.setdefault(base, Curve()).add(drafted, scoring - self.plain(base))
 
     @property
     def priced(self) -> bool:
@@ -99,17 +136,14 @@ class Costs:
 
     def most(self, tokens: int) -> int:
         """The most drafted tokens that were ever paid for in a pass of about this size."""
-        return max(self._more[_nearest(self._more, tokens)]) if self._more else 0
+        return self.more(tokens).most if self._more else 0
 
-    def more(self, tokens: int) -> Callable[[float], float]:
-        """Seconds that so many drafted tokens add to a plain pass over `tokens`."""
+    def more(self, tokens: int) -> Curve:
+        """Seconds that so many drafted tokens add to a plain pass over `tokens`; a guess before any was paid for."""
         if not self._more:
-            each = GUESS * self.plain(tokens) / tokens
-            return lambda drafted: each * drafted
-        near = self._more[_nearest(self._more, tokens)]
-        known = [(0, 0.0), *sorted((n, price.value) for n, price in near.items())]
-        most, paid = known[-1]
-        return lambda drafted: paid + HOPE * paid / most * (drafted - most) if drafted > most else _line(known, drafted)
+            most = 1 << 30
+            return Curve((most, most * GUESS * self.plain(tokens) / tokens))
+        return self._more[_nearest(self._more, tokens)]
 
 
 def _line(known: list[tuple[int, float]], at: float) -> float:
@@ -117,10 +151,12 @@ def _line(known: list[tuple[int, float]], at: float) -> float:
     to the last, level at least."""
     if at <= known[0][0] or len(known) == 1:
         return known[0][1]
-    high = next((i for i, (size, _) in enumerate(known) if size >= at), None)
-    (x, low), (z, top) = (known[0], known[-1]) if high is None else (known[high - 1], known[high])
-    slope = (top - low) / (z - x)
-    return top + max(0.0, slope) * (at - z) if high is None else low + slope * (at - x)
+    high = bisect_left(known, (at,))
+    if high == len(known):
+        (x, low), (z, top) = known[0], known[-1]
+        return top + max(0.0, (top - low) / (z - x)) * (at - z)
+    (x, low), (z, top) = known[high - 1], known[high]
+    return low + (top - low) / (z - x) * (at - x)
 
 
 def _nearest(sizes: Iterable[int], wanted: int) -> int:

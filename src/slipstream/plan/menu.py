@@ -15,9 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.core.tree import Shape
-from slipstream.core.types import Budget, Draft, Row, Verdict
-from slipstream.plan.costs import Recent
-from slipstream.plan.policy import judge
+from slipstream.core.types import Budget, Row
 from slipstream.plan.shapes import WIDTH, best_first
 from slipstream.plan.trust import Ranks, Trust
 
@@ -32,8 +30,7 @@ Column = NDArray[np.float64]
 
 
 class Offer(NamedTuple):
-    """A size of cycle, with `nodes` of a tree or none; the seconds it takes until its tokens are known; whether it is
-    captured."""
+    """A size of cycle, with `nodes` of a tree or none; the seconds it takes; whether it is captured."""
 
     depth: int
     width: int
@@ -58,7 +55,6 @@ class Chooser:
         self._last: Offer | None = None
         self._held = self._plain = self._turn = self._age = 0
         self._wait = PATIENCE
-        self._each = Recent(7)  # seconds to hand a token out
 
     def open(self, row: Row) -> None:
         self._trust[row] = Trust(self._prior)
@@ -89,10 +85,7 @@ class Chooser:
         rate = np.array([one.rate for one in trust])
         far = None if ready is None else np.array(ready)
         tokens = {offer: len(trust) + self._gain(rate, offer, far) for offer in others} | {plain: len(trust)}
-        speeds = {
-            offer: count / (offer.seconds + count * self._each.value) / (1.0 if offer.there else DOUBT)
-            for offer, count in tokens.items()
-        }
+        speeds = {offer: count / offer.seconds / (1.0 if offer.there else DOUBT) for offer, count in tokens.items()}
         best = max(others, key=speeds.__getitem__, default=plain)
         if others and speeds[best] > MARGIN * speeds[plain]:
             self._plain, self._wait = 0, PATIENCE
@@ -117,30 +110,27 @@ class Chooser:
             self._curves[offer[:3]] = np.array([_worth(self._ranks, offer, float(rate)) for rate in GRID])
         return self._curves[offer[:3]]
 
-    def handed_out(self, tokens: int, seconds: float) -> None:
-        """What it took to hand so many emitted tokens out: that is the same however they came about."""
-        self._each.add(seconds / tokens)
-
-    def observe(self, rows: Sequence[Row], draft: Draft, verdict: Verdict) -> None:
-        if not len(draft.tree):
-            return
-        stride = -(-len(rows) // HEARD)
-        self._turn = (self._turn + 1) % stride
-        paths = verdict.path.tolist()
-        for r in range(self._turn, len(rows), stride):
-            one = self._trust.get(rows[r])
-            judged = judge(draft.tree, r, [i for i in paths[r] if i >= 0])
-            if one is None or not judged:
+    def observe(self, rows: Sequence[Row], judged: Sequence[Sequence[tuple[int, int]]]) -> None:
+        """Of each row, along its accepted path: which candidate was accepted, -1 for none; of how many. Of many rows
+        some in turn are enough (`heard`)."""
+        for row, line in zip(rows, judged, strict=True):
+            one = self._trust.get(row)
+            if one is None or not line:
                 continue
-            accepted, first = sum(rank >= 0 for rank, _ in judged), [rank == 0 for rank, _ in judged]
-            one.learn(len(judged), accepted, first)
-            if any(count > 1 for _, count in judged):
-                self._ranks.learn(judged)
+            accepted, first = sum(rank >= 0 for rank, _ in line), [rank == 0 for rank, _ in line]
+            one.learn(len(line), accepted, first)
+            if any(count > 1 for _, count in line):
+                self._ranks.learn(line)
             for hit in first:
                 self._prior += 0.05 * (hit - self._prior)
 
+    def heard(self, rows: int) -> range:
+        """The rows that are worth learning from after this cycle."""
+        stride = -(-rows // HEARD)
+        self._turn = (self._turn + 1) % stride
+        return range(self._turn, rows, stride)
+
 
 def _worth(ranks: Ranks, offer: Offer, rate: float) -> float:
-    believed, least = ranks.accept(rate, offer.depth)
-    narrow = [line[: min(offer.width, WIDTH)] for line in believed]
-    return sum(node.chance for node in best_first(offer.nodes, narrow, least))
+    narrow = [line[: min(offer.width, WIDTH)] for line in ranks.accept(rate, offer.depth)]
+    return sum(node.chance for node in best_first(offer.nodes, narrow))

@@ -96,27 +96,25 @@ def best_shapes(nodes: int, accept: Acceptance) -> list[tuple[int, ...]]:
 
 
 class Node(NamedTuple):
-    """A place in a tree: how likely its token is emitted, at the very least too; its depth from 1; its rank."""
+    """A place in a tree: how likely its token is emitted; its depth from 1; its rank."""
 
     chance: float
-    least: float
     depth: int
     rank: int
 
 
-def best_first(nodes: int, accept: Acceptance, least: Acceptance, floor: float = 0.0) -> list[Node]:
+def best_first(nodes: int, accept: Acceptance, floor: float = 0.0) -> list[Node]:
     """Up to `nodes` places in falling order of their chance. Where no candidate is likelier than the one before it,
     the first n of them are the best tree of n nodes, for every n: no table needed."""
     found: list[Node] = []
-    heap = [(-accept[0][0], 1, 0, 1.0, 1.0)] if accept else []  # and the chance of what it follows, also the least
+    heap = [(-accept[0][0], 1, 0, 1.0)] if accept else []  # and the chance of what it follows
     while heap and len(found) < nodes and -heap[0][0] > floor:
-        negative, depth, rank, before, sure = heappop(heap)
-        here = Node(-negative, sure * least[depth - 1][rank], depth, rank)
-        found.append(here)
+        negative, depth, rank, before = heappop(heap)
+        found.append(Node(-negative, depth, rank))
         if rank + 1 < len(accept[depth - 1]):
-            heappush(heap, (-before * accept[depth - 1][rank + 1], depth, rank + 1, before, sure))
+            heappush(heap, (-before * accept[depth - 1][rank + 1], depth, rank + 1, before))
         if depth < len(accept):
-            heappush(heap, (-here.chance * accept[depth][0], depth + 1, 0, here.chance, here.least))
+            heappush(heap, (negative * accept[depth][0], depth + 1, 0, -negative))
     return found
 
 

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING
 from slipstream.core.interfaces import Drafter, Model, Policy, Verifier, way
 from slipstream.core.loop import NoiseFactory, check_fits, read, within_limits
 from slipstream.core.shaping import places
-from slipstream.core.types import Budget, Draft, News, Scores, Verdict
-from slipstream.engines.base import Tally
+from slipstream.core.types import Budget, Draft, News, Origin, Row, Scores, Verdict
+from slipstream.engines.base import Logprob, Tally
 from slipstream.engines.native.groups import Group, join, levels, merge, part, slots
 from slipstream.engines.native.job import Job
 from slipstream.engines.native.laws import check_request, check_tree, law_of, tops
 from slipstream.engines.native.scheduler import Limits, Scheduler
+from slipstream.engines.native.told import Told
 from slipstream.kernels.cpu_race import KernelNoise
 from slipstream.plan.menu import Chooser
 
@@ -48,10 +49,12 @@ class Batch:
         self.model, self.policy = model, policy
         self.choosers: defaultdict[tuple[str, str], Chooser] = defaultdict(Chooser)  # by drafter and rule
         self._drafter, self._rule, self._make_noise, self._express = drafter, rule, make_noise, express
-        self.scheduler = Scheduler(limits, model.context)
+        self.scheduler = Scheduler(limits, model.context, launched=express is not None)
         model.bound(limits.tokens)
         self.tally = Tally()
         self.failures: dict[str, int] = {}
+        self._fresh: set[Row] = set()  # who has just read its prompt
+        self._untold: list[tuple[Job, Told, int]] = []  # and how many tokens of it were committed
 
     def check(self, job: Job) -> None:
         """Refuse what could never run; safe from any thread."""
@@ -77,11 +80,14 @@ class Batch:
         ready = self.schedule()
         if ready:
             self._cycle(ready)
+        else:
+            self._tell_all()
         return bool(ready or self.scheduler.running or self.scheduler.waiting)
 
     def _cycle(self, jobs: Sequence[Job]) -> None:
         if self._express is not None and not (jobs := self._by_hand(self._express, jobs)):
             return
+        self._tell_all()
         usual = all(job.tally.cycles for job in jobs)  # nobody reads a prompt, so the times tell what a cycle costs
         started = time.perf_counter()
         groups, drafts = self.draft(jobs)
@@ -99,6 +105,7 @@ class Batch:
 
     def _by_hand(self, express: Express, jobs: Sequence[Job]) -> list[Job]:
         """Whoever can has a whole cycle on the device, by drafter and rule; the others."""
+        express.crowd = min(len(self.scheduler.running) + len(self.scheduler.waiting), self.scheduler.limits.rows)
         ready = [job for job in jobs if self._goes_whole(job)]
         done: set[Job] = set()
         for _, some in groupby(sorted(ready, key=_course), key=_course):
@@ -108,39 +115,54 @@ class Batch:
 
     def _goes_whole(self, job: Job) -> bool:
         """Whether a row's next cycle can run on the device as a whole."""
-        return self._express is not None and job.top is None and self._express.ready(job.row, job.course.rule)
+        return self._suits(job) and self._express is not None and self._express.ready(job.row)
+
+    def _suits(self, job: Job) -> bool:
+        """Whether its cycles can, once it has read its prompt."""
+        return self._express is not None and job.top is None and self._express.suits(job.row, job.course.rule)
 
     def _whole(self, express: Express, jobs: Sequence[Job]) -> bool:
-        """The whole cycle of rows with one drafter and one rule on the device, where it can be; the verdict is all the
-        host sees of it."""
-        started, (drafter, rule) = time.perf_counter(), _course(jobs[0])
-        rows, judge, chooser = [job.row for job in jobs], self._rule(rule), self.choosers[drafter, rule]
-        group = Group(list(jobs), self._drafter(drafter), judge, self._make_noise(rows, [judge.shared] * len(rows)))
+        """The whole cycle of rows with one drafter and one rule on the device, where it can be. What is known then goes
+        to the rows at once; those who wait for text are told while the device works on the next cycle."""
+        started, (name, rule) = time.perf_counter(), _course(jobs[0])
+        rows, drafter, chooser = [job.row for job in jobs], self._drafter(name), self.choosers[name, rule]
         free = [job for job in jobs if job.course.depth is None]
         try:
             if free:
-                budget = express.choose([job.row for job in free], group.drafter, rule, chooser)
+                chosen = express.choose([job.row for job in free], drafter, rule, chooser)
                 for job in free:
-                    job.budget = budget
-            done = express.run(rows, self._budget(group, jobs), group.drafter, rule, len(free) == len(jobs))
+                    job.budget = chosen
+            budget = self._limited(jobs, self._rule(rule), drafter)
+            quiet = self._fresh if drafter.needs.features else ()  # heads begin after the first token, on either way
+            done = express.run(rows, budget, drafter, rule, len(free) == len(jobs), quiet, self._tell_all)
         except Exception as error:  # it would fail again, after as long a time
             self._note(f"express, given up: {error}")
             self._express = None
             return False
         if done is None:
             return False
-        draft, verdict = done
-        chooser.observe(rows, draft, verdict)
-        decided = time.perf_counter()
-        self.publish([group], [draft], [verdict], None, [{}])
-        express.paid(decided - started)
-        chooser.handed_out(len(rows) + int((verdict.path >= 0).sum()), time.perf_counter() - decided)
+        heard = chooser.heard(len(rows))
+        chooser.observe([rows[r] for r in heard], [done[r].judged for r in heard])
+        for job, told in zip(jobs, done, strict=True):
+            kept = job.row.extend(told.emitted, told.origins, self.model.context)
+            self._untold.append((job, told, kept))
+        if any(job.stops for job in jobs):  # a text may end where it holds a string
+            self._tell_all()
+        express.paid(time.perf_counter() - started)
         return True
+
+    def _tell_all(self) -> None:
+        """Tell those who wait for it what rows emitted in their last cycle on the device."""
+        untold, self._untold = self._untold, []
+        for job, told, kept in untold:
+            self._tell(job, told.emitted[:kept], told.origins[:kept], (), len(told.path), told.levels)
 
     def schedule(self) -> list[Job]:
         """Let go of who is done or cancelled, admit who fits, read a piece of long prompts, decide how far to draft;
         the rows that are ready."""
         plan = self.scheduler
+        if any(job.cancelled for job in plan.running):  # what they are owed comes before their end
+            self._tell_all()
         for job in [*plan.running, *plan.waiting]:
             if job.cancelled and not job.done:
                 job.end("cancelled")
@@ -192,7 +214,7 @@ class Batch:
     def _prefill(self, jobs: Sequence[Job]) -> list[Job]:
         """Of all prompts together so many tokens are read a step, beside the others' decoding, first come first; what
         is left of a prompt then rides in the score pass. The rows that are ready for it."""
-        left, ready = self.scheduler.limits.prefill, []
+        left, ready = self.scheduler.chunk, []
         for job in jobs:
             if job.unread > left:
                 before = job.unread
@@ -201,12 +223,27 @@ class Batch:
             if job.unread <= left and not job.done:
                 left -= job.unread
                 ready.append(job)
+        self._read_ahead([job for job in ready if job.unread > 1 and self._suits(job)])
         return ready
+
+    def _read_ahead(self, jobs: Sequence[Job]) -> None:
+        """Rows that can have whole cycles on the device have them from their first token on: all of their prompts but
+        the last token is read before, together."""
+        self._fresh = {job.row for job in jobs}
+        while jobs:
+            try:
+                read = self.model.prefill([job.row for job in jobs], self.scheduler.chunk)
+            except Exception as error:
+                self._note(f"prefill: {error}")
+                return  # it is read the other way, where it will be seen whose fault that is
+            for job, count in zip(jobs, read, strict=True):
+                job.prefilled += count
+            jobs = [job for job, count in zip(jobs, read, strict=True) if count and job.unread > 1]
 
     def _read(self, job: Job, limit: int) -> None:
         """Read ahead, or take over what another row has read; with no limit left, only the latter."""
         read = self.model.prefill([job.row], limit)[0]
-        helpless = not read and limit == self.scheduler.limits.prefill  # reads nothing ahead, so pieces are no use
+        helpless = not read and limit == self.scheduler.chunk  # reads nothing ahead, so pieces are no use
         job.prefilled += len(job.row.request.prompt) if helpless else read
 
     def draft(self, jobs: Sequence[Job]) -> tuple[list[Group], list[Draft]]:
@@ -240,11 +277,12 @@ class Batch:
         return True
 
     def _proposed(self, group: Group, jobs: Sequence[Job]) -> Draft:
-        return group.drafter.propose([job.row for job in jobs], self._budget(group, jobs), group.noise)
+        budget = self._limited(jobs, group.rule, group.drafter)
+        return group.drafter.propose([job.row for job in jobs], budget, group.noise)
 
-    def _budget(self, group: Group, jobs: Sequence[Job]) -> list[Budget]:
-        how = way(group.rule, group.drafter)
-        return within_limits([job.budget for job in jobs], [job.row for job in jobs], self.model.context, how)
+    def _limited(self, jobs: Sequence[Job], rule: Verifier, drafter: Drafter) -> list[Budget]:
+        budget, rows = [job.budget for job in jobs], [job.row for job in jobs]
+        return within_limits(budget, rows, self.model.context, way(rule, drafter))
 
     def score(self, groups: Sequence[Group], drafts: Sequence[Draft]) -> Scores:
         return self.model.score([job.row for group in groups for job in group.jobs], merge(drafts, self.model.vocab))
@@ -310,15 +348,27 @@ class Batch:
         kept = job.row.extend(news.tokens[:count], news.origins[:count], self.model.context)
         tokens, origins = news.tokens[:kept], news.origins[:kept]
         logprobs = [] if said is None or job.top is None else tops(said.logits[:kept], tokens, job.top)
+        self._tell(job, tokens, origins, logprobs, len(news.path), drafted)
+
+    def _tell(
+        self,
+        job: Job,
+        tokens: Sequence[int],
+        origins: Sequence[Origin],
+        logprobs: Sequence[Logprob],
+        accepted: int,
+        drafted: Sequence[int],
+    ) -> None:
         chunk = job.take(tokens, origins, logprobs)
         kept = len(chunk.tokens)
         for tally in (job.tally, self.tally):  # before the chunk is out: whoever waits for the last one reads them
-            tally.book(drafted, min(kept, len(news.path)), kept)
+            tally.book(drafted, min(kept, accepted), kept)
         job.put(chunk)
 
     def fail(self, error: Exception) -> None:
         """Something broke that is nobody's fault: end who is under way, keep who waits."""
         self._note(str(error))
+        self._tell_all()
         for job in self.scheduler.running:
             if not job.done:
                 job.end("error", f"the engine failed: {error}")

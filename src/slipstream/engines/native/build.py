@@ -23,10 +23,10 @@ from slipstream.models.catalog import catalog_names, load_model, load_text, reso
 from slipstream.models.invariant import free, why_not
 from slipstream.models.later import Later, undisturbed
 from slipstream.models.layers import keep_layers
-from slipstream.models.linears import pack_linears, prepared, products
+from slipstream.models.linears import pack_linears, prepared, products, rounded, row_bits
 from slipstream.models.load import Found, load_config
 from slipstream.models.package import open_package, write_package
-from slipstream.models.precision import choose
+from slipstream.models.precision import SHORT, choose
 from slipstream.models.restored import load_restored
 from slipstream.models.skeleton import Skeleton, Unfit
 from slipstream.models.text import Text, same_tokenizer
@@ -74,38 +74,42 @@ def build_target(
     use_cores()
     place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     if place == "cpu":
-        _compile()
+        _compile(8 if dtype == SHORT else 16)
     kind, whole = choose(dtype, place, kernels=True), dtype == "auto"
     wanted = kind.dtype
-    packaged = package and whole and place == "cpu" and wanted == torch.float32
+    packaged = package and (whole or dtype == SHORT) and place == "cpu" and wanted == torch.float32
     if not packaged:
         say(f"package: none wanted (dtype {dtype} on {place}); the model is loaded whole")
-    if packaged and (ready := open_package(found)):
+    if packaged and (ready := open_package(found, kind.row_bits)):
         model, anatomy, text = ready
         sure = True if invariant is None else invariant
-        return Target(found, TorchModel(model, context=context, anatomy=anatomy, invariant=sure), text)
-    own = load_restored(found) if place == "cpu" and (whole or kind.weights) else None
-    model = prepared(own or load_model(found, wanted, place), bool(invariant), whole, kind.weights)
+        known = TorchModel(model, context=context, anatomy=anatomy, invariant=sure)
+        return Target(found, known, text, kind.weights if rounded(model) else None)
+    own = load_restored(found, kind.row_bits) if place == "cpu" and (whole or kind.weights) else None
+    model = prepared(own or load_model(found, wanted, place), bool(invariant), whole, kind.weights, kind.row_bits)
     sure = free(model) if invariant is None else invariant
-    target = Target(found, TorchModel(model, context=context, invariant=sure), load_text(found), kind.weights)
+    weights = kind.weights if dtype != SHORT or rounded(model) else None
+    target = Target(found, TorchModel(model, context=context, invariant=sure), load_text(found), weights)
     if packaged and WORTH <= store.size(found.path) <= MUCH:
         Later(lambda: _write(target))
     return target
 
 
-def _compile() -> None:
+def _compile(row_bits: int) -> None:
     """Kernels for a CPU. Where they are compiled first, there is no package either, and transformers will be needed:
     one waits for a compiler while one imports."""
     with ThreadPoolExecutor(1) as pool:
-        made = pool.submit(build_all)
+        made = pool.submit(build_all, row_bits)
         if not wait([made], timeout=SOON).done:
             import_module("transformers.modeling_utils")
         made.result()
 
 
-def compile_target(name: str) -> Path:
+def compile_target(name: str, dtype: str = "auto") -> Path:
     """Write the compiled package of a model; ValueError where it cannot be had."""
-    target = build_target(name, device="cpu", package=False)
+    if dtype not in ("auto", SHORT):
+        raise ValueError(f"dtype is {dtype!r}; a model is compiled for auto or {SHORT}, others are loaded whole")
+    target = build_target(name, dtype, device="cpu", package=False)
     try:
         return write_package(target.found, target.model, target.text)
     except (Unfit, Unavailable) as error:
@@ -187,7 +191,8 @@ def _draft_model(kind: Any, target: Target, options: dict[str, str]) -> Drafter:
     if difference:
         raise ValueError(f"{found.name} cannot draft for {target.found.name}: {difference}")
     dtype = known.get("dtype", str(target.model.dtype).removeprefix("torch."))
-    model = (load_restored(found) if small else None) or load_model(found, dtype, target.model.device)
+    bits = row_bits(target.model.model)
+    model = (load_restored(found, bits) if small else None) or load_model(found, dtype, target.model.device)
     if "layers" in known:
         keep_layers(model, known["layers"])
     return kind(_drafting(model, target, small), target.model.vocab)  # type: ignore[no-any-return]
@@ -209,7 +214,7 @@ def _trained(kind: str, target: Target, known: dict[str, str]) -> Path | None:
 def _drafting(model: Any, target: Target, small: bool) -> TorchModel:
     """`small`: weights are of eight bits, rounded where they are not of few: a drafter may be any."""
     exact = target.model.invariant  # then drafts are repeatable too
-    model = prepared(model, exact, weights="int8" if small else None)
+    model = prepared(model, exact, weights="int8" if small else None, row_bits=row_bits(target.model.model))
     return TorchModel(model, retained=target.model.retained, invariant=exact and why_not(model) is None)
 
 
@@ -226,7 +231,7 @@ def _eagle(kind: Any, target: Target, options: dict[str, str]) -> Drafter:
     net, ids = load_head(shipped().get(str(folder), folder), embedding, output)
     if embedding.is_cpu and embedding.dtype == torch.float32:
         whole = products(target.model.model) is not None
-        pack_linears(net, integers=whole, rounded=whole)
+        pack_linears(net, integers=whole, rounded=whole, row_bits=row_bits(target.model.model))
     return kind(net, ids, embedding, target.model, target.model.vocab)  # type: ignore[no-any-return]
 
 

@@ -6,7 +6,7 @@ how long each row is and how far it may draft, and learns what was accepted; not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,7 +58,11 @@ class Cycle:
         self.whole = Whole(self._all, self._result)
 
     def __call__(
-        self, words: Sequence[Sequence[int]], numbers: Sequence[Sequence[float]], state: Tensor | None
+        self,
+        words: Sequence[Sequence[int]],
+        numbers: Sequence[Sequence[float]],
+        state: Tensor | None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> Float[Tensor, "rows record"]:
         """One cycle; `state` is what the head gave at the last slot of each row, where this is not what the last cycle
         left, or what the host drafted. The record of each row: accepted, next token, whether all had a law, drafted,
@@ -67,10 +71,10 @@ class Cycle:
         if state is not None:
             target = self._guess if isinstance(self._side, Guesses) else self.state
             target[: len(state)].copy_(state)
-        return self.whole.run()
+        return self.whole.run(meanwhile)
 
-    def told(self, record: Sequence[Sequence[float]], vocab: int) -> Told:
-        return told_chains(record, self.kind.depth, vocab)
+    def told(self, record: Sequence[Sequence[float]]) -> list[Told]:
+        return told_chains(record)
 
     def _all(self) -> None:
         self._first()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 
+import numpy as np
 import torch
 
 from slipstream.core.shapes import Tensor
@@ -38,8 +39,8 @@ class Inputs:
         self.wishes = Wishes(warm, self.control.stream, self.control.start, self.far, stop, limits)
 
     def load(self, words: Sequence[Sequence[int]], numbers: Sequence[Sequence[float]]) -> None:
-        self._words.copy_(torch.tensor(words), non_blocking=True)
-        self._numbers.copy_(torch.tensor(numbers, dtype=torch.float32), non_blocking=True)
+        self._words.copy_(torch.from_numpy(np.array(words)), non_blocking=True)  # faster than torch's own way
+        self._numbers.copy_(torch.from_numpy(np.array(numbers, np.float32)), non_blocking=True)
 
 
 class Scoring:
@@ -74,14 +75,16 @@ class Scoring:
 
 
 class Whole:
-    """A cycle as one graph, and the one read at its end."""
+    """A cycle as one graph, and the one read at its end. While the device works the host may do something else."""
 
     def __init__(self, run: Callable[[], None], result: Tensor) -> None:
         self._result, self._recorded = result, result.is_cuda
         self.replay = capture(run) if self._recorded else run
 
-    def run(self) -> Tensor:
+    def run(self, meanwhile: Callable[[], None] | None = None) -> Tensor:
         self.replay()
+        if meanwhile is not None:
+            meanwhile()
         return self._result.cpu()  # the one place where the host waits
 
     def rehearse(self) -> float | None:

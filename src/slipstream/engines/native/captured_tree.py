@@ -12,7 +12,7 @@ which the host drafts nothing: that moves no token's law, and under `greedy` and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -72,17 +72,21 @@ class TreeCycle:
         self._both = head.kernels.embedding.new_zeros(opened, 2 * self.state.shape[1])
 
     def __call__(
-        self, words: Sequence[Sequence[int]], numbers: Sequence[Sequence[float]], state: Tensor | None
+        self,
+        words: Sequence[Sequence[int]],
+        numbers: Sequence[Sequence[float]],
+        state: Tensor | None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> Int[Tensor, "rows record"]:
         """One cycle; `state` is what the head gave at the last slot of each row, where this is not what the last cycle
         left. The record of each row: accepted, next token, whether all had a law, drafted; tokens, parents, path."""
         self._inputs.load(words, numbers)
         if state is not None:
             self.state[: len(state)].copy_(state)
-        return self.whole.run()
+        return self.whole.run(meanwhile)
 
-    def told(self, record: Sequence[Sequence[float]], vocab: int) -> Told:
-        return told_trees(record, self.kind.nodes, vocab)
+    def told(self, record: Sequence[Sequence[float]]) -> list[Told]:
+        return told_trees(record, self.kind.nodes)
 
     def _all(self) -> None:
         self._first()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import threading
 import time
 import weakref
@@ -168,6 +169,7 @@ class NativeEngine(Engine):
             self._ready.notify()
 
     def _work(self) -> None:
+        gc.freeze()  # what was loaded stays: looking through it for garbage takes longer than many cycles
         busy = False
         while self._receive(busy):
             try:
@@ -201,6 +203,7 @@ class NativeEngine(Engine):
         for job in [*self._batch.scheduler.running, *self._batch.scheduler.waiting]:
             job.cancel()
         self._batch.schedule()
+        gc.unfreeze()
 
     @property
     def stats(self) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class Side(ABC):
         to be read for that."""
 
     @abstractmethod
-    def commit(self, rows: Sequence[Row], budget: Sequence[Budget], told: Told, cycle: Any) -> None:
+    def commit(self, rows: Sequence[Row], budget: Sequence[Budget], told: Sequence[Told], cycle: Any) -> None:
         """What the cycle came to, before the rows grow by it."""
 
 
@@ -66,7 +66,7 @@ class NoSide(Side):
     def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, bool]:
         return None, False
 
-    def commit(self, rows: Sequence[Row], budget: Sequence[Budget], told: Told, cycle: Any) -> None: ...
+    def commit(self, rows: Sequence[Row], budget: Sequence[Budget], told: Sequence[Told], cycle: Any) -> None: ...
 
 
 class GuessSide(Side):
@@ -94,7 +94,7 @@ class GuessSide(Side):
         depth = cycle.kind.depth
         return torch.tensor([words[:depth] + [0] * (depth - len(words)) for words in self._tokens]), False
 
-    def commit(self, rows: Sequence[Row], budget: Sequence[Budget], told: Told, cycle: Any) -> None: ...
+    def commit(self, rows: Sequence[Row], budget: Sequence[Budget], told: Sequence[Told], cycle: Any) -> None: ...
 
 
 class EagleSide(Side):
@@ -132,8 +132,8 @@ class EagleSide(Side):
             return None, False
         return before.state[torch.tensor(index, device=before.state.device)], False
 
-    def commit(self, rows: Sequence[Row], budget: Sequence[Budget], told: Told, cycle: Any) -> None:
-        lengths = [row.length + len(kept) + 1 for row, kept in zip(rows, told.kept, strict=True)]
+    def commit(self, rows: Sequence[Row], budget: Sequence[Budget], told: Sequence[Told], cycle: Any) -> None:
+        lengths = [row.length + len(one.path) + 1 for row, one in zip(rows, told, strict=True)]
         for row, length in zip(rows, lengths, strict=True):
             self._drafter.slots.hold(row, length - 1)
         self._left = {row: (n, length) for n, (row, length) in enumerate(zip(rows, lengths, strict=True))}, cycle
@@ -168,8 +168,8 @@ class PartnerSide(Side):
             read = True
         return None, read
 
-    def commit(self, rows: Sequence[Row], budget: Sequence[Budget], told: Told, cycle: Any) -> None:
-        self._drafter.stepped(rows, [spend.depth for spend in budget], told.kept)
+    def commit(self, rows: Sequence[Row], budget: Sequence[Budget], told: Sequence[Told], cycle: Any) -> None:
+        self._drafter.stepped(rows, [spend.depth for spend in budget], [one.kept for one in told])
 
 
 def side_of(drafter: Drafter, target: TorchModel, passes: Passes) -> Side | None:

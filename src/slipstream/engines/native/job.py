@@ -90,6 +90,11 @@ class Job(Ticket):
         return 0 if self.tally.cycles else max(0, len(self.row.request.prompt) - self.prefilled)
 
     @property
+    def stops(self) -> bool:
+        """Whether what it says may end it."""
+        return bool(self._stops)
+
+    @property
     def done(self) -> bool:
         return self.row.finish is not None
 

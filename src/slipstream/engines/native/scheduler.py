@@ -19,20 +19,24 @@ from slipstream.models.cache import power
 class Limits:
     rows: int = 16
     tokens: int = 1 << 17  # places of the cache in all, rows times the longest
-    prefill: int = 512  # prompt tokens read in one step, all rows together
+    prefill: int | None = None  # prompt tokens read in one step, all rows together; None: what suits the device
     retained: int = 1 << 15  # tokens kept besides, for prompts that begin alike; 0 computes everything anew
 
     def __post_init__(self) -> None:
-        for name in ("rows", "tokens", "prefill"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+        for name, value in (("rows", self.rows), ("tokens", self.tokens), ("prefill", self.prefill)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; it must be 1 or more")
         if self.retained < 0:
             raise ValueError(f"retained is {self.retained}; it must be 0 (no reuse) or more")
 
 
+CHUNK, LAUNCHED = 512, 2048  # prompt tokens of a step; on a GPU, where launching kernels is what takes long
+
+
 class Scheduler:
-    def __init__(self, limits: Limits, context: int) -> None:
+    def __init__(self, limits: Limits, context: int, launched: bool = False) -> None:
         self.limits, self.context = limits, context
+        self.chunk = limits.prefill or (LAUNCHED if launched else CHUNK)
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
 

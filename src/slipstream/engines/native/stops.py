@@ -13,6 +13,9 @@ class Stops:
         self._held = ""
         self.hit = False
 
+    def __bool__(self) -> bool:
+        return bool(self._strings)
+
     def feed(self, text: str) -> str:
         if not self._strings:
             return text
