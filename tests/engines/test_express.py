@@ -240,3 +240,29 @@ def test_everyone_is_told_all_of_it_in_order_however_a_row_ends():
         assert done.text == "".join(f"<{token}>" for token in done.tokens)
         assert [token for chunk in job._seen for token in chunk.tokens] == done.tokens
         assert done.tally.emitted == len(done.tokens)
+
+
+def test_a_text_that_cannot_be_told_ends_its_own_request_alone():
+    target = TorchModel(build("llama").to(DEVICE))
+    target.decoder = passes(target)
+    parts = {"none": NoDrafter(VOCAB)}
+    batch = Batch(
+        *(target, parts.__getitem__, lambda name: rules.get(name)(), Adaptive(4), Limits()),
+        express=Express(target, target.decoder),
+    )
+
+    class Broken(Letters):
+        def push(self, tokens: list[int]) -> str:
+            raise RuntimeError("no such letter")
+
+    course = Course("none", "greedy", 0)
+    asked = Request([5, 6, 7], Sampling(0), 4)
+    bad, good = (Job(asked, course, text) for text in (Broken(), Letters()))  # type: ignore[arg-type]
+    for job in (bad, good):
+        batch.add(job)
+    with torch.inference_mode():
+        while batch.step():
+            pass
+    assert (bad.result().finish, bad.result().error) == ("error", "no such letter")
+    assert good.result().text == "".join(f"<{token}>" for token in good.row.output)
+    assert not batch.failures

@@ -83,7 +83,7 @@ class Traffic(RuleBasedStateMachine):
         batches.finish(self.batch)
         for job in self.all:
             compare(job)
-        assert self.batch.tally.emitted == sum(len(job.row.output) for job in self.all)
+        assert self.batch.teller.tally.emitted == sum(len(job.row.output) for job in self.all)
         assert not self.batch.failures
 
 

@@ -85,3 +85,10 @@ def test_what_cycles_took_counts_and_else_what_the_host_added_to_others():
     stock.paid(few.kind(Size(3), RULE, 8), 7, 3.0)
     assert [o.seconds for o in stock.menu(few, RULE, SIZES, lambda _: False)] == [1.25, 3.0]
     assert [o.seconds for o in stock.menu(Common(2, 100, False), RULE, SIZES, lambda _: False)] == [1.25, 1.75]
+
+
+def test_what_catching_up_takes_is_believed_when_it_was_seen_a_few_times():
+    stock = Stock()
+    for seconds, believed in ((5.0, 0.0), (0.1, 0.0), (0.2, 0.2), (0.1, 0.1)):
+        stock.caught_up(seconds)
+        assert stock.late == believed

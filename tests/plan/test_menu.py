@@ -87,3 +87,12 @@ def test_a_tree_is_chosen_where_its_second_candidates_are_worth_it():
     chain, tree = Offer(3, 1, 0, 1.3), Offer(3, 6, 8, 1.31)
     assert chooser.choose(some, [Offer(0, 1, 0, 1.0), chain, tree]) == tree
     assert chooser.choose(some, [Offer(0, 1, 0, 1.0), chain, tree._replace(seconds=2.0)]) == chain
+
+
+def test_what_drafting_takes_before_it_can_begin_must_be_won_back():
+    chooser, some = opened(2)
+    assert chooser.choose(some, menu(0.1), once=100.0).depth > 0, "2,000 tokens are left to be said"
+    for row in some:
+        row.tokens += [1] * 990
+    assert chooser.choose(some, menu(0.1), once=100.0).depth == 0
+    assert chooser.choose(some, menu(0.1)).depth > 0

@@ -69,30 +69,39 @@ class Chooser:
         self._held -= 1
         return self._last
 
-    def choose(self, rows: Sequence[Row], menu: Sequence[Offer], ready: Sequence[int] | None = None) -> Offer:
+    def choose(
+        self, rows: Sequence[Row], menu: Sequence[Offer], ready: Sequence[int] | None = None, once: float = 0.0
+    ) -> Offer:
         """One of the menu, whose first is to draft nothing; `ready` tells how many tokens each row has to draft where
-        that is known beforehand."""
+        that is known beforehand; `once` are seconds that drafting takes before it can begin, which what is left to be
+        said must win back."""
         self._rows, self._held = list(rows), HELD - 1
         self._age += 1
         if self._age % FRESH == 0:
             self._curves.clear()
         trust = [self._trust.get(row) or Trust(self._prior) for row in rows]
-        self._last = self._fastest(trust, menu, ready)
+        left = sum(row.request.max_tokens - row.emitted for row in rows)
+        self._last = self._fastest(trust, menu, ready, once / max(1, left))
         return self._last
 
-    def _fastest(self, trust: Sequence[Trust], menu: Sequence[Offer], ready: Sequence[int] | None) -> Offer:
+    def _fastest(
+        self, trust: Sequence[Trust], menu: Sequence[Offer], ready: Sequence[int] | None, late: float
+    ) -> Offer:
         plain, *others = menu
         rate = np.array([one.rate for one in trust])
         far = None if ready is None else np.array(ready)
         tokens = {offer: len(trust) + self._gain(rate, offer, far) for offer in others} | {plain: len(trust)}
-        speeds = {offer: count / offer.seconds / (1.0 if offer.there else DOUBT) for offer, count in tokens.items()}
+        speeds = {
+            offer: count / (offer.seconds + count * late * bool(offer.depth)) / (1.0 if offer.there else DOUBT)
+            for offer, count in tokens.items()
+        }
         best = max(others, key=speeds.__getitem__, default=plain)
         if others and speeds[best] > MARGIN * speeds[plain]:
             self._plain, self._wait = 0, PATIENCE
             return best
         self._plain += HELD if ready is None else 1
         there = [offer for offer in others if offer.there]
-        if there and self._plain > self._wait and (ready is None or any(ready)):
+        if there and not late and self._plain > self._wait and (ready is None or any(ready)):
             self._plain, self._held, self._wait = 0, 0, min(LONGEST, 2 * self._wait)
             return min(there, key=lambda offer: offer.seconds)
         return plain

@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING
 from slipstream.core.interfaces import Drafter, Model, Policy, Verifier, way
 from slipstream.core.loop import NoiseFactory, check_fits, read, within_limits
 from slipstream.core.shaping import places
-from slipstream.core.types import Budget, Draft, News, Origin, Row, Scores, Verdict
-from slipstream.engines.base import Logprob, Tally
+from slipstream.core.types import Budget, Draft, News, Row, Scores, Verdict
 from slipstream.engines.native.groups import Group, join, levels, merge, part, slots
 from slipstream.engines.native.job import Job
 from slipstream.engines.native.laws import check_request, check_tree, law_of, tops
 from slipstream.engines.native.scheduler import Limits, Scheduler
-from slipstream.engines.native.told import Told
+from slipstream.engines.native.telling import Teller
 from slipstream.kernels.cpu_race import KernelNoise
 from slipstream.plan.menu import Chooser
 
@@ -51,10 +50,9 @@ class Batch:
         self._drafter, self._rule, self._make_noise, self._express = drafter, rule, make_noise, express
         self.scheduler = Scheduler(limits, model.context, launched=express is not None)
         model.bound(limits.tokens)
-        self.tally = Tally()
+        self.teller = Teller()
         self.failures: dict[str, int] = {}
         self._fresh: set[Row] = set()  # who has just read its prompt
-        self._untold: list[tuple[Job, Told, int]] = []  # and how many tokens of it were committed
 
     def check(self, job: Job) -> None:
         """Refuse what could never run; safe from any thread."""
@@ -81,13 +79,13 @@ class Batch:
         if ready:
             self._cycle(ready)
         else:
-            self._tell_all()
+            self.teller.catch_up()
         return bool(ready or self.scheduler.running or self.scheduler.waiting)
 
     def _cycle(self, jobs: Sequence[Job]) -> None:
         if self._express is not None and not (jobs := self._by_hand(self._express, jobs)):
             return
-        self._tell_all()
+        self.teller.catch_up()
         usual = all(job.tally.cycles for job in jobs)  # nobody reads a prompt, so the times tell what a cycle costs
         started = time.perf_counter()
         groups, drafts = self.draft(jobs)
@@ -134,7 +132,7 @@ class Batch:
                     job.budget = chosen
             budget = self._limited(jobs, self._rule(rule), drafter)
             quiet = self._fresh if drafter.needs.features else ()  # heads begin after the first token, on either way
-            done = express.run(rows, budget, drafter, rule, len(free) == len(jobs), quiet, self._tell_all)
+            done = express.run(rows, budget, drafter, rule, len(free) == len(jobs), quiet, self.teller.catch_up)
         except Exception as error:  # it would fail again, after as long a time
             self._note(f"express, given up: {error}")
             self._express = None
@@ -144,25 +142,21 @@ class Batch:
         heard = chooser.heard(len(rows))
         chooser.observe([rows[r] for r in heard], [done[r].judged for r in heard])
         for job, told in zip(jobs, done, strict=True):
+            if job.done:  # it could not be told of the cycle before
+                continue
             kept = job.row.extend(told.emitted, told.origins, self.model.context)
-            self._untold.append((job, told, kept))
+            self.teller.later(job, told, kept)
         if any(job.stops for job in jobs):  # a text may end where it holds a string
-            self._tell_all()
+            self.teller.catch_up()
         express.paid(time.perf_counter() - started)
         return True
-
-    def _tell_all(self) -> None:
-        """Tell those who wait for it what rows emitted in their last cycle on the device."""
-        untold, self._untold = self._untold, []
-        for job, told, kept in untold:
-            self._tell(job, told.emitted[:kept], told.origins[:kept], (), len(told.path), told.levels)
 
     def schedule(self) -> list[Job]:
         """Let go of who is done or cancelled, admit who fits, read a piece of long prompts, decide how far to draft;
         the rows that are ready."""
         plan = self.scheduler
         if any(job.cancelled for job in plan.running):  # what they are owed comes before their end
-            self._tell_all()
+            self.teller.catch_up()
         for job in [*plan.running, *plan.waiting]:
             if job.cancelled and not job.done:
                 job.end("cancelled")
@@ -348,27 +342,12 @@ class Batch:
         kept = job.row.extend(news.tokens[:count], news.origins[:count], self.model.context)
         tokens, origins = news.tokens[:kept], news.origins[:kept]
         logprobs = [] if said is None or job.top is None else tops(said.logits[:kept], tokens, job.top)
-        self._tell(job, tokens, origins, logprobs, len(news.path), drafted)
-
-    def _tell(
-        self,
-        job: Job,
-        tokens: Sequence[int],
-        origins: Sequence[Origin],
-        logprobs: Sequence[Logprob],
-        accepted: int,
-        drafted: Sequence[int],
-    ) -> None:
-        chunk = job.take(tokens, origins, logprobs)
-        kept = len(chunk.tokens)
-        for tally in (job.tally, self.tally):  # before the chunk is out: whoever waits for the last one reads them
-            tally.book(drafted, min(kept, accepted), kept)
-        job.put(chunk)
+        self.teller.tell(job, tokens, origins, logprobs, len(news.path), drafted)
 
     def fail(self, error: Exception) -> None:
         """Something broke that is nobody's fault: end who is under way, keep who waits."""
         self._note(str(error))
-        self._tell_all()
+        self.teller.catch_up()
         for job in self.scheduler.running:
             if not job.done:
                 job.end("error", f"the engine failed: {error}")

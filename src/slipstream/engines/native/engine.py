@@ -207,7 +207,7 @@ class NativeEngine(Engine):
 
     @property
     def stats(self) -> dict[str, Any]:
-        tally, plan = self._batch.tally, self._batch.scheduler
+        tally, plan = self._batch.teller.tally, self._batch.scheduler
         return {
             "model": self.target.label,
             "running": len(plan.running),

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache, partial
+from time import perf_counter
 
 from slipstream.core.interfaces import Drafter
 from slipstream.core.noise import keys
@@ -92,8 +93,9 @@ class Express:
         sizes = [Size(depth) for depth in DEPTHS if not depth or rule in CHAINS]
         sizes = [size for size in (*sizes, *GROWN) if self._fits(common, size, drafter, rule)]
         free = partial(self.allowance.left, common.lines(sizes[0], self.crowd))
-        menu = self._stocks[id(drafter)].menu(common, rule, sizes, free)
-        return chooser.choose(rows, menu, ready).budget
+        stock = self._stocks[id(drafter)]
+        once = stock.late if side.behind(rows) else 0.0
+        return chooser.choose(rows, stock.menu(common, rule, sizes, free), ready, once).budget
 
     def run(
         self,
@@ -142,7 +144,10 @@ class Express:
         kind = stock.find(common, size, rule, self.crowd, most, free)
         cycle = self._cycle(stock, kind, common, side, free and size.depth > 0)
         budget = [Budget(0) if row in quiet else spend for row, spend in zip(rows, budget, strict=True)]
+        began = perf_counter()
         state, read = side.begin(rows, budget, cycle)
+        if read:
+            stock.caught_up(perf_counter() - began)
         words = self._control(rows, budget, side, size, kind.rows)
         record = cycle(*words, state, meanwhile)[: len(rows)].tolist()
         self.cycles += 1

@@ -38,6 +38,10 @@ class Side(ABC):
         """Tokens that each row has to draft, where that is known beforehand."""
         return None
 
+    def behind(self, rows: Sequence[Row]) -> bool:
+        """Whether it would have to read more than usual before it drafts."""
+        return False
+
     def guess(self, rows: Sequence[Row], budget: Sequence[Budget]) -> Sequence[Budget]:
         """How far rows are drafted, where the host does it."""
         return budget
@@ -159,11 +163,18 @@ class PartnerSide(Side):
     def index(self, row: Row) -> int:
         return self._drafter.model.index(row)
 
+    def behind(self, rows: Sequence[Row]) -> bool:
+        return bool(self._late(rows))
+
+    def _late(self, rows: Sequence[Row]) -> list[Row]:
+        """A cycle reads the last two tokens of a row; who lacks more."""
+        return [row for row in rows if self._drafter.model.cached(row) < row.length - 2]
+
     def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, bool]:
-        """A cycle reads the last two tokens of a row; what is missing beyond them is read now."""
+        """What is missing is read now."""
         model, read = self._drafter.model, False
         drafting = [row for row, spend in zip(rows, budget, strict=True) if spend.depth > 0]
-        while late := [row for row in drafting if model.cached(row) < row.length - 2]:
+        while late := self._late(drafting):
             model.prefill(late, model.prefill_chunk)
             read = True
         return None, read

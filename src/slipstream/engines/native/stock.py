@@ -23,6 +23,7 @@ from slipstream.plan.menu import Offer
 
 EXPECTED = 0.3  # seconds that capturing is taken to cost at least
 COLD = 4.0  # what the first tree takes where its kernels must be compiled; the first chain is worth whatever it takes
+SURE = 3  # times that something is timed before it is believed
 HOPE = 0.08  # of a plain cycle: what a level of drafts is taken to cost before any was captured
 
 
@@ -34,6 +35,7 @@ class Stock:
         self._device: dict[Shaped, float] = {}  # seconds of a cycle there, with no rows in it
         self._whole: dict[tuple[Shaped, int], Recent] = {}  # with the host's part, by the rows there were, rounded up
         self._host = Recent(7)  # the host's part
+        self._reading, self._read = Recent(), 0  # seconds until a drafter that was behind had read it; how often
         self._missed: defaultdict[Shaped, float] = defaultdict(float)  # seconds lost because there was a larger one
         self._costs: dict[bool, Recent] = {}  # seconds of capturing a chain, a tree
 
@@ -85,6 +87,16 @@ class Stock:
         """What a cycle took, for which nothing was captured or read."""
         self._whole.setdefault((kind, power(rows)), Recent(7)).add(seconds)
         self._host.add(max(0.0, seconds - self._device.get(kind, 0.0)))
+
+    def caught_up(self, seconds: float) -> None:
+        """The drafter had to read what it missed first."""
+        self._reading.add(seconds)
+        self._read += 1
+
+    @property
+    def late(self) -> float:
+        """What that takes; nothing until it is well known, since the first time of all takes longest."""
+        return self._reading.value if self._read >= SURE else 0.0
 
     def menu(self, common: Common, rule: str, sizes: Iterable[Size], free: Callable[[float], bool]) -> list[Offer]:
         """Sizes to choose from, drafting nothing first; also those that would have to be captured, where `free` says
