@@ -13,6 +13,7 @@ from slipstream.core.law import OneHot
 from slipstream.core.noise import Noise
 from slipstream.core.tree import Shape, Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row
+from slipstream.drafters.none import nothing
 
 
 class RowDrafter(ABC):
@@ -55,6 +56,8 @@ class PerRow(Drafter):
                 row.append(r)
                 parent.append(p + start if p >= 0 else -1)
                 token.append(word)
+        if not token:
+            return nothing(len(rows), self.vocab)
         tree, tokens = Tree.of(len(rows), row, parent), torch.tensor(token, dtype=torch.long)
         return Draft(tree, tokens, OneHot(tokens, self.vocab), Siblings.CHOSEN)
 
