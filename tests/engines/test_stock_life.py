@@ -1,0 +1,116 @@
+"""Batches that come and go on a simulated device: what a policy captures and chooses is never dearer than drafting
+nothing, but for the moment it is granted."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
+
+from slipstream.core.sampling import Sampling
+from slipstream.core.types import Request, Row
+from slipstream.engines.native.allowance import GRANT, Allowance
+from slipstream.engines.native.sizes import DEPTHS, GROWN, PLAIN, Common, Shaped, Size, size_of
+from slipstream.engines.native.stock import Stock
+from slipstream.plan.menu import Chooser, Offer
+
+RULE, TOKENS, HOST, EACH = "greedy", 128, 4e-4, 1.2e-5
+SIZES = [*map(Size, DEPTHS), *GROWN]
+
+
+@dataclass
+class Machine:
+    """Seconds of a device like those that were measured: a level of a chain, a token of a pass."""
+
+    rate: float  # at which drafted tokens are accepted
+    level: float = 5e-5
+    token: float = 1.2e-6
+    now: float = 0.0
+    captured: int = 0
+    stock: Stock = field(default_factory=Stock)
+    chooser: Chooser = field(default_factory=Chooser)
+    random: random.Random = field(default_factory=lambda: random.Random(1))
+
+    def __post_init__(self) -> None:
+        self.allowance = Allowance(lambda: self.now)
+
+    def seconds(self, kind: Shaped) -> float:
+        size = size_of(kind)
+        wide = 3 if size.nodes else 1
+        return 7e-4 + self.level * size.depth * wide + self.token * kind.rows * (size.slots + 1)
+
+    def capture(self, kind: Shaped) -> None:
+        self.captured += 1
+        with self.allowance.captures(size_of(kind).depth > 0), self.stock.captures(kind):
+            self.now += 4.0 if size_of(kind).nodes else 0.2
+        self.stock.add(kind, SimpleNamespace(whole=SimpleNamespace(rehearse=lambda: self.seconds(kind))))
+
+    def serve(self, count: int) -> float:
+        """Tokens per second of a batch, until its last row is done."""
+        began, rows = self.now, [Row(Request([1, 2], Sampling(0), TOKENS)) for _ in range(count)]
+        for row in rows:
+            self.chooser.open(row)
+        left = rows
+        while left:
+            with self.allowance.runs():
+                self._cycle(left)
+            left = [row for row in left if row.emitted < TOKENS]
+        for row in rows:
+            self.chooser.close(row)
+        return count * TOKENS / (self.now - began)
+
+    def _cycle(self, rows: list[Row]) -> None:
+        common, crowd = Common(len(rows), 200, False), len(rows)
+        offer: Offer | None = self.chooser.held(rows)
+        if offer is None:
+            free = partial(self.allowance.left, common.lines(PLAIN, crowd))
+            offer = self.chooser.choose(rows, self.stock.menu(common, RULE, SIZES, free))
+        kind = self.stock.find(common, Size(*offer[:3]), RULE, crowd, 1 << 12, True)
+        if fresh := kind not in self.stock.cycles:
+            self.capture(kind)
+        emitted = 0
+        for row in rows:
+            judged = []
+            while len(judged) < offer.depth and (not judged or judged[-1][0] == 0):
+                judged.append((0 if self.random.random() < self.rate else -1, 1))
+            kept = 1 + sum(rank == 0 for rank, _ in judged)
+            row.tokens += [1] * kept
+            emitted += kept
+            self.chooser.observe([row], [judged])
+        taken = HOST + max(self.seconds(kind), EACH * emitted)
+        self.now += taken
+        if not fresh:
+            self.stock.paid(kind, len(rows), taken)
+
+
+def plainly(count: int) -> float:
+    """Tokens per second where nothing is drafted and all is captured."""
+    machine = Machine(0.0)
+    whole = Common(count, 200, False)
+    return count / (HOST + max(machine.seconds(whole.kind(PLAIN, RULE, whole.lines(PLAIN))), EACH * count))
+
+
+@pytest.mark.parametrize("count", [1, 8, 64])
+@pytest.mark.parametrize("rate", [0.05, 0.65])
+def test_once_it_has_captured_a_policy_is_never_below_plain_decoding(count, rate):
+    machine = Machine(rate)
+    speeds = [machine.serve(count) for _ in range(12)]
+    assert machine.allowance.spent <= GRANT + 0.1 * machine.now
+    usual = sorted(speeds)[len(speeds) // 2]
+    assert usual > 0.95 * plainly(count)
+    if rate > 0.5:
+        assert usual > (1.5 if count < 64 else 1.05) * plainly(count), "at 64 telling takes most of the time"
+
+
+def test_rows_that_leave_make_nobody_capture():
+    machine = Machine(0.65)
+    machine.serve(64)
+    before = machine.captured
+    for _ in range(3):
+        machine.serve(64)
+    assert machine.captured <= before + 1
