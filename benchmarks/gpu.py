@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "model": asked.model}
-    found |= {"commit": commit(), "bandwidth": bandwidth()}
+    found |= {"commit": commit(), "bandwidth": bandwidth(), "seconds": {}}
     print(f"{found['device']}: {found['bandwidth'] / 1e12:.2f} TB/s", flush=True)
     start = time.perf_counter()
     for name in asked.parts:
@@ -71,7 +71,8 @@ def main() -> None:
             found[name] = PARTS[name](asked, found)
         except Exception as error:  # the other parts are still worth having
             found[name] = {"failed": repr(error)}
-        print(f"{name} ({time.perf_counter() - began:.0f} s): {json.dumps(found[name])}", flush=True)
+        found["seconds"][name] = round(time.perf_counter() - began, 1)
+        print(f"{name} ({found['seconds'][name]} s): {json.dumps(found[name])}", flush=True)
         torch.cuda.empty_cache()
         if asked.out:
             asked.out.write_text(json.dumps(found, indent=1) + "\n")

@@ -30,7 +30,7 @@ def steady(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
     for name, how in {**WAYS, **TREES}.items():
         for _ in range(2):
             answer(engine, prompts(1), 96, how)
-        before = express.cycles, decoder.captures, torch.cuda.memory_stats()["num_device_alloc"]
+        before = express.cycles, express.captures + decoder.captures, torch.cuda.memory_stats()["num_device_alloc"]
         torch.cuda.set_sync_debug_mode("warn")
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
@@ -41,7 +41,7 @@ def steady(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
         told[name] = {
             "cycles": cycles,
             "waits_per_cycle": len(waits) / max(1, cycles),
-            "captures": decoder.captures - before[1],
+            "captures": express.captures + decoder.captures - before[1],
             "device_allocations": torch.cuda.memory_stats()["num_device_alloc"] - before[2],
         }
     for cycle in express.captured:

@@ -28,6 +28,7 @@ Generate = Callable[..., tuple[int, float]]
 DRAFTS = {f"draft {depth}": Speculation(depth=depth) for depth in (3, 5)}
 AUTO = {"auto": Speculation()}
 WORKLOADS = ("code", "chat", "maths", "summary", "rewriting")
+WARM = 2  # runs of each way before any is timed
 WIDTH = 8  # of the scaled model: 7 billion weights
 
 
@@ -116,21 +117,36 @@ def _cell(
         ways["transformers, prompt lookup"] = lambda: theirs(texts, batch, warm, prompt_lookup_num_tokens=5)
         if theirs.assistant is not None:  # type: ignore[attr-defined]
             ways["transformers, assisted"] = lambda: theirs(texts, batch, warm, assisted=True)
-    speeds: dict[str, list[float]] = {name: [] for name in ways}
-    taus = {}
     for name in ours:  # sizes are captured when they are first met, and a policy looks for its own
-        ways[name]()
-    for repeat in range(asked.repeats + 1):  # the first is a warm-up
+        for _ in range(WARM):
+            ways[name]()
+    if theirs is not None:
+        theirs(texts[:batch], batch, warm, max_new_tokens=4, min_new_tokens=4)
+    speeds: dict[str, list[float]] = {name: [] for name in ways}
+    captures: dict[str, list[int]] = {name: [] for name in ways}
+    taus = {}
+    for _ in range(asked.repeats):
         for name, run in ways.items():
             torch.cuda.synchronize()
-            began = time.perf_counter()
+            began, before = time.perf_counter(), _captures(engine)
             count, taus[name] = run()
-            if repeat:
-                speeds[name].append(count / (time.perf_counter() - began))
+            speeds[name].append(count / (time.perf_counter() - began))
+            captures[name].append(_captures(engine) - before)
     return {
-        name: {"tokens_per_second": statistics.median(each), "spread": [min(each), max(each)], "tau": taus[name]}
+        name: {
+            "tokens_per_second": round(statistics.median(each), 1),
+            "repeats": [round(one) for one in each],
+            "tau": round(taus[name], 2),
+            **({"captures": captures[name]} if any(captures[name]) else {}),
+        }
         for name, each in speeds.items()
     }
+
+
+def _captures(engine: NativeEngine) -> int:
+    """Cycles captured so far."""
+    express = engine._batch._express
+    return 0 if express is None else express.captures
 
 
 def answer_all(
@@ -158,12 +174,10 @@ class generate:
             self._model.generate(
                 ids,
                 attention_mask=mask,
-                max_new_tokens=self._tokens,
-                min_new_tokens=self._tokens,
                 **({"do_sample": True, "temperature": warm, "top_k": 0} if warm else {"do_sample": False}),
                 pad_token_id=0,
                 **({"assistant_model": self.assistant} if assisted else {}),
-                **how,
+                **({"max_new_tokens": self._tokens, "min_new_tokens": self._tokens} | how),
             )
             total += len(lines) * self._tokens
         return total, 1.0

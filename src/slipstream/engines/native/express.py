@@ -52,7 +52,8 @@ class Express:
         self._captured = False  # whether this cycle was
         self._latest: tuple[Stock, Shaped, int] | None = None  # whose price the last cycle tells, and of how many rows
         self.crowd = 1  # rows there are or will soon be
-        self.cycles, self.allowance = 0, Allowance()
+        self.cycles = self.captures = 0  # so far
+        self.allowance = Allowance()
 
     @property
     def captured(self) -> list[Cycle | TreeCycle]:
@@ -186,6 +187,7 @@ class Express:
         if self._captured:
             with self.allowance.captures(counted), stock.captures(kind):
                 stock.add(kind, _new_cycle(kind, self._passes, held, part))
+            self.captures += 1
         return stock.cycles[kind]
 
     def _control(

@@ -71,13 +71,14 @@ class Stock:
         self._missed.pop(kind, None)
         if (seconds := cycle.whole.rehearse()) is not None:
             self._device[kind] = seconds
-            say(f"captured {kind}: {1000 * seconds:.2f} ms a cycle")
 
     @contextmanager
     def captures(self, kind: Shaped) -> Iterator[None]:
         began = perf_counter()
         yield
-        self._costs.setdefault(size_of(kind).nodes > 0, Recent()).add(perf_counter() - began)
+        taken = perf_counter() - began
+        self._costs.setdefault(size_of(kind).nodes > 0, Recent()).add(taken)
+        say(f"captured {kind} in {taken:.2f} s: {1000 * self._device.get(kind, 0.0):.2f} ms a cycle")
 
     def _cost(self, tree: bool) -> float:
         """What capturing another one is expected to take."""
