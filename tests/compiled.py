@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from slipstream.kernels.gpu import attention, path, tree
+from slipstream.kernels.gpu import attention, path, products, tree
 
 F, L, I = "*fp32", "*i64", "*i32"  # noqa: E741
 SLOTS, PADDED, LEVELS, WIDTH = 25, 32, 2, 6
@@ -26,11 +26,11 @@ KERNELS: list[Kernel] = [
         (
             attention._turn,
             [B, F, F, L, L, L, B, B, B, SOME, SOME, B, B, "fp32"],
-            {**HEADS, "HALF": 32, "NORMED": on, "TURNED": 8},
+            {**HEADS, "HALF": 32, "NORMED": on, "TURNED": 8, "EARLY": on},
         )
         for on in (True, False)
     ),
-    (attention._put, [B, B, L, L, B, B, *[SOME] * 6], {"DIM": 64, "WIDE": 64}),
+    (attention._put, [B, B, L, L, B, B, *[SOME] * 6], {"DIM": 64, "WIDE": 64, "EARLY": True}),
     *(
         (
             attention._attend,
@@ -43,21 +43,55 @@ KERNELS: list[Kernel] = [
                 "WIDE": 64,
                 "TREE": True,
                 "EXACT": False,
-                "QUERIES": 16,
+                "QUERIES": 64 if on else 16,
                 "PART": 128,
                 "WORDS": 4,
+                "EARLY": on,
             },
         )
         for on in (True, False)
     ),
-    (attention._survey, [L] * 5, {"GROUP": 3, "QUERIES": 16}),
+    (attention._survey, [L] * 5, {"GROUP": 3, "QUERIES": 16, "EARLY": True}),
     *(
         (
             attention._together,
             [F, F, F, L, L, B, SOME, SOME, B],
-            {"ONCE": once, "WINDOW": not once, "SINK": True, **WIDE, "PART": 128, "TOGETHER": 8, "ABREAST": 4},
+            {
+                "ONCE": once,
+                "WINDOW": not once,
+                "SINK": True,
+                **WIDE,
+                "PART": 128,
+                "TOGETHER": 8,
+                "ABREAST": 4,
+                "EARLY": True,
+            },
         )
         for once in (True, False)
+    ),
+    *(
+        (
+            products._product,
+            [B, B, F, F, B, F, B, B, F, SOME, SOME, SOME, SOME, "fp32"],
+            {
+                "EIGHTH": False,
+                "NORM": not adds,
+                "BIAS": adds,
+                "GATED": not adds,
+                "ADD": adds,
+                "AFTER": adds,
+                "EXACT": False,
+                "ROWS": 16,
+                "COLUMNS": 32,
+                "STEP": 128,
+                "PARTS": 16,
+                "MOST": products.MOST,
+                "LINE": 64,
+                "LINES": products.LINES,
+                "EARLY": True,
+            },
+        )
+        for adds in (True, False)
     ),
     (tree._rank, [F, "i32", F, L, L, L, "i32", F, F, F, I], {"WIDTH": WIDTH, "OPEN": 6, "RACE": True, "BLOCK": 512}),
     (

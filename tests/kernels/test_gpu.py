@@ -93,7 +93,17 @@ def test_a_row_has_the_same_bits_alone_and_among_others():
         assert torch.equal(alone[0], together[row])
 
 
-def test_attention_of_a_chain_and_a_tree_in_one_pass():
+def test_as_many_tokens_go_together_as_there_are_up_to_what_pays():
+    heads = Heads(8, 2, 16, 0.25)
+    assert [heads.chunk(width, 96) for width in (1, 4, 5, 8, 9, 16, 96)] == [4, 4, 8, 8, 16, 16, 16]
+    assert [heads.chunk(width, 16) for width in (1, 5, 16)] == [4, 4, 4], "few programs are worse than small ones"
+    assert [heads.tile(chunk) for chunk in (1, 4, 8, 16)] == [16, 16, 32, 64]
+    assert Heads(8, 2, 16, 0.25, exact=True).chunk(96, 96) == 4, "in one order, whoever else is there"
+    assert Heads(9, 3, 16, 0.25).chunk(6, 96) == 10
+
+
+@pytest.mark.parametrize("chunk", [4, 10])
+def test_attention_of_a_chain_and_a_tree_in_one_pass(chunk: int):
     torch.manual_seed(1)
     heads = Heads(6, 2, 16, 0.25)
     keys, values = normal(3, 2, 512, 16), normal(3, 2, 512, 16)
@@ -103,7 +113,7 @@ def test_attention_of_a_chain_and_a_tree_in_one_pass():
     position = ints(300, 301, 302, 303, 140, 141, 141, 142, 0)
     bits = torch.zeros(9, WORDS, dtype=torch.long, device=DEVICE)
     bits[5, 0], bits[6, 0], bits[7, 0] = 0b1, 0b10, 0b101
-    layout = Layout(position, row, place, limit, limit, bits, ints(0, 4, 0), ints(4, 4, 0))
+    layout = Layout(position, row, place, limit, limit, bits, ints(0, 4, 0), ints(4, 4, 0), chunk)
     given, angle = normal(9, 10 * 16), normal(512, 8)
     space, out = Space.of(9, 4, heads, given), torch.zeros(9, 96, device=DEVICE)
     turn(given, (angle.cos(), angle.sin()), layout, keys, values, space.query, heads)

@@ -27,7 +27,7 @@ class GpuDecoder(Passes):
             raise TypeError("some layers see a window alone")
         super().__init__()
         base = model.base_model
-        self.heads, self.layers = _heads(layers[0]), len(layers)
+        self.heads, self.layers = _heads(layers[0], exact), len(layers)
         self.embedding: Tensor = _plain_embedding(model.get_input_embeddings())
         longest = model.config.get_text_config().max_position_embeddings
         angles = _angles(base.rotary_emb, longest, self.heads.dim, self.embedding.device)
@@ -149,13 +149,13 @@ def _plain_embedding(module: Any) -> Tensor:
     return module.weight.detach()
 
 
-def _heads(layer: Any) -> Heads:
+def _heads(layer: Any, exact: bool) -> Heads:
     attention = layer.self_attn
     dim = attention.head_dim
     heads, kv_heads = len(attention.q_proj.weight) // dim, len(attention.k_proj.weight) // dim
     if dim % 2 or heads % kv_heads or heads // kv_heads > 16:
         raise TypeError(f"{heads} heads of {dim} over {kv_heads} are not what the kernels are made for")
-    return Heads(heads, kv_heads, dim, attention.scaling)
+    return Heads(heads, kv_heads, dim, attention.scaling, exact)
 
 
 def _angles(rotary: Any, longest: int, dim: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ import torch
 from slipstream.core.shapes import Float, Int, Tensor
 from slipstream.kernels.gpu.attention import PART, WORDS, Heads, Layout
 from slipstream.kernels.gpu.decoder import Held, Watched
+from slipstream.kernels.gpu.launch import FEW
 from slipstream.models.cache import Cache, power
 from slipstream.models.packing import Piece
 
@@ -101,8 +102,10 @@ class Passes(ABC):
         tokens, slots = sum(map(len, pieces)), 0 if kept is None else len(kept)
         size, room = _size(tokens), _size(slots) if slots else 0
         parts, tree = parts_of(used), any(any(p.line.seen) for p in pieces)
-        table = _table(pieces, size, self.heads.chunk)
-        key = size, room, parts, span, tuple(watched), hidden is not None, tree
+        chunk = self.heads.chunk(max(map(len, pieces)), tokens)
+        chunks = _chunks(sum(-(-len(piece) // chunk) for piece in pieces), size)
+        table = _table(pieces, size, chunk)
+        key = size, room, parts, span, tuple(watched), hidden is not None, tree, chunk, chunks
         run = self._graphs.get(key) or self._new(key, held)
         where = run(table, hidden, kept)
         found = {layer: run.watched[layer][:tokens].clone() for layer in watched}
@@ -128,7 +131,7 @@ class Captured:
     """One size of pass: its buffers, and on a GPU, for few tokens, a graph over them."""
 
     def __init__(self, passes: Passes, key: Any, held: Held) -> None:
-        size, slots, parts, self._span, watched, self._resumed, self._tree = key
+        size, slots, parts, self._span, watched, self._resumed, self._tree, chunk, chunks = key
         self._held, device = held, passes.like.device
         self._table = torch.zeros(COLUMNS, size, dtype=torch.long, device=device)
         self._table[2] = -1  # nothing is written before there is something to write
@@ -136,7 +139,7 @@ class Captured:
         self._pass = passes.passing(size, parts)
         self.watched = {layer: passes.like.new_empty(self._pass.hidden.shape) for layer in watched}
         self.logits = torch.empty(slots, passes.vocab, device=device)
-        self._layout = layout_of(self._table)
+        self._layout = layout_of(self._table, chunk, chunks)
         self._replay: Callable[[], None] = self._run
         if device.type == "cuda" and size <= SIZES[-1]:
             self._replay = capture(self._run)
@@ -198,9 +201,11 @@ def rehearsal() -> Iterator[None]:
             torch.cuda.set_sync_debug_mode(before)
 
 
-def layout_of(table: Int[Tensor, "columns tokens"]) -> Layout:
+def layout_of(table: Int[Tensor, "columns tokens"], chunk: int, chunks: int) -> Layout:
+    """There are up to `chunks` chunks of up to `chunk` tokens."""
     position, row, place, limit, base, first, count = table[:7]
-    return Layout(position, row, place, limit, base, table[7 : 7 + WORDS].view(-1, WORDS), first, count)
+    bits = table[7 : 7 + WORDS].view(-1, WORDS)
+    return Layout(position, row, place, limit, base, bits, first[:chunks], count[:chunks], chunk)
 
 
 def _table(pieces: Sequence[Piece], size: int, chunk: int) -> Int[Tensor, "columns size"]:
@@ -235,6 +240,11 @@ def _table(pieces: Sequence[Piece], size: int, chunk: int) -> Int[Tensor, "colum
 def parts_of(used: int) -> int:
     """Parts of the cache that a pass may look at; one that has nothing in it costs next to nothing."""
     return power(max(LEAST, -(-used // PART)))
+
+
+def _chunks(count: int, size: int) -> int:
+    """Chunks that a pass has room for: those with nothing in them take time, too, and few sizes make few graphs."""
+    return 1 if count == 1 else size if size <= FEW else min(size, power(count))
 
 
 def _size(tokens: int) -> int:

@@ -82,7 +82,7 @@ class Cycle:
 
     def _first(self) -> None:
         scoring, inputs = self._scoring, self._inputs
-        lay(inputs.control, scoring.token, inputs.far, scoring.layout, scoring.chunk)
+        lay(inputs.control, scoring.token, inputs.far, scoring.layout)
         if isinstance(self._side, Guesses):
             scoring.token[:, 1:].copy_(self._guess)
         elif self._side is not None and self.kind.depth:
@@ -96,7 +96,7 @@ class Cycle:
         self._verify()
         commit(
             *(inputs.control, inputs.far, scoring.token, scoring.found, self._chance, reading.following),
-            *(reading.layout, reading.end, self._result, reading.chunk),
+            *(reading.layout, reading.end, self._result),
         )
         reading.run(scoring.stack)
 

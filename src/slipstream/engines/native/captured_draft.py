@@ -88,7 +88,7 @@ class PartnerSteps:
         self._pair, self._one = passes.passing(2 * rows, parts), passes.passing(rows, parts)
         self._ends = torch.zeros(rows, 2, dtype=torch.long, device=device)
         self._far = torch.zeros(rows, dtype=torch.long, device=device)
-        self._layout = chain_layout(rows, 2, passes.heads.chunk, device)
+        self._layout = chain_layout(rows, 2, passes.heads.chunk(2, 2 * rows), device)
         self._after = chain_layout(rows * max(1, depth - 1), 1, 1, device)
         self._last = torch.arange(1, 2 * rows, 2, device=device)
         self._token = torch.zeros(rows, dtype=torch.long, device=device)
@@ -100,7 +100,7 @@ class PartnerSteps:
         lies at its own place of the text, one beyond a head's slots."""
         drafting = torch.where(control.depth > 0, 1, -1)
         before = control.of_draft(control.start - 1, drafting, control.before)
-        lay(before, self._ends, self._far, self._layout, self._partner.passes.heads.chunk)
+        lay(before, self._ends, self._far, self._layout)
         self._ends[:, 1].copy_(control.last)
         if self._depth > 1:
             lay_steps(control.of_draft(control.start + 1, control.depth, control.last), self._depth - 1, self._after)
@@ -123,10 +123,10 @@ class Reading:
 
     def __init__(self, head: Head | None, rows: int, width: int, parts: int, like: Tensor) -> None:
         self._head, device = head, like.device
-        self.chunk = head.kernels.net.heads.chunk if head else 1
         self.following = torch.zeros(rows * width, dtype=torch.long, device=device)
         self.end = torch.zeros(rows, dtype=torch.long, device=device)
-        self.layout = chain_layout(rows, width, self.chunk, device)
+        chunk = head.kernels.net.heads.chunk(width, rows * width) if head else 1
+        self.layout = chain_layout(rows, width, chunk, device)
         self.state = torch.zeros(rows, like.shape[1], device=device)
         if head is not None:
             self._room = Room(head.kernels.net, rows * width, parts)

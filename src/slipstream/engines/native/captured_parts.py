@@ -50,7 +50,7 @@ class Scoring:
         self._target, self._held, self._head = target, held, head
         device = target.like.device
         self.token = torch.zeros(rows, width, dtype=torch.long, device=device)
-        self.layout = chain_layout(rows, width, target.heads.chunk, device)
+        self.layout = chain_layout(rows, width, target.heads.chunk(width, rows * width), device)
         self._pass = target.passing(rows * width, parts)
         self.laws = Laws(rows * width, target.vocab, device)
         self.choice = torch.zeros_like(self.token)
@@ -59,10 +59,6 @@ class Scoring:
         self._size = target.like.shape[1]
         layers = len(head.features) if head else 0
         self.stack = target.like.new_zeros(rows * width, self._size * layers)
-
-    @property
-    def chunk(self) -> int:
-        return self._target.heads.chunk
 
     def run(self, tree: bool) -> None:
         watched = {}

@@ -65,7 +65,7 @@ class TreeCycle:
     def _prepare(self, head: Head) -> None:
         kind, net, device = self.kind, head.kernels.net, self.state.device
         opened = kind.rows * kind.width
-        self._pool = Pool(kind.rows, kind.width, kind.depth, len(net.head), net.heads.chunk, device)
+        self._pool = Pool(kind.rows, kind.width, kind.depth, len(net.head), net.heads.chunk(kind.width, opened), device)
         self._ends = Room(net, kind.rows, kind.parts)
         self._levels = [Room(net, opened, kind.parts) for _ in range(min(2, kind.depth - 1))]  # taken in turns
         self._logits = torch.zeros(opened, len(net.head), device=device)
@@ -105,7 +105,7 @@ class TreeCycle:
             logits = self._logits[: len(room.hidden)]
             kernels.logits(room, logits)
             rank(pool, level, logits, self._head.ids, inputs.wishes, control, race)
-        plant(pool, control, self._tree, self._scoring.layout, self._scoring.chunk)
+        plant(pool, control, self._tree, self._scoring.layout)
 
     def _second(self) -> None:
         control, scoring, reading = self._inputs.control, self._scoring, self._reading
@@ -114,10 +114,7 @@ class TreeCycle:
         for bundle in self._moved:
             carry(bundle, control, scoring.found, self._path)
         committed = Committed(reading.following, self._fused, reading.layout, reading.end)
-        report(
-            *(control, self._tree, self._pool.total, scoring.found, self._path, committed, self._result),
-            reading.chunk,
-        )
+        report(control, self._tree, self._pool.total, scoring.found, self._path, committed, self._result)
         torch.index_select(scoring.stack, 0, self._fused, out=self._stack)
         reading.run(self._stack)
 

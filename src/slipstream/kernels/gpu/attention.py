@@ -1,8 +1,9 @@
 """Attention of a few queries over the used part of a cache, and what comes before it.
 
 The places of a row are cut into parts of one size, wherever the row ends; a program takes one part for one head of keys
-and up to sixteen queries of one row, so keys are read once for a group of heads and several tokens. The parts are put
-together in their order. No sum depends on how far the cache reaches or who else is in the pass.
+and several queries of one row, so keys are read once for a group of heads and several tokens. The parts are put
+together in their order. No sum depends on how far the cache reaches; where it must not depend either on who else is in
+the pass (`Heads.exact`), sixteen queries are taken at a time whatever their number is.
 
 A token sees the places below its `limit` and, in a tree, the places from `base` on whose bits are set; where a layer
 has a window, no further back than that. Below a limit a place is a position of the text, and no tree is deeper than a
@@ -19,9 +20,11 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.gpu.eighth import Weight
+from slipstream.kernels.gpu.launch import early, wait
 from slipstream.kernels.gpu.products import Norm
 
-QUERIES = 16  # queries of a program, the smallest tile matrix units take
+QUERIES, WIDEST = 16, 64  # queries of a program: the smallest tile matrix units take, and the largest that pays
+MANY = 64  # tokens of a pass that has programs enough with larger tiles
 PART = 128  # places of a program
 WORDS = 4  # of 64 bits: nodes of a tree that one token can choose from
 TOGETHER = 8  # parts put together at a time
@@ -33,10 +36,11 @@ WARPS = 4  # of a program
 def _turn(
     given, cos, sin, position, row, place, query, keys, values, row_step, head_step, query_norm, key_norm, epsilon,
     HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, NORMED: tl.constexpr,
-    TURNED: tl.constexpr,
+    TURNED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Turn queries and keys to their positions, NORMED head by head before, and write keys and values to their
     places."""
+    wait(EARLY)
     token, head = tl.program_id(0), tl.program_id(1) * TURNED + tl.arange(0, TURNED)
     at = tl.arange(0, HALF)
     inside = at < DIM // 2
@@ -77,9 +81,10 @@ def _line(lies, inside):
 @triton.jit
 def _put(
     key, value, row, place, keys, values, row_step, head_step, key_head, key_token, value_head, value_token,
-    DIM: tl.constexpr, WIDE: tl.constexpr,
+    DIM: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Write keys and values that are what they should be to their places."""
+    wait(EARLY)
     token, head, at = tl.program_id(0), tl.program_id(1), tl.arange(0, WIDE)
     inside, there = at < DIM, tl.load(place + token)
     if there >= 0:
@@ -100,7 +105,8 @@ def _reach(first, count, place, chunk, GROUP: tl.constexpr, QUERIES: tl.constexp
 
 
 @triton.jit
-def _survey(row, place, first, count, chunks, GROUP: tl.constexpr, QUERIES: tl.constexpr):
+def _survey(row, place, first, count, chunks, GROUP: tl.constexpr, QUERIES: tl.constexpr, EARLY: tl.constexpr):
+    wait(EARLY)
     chunk = tl.program_id(0)
     tl.store(chunks + 2 * chunk, _reach(first, count, place, chunk, GROUP, QUERIES))
     tl.store(chunks + 2 * chunk + 1, tl.load(row + tl.load(first + chunk)))
@@ -111,8 +117,9 @@ def _attend(
     query, keys, values, row, position, place, limit, base, bits, first, count, chunks, weighted, peak, total, parts,
     row_step, head_step, scale, window, cap, SURVEYED: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
     HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, TREE: tl.constexpr,
-    EXACT: tl.constexpr, QUERIES: tl.constexpr, PART: tl.constexpr, WORDS: tl.constexpr,
+    EXACT: tl.constexpr, QUERIES: tl.constexpr, PART: tl.constexpr, WORDS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait(EARLY)
     chunk, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     GROUP: tl.constexpr = HEADS // KV
     size = tl.load(count + chunk)
@@ -166,10 +173,11 @@ def _attend(
 def _together(
     weighted, peak, total, position, place, out, parts, window, sink,
     ONCE: tl.constexpr, WINDOW: tl.constexpr, SINK: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
-    WIDE: tl.constexpr, PART: tl.constexpr, TOGETHER: tl.constexpr, ABREAST: tl.constexpr,
+    WIDE: tl.constexpr, PART: tl.constexpr, TOGETHER: tl.constexpr, ABREAST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """ONCE: the cache has no more parts than are put together at a time. Then nothing is waited for to know which are
     read; the sums are the same."""
+    wait(EARLY)
     token, head = tl.program_id(0), tl.program_id(1) * ABREAST + tl.arange(0, ABREAST)
     dim = tl.arange(0, WIDE)
     inside = dim < DIM
@@ -225,21 +233,26 @@ class Heads:
     kv_heads: int
     dim: int
     scale: float
+    exact: bool = False  # one tile for any number of tokens
 
     @property
     def group(self) -> int:
         return self.heads // self.kv_heads
 
-    @property
-    def chunk(self) -> int:
-        """Tokens of one row that a program takes."""
-        return max(1, QUERIES // self.group)
+    def chunk(self, width: int, tokens: int) -> int:
+        """Tokens of one row that a program takes, where rows have up to `width` of all tokens of a pass."""
+        tile = QUERIES if self.exact or tokens <= MANY else min(WIDEST, self.tile(width))
+        return max(1, tile // self.group)
+
+    def tile(self, chunk: int) -> int:
+        """Queries of a program that takes so many tokens."""
+        return max(QUERIES, int(triton.next_power_of_2(chunk * self.group)))
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Who reads and writes where: one entry per packed token, then chunks of tokens of one row. A place of -1 is that
-    of a token that only fills up the pass."""
+    """Who reads and writes where: one entry per packed token, then chunks of up to `chunk` tokens of one row. A place
+    of -1 is that of a token that only fills up the pass."""
 
     position: Tensor
     row: Tensor
@@ -249,6 +262,7 @@ class Layout:
     bits: Tensor  # [tokens, WORDS]
     first: Tensor
     count: Tensor
+    chunk: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,6 +306,7 @@ def turn(
         *(given, *angles, layout.position, layout.row, layout.place, out, keys, values, *steps, *weights),
         *(heads.heads, heads.kv_heads, heads.dim, half, norms is not None, TURNED),
         num_warps=1,
+        **early(given, len(given)),
     )
 
 
@@ -303,6 +318,7 @@ def put(key: Tensor, value: Tensor, layout: Layout, keys: Tensor, values: Tensor
         *(key, value, layout.row, layout.place, keys, values, keys.stride(0), keys.stride(1)),
         *(*key.stride()[:2], *value.stride()[:2], dim, triton.next_power_of_2(dim)),
         num_warps=1,
+        **early(key, tokens),
     )
 
 
@@ -321,7 +337,9 @@ PLAIN = Manner()
 def survey(layout: Layout, space: Space, heads: Heads) -> None:
     """Look once at what is the same in all layers."""
     _survey[(len(layout.first),)](
-        *(layout.row, layout.place, layout.first, layout.count, space.chunks, heads.group, QUERIES), num_warps=1
+        *(layout.row, layout.place, layout.first, layout.count, space.chunks, heads.group, heads.tile(layout.chunk)),
+        num_warps=1,
+        **early(layout.row, len(layout.row)),
     )
 
 
@@ -345,12 +363,14 @@ def attend(
         *(layout.bits, layout.first, layout.count, space.chunks, space.weighted, space.peak, space.total, parts),
         *(keys.stride(0), keys.stride(1), heads.scale, window, manner.cap or 0.0),
         *(surveyed, windowed, manner.cap is not None),
-        *(heads.heads, heads.kv_heads, heads.dim, wide, tree, exact, QUERIES, PART, WORDS),
+        *(heads.heads, heads.kv_heads, heads.dim, wide, tree, exact, heads.tile(layout.chunk), PART, WORDS),
         num_warps=WARPS,
+        **early(keys, tokens),
     )
     _together[tokens, triton.cdiv(heads.heads, ABREAST)](
         *(space.weighted, space.peak, space.total, layout.position, layout.place, out, parts, window),
         *(out if manner.sink is None else manner.sink, parts <= TOGETHER, windowed, manner.sink is not None),
         *(heads.heads, heads.dim, wide, PART, TOGETHER, ABREAST),
         num_warps=4,
+        **early(keys, tokens),
     )

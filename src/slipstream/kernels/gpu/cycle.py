@@ -10,16 +10,18 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.gpu.attention import WORDS, Layout
+from slipstream.kernels.gpu.launch import early, wait
 from slipstream.kernels.gpu.products import Norm
 
 
 @triton.jit
 def _lay(
     start, depth, owner, last, far, token, position, row, place, limit, count,
-    rows, WIDTH: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, FIRST: tl.constexpr,
+    rows, WIDTH: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, FIRST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Where token n of each row lies. It stands at r * WIDTH + n, or at n * rows + r where tokens are run one after the
     other (FIRST: slots of a head, of which the last drafted token needs none)."""
+    wait(EARLY)
     r = tl.program_id(0)
     begin, deep, mine = tl.load(start + r), tl.load(depth + r), tl.load(owner + r)
     for n in tl.static_range(WIDTH):
@@ -40,8 +42,9 @@ def _lay(
 
 
 @triton.jit
-def _pair(token, token_step, embedding, state, one, other, out, size, epsilon, SIZE: tl.constexpr):
+def _pair(token, token_step, embedding, state, one, other, out, size, epsilon, SIZE: tl.constexpr, EARLY: tl.constexpr):
     """The embedding of a token and the state beside it, each with its own norm."""
+    wait(EARLY)
     row, half = tl.program_id(0), tl.program_id(1)
     at = tl.arange(0, SIZE)
     inside = at < size
@@ -57,8 +60,9 @@ def _pair(token, token_step, embedding, state, one, other, out, size, epsilon, S
 
 
 @triton.jit
-def _keep(state, row, place, held, row_step, stack, stack_step, scale, size, SIZE: tl.constexpr):
+def _keep(state, row, place, held, row_step, stack, stack_step, scale, size, SIZE: tl.constexpr, EARLY: tl.constexpr):
     """A layer's states to their places in the cache, and scaled beside those of other layers."""
+    wait(EARLY)
     token, at = tl.program_id(0), tl.arange(0, SIZE)
     inside = at < size
     piece = tl.load(state + token * size + at, mask=inside, other=0.0).to(held.dtype.element_ty)
@@ -72,9 +76,10 @@ def _keep(state, row, place, held, row_step, stack, stack_step, scale, size, SIZ
 @triton.jit
 def _commit(
     start, depth, far, owner, token, accepted, next, sound, chance, following, position, row, place, limit, count, end,
-    result, rows, WIDTH: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
+    result, rows, WIDTH: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """What each row committed as the next tokens a head reads, and the record the host reads."""
+    wait(EARLY)
     r = tl.program_id(0)
     begin, mine, kept = tl.load(start + r), tl.load(owner + r), tl.load(accepted + r)
     live = tl.load(depth + r) >= 0
@@ -131,16 +136,17 @@ def chain_layout(rows: int, width: int, chunk: int, device: torch.device) -> Lay
     bits = torch.zeros(rows * width, WORDS, dtype=torch.long, device=device)
     first = torch.tensor([r * width + c * chunk for r in range(rows) for c in range(parts)], device=device)
     position, row, place, limit, base = table
-    return Layout(position, row, place, limit, base, bits, first, torch.zeros_like(first))
+    return Layout(position, row, place, limit, base, bits, first, torch.zeros_like(first), chunk)
 
 
-def lay(control: Control, token: Tensor, far: Tensor, layout: Layout, chunk: int) -> None:
+def lay(control: Control, token: Tensor, far: Tensor, layout: Layout) -> None:
     """The committed end of each row and the tokens drafted after it, and how far each row may draft."""
-    rows, width = token.shape
+    (rows, width), chunk = token.shape, layout.chunk
     _lay[(rows,)](
         *(control.start, control.depth, control.row, control.last, far, token, layout.position, layout.row),
         *(layout.place, layout.limit, layout.count, rows, width, chunk, -(-width // chunk), False),
         num_warps=1,
+        **early(token, rows * width),
     )
 
 
@@ -151,6 +157,7 @@ def lay_steps(control: Control, steps: int, layout: Layout) -> None:
         *(control.start, control.depth, control.head_row, control.last, control.depth, control.last),
         *(layout.position, layout.row, layout.place, layout.limit, layout.count, rows, steps, 1, 1, True),
         num_warps=1,
+        **early(control.start, rows),
     )
 
 
@@ -166,6 +173,7 @@ def part(layout: Layout, start: int, size: int) -> Layout:
         layout.bits[here],
         layout.first[:size],
         layout.count[here],
+        layout.chunk,
     )
 
 
@@ -175,6 +183,7 @@ def pair(token: Tensor, step: int, embedding: Tensor, state: Tensor, norms: tupl
     _pair[len(state), 2](
         *(token, step, embedding, state, one.weight, other.weight, out, size, one.epsilon),
         triton.next_power_of_2(size),
+        **early(state, len(state)),
     )
 
 
@@ -183,6 +192,7 @@ def keep(state: Tensor, layout: Layout, held: Tensor, stack: Tensor, scale: Tens
     _keep[(len(state),)](
         *(state, layout.row, layout.place, held, held.stride(0), stack, stack.stride(0), scale, size),
         triton.next_power_of_2(size),
+        **early(state, len(state)),
     )
 
 
@@ -196,12 +206,12 @@ def commit(
     layout: Layout,
     end: Tensor,
     result: Tensor,
-    chunk: int,
 ) -> None:
-    rows, width = token.shape
+    (rows, width), chunk = token.shape, layout.chunk
     _commit[(rows,)](
         *(control.start, control.depth, far, control.head_row, token, *found, chance, following),
         *(layout.position, layout.row, layout.place, layout.limit, layout.count, end, result, rows),
         *(width, chunk, -(-width // chunk)),
         num_warps=1,
+        **early(token, rows * width),
     )

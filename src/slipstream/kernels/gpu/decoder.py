@@ -12,13 +12,13 @@ from torch import Tensor
 
 from slipstream.kernels.gpu.attention import Heads, Layout, Space, attend, survey, turn
 from slipstream.kernels.gpu.eighth import Weight
+from slipstream.kernels.gpu.launch import FEW, early, wait
 from slipstream.kernels.gpu.products import Norm, Stream, product
-
-FEW = 16  # up to so many rows products are ours; the library's are better made for more
 
 
 @triton.jit
-def _embed(token, embedding, out, size, SIZE: tl.constexpr):
+def _embed(token, embedding, out, size, SIZE: tl.constexpr, EARLY: tl.constexpr):
+    wait(EARLY)
     row, at = tl.program_id(0), tl.arange(0, SIZE)
     inside = at < size
     found = tl.load(embedding + tl.load(token + row) * size + at, mask=inside, other=0.0)
@@ -27,7 +27,7 @@ def _embed(token, embedding, out, size, SIZE: tl.constexpr):
 
 def embed(token: Tensor, embedding: Tensor, out: Tensor) -> None:
     size = embedding.shape[1]
-    _embed[(len(out),)](token, embedding, out, size, triton.next_power_of_2(size))
+    _embed[(len(out),)](token, embedding, out, size, triton.next_power_of_2(size), **early(out, len(out)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.core.noise import Purpose
+from slipstream.kernels.gpu.launch import early, wait
 from slipstream.kernels.gpu.noise import FIELD, fold, key_of, uniform
 
 BLOCK = 2048  # tokens of a vocabulary that a program goes through
@@ -26,10 +27,11 @@ BLOCK = 2048  # tokens of a vocabulary that a program goes through
 def _survey(
     logits, vocab, temperature, stream, start, ids, far, high, who, mass, soonest, drawn,
     WIDTH: tl.constexpr, DEPTH: tl.constexpr, PURPOSE: tl.constexpr, RACE: tl.constexpr, NAMED: tl.constexpr,
-    TREE: tl.constexpr, BLOCK: tl.constexpr,
+    TREE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One block of a slot's vocabulary: its largest logit, the weight of all relative to that, and who wins its race.
     Slot s is the (s % WIDTH + DEPTH)-th of row s // WIDTH, or in a TREE, `far[s]` tokens beyond the row's end."""
+    wait(EARLY)
     slot, block = tl.program_id(0), tl.program_id(1)
     row, node = slot // WIDTH, slot % WIDTH + DEPTH
     if TREE:
@@ -68,9 +70,10 @@ def _conclude(
     logits, vocab, temperature, ids, token, token_step, high, who, mass, soonest, drawn, best, total, chance, stop,
     depth, blocks,
     WIDTH: tl.constexpr, DEPTH: tl.constexpr, RACE: tl.constexpr, NAMED: tl.constexpr, DRAFTING: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The blocks of a slot put together: its largest logit, the sum of its weights, and its token."""
+    wait(EARLY)
     slot = tl.program_id(0)
     row = slot // WIDTH
     some = tl.arange(0, BLOCKS)
@@ -173,10 +176,12 @@ def _draw(
         *(laws.logits, vocab, wishes.temperature, wishes.stream, wishes.start, names, names if far is None else far),
         *(laws.high, laws.who, laws.mass, laws.soonest, laws.drawn),
         *(*place, int(purpose), race, ids is not None, far is not None, BLOCK),
+        **early(laws.logits, slots),
     )
     _conclude[(slots,)](
         *(laws.logits, vocab, wishes.temperature, names, out, step, laws.high, laws.who, laws.mass, laws.soonest),
         *(laws.drawn, laws.best, laws.total, laws.best if chance is None else chance, wishes.stop, wishes.depth),
         *(laws.blocks, *place, race, ids is not None, chance is not None, triton.next_power_of_2(laws.blocks)),
         num_warps=1,
+        **early(laws.logits, slots),
     )

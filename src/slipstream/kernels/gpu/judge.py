@@ -14,12 +14,14 @@ from torch import Tensor
 
 from slipstream.kernels.gpu import draw
 from slipstream.kernels.gpu.draw import Laws, Wishes
+from slipstream.kernels.gpu.launch import early, wait
 from slipstream.kernels.gpu.noise import ACCEPT, EMIT, fold, key_of, uniform
 
 
 @triton.jit
-def _match(choice, token, depth, best, accepted, next, sound, WIDTH: tl.constexpr):
+def _match(choice, token, depth, best, accepted, next, sound, WIDTH: tl.constexpr, EARLY: tl.constexpr):
     """Greedy and coupled: keep the drafts that are the target's own choices, up to the first that is not."""
+    wait(EARLY)
     row = tl.program_id(0)
     far = tl.load(depth + row)
     kept = far * 0
@@ -187,7 +189,7 @@ Found = tuple[Tensor, Tensor, Tensor]
 def match(choice: Tensor, token: Tensor, wishes: Wishes, best: Tensor, found: Found) -> None:
     """The verdict on rows whose slots chose so, by comparing."""
     rows, width = token.shape
-    _match[(rows,)](choice, token, wishes.depth, best, *found, width, num_warps=1)
+    _match[(rows,)](choice, token, wishes.depth, best, *found, width, num_warps=1, **early(token, rows * width))
 
 
 def judge(

@@ -263,10 +263,10 @@ def report(
     path: Tensor,
     committed: Committed,
     result: Tensor,
-    chunk: int,
 ) -> None:
     """The record of each row: accepted, next token, whether all had a law, drafted; tokens, parents, the path."""
     (rows, width), levels, layout = tree.token.shape, path.shape[1], committed.layout
+    chunk = layout.chunk
     _report[(rows,)](
         *(control.start, control.depth, control.head_row, tree.token, tree.parent, total, *found, path),
         *(committed.following, committed.fused, layout.position, layout.row, layout.place, layout.limit),

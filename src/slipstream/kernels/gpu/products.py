@@ -22,9 +22,12 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.gpu.eighth import Eighth, Weight
+from slipstream.kernels.gpu.launch import early, fetch, wait
 
 ROWS = 16  # the smallest tile that matrix units take
 MOST = 512  # programs that may add to the stream side by side
+LINES = 8  # of 128 bytes, of each of its outputs' weights, that a program fetches before its turn has come
+SMALL = 1 << 22  # bytes of a weight that this pays for
 
 
 @triton.jit(do_not_specialize=["tokens", "parts"])
@@ -32,13 +35,20 @@ def _product(
     x, weight, scales, squares, bias, out, after, ready, left, tokens, inputs, outputs, parts, epsilon,
     EIGHTH: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
     AFTER: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
-    PARTS: tl.constexpr, MOST: tl.constexpr,
+    PARTS: tl.constexpr, MOST: tl.constexpr, LINE: tl.constexpr, LINES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     known = row < tokens
     real = column < outputs
     step = tl.arange(0, STEP)
+    if EARLY and LINES:
+        ahead = tl.minimum(tl.arange(0, LINES) * LINE, inputs - 1)
+        begins = weight + tl.minimum(column, outputs - 1).to(tl.int64)[:, None] * inputs + ahead[None, :]
+        fetch(begins)
+        if GATED:
+            fetch(begins + tl.cast(outputs, tl.int64) * inputs)
+    wait(EARLY)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     other = tl.zeros((ROWS, COLUMNS), tl.float32)
     precision: tl.constexpr = "ieee" if EXACT else "tf32"
@@ -83,7 +93,8 @@ def _product(
 
 
 @triton.jit
-def _ready(x, weight, ready, left, size, SIZE: tl.constexpr, MOST: tl.constexpr):
+def _ready(x, weight, ready, left, size, SIZE: tl.constexpr, MOST: tl.constexpr, EARLY: tl.constexpr):
+    wait(EARLY)
     row, at = tl.program_id(0), tl.arange(0, SIZE)
     inside = at < size
     piece = tl.load(x + row * size + at, mask=inside, other=0.0).to(tl.float32)
@@ -93,7 +104,8 @@ def _ready(x, weight, ready, left, size, SIZE: tl.constexpr, MOST: tl.constexpr)
 
 
 @triton.jit
-def _norm(x, weight, out, size, epsilon, SIZE: tl.constexpr):
+def _norm(x, weight, out, size, epsilon, SIZE: tl.constexpr, EARLY: tl.constexpr):
+    wait(EARLY)
     row = tl.program_id(0)
     at = tl.arange(0, SIZE)
     inside = at < size
@@ -104,8 +116,9 @@ def _norm(x, weight, out, size, epsilon, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _added(x, made, weight, out, size, epsilon, SIZE: tl.constexpr):
+def _added(x, made, weight, out, size, epsilon, SIZE: tl.constexpr, EARLY: tl.constexpr):
     """Add to a stream, and norm it for who reads it next."""
+    wait(EARLY)
     row, at = tl.program_id(0), tl.arange(0, SIZE)
     inside = at < size
     piece = tl.load(x + row * size + at, mask=inside, other=0.0)
@@ -117,7 +130,8 @@ def _added(x, made, weight, out, size, epsilon, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _gate(both, out, size, SIZE: tl.constexpr):
+def _gate(both, out, size, SIZE: tl.constexpr, EARLY: tl.constexpr):
+    wait(EARLY)
     row, at = tl.program_id(0), tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     inside = at < size
     gate = tl.load(both + row * 2 * size + at, mask=inside, other=0.0).to(tl.float32)
@@ -144,8 +158,9 @@ class Stream:
 
     def begin(self, norm: Norm) -> None:
         """What lies in `hidden` is read under this norm next."""
-        tokens, size = self.hidden.shape
-        _ready[(tokens,)](self.hidden, norm.weight, self.ready, self.squares, size, triton.next_power_of_2(size), MOST)
+        (tokens, size), hidden = self.hidden.shape, self.hidden
+        wide = triton.next_power_of_2(size)
+        _ready[(tokens,)](hidden, norm.weight, self.ready, self.squares, size, wide, MOST, **early(hidden, tokens))
         self.norm, self.parts, self.normed = norm, 1, False
 
 
@@ -175,8 +190,10 @@ def product(
         *(ready, left, len(reads), inputs, outputs, parts, norm.epsilon if norm else 0.0, isinstance(weight, Eighth)),
         *(norm is not None, bias is not None, gated, isinstance(out, Stream), after is not None),
         *(weight.dtype == torch.float32, ROWS, columns, step, triton.next_power_of_2(max(1, parts)), MOST),
+        *(128 // number.element_size(), LINES if number.nbytes <= SMALL and len(reads) <= ROWS else 0),
         num_warps=warps,
         num_stages=stages,
+        **early(reads, len(reads), number.nbytes),
     )
     if isinstance(out, Stream):
         out.norm, out.parts, out.normed = after, grid[0], False
@@ -209,7 +226,7 @@ def _library(
         _add(out, made, after)
     elif gated:
         size = made.shape[1] // 2
-        _gate[(len(made), triton.cdiv(size, 1024))](made, out, size, 1024)
+        _gate[(len(made), triton.cdiv(size, 1024))](made, out, size, 1024, **early(made, len(made)))
     elif not plain:
         out.copy_(made)
 
@@ -244,7 +261,8 @@ def _through_norm(x: Stream) -> Tensor:
     assert x.norm is not None, "a stream is read through a norm"
     tokens, size = x.hidden.shape
     if not x.normed:
-        _norm[(tokens,)](x.hidden, x.norm.weight, x.ready, size, x.norm.epsilon, triton.next_power_of_2(size))
+        wide = triton.next_power_of_2(size)
+        _norm[(tokens,)](x.hidden, x.norm.weight, x.ready, size, x.norm.epsilon, wide, **early(x.hidden, tokens))
     return x.ready
 
 
@@ -255,4 +273,6 @@ def _add(out: Stream, made: Tensor, after: Norm | None) -> None:
         out.hidden += made
     else:
         wide = triton.next_power_of_2(size)
-        _added[(tokens,)](out.hidden, made, after.weight, out.ready, size, after.epsilon, wide, num_warps=8)
+        _added[(tokens,)](
+            *(out.hidden, made, after.weight, out.ready, size, after.epsilon, wide), num_warps=8, **early(made, tokens)
+        )

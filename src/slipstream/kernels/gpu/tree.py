@@ -241,7 +241,7 @@ class Pool:
     in. `kept` numbers the candidates that made it into the draft."""
 
     def __init__(self, rows: int, width: int, depth: int, vocab: int, chunk: int, device: torch.device) -> None:
-        self.rows, self.width, self.depth, self.chunk = rows, width, depth, chunk
+        self.rows, self.width, self.depth = rows, width, depth
         self.size = width + (depth - 1) * width * width
         self.blocks = triton.cdiv(vocab, draw.BLOCK)
         slots = rows * width
@@ -289,7 +289,7 @@ def open_level(pool: Pool, level: int, control: Control) -> Layout:
         *(control.start, control.depth, control.width, control.head_row, earlier),
         *(pool.node, pool.path, pool.word, pool.source, here.position, here.row, here.place, here.limit, here.base),
         *(here.bits, here.count, width, level == 0, triton.next_power_of_2(size), triton.next_power_of_2(width)),
-        *(pool.chunk, -(-width // pool.chunk), WORDS, triton.cdiv(pool.depth * width, 64)),
+        *(here.chunk, -(-width // here.chunk), WORDS, triton.cdiv(pool.depth * width, 64)),
         num_warps=4,
     )
     return here
@@ -304,9 +304,9 @@ class Planted:
     far: Tensor  # drafted tokens up to and with this slot
 
 
-def plant(pool: Pool, control: Control, tree: Planted, layout: Layout, chunk: int) -> None:
+def plant(pool: Pool, control: Control, tree: Planted, layout: Layout) -> None:
     """The likeliest candidates as a draft, in the order of the pool, laid out for a pass."""
-    (rows, width), some = tree.token.shape, triton.cdiv(pool.size, SOME)
+    (rows, width), some, chunk = tree.token.shape, triton.cdiv(pool.size, SOME), layout.chunk
     _sift[rows, some](pool.weight, control.nodes, pool.size, pool.kept, SOME)
     _number[(rows,)](pool.kept, pool.size, pool.total, triton.next_power_of_2(pool.size))
     _plant[rows, some](
