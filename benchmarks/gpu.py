@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=[name for name in PARTS if name != "pair"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32, 64])
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=540, help="a part that has not begun by then is left out")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()

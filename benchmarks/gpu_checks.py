@@ -17,13 +17,14 @@ from slipstream.engines.base import Speculation, Wish
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.models.gpu_passes import Passes
 
+LONG = 40  # tokens that are compared
 CHOSEN = {f"{name}, chosen": replace(how, verify="chosen") for name, how in TREES.items()}
 
 
 def steady(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
     """What a cycle does besides computing, once every size was seen: one read, and nothing else."""
     engine = open_engine(asked)
-    express, decoder = engine._batch._express, engine.target.model.decoder
+    express, decoder = engine._batch.riders.express, engine.target.model.decoder
     assert express is not None
     assert isinstance(decoder, Passes)
     told = {}
@@ -54,18 +55,18 @@ def same(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
     """Captured cycles against the other path in invariant mode, and rows alone against rows together: tokens equal."""
     engine = open_engine(asked, invariant=True)
     batch, texts, told = engine._batch, prompts(6), dict[str, Any]()
-    express = batch._express
+    express = batch.riders.express
     for warm in (0.0, 1.0):
         coupled = {"eagle 3, coupled": Speculation(depth=3, verify="coupled")}
         for name, how in {**WAYS, **coupled}.items():
             if warm == 0 and how.verify:
                 continue
-            batch._express = express
+            batch.riders.express = express
             together, alone = (
                 [tokens for i in range(0, 6, size) for tokens in answer_seeded(engine, texts, i, size, how, warm)]
                 for size in (6, 1)
             )
-            batch._express = None
+            batch.riders.express = None
             other = answer_seeded(engine, texts, 0, 6, how, warm)
             told[f"{name}, T {warm}"] = {
                 "alone = together": _equal(alone, together),
@@ -84,12 +85,12 @@ def same(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
 def _same_trees(asked: argparse.Namespace) -> dict[str, Any]:
     """Trees captured against trees grown by the host: the same nodes at the same places, so the same bits."""
     engine, texts, told = open_engine(asked), prompts(6), dict[str, Any]()
-    express = engine._batch._express
+    express = engine._batch.riders.express
     for warm, ways in ((0.0, TREES), (0.8, CHOSEN)):
         for name, how in ways.items():
-            engine._batch._express = express
+            engine._batch.riders.express = express
             whole = answer_seeded(engine, texts, 0, 1, how, warm)
-            engine._batch._express = None
+            engine._batch.riders.express = None
             told[f"{name}, T {warm}"] = {"captured = not": _equal(whole, answer_seeded(engine, texts, 0, 1, how, warm))}
     engine.close()
     return told
@@ -98,7 +99,7 @@ def _same_trees(asked: argparse.Namespace) -> dict[str, Any]:
 def answer_seeded(
     engine: NativeEngine, texts: list[str], start: int, size: int, how: Speculation, warm: float
 ) -> list[list[int]]:
-    wish = Wish(max_tokens=64, speculation=how, ignore_ends=True)
+    wish = Wish(max_tokens=LONG, speculation=how, ignore_ends=True)
     tickets = [engine.submit(texts[n], Sampling(temperature=warm, seed=n), wish)[0] for n in range(start, start + size)]
     return [ticket.result().tokens for ticket in tickets]
 

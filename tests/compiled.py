@@ -11,14 +11,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from slipstream.kernels.gpu import attention, path, products, tree
+from slipstream.kernels.gpu import attention, cycle, draw, judge, path, products, tree
 
 F, L, I = "*fp32", "*i64", "*i32"  # noqa: E741
 SLOTS, PADDED, LEVELS, WIDTH = 25, 32, 2, 6
 CHUNKED = {"CHUNK": 5, "CHUNKS": 5, "WORDS": 4, "USED": 2}
 Kernel = tuple[Any, list[str], dict[str, Any]]
 
-B, SOME = "*bf16", "i32"
+B, D, SOME = "*bf16", "*fp64", "i32"
 HEADS, WIDE = {"HEADS": 9, "KV": 3, "DIM": 64}, {"HEADS": 9, "DIM": 64, "WIDE": 64}
 
 KERNELS: list[Kernel] = [
@@ -93,6 +93,27 @@ KERNELS: list[Kernel] = [
         )
         for adds in (True, False)
     ),
+    *(
+        (
+            draw._survey,
+            [F, SOME, F, L, L, L, L, F, I, D, D, I, SOME, SOME],
+            {"PURPOSE": 3, "RACE": on, "NAMED": on, "TREE": not on, "BLOCK": 512, "EARLY": on},
+        )
+        for on in (True, False)
+    ),
+    (
+        draw._conclude,
+        [F, SOME, F, L, L, SOME, F, I, D, D, I, F, F, F, F, L, SOME, SOME, SOME],
+        {"RACE": True, "NAMED": True, "DRAFTING": True, "BLOCKS": 32, "EARLY": True},
+    ),
+    (judge._match, [L, L, L, F, L, L, L, SOME], {"LONG": 16, "EARLY": True}),
+    (
+        judge._rest,
+        [F, SOME, L, L, F, F, F, SOME, F, F, L, F, L, L, L, D, D, I, SOME, SOME],
+        {"NAMED": True, "SURE": False, "BLOCK": 512},
+    ),
+    *((cycle._lay, [*[L] * 11, *[SOME] * 4], {"FIRST": on, "LONG": 16, "EARLY": True}) for on in (True, False)),
+    (cycle._commit, [*[L] * 8, F, *[L] * 7, D, *[SOME] * 4], {"LONG": 16, "EARLY": True}),
     (tree._rank, [F, "i32", F, L, L, L, "i32", F, F, F, I], {"WIDTH": WIDTH, "OPEN": 6, "RACE": True, "BLOCK": 512}),
     (
         tree._merge,

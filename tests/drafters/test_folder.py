@@ -16,6 +16,7 @@ from slipstream.drafters.folder import head_kind, load_head, save_head
 from slipstream.engines.base import Speculation
 from slipstream.engines.native.build import build_drafter, drafter_kind
 from slipstream.engines.native.engine import NativeEngine
+from slipstream.models import store
 
 CONFIG = EagleConfig(16, 4, 2, 8, 24, (0, 1), 6)
 IDS = torch.tensor([1, 2, 5, 7, 8, 9])
@@ -71,6 +72,14 @@ def test_a_folder_says_what_it_is(tmp_path):
     assert head_kind(folder) == drafter_kind(str(folder)) == "eagle"
     assert head_kind(tmp_path) is None
     assert drafter_kind(str(tmp_path / "model")) == "draft_model"
+
+
+def test_an_installed_model_drafts_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path))
+    with pytest.raises(ValueError, match="no drafter called 'small'"):
+        drafter_kind("small")
+    store.build(store.home() / "small", lambda folder: {"name": "small"})
+    assert drafter_kind("small") == drafter_kind("scaled:small:2x") == "draft_model"
 
 
 def broken(folder, change):

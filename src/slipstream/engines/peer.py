@@ -11,7 +11,6 @@ import threading
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -23,7 +22,7 @@ from slipstream.engines.base import Capabilities, Engine, Logprob, Prompt, Specu
 from slipstream.engines.native.build import configured
 from slipstream.engines.native.job import Course, Job
 from slipstream.engines.native.laws import check_request
-from slipstream.models.catalog import catalog_names
+from slipstream.models.catalog import names_model
 from slipstream.models.load import Found
 from slipstream.models.precision import SHORT
 from slipstream.models.text import Text
@@ -253,7 +252,7 @@ def check_drafter(engine: str, can: Capabilities, name: str) -> None:
 def named_drafter(engine: str, can: Capabilities, name: str, options: dict[str, str]) -> tuple[str, dict[str, str]]:
     """The kind of drafter a name stands for, and options with the model of a name that is one."""
     plain = name in can.drafters or name in drafters.names()
-    if not plain and ("/" in name or Path(name).exists() or name in catalog_names()):
+    if not plain and names_model(name):
         name, options = "draft_model", {"model": name, **options}
     check_drafter(engine, can, name)
     return name, options

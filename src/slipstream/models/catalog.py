@@ -34,6 +34,7 @@ __all__ = [
     "load_model",
     "load_text",
     "load_tokenizer",
+    "names_model",
     "pull",
     "remove",
     "resolve",
@@ -65,6 +66,12 @@ class Installed:
 
 def catalog_names() -> list[str]:
     return sorted(CATALOG)
+
+
+def names_model(name: str) -> bool:
+    """Whether a name can only be meant as a model's: a place, or one that is here or can be had."""
+    here = name in CATALOG or store.manifest(store.home() / name) is not None
+    return "/" in name or Path(name).exists() or name.startswith("scaled:") or here
 
 
 def legal() -> str:

@@ -1,4 +1,5 @@
-"""All rows under way, and the step that moves every one of them: schedule, draft, score, verify, commit, publish.
+"""All rows under way, and the step that moves every one of them: schedule, decide, draft, score, verify, commit,
+publish; or all of it on the device (`riders`).
 
 Rows join and leave at any step, each advances by what was accepted of its own draft, and rows of different drafters,
 rules, depths and parameters share one pass of the target. What goes wrong with one row harms that row alone: a drafter
@@ -9,24 +10,23 @@ place without a law ends there.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from slipstream.core.interfaces import Drafter, Model, Policy, Verifier, way
-from slipstream.core.loop import NoiseFactory, check_fits, read, within_limits
+from slipstream.core.interfaces import Drafter, Model, Policy, Verifier
+from slipstream.core.loop import NoiseFactory, check_fits, read
 from slipstream.core.shaping import places
-from slipstream.core.types import Budget, Draft, News, Row, Scores, Verdict
-from slipstream.engines.native.groups import Group, join, levels, merge, part, slots
+from slipstream.core.types import Budget, Draft, News, Scores, Verdict
+from slipstream.engines.native.groups import Group, join, levels, limited, merge, part, slots
 from slipstream.engines.native.job import Job
 from slipstream.engines.native.laws import check_request, check_tree, law_of, tops
+from slipstream.engines.native.prompts import Prompts
+from slipstream.engines.native.riders import Riders
 from slipstream.engines.native.scheduler import Limits, Scheduler
 from slipstream.engines.native.telling import Teller
 from slipstream.kernels.cpu_race import KernelNoise
-from slipstream.plan.menu import Chooser
 
 if TYPE_CHECKING:
     from slipstream.engines.native.express import Express
@@ -46,13 +46,13 @@ class Batch:
         express: Express | None = None,
     ) -> None:
         self.model, self.policy = model, policy
-        self.choosers: defaultdict[tuple[str, str], Chooser] = defaultdict(Chooser)  # by drafter and rule
-        self._drafter, self._rule, self._make_noise, self._express = drafter, rule, make_noise, express
+        self._drafter, self._rule, self._make_noise = drafter, rule, make_noise
         self.scheduler = Scheduler(limits, model.context, launched=express is not None)
         model.bound(limits.tokens)
         self.teller = Teller()
         self.failures: dict[str, int] = {}
-        self._fresh: set[Row] = set()  # who has just read its prompt
+        self.riders = Riders(express, drafter, rule, model.context, self.teller, self._note)
+        self._prompts = Prompts(model, self.scheduler.chunk, self._note)
 
     def check(self, job: Job) -> None:
         """Refuse what could never run; safe from any thread."""
@@ -76,16 +76,15 @@ class Batch:
     def step(self) -> bool:
         """One cycle for every row that is ready; False where there was nothing to do."""
         ready = self.schedule()
-        if ready:
-            self._cycle(ready)
-        else:
+        others = self.riders.ride(ready, self.scheduler.crowd)
+        if others or not ready:
             self.teller.catch_up()
+        if others:
+            self.decide(others)
+            self._cycle(others)
         return bool(ready or self.scheduler.running or self.scheduler.waiting)
 
     def _cycle(self, jobs: Sequence[Job]) -> None:
-        if self._express is not None and not (jobs := self._by_hand(self._express, jobs)):
-            return
-        self.teller.catch_up()
         usual = all(job.tally.cycles for job in jobs)  # nobody reads a prompt, so the times tell what a cycle costs
         started = time.perf_counter()
         groups, drafts = self.draft(jobs)
@@ -101,59 +100,8 @@ class Batch:
         if usual:  # a drafted token costs its law, its verdict and its place in the cache as well as its score
             self.policy.price(drafted - started, time.perf_counter() - drafted, len(scores.logits))
 
-    def _by_hand(self, express: Express, jobs: Sequence[Job]) -> list[Job]:
-        """Whoever can has a whole cycle on the device, by drafter and rule; the others."""
-        express.crowd = min(len(self.scheduler.running) + len(self.scheduler.waiting), self.scheduler.limits.rows)
-        ready = [job for job in jobs if self._goes_whole(job)]
-        done: set[Job] = set()
-        for _, some in groupby(sorted(ready, key=_course), key=_course):
-            alike = list(some)
-            done |= {*alike} if self._whole(express, alike) else set()
-        return [job for job in jobs if job not in done]
-
-    def _goes_whole(self, job: Job) -> bool:
-        """Whether a row's next cycle can run on the device as a whole."""
-        return self._suits(job) and self._express is not None and self._express.ready(job.row)
-
-    def _suits(self, job: Job) -> bool:
-        """Whether its cycles can, once it has read its prompt."""
-        return self._express is not None and job.top is None and self._express.suits(job.row, job.course.rule)
-
-    def _whole(self, express: Express, jobs: Sequence[Job]) -> bool:
-        """The whole cycle of rows with one drafter and one rule on the device, where it can be. What is known then goes
-        to the rows at once; those who wait for text are told while the device works on the next cycle."""
-        started, (name, rule) = time.perf_counter(), _course(jobs[0])
-        rows, drafter, chooser = [job.row for job in jobs], self._drafter(name), self.choosers[name, rule]
-        free = [job for job in jobs if job.course.depth is None]
-        try:
-            if free:
-                chosen = express.choose([job.row for job in free], drafter, rule, chooser)
-                for job in free:
-                    job.budget = chosen
-            budget = self._limited(jobs, self._rule(rule), drafter)
-            quiet = self._fresh if drafter.needs.features else ()  # heads begin after the first token, on either way
-            done = express.run(rows, budget, drafter, rule, len(free) == len(jobs), quiet, self.teller.catch_up)
-        except Exception as error:  # it would fail again, after as long a time
-            self._note(f"express, given up: {error}")
-            self._express = None
-            return False
-        if done is None:
-            return False
-        heard = chooser.heard(len(rows))
-        chooser.observe([rows[r] for r in heard], [done[r].judged for r in heard])
-        for job, told in zip(jobs, done, strict=True):
-            if job.done:  # it could not be told of the cycle before
-                continue
-            kept = job.row.extend(told.emitted, told.origins, self.model.context)
-            self.teller.later(job, told, kept)
-        if any(job.stops for job in jobs):  # a text may end where it holds a string
-            self.teller.catch_up()
-        express.paid(time.perf_counter() - started)
-        return True
-
     def schedule(self) -> list[Job]:
-        """Let go of who is done or cancelled, admit who fits, read a piece of long prompts, decide how far to draft;
-        the rows that are ready."""
+        """Let go of who is done or cancelled, admit who fits, read a piece of long prompts; the rows that are ready."""
         plan = self.scheduler
         if any(job.cancelled for job in plan.running):  # what they are owed comes before their end
             self.teller.catch_up()
@@ -162,15 +110,23 @@ class Batch:
                 job.end("cancelled")
         self._close(plan.leave())
         for job in plan.admit():
-            self._guard(job, self._open)
+            with job.blamed():
+                self._open(job)
         self._close(plan.leave())
-        ready = self._prefill(plan.running)
+        ready = self._prompts.read(plan.running)
+        ahead = [job for job in ready if job.unread > 1 and self.riders.suits(job)]
+        self._prompts.read_ahead(ahead)  # so that they ride from their first token on
+        self.riders.fresh = {job.row for job in ahead}
         for job in ready:
             job.budget = job.course.budget
-        free = [job for job in ready if job.course.depth is None and not self._goes_whole(job)]
-        for job, budget in zip(free, self.policy.budget([job.row for job in free]) if ready else (), strict=True):
-            job.budget = budget
         return ready
+
+    def decide(self, jobs: Sequence[Job]) -> None:
+        """How far to draft, where a request leaves that to the policy, which is asked even for nobody: it will be told
+        what the cycle took."""
+        free = [job for job in jobs if job.course.depth is None]
+        for job, budget in zip(free, self.policy.budget([job.row for job in free]), strict=True):
+            job.budget = budget
 
     def _open(self, job: Job) -> None:
         self.model.open([job.row])
@@ -178,9 +134,8 @@ class Batch:
         try:
             drafter = self._drafter(job.course.drafter)
             drafter.open([job.row])
-            whole = self._express is not None and self._express.only_chains(drafter, job.course.rule)
-            self.choosers[_course(job)].open(job.row)
-            if self.model.branches and not whole:
+            straight = self.riders.open(job)
+            if self.model.branches and not straight:
                 self.policy.open([job.row], self.model, drafter, self._rule(job.course.rule))
         except Exception as error:
             self._without_drafter(job, error)
@@ -189,8 +144,7 @@ class Batch:
         for job in jobs:
             if job.seated:
                 self.policy.close([job.row])
-                for chooser in self.choosers.values():  # a row may have lost its drafter since
-                    chooser.close(job.row)
+                self.riders.close(job)
                 self._leave_drafter(job)
                 self.model.close([job.row])
 
@@ -205,45 +159,10 @@ class Batch:
         self._note(f"drafter: {error}")
         job.course = replace(job.course, drafter="none")
 
-    def _prefill(self, jobs: Sequence[Job]) -> list[Job]:
-        """Of all prompts together so many tokens are read a step, beside the others' decoding, first come first; what
-        is left of a prompt then rides in the score pass. The rows that are ready for it."""
-        left, ready = self.scheduler.chunk, []
-        for job in jobs:
-            if job.unread > left:
-                before = job.unread
-                self._guard(job, partial(self._read, limit=left))
-                left -= min(left, before - job.unread)
-            if job.unread <= left and not job.done:
-                left -= job.unread
-                ready.append(job)
-        self._read_ahead([job for job in ready if job.unread > 1 and self._suits(job)])
-        return ready
-
-    def _read_ahead(self, jobs: Sequence[Job]) -> None:
-        """Rows that can have whole cycles on the device have them from their first token on: all of their prompts but
-        the last token is read before, together."""
-        self._fresh = {job.row for job in jobs}
-        while jobs:
-            try:
-                read = self.model.prefill([job.row for job in jobs], self.scheduler.chunk)
-            except Exception as error:
-                self._note(f"prefill: {error}")
-                return  # it is read the other way, where it will be seen whose fault that is
-            for job, count in zip(jobs, read, strict=True):
-                job.prefilled += count
-            jobs = [job for job, count in zip(jobs, read, strict=True) if count and job.unread > 1]
-
-    def _read(self, job: Job, limit: int) -> None:
-        """Read ahead, or take over what another row has read; with no limit left, only the latter."""
-        read = self.model.prefill([job.row], limit)[0]
-        helpless = not read and limit == self.scheduler.chunk  # reads nothing ahead, so pieces are no use
-        job.prefilled += len(job.row.request.prompt) if helpless else read
-
     def draft(self, jobs: Sequence[Job]) -> tuple[list[Group], list[Draft]]:
         """Rows in groups by drafter and rule, and the draft of each group."""
         groups = []
-        for (drafter, rule), some in groupby(sorted(jobs, key=_course), key=_course):
+        for (drafter, rule), some in groupby(sorted(jobs, key=lambda job: job.way), key=lambda job: job.way):
             members, judge = list(some), self._rule(rule)
             noise = self._make_noise([job.row for job in members], [judge.shared] * len(members))
             groups.append(Group(members, self._drafter(drafter), judge, noise))
@@ -271,12 +190,8 @@ class Batch:
         return True
 
     def _proposed(self, group: Group, jobs: Sequence[Job]) -> Draft:
-        budget = self._limited(jobs, group.rule, group.drafter)
+        budget = limited(jobs, group.rule, group.drafter, self.model.context)
         return group.drafter.propose([job.row for job in jobs], budget, group.noise)
-
-    def _limited(self, jobs: Sequence[Job], rule: Verifier, drafter: Drafter) -> list[Budget]:
-        budget, rows = [job.budget for job in jobs], [job.row for job in jobs]
-        return within_limits(budget, rows, self.model.context, way(rule, drafter))
 
     def score(self, groups: Sequence[Group], drafts: Sequence[Draft]) -> Scores:
         return self.model.score([job.row for group in groups for job in group.jobs], merge(drafts, self.model.vocab))
@@ -352,16 +267,5 @@ class Batch:
             if not job.done:
                 job.end("error", f"the engine failed: {error}")
 
-    def _guard(self, job: Job, act: Callable[[Job], None]) -> None:
-        """An exception ends this job alone."""
-        try:
-            act(job)
-        except Exception as error:
-            job.end("error", str(error))
-
     def _note(self, what: str) -> None:
         self.failures[what] = self.failures.get(what, 0) + 1
-
-
-def _course(job: Job) -> tuple[str, str]:
-    return job.course.drafter, job.course.rule

@@ -19,7 +19,7 @@ from slipstream.drafters.shipped import shipped, shipped_for
 from slipstream.kernels.compile import Unavailable, build_all
 from slipstream.kernels.machine import say, use_cores
 from slipstream.models import store
-from slipstream.models.catalog import catalog_names, load_model, load_text, resolve
+from slipstream.models.catalog import load_model, load_text, names_model, resolve
 from slipstream.models.invariant import free, why_not
 from slipstream.models.later import Later, undisturbed
 from slipstream.models.layers import keep_layers
@@ -138,9 +138,7 @@ def express(model: TorchModel) -> Express | None:
 
 def drafter_kind(name: str) -> str:
     """The kind of drafter a name stands for. A folder may say so; whatever else may be a model is a draft model."""
-    if name not in drafters.names() and (
-        name in shipped() or "/" in name or Path(name).exists() or name in catalog_names()
-    ):
+    if name not in drafters.names() and (name in shipped() or names_model(name)):
         return head_kind(shipped().get(name, Path(name))) or "draft_model"
     drafters.get(name)
     return name

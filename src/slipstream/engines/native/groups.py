@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import torch
 
-from slipstream.core.interfaces import Drafter, Verifier
+from slipstream.core.interfaces import Drafter, Verifier, way
 from slipstream.core.law import OneHot
+from slipstream.core.loop import within_limits
 from slipstream.core.noise import Noise
 from slipstream.core.shapes import Int, Tensor
 from slipstream.core.tree import Tree
-from slipstream.core.types import Draft, Picked, Scores, Verdict
+from slipstream.core.types import Budget, Draft, Picked, Scores, Verdict
 from slipstream.engines.native.job import Job
 
 
@@ -27,6 +28,12 @@ class Group:
     drafter: Drafter
     rule: Verifier
     noise: Noise
+
+
+def limited(jobs: Sequence[Job], rule: Verifier, drafter: Drafter, context: int) -> list[Budget]:
+    """What each row may draft of what it would."""
+    budget, rows = [job.budget for job in jobs], [job.row for job in jobs]
+    return within_limits(budget, rows, context, way(rule, drafter))
 
 
 def merge(drafts: Sequence[Draft], vocab: int) -> Draft:

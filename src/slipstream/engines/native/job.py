@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -79,10 +80,23 @@ class Job(Ticket):
         self.row.finish, self.error = reason, error
         self.put(Chunk(self._rest(), (), (), (), reason, error))
 
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """What goes wrong in here ends this job alone."""
+        try:
+            yield
+        except Exception as error:
+            self.end("error", str(error))
+
     def put(self, chunk: Chunk) -> None:
         self._chunks.put(chunk)
         if chunk.finish is not None:
             self._over.set()
+
+    @property
+    def way(self) -> tuple[str, str]:
+        """Its drafter and its rule: rows that have both in common draft and are judged together."""
+        return self.course.drafter, self.course.rule
 
     @property
     def unread(self) -> int:

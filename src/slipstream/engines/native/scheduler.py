@@ -40,6 +40,11 @@ class Scheduler:
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
 
+    @property
+    def crowd(self) -> int:
+        """Rows there are or will soon be."""
+        return min(len(self.running) + len(self.waiting), self.limits.rows)
+
     def check(self, job: Job) -> None:
         """Refuse what could never be admitted."""
         if self.footprint([job]) > self.limits.tokens:

@@ -10,35 +10,36 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.gpu.attention import WORDS, Layout
-from slipstream.kernels.gpu.launch import early, wait
+from slipstream.kernels.gpu.launch import early, long, wait
 from slipstream.kernels.gpu.products import Norm
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "width", "chunk", "chunks"])
 def _lay(
-    start, depth, owner, last, far, token, position, row, place, limit, count,
-    rows, WIDTH: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, FIRST: tl.constexpr, EARLY: tl.constexpr,
+    start, depth, owner, last, far, token, position, row, place, limit, count, rows, width, chunk, chunks,
+    FIRST: tl.constexpr, LONG: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Where token n of each row lies. It stands at r * WIDTH + n, or at n * rows + r where tokens are run one after the
+    """Where token n of each row lies. It stands at r * width + n, or at n * rows + r where tokens are run one after the
     other (FIRST: slots of a head, of which the last drafted token needs none)."""
     wait(EARLY)
     r = tl.program_id(0)
     begin, deep, mine = tl.load(start + r), tl.load(depth + r), tl.load(owner + r)
-    for n in tl.static_range(WIDTH):
-        at = n * rows + r if FIRST else r * WIDTH + n
-        there = begin - 1 + n
-        real = deep > n + 1 if FIRST else deep >= n  # beyond what a row drafts nothing is read or written
-        tl.store(row + at, mine)
-        tl.store(position + at, tl.where(real, there, 0))
-        tl.store(place + at, tl.where(real, there, -1))
-        tl.store(limit + at, tl.where(real, there + 1, 0))
-        if FIRST:
-            tl.store(count + at, real.to(tl.int64))
-    if not FIRST:
-        for c in tl.static_range(CHUNKS):
-            tl.store(count + r * CHUNKS + c, tl.minimum(tl.maximum(deep + 1 - c * CHUNK, 0), CHUNK))
+    n = tl.arange(0, LONG)
+    inside = n < width
+    there = begin - 1 + n
+    if FIRST:
+        at, real = n * rows + r, deep > n + 1
+        tl.store(count + at, real.to(tl.int64), mask=inside)
+    else:
+        at, real = r * width + n, deep >= n  # beyond what a row drafts nothing is read or written
+        size = tl.minimum(tl.maximum(deep + 1 - n * chunk, 0), chunk)
+        tl.store(count + r * chunks + n, size, mask=n < chunks)
         tl.store(far + r, deep)
-        tl.store(token + r * WIDTH, tl.load(last + r))
+        tl.store(token + r * width, tl.load(last + r))
+    tl.store(row + at, mine + 0 * there, mask=inside)
+    tl.store(position + at, tl.where(real, there, 0), mask=inside)
+    tl.store(place + at, tl.where(real, there, -1), mask=inside)
+    tl.store(limit + at, tl.where(real, there + 1, 0), mask=inside)
 
 
 @triton.jit
@@ -73,10 +74,10 @@ def _keep(state, row, place, held, row_step, stack, stack_step, scale, size, SIZ
     tl.store(stack + token * stack_step + at, scaled.to(stack.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "width", "chunk", "chunks"])
 def _commit(
     start, depth, far, owner, token, accepted, next, sound, chance, following, position, row, place, limit, count, end,
-    result, rows, WIDTH: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, EARLY: tl.constexpr,
+    result, rows, width, chunk, chunks, LONG: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """What each row committed as the next tokens a head reads, and the record the host reads."""
     wait(EARLY)
@@ -84,30 +85,26 @@ def _commit(
     begin, mine, kept = tl.load(start + r), tl.load(owner + r), tl.load(accepted + r)
     live = tl.load(depth + r) >= 0
     final = tl.load(next + r)
-    LINE: tl.constexpr = 2 * WIDTH + 2
-    tl.store(result + r * LINE, kept.to(tl.float64))
-    tl.store(result + r * LINE + 1, final.to(tl.float64))
-    tl.store(result + r * LINE + 2, tl.load(sound + r).to(tl.float64))
-    tl.store(result + r * LINE + 3, tl.load(far + r).to(tl.float64))
-    for n in tl.static_range(WIDTH):
-        real = live & (n <= kept)
-        there = begin - 1 + n
-        word = final
-        if n + 1 < WIDTH:
-            drafted = tl.load(token + r * WIDTH + n + 1)
-            word = tl.where(n < kept, drafted, final)
-            tl.store(result + r * LINE + 4 + n, drafted.to(tl.float64))
-            tl.store(result + r * LINE + 3 + WIDTH + n, tl.load(chance + n * rows + r).to(tl.float64))
-        at = r * WIDTH + n
-        tl.store(following + at, word)
-        tl.store(row + at, mine)
-        tl.store(position + at, tl.where(real, there, 0))
-        tl.store(place + at, tl.where(real, there, -1))
-        tl.store(limit + at, tl.where(real, there + 1, 0))
-    for c in tl.static_range(CHUNKS):
-        size = tl.minimum(tl.maximum(kept + 1 - c * CHUNK, 0), CHUNK)
-        tl.store(count + r * CHUNKS + c, tl.where(live, size, 0))
-    tl.store(end + r, r * WIDTH + kept)
+    line = result + r * (2 * width + 2)
+    tl.store(line, kept.to(tl.float64))
+    tl.store(line + 1, final.to(tl.float64))
+    tl.store(line + 2, tl.load(sound + r).to(tl.float64))
+    tl.store(line + 3, tl.load(far + r).to(tl.float64))
+    n = tl.arange(0, LONG)
+    inside, follows = n < width, n + 1 < width
+    drafted = tl.load(token + r * width + n + 1, mask=follows, other=0)
+    tl.store(line + 4 + n, drafted.to(tl.float64), mask=follows)
+    likely = tl.load(chance + n * rows + r, mask=follows, other=0.0)
+    tl.store(line + 3 + width + n, likely.to(tl.float64), mask=follows)
+    at, there, real = r * width + n, begin - 1 + n, live & (n <= kept)
+    tl.store(following + at, tl.where(n < kept, drafted, final), mask=inside)
+    tl.store(row + at, mine + 0 * there, mask=inside)
+    tl.store(position + at, tl.where(real, there, 0), mask=inside)
+    tl.store(place + at, tl.where(real, there, -1), mask=inside)
+    tl.store(limit + at, tl.where(real, there + 1, 0), mask=inside)
+    size = tl.minimum(tl.maximum(kept + 1 - n * chunk, 0), chunk)
+    tl.store(count + r * chunks + n, tl.where(live, size, 0), mask=n < chunks)
+    tl.store(end + r, r * width + kept)
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +141,7 @@ def lay(control: Control, token: Tensor, far: Tensor, layout: Layout) -> None:
     (rows, width), chunk = token.shape, layout.chunk
     _lay[(rows,)](
         *(control.start, control.depth, control.row, control.last, far, token, layout.position, layout.row),
-        *(layout.place, layout.limit, layout.count, rows, width, chunk, -(-width // chunk), False),
+        *(layout.place, layout.limit, layout.count, rows, width, chunk, -(-width // chunk), False, long(width)),
         num_warps=1,
         **early(token, rows * width),
     )
@@ -155,7 +152,7 @@ def lay_steps(control: Control, steps: int, layout: Layout) -> None:
     rows = len(control.start)
     _lay[(rows,)](
         *(control.start, control.depth, control.head_row, control.last, control.depth, control.last),
-        *(layout.position, layout.row, layout.place, layout.limit, layout.count, rows, steps, 1, 1, True),
+        *(layout.position, layout.row, layout.place, layout.limit, layout.count, rows, steps, 1, 1, True, long(steps)),
         num_warps=1,
         **early(control.start, rows),
     )
@@ -211,7 +208,7 @@ def commit(
     _commit[(rows,)](
         *(control.start, control.depth, far, control.head_row, token, *found, chance, following),
         *(layout.position, layout.row, layout.place, layout.limit, layout.count, end, result, rows),
-        *(width, chunk, -(-width // chunk)),
+        *(width, chunk, -(-width // chunk), long(width)),
         num_warps=1,
         **early(token, rows * width),
     )

@@ -23,17 +23,17 @@ from slipstream.kernels.gpu.noise import FIELD, fold, key_of, uniform
 BLOCK = 2048  # tokens of a vocabulary that a program goes through
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width", "deep"])
 def _survey(
-    logits, vocab, temperature, stream, start, ids, far, high, who, mass, soonest, drawn,
-    WIDTH: tl.constexpr, DEPTH: tl.constexpr, PURPOSE: tl.constexpr, RACE: tl.constexpr, NAMED: tl.constexpr,
-    TREE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    logits, vocab, temperature, stream, start, ids, far, high, who, mass, soonest, drawn, width, deep,
+    PURPOSE: tl.constexpr, RACE: tl.constexpr, NAMED: tl.constexpr, TREE: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """One block of a slot's vocabulary: its largest logit, the weight of all relative to that, and who wins its race.
-    Slot s is the (s % WIDTH + DEPTH)-th of row s // WIDTH, or in a TREE, `far[s]` tokens beyond the row's end."""
+    Slot s is the (s % width + deep)-th of row s // width, or in a TREE, `far[s]` tokens beyond the row's end."""
     wait(EARLY)
     slot, block = tl.program_id(0), tl.program_id(1)
-    row, node = slot // WIDTH, slot % WIDTH + DEPTH
+    row, node = slot // width, (slot % width + deep).to(tl.int64)
     if TREE:
         node = tl.load(far + slot)
     at = block * BLOCK + tl.arange(0, BLOCK)
@@ -65,17 +65,16 @@ def _survey(
         tl.store(drawn + line, tl.min(tl.where(time == first, at, vocab), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["token_step", "width", "deep"])
 def _conclude(
     logits, vocab, temperature, ids, token, token_step, high, who, mass, soonest, drawn, best, total, chance, stop,
-    depth, blocks,
-    WIDTH: tl.constexpr, DEPTH: tl.constexpr, RACE: tl.constexpr, NAMED: tl.constexpr, DRAFTING: tl.constexpr,
+    depth, blocks, width, deep, RACE: tl.constexpr, NAMED: tl.constexpr, DRAFTING: tl.constexpr,
     BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The blocks of a slot put together: its largest logit, the sum of its weights, and its token."""
     wait(EARLY)
     slot = tl.program_id(0)
-    row = slot // WIDTH
+    row = slot // width
     some = tl.arange(0, BLOCKS)
     there = some < blocks
     line = slot * blocks + some
@@ -102,11 +101,11 @@ def _conclude(
         tl.store(chance + slot, tl.where(warm > 0, likely, 1.0))
         far = tl.load(depth + row)
         sure = tl.where(warm > 0, 1.0 / whole, 1.0) >= tl.load(stop + row)
-        tl.store(depth + row, tl.where(sure, far, tl.minimum(far, DEPTH)))
+        tl.store(depth + row, tl.where(sure, far, tl.minimum(far, deep)))
     name = chosen.to(tl.int64)
     if NAMED:
         name = tl.load(ids + chosen)
-    tl.store(token + row * token_step + slot % WIDTH, name)
+    tl.store(token + row * token_step + slot % width, name)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,33 +14,30 @@ from torch import Tensor
 
 from slipstream.kernels.gpu import draw
 from slipstream.kernels.gpu.draw import Laws, Wishes
-from slipstream.kernels.gpu.launch import early, wait
+from slipstream.kernels.gpu.launch import early, long, wait
 from slipstream.kernels.gpu.noise import ACCEPT, EMIT, fold, key_of, uniform
 
 
-@triton.jit
-def _match(choice, token, depth, best, accepted, next, sound, WIDTH: tl.constexpr, EARLY: tl.constexpr):
+@triton.jit(do_not_specialize=["width"])
+def _match(choice, token, depth, best, accepted, next, sound, width, LONG: tl.constexpr, EARLY: tl.constexpr):
     """Greedy and coupled: keep the drafts that are the target's own choices, up to the first that is not."""
     wait(EARLY)
-    row = tl.program_id(0)
-    far = tl.load(depth + row)
-    kept = far * 0
-    going = far >= 0
-    for n in tl.static_range(WIDTH - 1):
-        drafted = tl.load(token + row * WIDTH + n + 1)
-        going = going & (n < far) & (drafted == tl.load(choice + row * WIDTH + n))
-        kept += going.to(kept.dtype)
+    row, n = tl.program_id(0), tl.arange(0, LONG)
+    follows = (n + 1 < width) & (n < tl.load(depth + row))
+    drafted = tl.load(token + row * width + n + 1, mask=follows, other=-1)
+    chosen = tl.load(choice + row * width + n, mask=follows, other=-2)
+    kept = tl.min(tl.where(drafted == chosen, LONG, n), 0)
     tl.store(accepted + row, kept)
-    tl.store(next + row, tl.load(choice + row * WIDTH + kept))
-    tl.store(sound + row, _sound(best, row, kept, WIDTH))
+    tl.store(next + row, tl.load(choice + row * width + kept))
+    tl.store(sound + row, _sound(best, row, kept, width))
 
 
 @triton.jit
-def _sound(best, row, kept, WIDTH: tl.constexpr):
+def _sound(best, row, kept, width):
     """Whether every slot up to the last accepted one has a law."""
     slot = tl.arange(0, 64)
-    there = (slot < WIDTH) & (slot <= kept)
-    high = tl.load(best + row * WIDTH + slot, mask=there, other=0.0)
+    there = (slot < width) & (slot <= kept)
+    high = tl.load(best + row * width + slot, mask=there, other=0.0)
     fine = (high == high) & (tl.abs(high) != float("inf"))
     return tl.min(fine.to(tl.int64), 0)
 
@@ -77,7 +74,7 @@ def _laws_at(
     return at, inside, p, q
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _surplus(
     logits, vocab, token, best, total, drafts, draft_vocab, draft_best, draft_total, chance, slot_of,
     temperature, surplus, rows,
@@ -100,7 +97,7 @@ def _surplus(
     tl.store(surplus + (row * (WIDTH - 1) + after) * tl.num_programs(2) + block, found)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _accept(
     logits, vocab, token, depth, best, total, chance, temperature, stream, start, surplus, blocks, accepted, carry,
     sound, rows, WIDTH: tl.constexpr, WHOLE: tl.constexpr, BLOCKS: tl.constexpr,
@@ -137,17 +134,17 @@ def _accept(
     tl.store(sound + row, _sound(best, row, kept, WIDTH))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "width"])
 def _rest(
     logits, vocab, token, depth, best, total, drafts, draft_vocab, draft_best, draft_total, slot_of, temperature,
-    stream, start, accepted, carry, soonest, drawn, rows,
-    WIDTH: tl.constexpr, NAMED: tl.constexpr, SURE: tl.constexpr, BLOCK: tl.constexpr,
+    stream, start, accepted, carry, soonest, drawn, rows, width,
+    NAMED: tl.constexpr, SURE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One block of two races for the token after the kept ones: on what is left of the target's law, and on it all."""
     row, block = tl.program_id(0), tl.program_id(1)
     kept, warm, begin = tl.load(accepted + row), tl.load(temperature + row), tl.load(start + row)
     cut = kept < tl.load(depth + row)
-    slot, line = row * WIDTH + kept, tl.where(cut, kept, 0) * rows + row
+    slot, line = row * width + kept, tl.where(cut, kept, 0) * rows + row
     at, inside, p, q = _laws_at(
         logits, vocab, best, total, drafts, draft_vocab, draft_best, draft_total, slot_of, warm, slot, line, block,
         tl.where(cut, draft_vocab, 0), tl.load(token + slot + 1, mask=cut, other=-1), NAMED, SURE, BLOCK,
@@ -189,7 +186,9 @@ Found = tuple[Tensor, Tensor, Tensor]
 def match(choice: Tensor, token: Tensor, wishes: Wishes, best: Tensor, found: Found) -> None:
     """The verdict on rows whose slots chose so, by comparing."""
     rows, width = token.shape
-    _match[(rows,)](choice, token, wishes.depth, best, *found, width, num_warps=1, **early(token, rows * width))
+    _match[(rows,)](
+        *(choice, token, wishes.depth, best, *found, width, long(width)), num_warps=1, **early(token, rows * width)
+    )
 
 
 def judge(

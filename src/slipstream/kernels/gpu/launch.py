@@ -39,6 +39,11 @@ def fetch(lies):
     )
 
 
+def long(width: int) -> int:
+    """Room for so many tokens of a row: of most cycles the same, so that a kernel is compiled once for all of them."""
+    return max(16, int(triton.next_power_of_2(width)))
+
+
 def early(x: Tensor, tokens: int, weight: int = 0) -> dict[str, Any]:
     """How a kernel over so many tokens is launched that reads a weight of so many bytes."""
     if not x.is_cuda or not _can(x.device):
