@@ -89,6 +89,17 @@ def test_what_cycles_took_counts_and_else_what_the_host_added_to_others():
 
 def test_what_catching_up_takes_is_believed_when_it_was_seen_a_few_times():
     stock = Stock()
-    for seconds, believed in ((5.0, 0.0), (0.1, 0.0), (0.2, 0.2), (0.1, 0.1)):
+    for seconds, believed in ((5.0, 0.0), (0.1, 0.1), (0.2, 0.2), (0.1, 0.1)):
         stock.caught_up(seconds)
         assert stock.late == believed
+
+
+def test_what_was_captured_is_dropped_when_a_cache_has_moved_and_not_before():
+    stock, few = Stock(), Common(3, 100, False)
+    stock.lie_at((1, 1))
+    capture(stock, few, PLAIN, 4, 0.001)
+    stock.lie_at((1, 1))
+    assert len(stock.cycles) == 1
+    stock.lie_at((1, 2))
+    assert not stock.cycles
+    assert stock.price(few.kind(PLAIN, RULE, 4), 3) == 0.001, "what it costs is still known"

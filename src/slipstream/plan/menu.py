@@ -23,6 +23,8 @@ MARGIN = 1.03  # drafting must promise so much more than plain decoding
 DOUBT = 1.1  # a size that is not captured must promise so much more than those that are
 HELD = 8  # cycles that one decision holds for, while the rows are the same
 PATIENCE, LONGEST = 4, 128  # plain cycles before drafting is tried again, at first and in the end
+TRIAL = 32  # times what it takes before drafting can begin, where it takes any time: so much goes by before it is tried
+FIRST, RECALL = 10, 100  # tokens that what is believed of all rows counts as, at first and at most
 HEARD = 8  # rows that are learnt from after a cycle; of more, some in turn
 FRESH = 256  # decisions after which what trees are worth is worked out anew
 GRID = np.linspace(0.0, 1.0, 21)  # rates of acceptance at which it is
@@ -47,7 +49,10 @@ class Chooser:
     """What is believed of the rows that have captured cycles under one drafter and rule, and what follows from it."""
 
     def __init__(self) -> None:
-        self._prior = 0.7  # what is believed of a row nothing is known of: what the others' drafts were worth
+        self._prior, self._heard = (
+            0.7,
+            FIRST,
+        )  # what is believed of a row nothing is known of: what the others' were worth
         self._trust: dict[Row, Trust] = {}
         self._ranks = Ranks()
         self._curves: dict[tuple[int, int, int], Column] = {}
@@ -81,13 +86,13 @@ class Chooser:
             self._curves.clear()
         trust = [self._trust.get(row) or Trust(self._prior) for row in rows]
         left = sum(row.request.max_tokens - row.emitted for row in rows)
-        self._last = self._fastest(trust, menu, ready, once / max(1, left))
+        self._last = self._fastest(trust, menu, ready, once, max(1, left))
         return self._last
 
     def _fastest(
-        self, trust: Sequence[Trust], menu: Sequence[Offer], ready: Sequence[int] | None, late: float
+        self, trust: Sequence[Trust], menu: Sequence[Offer], ready: Sequence[int] | None, once: float, left: int
     ) -> Offer:
-        plain, *others = menu
+        (plain, *others), late = menu, once / left
         rate = np.array([one.rate for one in trust])
         far = None if ready is None else np.array(ready)
         tokens = {offer: len(trust) + self._gain(rate, offer, far) for offer in others} | {plain: len(trust)}
@@ -101,7 +106,8 @@ class Chooser:
             return best
         self._plain += HELD if ready is None else 1
         there = [offer for offer in others if offer.there]
-        if there and not late and self._plain > self._wait and (ready is None or any(ready)):
+        wait = self._wait * (1 + TRIAL * once / plain.seconds / PATIENCE)
+        if there and self._plain > wait and (ready is None or any(ready)):
             self._plain, self._held, self._wait = 0, 0, min(LONGEST, 2 * self._wait)
             return min(there, key=lambda offer: offer.seconds)
         return plain
@@ -131,7 +137,8 @@ class Chooser:
             if any(count > 1 for _, count in line):
                 self._ranks.learn(line)
             for hit in first:
-                self._prior += 0.05 * (hit - self._prior)
+                self._heard = min(self._heard + 1, RECALL)
+                self._prior += (hit - self._prior) / self._heard
 
     def heard(self, rows: int) -> range:
         """The rows that are worth learning from after this cycle."""

@@ -48,7 +48,6 @@ class Express:
         self._model, self._passes = model, passes
         self._stocks: defaultdict[int, Stock] = defaultdict(Stock)  # by drafter; 0 with none
         self._sides: dict[int, tuple[Drafter, Side | None]] = {}  # by who they are, which is held on to
-        self._version: tuple[int, ...] = ()
         self._captured = False  # whether this cycle was
         self._latest: tuple[Stock, Shaped, int] | None = None  # whose price the last cycle tells, and of how many rows
         self.crowd = 1  # rows there are or will soon be
@@ -178,11 +177,9 @@ class Express:
         used = common.used(size_of(kind))
         self._model.make_room(used)
         part, held = side.part(used), self._passes.held(self._model.cache)
-        version = self._model.cache.version, *(side.version for _, side in self._sides.values() if side)
-        if version != self._version:
-            self._version = version
-            for each in self._stocks.values():
-                each.clear()
+        for name, each in self._stocks.items():  # whose caches have moved must not hold on to the old ones
+            own = self._sides[name][1] if name else None
+            each.lie_at((self._model.cache.version, own.version if own else 0))
         self._captured = kind not in stock.cycles
         if self._captured:
             with self.allowance.captures(counted), stock.captures(kind):

@@ -23,7 +23,7 @@ from slipstream.plan.menu import Offer
 
 EXPECTED = 0.3  # seconds that capturing is taken to cost at least
 COLD = 4.0  # what the first tree takes where its kernels must be compiled; the first chain is worth whatever it takes
-SURE = 3  # times that something is timed before it is believed
+SURE = 2  # times that something is timed before it is believed: the first time takes longest
 HOPE = 0.08  # of a plain cycle: what a level of drafts is taken to cost before any was captured
 
 
@@ -32,6 +32,7 @@ class Stock:
 
     def __init__(self) -> None:
         self.cycles: dict[Shaped, Cycle | TreeCycle] = {}
+        self._version: tuple[int, int] | None = None
         self._device: dict[Shaped, float] = {}  # seconds of a cycle there, with no rows in it
         self._whole: dict[tuple[Shaped, int], Recent] = {}  # with the host's part, by the rows there were, rounded up
         self._host = Recent(7)  # the host's part
@@ -39,9 +40,12 @@ class Stock:
         self._missed: defaultdict[Shaped, float] = defaultdict(float)  # seconds lost because there was a larger one
         self._costs: dict[bool, Recent] = {}  # seconds of capturing a chain, a tree
 
-    def clear(self) -> None:
-        """Their caches have moved; what they cost is still known."""
-        self.cycles.clear()
+    def lie_at(self, version: tuple[int, int]) -> None:
+        """Where the caches of target and drafter lie. Cycles speak of them there, and none is left when one has moved;
+        what they cost is still known."""
+        if version != self._version:
+            self._version = version
+            self.cycles.clear()
 
     def find(self, common: Common, size: Size, rule: str, crowd: int, most: int, pure: bool) -> Shaped:
         """The cycle for rows that draft so much: the cheapest there is, unless their own should be captured. A cycle
@@ -96,7 +100,7 @@ class Stock:
 
     @property
     def late(self) -> float:
-        """What that takes; nothing until it is well known, since the first time of all takes longest."""
+        """What that takes; nothing until it is known."""
         return self._reading.value if self._read >= SURE else 0.0
 
     def menu(self, common: Common, rule: str, sizes: Iterable[Size], free: Callable[[float], bool]) -> list[Offer]:
