@@ -196,7 +196,7 @@ def _scaled(name: str, may_fetch: bool, trust: bool) -> Found:
 
 
 def _convert(gguf: Path, folder: Path, name: str) -> dict[str, Any]:
-    with progress(f"converting {name} to safetensors, once (about half a minute)"):
+    with progress(f"converting {name} to safetensors, once (ten seconds or more)"):
         return convert_gguf(gguf, folder)
 
 

@@ -1,6 +1,6 @@
 """A GGUF file as a folder of safetensors and tokenizer, which any tool of the field loads in a moment.
 
-Reading a GGUF takes half a minute, for its blocks are unpacked and its tokenizer is rebuilt; so it is done once. What
+Reading a GGUF takes a while, for its blocks are unpacked and its tokenizer is rebuilt; so it is done once. What
 is unpacked keeps the quantised values: the folder is the quantised model, written wider, and its manifest says so.
 """
 
@@ -16,6 +16,7 @@ import torch
 
 from slipstream.models.kept import keep
 from slipstream.models.progress import no_gguf_bar, quiet
+from slipstream.models.reader import reading_once
 from slipstream.models.store import CatalogError, sha256
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def convert_gguf(gguf: Path, folder: Path) -> dict[str, Any]:
     Blocks that are found again by looking at their numbers are written in float32, which holds these exactly; others in
     bfloat16, and as they are beside it (`kept`)."""
     check_gguf(gguf)
-    with quiet(), no_gguf_bar():
+    with quiet(), no_gguf_bar(), reading_once():
         fields = _fields(gguf)
         about = {"quantised": _quantisation(fields), "gguf_sha256": sha256(gguf), "gguf_bytes": gguf.stat().st_size}
         rounded = not set(fields["tensor_types"]) <= FEW_BITS
