@@ -17,7 +17,7 @@ from slipstream.engines.base import Speculation, Wish
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.models.gpu_passes import Passes
 
-LONG = 40  # tokens that are compared
+ROWS, LONG = 4, 32  # answers that are compared, and their tokens
 CHOSEN = {f"{name}, chosen": replace(how, verify="chosen") for name, how in TREES.items()}
 
 
@@ -54,7 +54,7 @@ def steady(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
 def same(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
     """Captured cycles against the other path in invariant mode, and rows alone against rows together: tokens equal."""
     engine = open_engine(asked, invariant=True)
-    batch, texts, told = engine._batch, prompts(6), dict[str, Any]()
+    batch, texts, told = engine._batch, prompts(ROWS), dict[str, Any]()
     express = batch.riders.express
     for warm in (0.0, 1.0):
         coupled = {"eagle 3, coupled": Speculation(depth=3, verify="coupled")}
@@ -63,11 +63,11 @@ def same(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
                 continue
             batch.riders.express = express
             together, alone = (
-                [tokens for i in range(0, 6, size) for tokens in answer_seeded(engine, texts, i, size, how, warm)]
-                for size in (6, 1)
+                [tokens for i in range(0, ROWS, size) for tokens in answer_seeded(engine, texts, i, size, how, warm)]
+                for size in (ROWS, 1)
             )
             batch.riders.express = None
-            other = answer_seeded(engine, texts, 0, 6, how, warm)
+            other = answer_seeded(engine, texts, 0, ROWS, how, warm)
             told[f"{name}, T {warm}"] = {
                 "alone = together": _equal(alone, together),
                 "captured = not": _equal(together, other),
@@ -84,7 +84,7 @@ def same(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
 
 def _same_trees(asked: argparse.Namespace) -> dict[str, Any]:
     """Trees captured against trees grown by the host: the same nodes at the same places, so the same bits."""
-    engine, texts, told = open_engine(asked), prompts(6), dict[str, Any]()
+    engine, texts, told = open_engine(asked), prompts(ROWS), dict[str, Any]()
     express = engine._batch.riders.express
     for warm, ways in ((0.0, TREES), (0.8, CHOSEN)):
         for name, how in ways.items():
