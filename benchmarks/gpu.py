@@ -8,7 +8,8 @@ model of random weights against bytes read / measured bandwidth, `cycle` a whole
 passes; `kinds` passes of other architectures, eager and captured; `engines` the engine beside transformers' `generate`,
 interleaved; `trees` shapes by workload and temperature; `scaled` the same model at the cost of one of 7 billion
 weights; `pair` a target and its draft model (`--pair TARGET DRAFT`); `energy` reads the driver's counter; `rounded`
-what weights in eight bits do to laws.
+what weights in eight bits do to laws; `tiles` looks for better tiles of products. The pair and the tiles are left out
+unless they are asked for.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from gpu_checks import energy, same, steady
 from gpu_common import bandwidth
 from gpu_engines import engines, pair, scaled, trees
 from gpu_passes import cycle, kinds, passes, rounded
+from gpu_tiles import tiles
 
 from slipstream.bench.provenance import commit
 
@@ -41,7 +43,9 @@ PARTS: dict[str, Part] = {
     "scaled": scaled,
     "rounded": rounded,
     "pair": pair,
+    "tiles": tiles,
 }
+ASKED = ("pair", "tiles")
 
 
 def main() -> None:
@@ -50,7 +54,7 @@ def main() -> None:
     parser.add_argument("--head", default="eagle")
     parser.add_argument("--pair", nargs=2, metavar=("TARGET", "DRAFT"))
     parser.add_argument("--workload", default="code", help="of the pair: a name or a .jsonl file")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=[name for name in PARTS if name != "pair"])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=[name for name in PARTS if name not in ASKED])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32, 64])
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)

@@ -1,0 +1,72 @@
+"""Which tiles a product of few tokens is fastest with: what `kernels.gpu.products.tile` is made from.
+
+Every weight lies in memory many times over, so that none is read from a cache; all products of a candidate are one
+graph. What is told is the time of one product and how far that is from reading its weight once.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from itertools import product as pairs
+from typing import Any
+
+import torch
+from gpu_common import timed
+
+from slipstream.kernels.gpu import products
+from slipstream.kernels.gpu.products import Norm, Stream
+from slipstream.models.gpu_passes import capture
+
+SIZES = {"0.5B": (896, 4864, 1152), "1.5B": (1536, 8960, 2048), "3B": (2048, 11008, 2560)}  # hidden, inner, qkv
+COLUMNS, STEPS, WARPS = (16, 32, 64), ((64, 6), (128, 4), (128, 6), (256, 3), (256, 4)), 4  # steps with their stages
+SPREAD = 1 << 28  # bytes that one candidate reads: five times what the largest cache holds
+ROOM = 200 << 10  # bytes of a processor's own memory
+Tile = tuple[int, int, int, int]
+
+
+def tiles(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
+    """The best tile of each product of models of these sizes, beside the one that is taken."""
+    told: dict[str, Any] = {}
+    for name, (size, inner, wide) in SIZES.items():
+        shapes = {"qkv": (wide, size), "output": (size, size), "gate_up": (2 * inner, size), "down": (size, inner)}
+        for part, (outputs, inputs) in shapes.items():
+            gated = part == "gate_up"
+            usual = products.tile(outputs // (2 if gated else 1), inputs, gated)
+            weights = [
+                torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16)
+                for _ in range(max(1, SPREAD // (2 * outputs * inputs)))
+            ]
+            speeds = {tile: _time(weights, gated, tile) for tile in {usual, *candidates(gated)}}
+            best = min(speeds, key=speeds.__getitem__)
+            limit = 2 * outputs * inputs / found["bandwidth"] * 1e6
+            told[f"{name} {part}"] = {
+                "limit_us": round(limit, 2),
+                "usual": {"tile": usual, "us": round(speeds[usual], 2)},
+                "best": {"tile": best, "us": round(speeds[best], 2)},
+            }
+            print(f"{name} {part}: {told[f'{name} {part}']}", flush=True)
+    return told
+
+
+def candidates(gated: bool) -> Iterator[Tile]:
+    for columns, (step, stages) in pairs(COLUMNS, STEPS):
+        weight = columns * (2 if gated else 1)
+        if 2 * step * stages * (weight + products.ROWS) <= ROOM:
+            yield columns, step, WARPS, stages
+
+
+def _time(weights: list[torch.Tensor], gated: bool, tile: Tile) -> float:
+    """Microseconds of one product of one token."""
+    outputs, inputs = weights[0].shape
+    stream = Stream(1, inputs, weights[0])
+    stream.hidden.normal_()
+    stream.begin(Norm(torch.ones(inputs, device="cuda", dtype=torch.bfloat16), 1e-5))
+    out = torch.empty(1, outputs // (2 if gated else 1), device="cuda", dtype=torch.bfloat16)
+    usual = products.tile
+    products.tile = lambda *_: tile
+    try:
+        replay = capture(lambda: [products.product(stream, weight, out, gated=gated) for weight in weights] and None)
+    finally:
+        products.tile = usual
+    return timed(replay, 10) / len(weights) * 1000
