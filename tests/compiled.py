@@ -158,7 +158,7 @@ def main() -> None:
         signature = dict(zip(names, [*types, *["constexpr"] * len(sizes)], strict=True))
         fixed = {(names.index(name),): value for name, value in sizes.items()}
         source = ASTSource(fn=kernel, signature=signature, constexprs=fixed)
-        triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1})
+        triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
 
 
 if __name__ == "__main__":

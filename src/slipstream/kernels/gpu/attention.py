@@ -40,7 +40,8 @@ def _turn(
 ):  # fmt: skip
     """Turn queries and keys to their positions, NORMED head by head before, and write keys and values to their
     places."""
-    wait(EARLY)
+    if EARLY:
+        wait()
     token, head = tl.program_id(0), tl.program_id(1) * TURNED + tl.arange(0, TURNED)
     at = tl.arange(0, HALF)
     inside = at < DIM // 2
@@ -84,7 +85,8 @@ def _put(
     DIM: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Write keys and values that are what they should be to their places."""
-    wait(EARLY)
+    if EARLY:
+        wait()
     token, head, at = tl.program_id(0), tl.program_id(1), tl.arange(0, WIDE)
     inside, there = at < DIM, tl.load(place + token)
     if there >= 0:
@@ -106,7 +108,8 @@ def _reach(first, count, place, chunk, GROUP: tl.constexpr, QUERIES: tl.constexp
 
 @triton.jit
 def _survey(row, place, first, count, chunks, GROUP: tl.constexpr, QUERIES: tl.constexpr, EARLY: tl.constexpr):
-    wait(EARLY)
+    if EARLY:
+        wait()
     chunk = tl.program_id(0)
     tl.store(chunks + 2 * chunk, _reach(first, count, place, chunk, GROUP, QUERIES))
     tl.store(chunks + 2 * chunk + 1, tl.load(row + tl.load(first + chunk)))
@@ -119,7 +122,8 @@ def _attend(
     HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, TREE: tl.constexpr,
     EXACT: tl.constexpr, QUERIES: tl.constexpr, PART: tl.constexpr, WORDS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    wait(EARLY)
+    if EARLY:
+        wait()
     chunk, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     GROUP: tl.constexpr = HEADS // KV
     size = tl.load(count + chunk)
@@ -177,7 +181,8 @@ def _together(
 ):  # fmt: skip
     """ONCE: the cache has no more parts than are put together at a time. Then nothing is waited for to know which are
     read; the sums are the same."""
-    wait(EARLY)
+    if EARLY:
+        wait()
     token, head = tl.program_id(0), tl.program_id(1) * ABREAST + tl.arange(0, ABREAST)
     dim = tl.arange(0, WIDE)
     inside = dim < DIM

@@ -21,7 +21,8 @@ def _lay(
 ):  # fmt: skip
     """Where token n of each row lies. It stands at r * width + n, or at n * rows + r where tokens are run one after the
     other (FIRST: slots of a head, of which the last drafted token needs none)."""
-    wait(EARLY)
+    if EARLY:
+        wait()
     r = tl.program_id(0)
     begin, deep, mine = tl.load(start + r), tl.load(depth + r), tl.load(owner + r)
     n = tl.arange(0, LONG)
@@ -45,7 +46,8 @@ def _lay(
 @triton.jit
 def _pair(token, token_step, embedding, state, one, other, out, size, epsilon, SIZE: tl.constexpr, EARLY: tl.constexpr):
     """The embedding of a token and the state beside it, each with its own norm."""
-    wait(EARLY)
+    if EARLY:
+        wait()
     row, half = tl.program_id(0), tl.program_id(1)
     at = tl.arange(0, SIZE)
     inside = at < size
@@ -63,7 +65,8 @@ def _pair(token, token_step, embedding, state, one, other, out, size, epsilon, S
 @triton.jit
 def _keep(state, row, place, held, row_step, stack, stack_step, scale, size, SIZE: tl.constexpr, EARLY: tl.constexpr):
     """A layer's states to their places in the cache, and scaled beside those of other layers."""
-    wait(EARLY)
+    if EARLY:
+        wait()
     token, at = tl.program_id(0), tl.arange(0, SIZE)
     inside = at < size
     piece = tl.load(state + token * size + at, mask=inside, other=0.0).to(held.dtype.element_ty)
@@ -80,7 +83,8 @@ def _commit(
     result, rows, width, chunk, chunks, LONG: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """What each row committed as the next tokens a head reads, and the record the host reads."""
-    wait(EARLY)
+    if EARLY:
+        wait()
     r = tl.program_id(0)
     begin, mine, kept = tl.load(start + r), tl.load(owner + r), tl.load(accepted + r)
     live = tl.load(depth + r) >= 0

@@ -18,7 +18,8 @@ from slipstream.kernels.gpu.products import Norm, Stream, product
 
 @triton.jit
 def _embed(token, embedding, out, size, SIZE: tl.constexpr, EARLY: tl.constexpr):
-    wait(EARLY)
+    if EARLY:
+        wait()
     row, at = tl.program_id(0), tl.arange(0, SIZE)
     inside = at < size
     found = tl.load(embedding + tl.load(token + row) * size + at, mask=inside, other=0.0)

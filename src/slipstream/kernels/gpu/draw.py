@@ -31,7 +31,8 @@ def _survey(
 ):  # fmt: skip
     """One block of a slot's vocabulary: its largest logit, the weight of all relative to that, and who wins its race.
     Slot s is the (s % width + deep)-th of row s // width, or in a TREE, `far[s]` tokens beyond the row's end."""
-    wait(EARLY)
+    if EARLY:
+        wait()
     slot, block = tl.program_id(0), tl.program_id(1)
     row, node = slot // width, (slot % width + deep).to(tl.int64)
     if TREE:
@@ -72,7 +73,8 @@ def _conclude(
     BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The blocks of a slot put together: its largest logit, the sum of its weights, and its token."""
-    wait(EARLY)
+    if EARLY:
+        wait()
     slot = tl.program_id(0)
     row = slot // width
     some = tl.arange(0, BLOCKS)

@@ -21,7 +21,8 @@ from slipstream.kernels.gpu.noise import ACCEPT, EMIT, fold, key_of, uniform
 @triton.jit(do_not_specialize=["width"])
 def _match(choice, token, depth, best, accepted, next, sound, width, LONG: tl.constexpr, EARLY: tl.constexpr):
     """Greedy and coupled: keep the drafts that are the target's own choices, up to the first that is not."""
-    wait(EARLY)
+    if EARLY:
+        wait()
     row, n = tl.program_id(0), tl.arange(0, LONG)
     follows = (n + 1 < width) & (n < tl.load(depth + row))
     drafted = tl.load(token + row * width + n + 1, mask=follows, other=-1)

@@ -24,11 +24,10 @@ SMALL = 1 << 24  # bytes of a weight
 
 
 @triton.jit
-def wait(EARLY: tl.constexpr):
+def wait():
     """Wait for the kernel before, and let the next one be brought up; nothing computed is read or written before."""
-    if EARLY:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+    tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit

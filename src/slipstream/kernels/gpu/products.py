@@ -48,7 +48,8 @@ def _product(
         fetch(begins)
         if GATED:
             fetch(begins + tl.cast(outputs, tl.int64) * inputs)
-    wait(EARLY)
+    if EARLY:
+        wait()
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     other = tl.zeros((ROWS, COLUMNS), tl.float32)
     precision: tl.constexpr = "ieee" if EXACT else "tf32"
@@ -94,7 +95,8 @@ def _product(
 
 @triton.jit
 def _ready(x, weight, ready, left, size, SIZE: tl.constexpr, MOST: tl.constexpr, EARLY: tl.constexpr):
-    wait(EARLY)
+    if EARLY:
+        wait()
     row, at = tl.program_id(0), tl.arange(0, SIZE)
     inside = at < size
     piece = tl.load(x + row * size + at, mask=inside, other=0.0).to(tl.float32)
@@ -105,7 +107,8 @@ def _ready(x, weight, ready, left, size, SIZE: tl.constexpr, MOST: tl.constexpr,
 
 @triton.jit
 def _norm(x, weight, out, size, epsilon, SIZE: tl.constexpr, EARLY: tl.constexpr):
-    wait(EARLY)
+    if EARLY:
+        wait()
     row = tl.program_id(0)
     at = tl.arange(0, SIZE)
     inside = at < size
@@ -118,7 +121,8 @@ def _norm(x, weight, out, size, epsilon, SIZE: tl.constexpr, EARLY: tl.constexpr
 @triton.jit
 def _added(x, made, weight, out, size, epsilon, SIZE: tl.constexpr, EARLY: tl.constexpr):
     """Add to a stream, and norm it for who reads it next."""
-    wait(EARLY)
+    if EARLY:
+        wait()
     row, at = tl.program_id(0), tl.arange(0, SIZE)
     inside = at < size
     piece = tl.load(x + row * size + at, mask=inside, other=0.0)
@@ -131,7 +135,8 @@ def _added(x, made, weight, out, size, epsilon, SIZE: tl.constexpr, EARLY: tl.co
 
 @triton.jit
 def _gate(both, out, size, SIZE: tl.constexpr, EARLY: tl.constexpr):
-    wait(EARLY)
+    if EARLY:
+        wait()
     row, at = tl.program_id(0), tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     inside = at < size
     gate = tl.load(both + row * 2 * size + at, mask=inside, other=0.0).to(tl.float32)
