@@ -49,10 +49,8 @@ class Chooser:
     """What is believed of the rows that have captured cycles under one drafter and rule, and what follows from it."""
 
     def __init__(self) -> None:
-        self._prior, self._heard = (
-            0.7,
-            FIRST,
-        )  # what is believed of a row nothing is known of: what the others' were worth
+        self._prior = 0.7  # what is believed of a row nothing is known of: what the others' drafts were worth
+        self._heard = FIRST
         self._trust: dict[Row, Trust] = {}
         self._ranks = Ranks()
         self._curves: dict[tuple[int, int, int], Column] = {}
