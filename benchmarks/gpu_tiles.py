@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from itertools import product as pairs
+from itertools import product as all_of
 from typing import Any
 
 import torch
@@ -18,11 +18,19 @@ from slipstream.kernels.gpu import products
 from slipstream.kernels.gpu.products import Norm, Stream
 from slipstream.models.gpu_passes import capture
 
-SIZES = {"0.5B": (896, 4864, 1152), "1.5B": (1536, 8960, 2048), "3B": (2048, 11008, 2560)}  # hidden, inner, qkv
-COLUMNS, STEPS, WARPS = (16, 32, 64), ((64, 6), (128, 4), (128, 6), (256, 3), (256, 4)), 4  # steps with their stages
+SIZES = {  # hidden, inner, qkv
+    "135M": (576, 1536, 960),
+    "0.5B": (896, 4864, 1152),
+    "1.5B": (1536, 8960, 2048),
+    "3B": (2048, 11008, 2560),
+    "8B": (4096, 14336, 6144),
+}
+COLUMNS, STEPS, WARPS, SHARES = (16, 32, 64), ((64, 6), (128, 4), (128, 6), (256, 4)), 4, (1, 2, 4, 8)
 SPREAD = 1 << 28  # bytes that one candidate reads: five times what the largest cache holds
 ROOM = 200 << 10  # bytes of a processor's own memory
-Tile = tuple[int, int, int, int]
+MOST = 1200  # programs beyond which more shares are no use
+TOLD = 4
+Tile = tuple[int, int, int, int, int]
 
 
 def tiles(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
@@ -37,23 +45,25 @@ def tiles(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
                 torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16)
                 for _ in range(max(1, SPREAD // (2 * outputs * inputs)))
             ]
-            speeds = {tile: _time(weights, gated, tile) for tile in {usual, *candidates(gated)}}
-            best = min(speeds, key=speeds.__getitem__)
+            speeds = {tile: _time(weights, gated, tile) for tile in {usual, *candidates(outputs, inputs, gated)}}
+            order = sorted(speeds, key=speeds.__getitem__)
             limit = 2 * outputs * inputs / found["bandwidth"] * 1e6
             told[f"{name} {part}"] = {
                 "limit_us": round(limit, 2),
                 "usual": {"tile": usual, "us": round(speeds[usual], 2)},
-                "best": {"tile": best, "us": round(speeds[best], 2)},
+                "best": [{"tile": tile, "us": round(speeds[tile], 2)} for tile in order[:TOLD]],
             }
             print(f"{name} {part}: {told[f'{name} {part}']}", flush=True)
     return told
 
 
-def candidates(gated: bool) -> Iterator[Tile]:
-    for columns, (step, stages) in pairs(COLUMNS, STEPS):
-        weight = columns * (2 if gated else 1)
-        if 2 * step * stages * (weight + products.ROWS) <= ROOM:
-            yield columns, step, WARPS, stages
+def candidates(outputs: int, inputs: int, gated: bool) -> Iterator[Tile]:
+    for columns, (step, stages), shares in all_of(COLUMNS, STEPS, (1,) if gated else SHARES):
+        fits = 2 * step * stages * (columns * (2 if gated else 1) + products.ROWS) <= ROOM
+        programs = -(-outputs // columns) * shares
+        shared = shares == 1 or (programs <= MOST and columns * programs <= products.SHARED and step * shares < inputs)
+        if fits and shared:
+            yield columns, step, WARPS, stages, shares
 
 
 def _time(weights: list[torch.Tensor], gated: bool, tile: Tile) -> float:

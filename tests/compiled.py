@@ -72,7 +72,7 @@ KERNELS: list[Kernel] = [
     *(
         (
             products._product,
-            [B, B, F, F, B, F, B, B, F, SOME, SOME, SOME, SOME, "fp32"],
+            [B, B, F, F, B, F, B, B, F, F, I, *[SOME] * 5, "fp32"],
             {
                 "EIGHTH": False,
                 "NORM": not adds,
@@ -88,6 +88,8 @@ KERNELS: list[Kernel] = [
                 "MOST": products.MOST,
                 "LINE": 64,
                 "LINES": products.LINES,
+                "SHARES": 4 if adds else 1,
+                "SPREAD": adds,
                 "EARLY": True,
             },
         )
@@ -110,43 +112,50 @@ KERNELS: list[Kernel] = [
     (
         judge._rest,
         [F, SOME, L, L, F, F, F, SOME, F, F, L, F, L, L, L, D, D, I, SOME, SOME],
-        {"NAMED": True, "SURE": False, "BLOCK": 512},
+        {"NAMED": True, "SURE": False, "BLOCK": 512, "EARLY": True},
     ),
     *((cycle._lay, [*[L] * 11, *[SOME] * 4], {"FIRST": on, "LONG": 16, "EARLY": True}) for on in (True, False)),
     (cycle._commit, [*[L] * 8, F, *[L] * 7, D, *[SOME] * 4], {"LONG": 16, "EARLY": True}),
-    (tree._rank, [F, "i32", F, L, L, L, "i32", F, F, F, I], {"WIDTH": WIDTH, "OPEN": 6, "RACE": True, "BLOCK": 512}),
+    (
+        tree._rank,
+        [F, "i32", F, L, L, L, "i32", F, F, F, I],
+        {"WIDTH": WIDTH, "OPEN": 6, "RACE": True, "BLOCK": 512, "EARLY": True},
+    ),
     (
         tree._merge,
         [F, F, F, I, L, *["i32"] * 4, L, L, F, F, L, L, L, F],
-        {"WIDTH": WIDTH, "OPEN": 6, "FIRST": False, "BLOCKS": 4, "CANDIDATES": 32},
+        {"WIDTH": WIDTH, "OPEN": 6, "FIRST": False, "BLOCKS": 4, "CANDIDATES": 32, "EARLY": True},
     ),
     *(
         (
             tree._open,
             [L, F, *["i32"] * 4, *[L] * 5, L, F, *[L] * 9],
-            {"WIDTH": WIDTH, "FIRST": first, "SIZE": 64, "WIDE": 8, **CHUNKED},
+            {"WIDTH": WIDTH, "FIRST": first, "SIZE": 64, "WIDE": 8, **CHUNKED, "EARLY": first},
         )
         for first in (True, False)
     ),
-    (tree._sift, [F, L, "i32", I], {"SOME": 64}),
-    (tree._number, [I, "i32", L], {"POOL": 512}),
+    (tree._sift, [F, L, "i32", I], {"SOME": 64, "EARLY": True}),
+    (tree._number, [I, "i32", L], {"POOL": 512, "EARLY": True}),
     (
         tree._plant,
         [I, L, L, L, "i32", "i32", *[L] * 14],
-        {"WIDTH": SLOTS, "WIDE": PADDED, "SOME": 64, **CHUNKED},
+        {"WIDTH": SLOTS, "WIDE": PADDED, "SOME": 64, **CHUNKED, "EARLY": True},
     ),
-    (path._follow, [L, L, L, L, F, L, L, L, L], {"WIDTH": SLOTS, "WIDE": PADDED, "LEVELS": LEVELS}),
+    (path._follow, [L, L, L, L, F, L, L, L, L], {"WIDTH": SLOTS, "WIDE": PADDED, "LEVELS": LEVELS, "EARLY": True}),
     (
         path._offer,
         [F, "i32", L, L, L, F, F, F, L, L, L, L, L, L, L],
-        {"WIDTH": SLOTS, "WIDE": PADDED, "LEVELS": LEVELS},
+        {"WIDTH": SLOTS, "WIDE": PADDED, "LEVELS": LEVELS, "EARLY": True},
     ),
-    (path._remain, [F, "i32", F, F, F, L, L, L, L, L, "*fp64", I], {"WIDTH": SLOTS, "BLOCK": 512}),
-    *((path._carry, [L, kind, L, L, L, L, *["i32"] * 3], {"LEVELS": LEVELS, "SIZE": 64}) for kind in (F, "*bf16")),
+    (path._remain, [F, "i32", F, F, F, L, L, L, L, L, "*fp64", I], {"WIDTH": SLOTS, "BLOCK": 512, "EARLY": True}),
+    *(
+        (path._carry, [L, kind, L, L, L, L, *["i32"] * 3], {"LEVELS": LEVELS, "SIZE": 64, "EARLY": True})
+        for kind in (F, "*bf16")
+    ),
     (
         path._report,
         [L] * 19,
-        {"WIDTH": SLOTS, "WIDE": PADDED, "LEVELS": LEVELS, "LONG": 4, "CHUNK": 5, "CHUNKS": 1},
+        {"WIDTH": SLOTS, "WIDE": PADDED, "LEVELS": LEVELS, "LONG": 4, "CHUNK": 5, "CHUNKS": 1, "EARLY": True},
     ),
 ]
 

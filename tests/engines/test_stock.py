@@ -88,10 +88,13 @@ def test_what_cycles_took_counts_and_else_what_the_host_added_to_others():
 
 
 def test_what_catching_up_takes_is_believed_when_it_was_seen_a_few_times():
-    stock = Stock()
-    for seconds, believed in ((5.0, 0.0), (0.1, 0.1), (0.2, 0.2), (0.1, 0.1)):
-        stock.caught_up(seconds)
-        assert stock.late == believed
+    stock, few = Stock(), Common(3, 100, False)
+    capture(stock, few, Size(3), 4, 1.0)
+    for seconds, believed in ((6.0, 0.0), (1.5, 0.5), (3.0, 2.0), (1.5, 0.5)):
+        stock.caught_up(few.kind(Size(3), RULE, 4), 3, 1000, seconds)
+        assert stock.late(1024) == believed, "less what the cycle takes anyway"
+    assert stock.late(512) == 0.25
+    assert stock.late(0) == 0.0
 
 
 def test_what_was_captured_is_dropped_when_a_cache_has_moved_and_not_before():

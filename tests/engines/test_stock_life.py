@@ -19,7 +19,7 @@ from slipstream.engines.native.sizes import DEPTHS, GROWN, PLAIN, Common, Shaped
 from slipstream.engines.native.stock import Stock
 from slipstream.plan.menu import Chooser, Offer
 
-RULE, TOKENS, HOST, EACH = "greedy", 128, 4e-4, 1.2e-5
+RULE, TOKENS, PROMPT, HOST, EACH = "greedy", 128, 170, 4e-4, 9e-6
 SIZES = [*map(Size, DEPTHS), *GROWN]
 
 
@@ -33,6 +33,7 @@ class Machine:
     token: float = 1.2e-6
     reading: float = 0.0  # until a drafter has read the prompts of all rows, which it begins only when it drafts
     tokens: int = TOKENS
+    spread: float = 0.0  # of the rate, from row to row
     read: set[Row] = field(default_factory=set)
     now: float = 0.0
     captured: int = 0
@@ -52,6 +53,10 @@ class Machine:
         whole = Common(count, 200, False)
         return count / (HOST + max(self.seconds(whole.kind(PLAIN, RULE, whole.lines(PLAIN))), EACH * count))
 
+    def missing(self, rows: list[Row]) -> int:
+        """Tokens that a draft model would have to read before it drafts."""
+        return PROMPT * len({*rows} - self.read) if self.reading else 0
+
     def seconds(self, kind: Shaped) -> float:
         size = size_of(kind)
         wide = 3 if size.nodes else 1
@@ -68,7 +73,7 @@ class Machine:
         began, rows = self.now, [Row(Request([1, 2], Sampling(0), self.tokens)) for _ in range(count)]
         for row in rows:
             self.chooser.open(row)
-        left = rows
+        left, self.rates = rows, {row: min(0.97, max(0.03, self.random.gauss(self.rate, self.spread))) for row in rows}
         while left:
             with self.allowance.runs():
                 self._cycle(left)
@@ -82,25 +87,27 @@ class Machine:
         offer: Offer | None = self.chooser.held(rows)
         if offer is None:
             free = partial(self.allowance.left, common.lines(PLAIN, crowd))
-            once = self.stock.late if self.reading and not self.read >= {*rows} else 0.0
+            once = self.stock.late(self.missing(rows))
             offer = self.chooser.choose(rows, self.stock.menu(common, RULE, self.sizes, free), None, once)
         kind = self.stock.find(common, Size(*offer[:3]), RULE, crowd, 1 << 12, True)
         if fresh := kind not in self.stock.cycles:
             self.capture(kind)
-        emitted, behind = 0, bool(self.reading and offer.depth and not self.read >= {*rows})
-        if behind:
-            self.now += self.reading
-            self.stock.caught_up(self.reading)
-            self.read |= {*rows}
+        counts, behind = list[int](), self.missing(rows) if offer.depth else 0
         for row in rows:
             judged = []
             while len(judged) < offer.depth and (not judged or judged[-1][0] == 0):
-                judged.append((0 if self.random.random() < self.rate else -1, 1))
+                judged.append((0 if self.random.random() < self.rates[row] else -1, 1))
             kept = 1 + sum(rank == 0 for rank, _ in judged)
             row.tokens += [1] * kept
-            emitted += kept
+            counts.append(kept)
             self.chooser.observe([row], [judged])
-        taken = HOST + max(self.seconds(kind), EACH * emitted)
+        taken = HOST + max(self.seconds(kind), EACH * sum(counts))
+        if offer.depth:
+            self.chooser.pace.moved(rows, counts)
+        if behind:
+            taken += self.reading
+            self.stock.caught_up(kind, len(rows), behind, taken)
+            self.read |= {*rows}
         self.now += taken
         if not fresh and not behind:
             self.stock.paid(kind, len(rows), taken)

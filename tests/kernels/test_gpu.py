@@ -18,6 +18,7 @@ from slipstream.core.tree import Tree
 from slipstream.core.types import Draft
 from slipstream.core.verify_block import Block
 from slipstream.core.verify_token import Token
+from slipstream.kernels.gpu import products
 from slipstream.kernels.gpu.attention import WORDS, Heads, Layout, Space, attend, turn
 from slipstream.kernels.gpu.cut import cut
 from slipstream.kernels.gpu.draw import Laws, Wishes, choose, draft
@@ -91,6 +92,28 @@ def test_a_row_has_the_same_bits_alone_and_among_others():
         alone = torch.zeros(1, 50, device=DEVICE)
         product(stream(x[row : row + 1], norm), weight, alone)
         assert torch.equal(alone[0], together[row])
+
+
+def test_inputs_that_are_summed_in_shares_have_the_same_bits_spread_or_not(monkeypatch):
+    torch.manual_seed(4)
+    monkeypatch.setattr(products, "tile", lambda *_: (16, 32, 4, 2, 3))
+    x, weight, norm, bias = normal(37, 200), normal(50, 200), Norm(normal(50).abs() + 0.5, 1e-5), normal(50)
+    residual, after = normal(37, 50), normal(7, 50)
+    there = stream(residual, norm)
+    product(x, weight, there, bias, after=norm)
+    torch.testing.assert_close(there.hidden, residual + x @ weight.T + bias, atol=1e-3, rtol=1e-4)
+    together = torch.zeros(37, 7, device=DEVICE)
+    product(there, after, together)
+    for some in (slice(0, 1), slice(16, 32), slice(36, 37)):
+        few = stream(residual[some], norm)
+        for _ in range(3):  # whoever is last leaves everything as it was found
+            few.hidden.copy_(residual[some])
+            product(x[some], weight, few, bias, after=norm)
+            assert torch.equal(few.hidden, there.hidden[some])
+        alone = torch.zeros(len(few.hidden), 7, device=DEVICE)
+        product(few, after, alone)
+        assert torch.equal(alone, together[some])
+        assert not few.arrived.any()
 
 
 def test_as_many_tokens_go_together_as_there_are_up_to_what_pays():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
+from functools import lru_cache
 
 from slipstream.core.interfaces import Drafter, Model, Policy, Verifier, way
 from slipstream.core.law import Law
@@ -67,10 +68,12 @@ def within_limits(
 ) -> list[Budget]:
     """No row drafts further than it may emit: one token fewer than its room, for the one that always follows. `how` is
     what drafter and rule agree on where there are several candidates for a place."""
-    return [
-        Budget(min(spend.depth, row.room(context) - 1), spend.stop_below, spend.shape, how)
-        for spend, row in zip(budget, rows, strict=True)
-    ]
+    return [_cut(spend, min(spend.depth, row.room(context) - 1), how) for spend, row in zip(budget, rows, strict=True)]
+
+
+@lru_cache  # most rows want the same, most of the time
+def _cut(spend: Budget, depth: int, how: Siblings | None) -> Budget:
+    return Budget(depth, spend.stop_below, spend.shape, how)
 
 
 def target_law(rows: Sequence[Row], draft: Draft, scores: Scores) -> Law:

@@ -115,16 +115,18 @@ class Row:
     def extend(self, tokens: Sequence[int], origins: Sequence[Origin], context: int) -> int:
         """Commit emitted tokens up to the first end token; how many were kept."""
         ends = self.request.ends
-        kept = next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))
-        self.tokens += tokens[:kept]
-        self.origins += origins[:kept]
+        if not ends.isdisjoint(tokens):
+            kept = next(i for i, token in enumerate(tokens) if token in ends) + 1
+            tokens, origins = tokens[:kept], origins[:kept]
+        self.tokens += tokens
+        self.origins += origins
         if self.constraint:
-            self.constraint.advance(tokens[:kept])
+            self.constraint.advance(tokens)
         if self.tokens[-1] in ends:
             self.finish = "stop"
         elif self.room(context) == 0:
             self.finish = "length"
-        return kept
+        return len(tokens)
 
 
 @dataclass(frozen=True)

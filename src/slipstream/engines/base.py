@@ -101,6 +101,8 @@ class Tally:
         """A cycle that drafted so many tokens for each position, side by side in a tree."""
         self.cycles += 1
         self.emitted += emitted
+        if not drafted:
+            return
         for counts, new in ((self.drafted, drafted), (self.accepted, [1] * accepted)):
             counts += [0] * (len(new) - len(counts))
             for i, count in enumerate(new):

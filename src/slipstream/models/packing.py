@@ -33,8 +33,10 @@ class Line:
     def of(row: int, start: int, pending: Sequence[int], nodes: Sequence[Entry] = ()) -> Line:
         """`nodes` name their parents within the row: the number of the node, or -1."""
         entries = entries_of(pending, nodes)
-        if len(entries) == 1:  # of plain decoding
-            return Line(row, start, len(pending), entries, [start], [start + 1], [[]])
+        if not nodes:  # a prompt, or plain decoding
+            count = len(entries)
+            position = list(range(start, start + count))
+            return Line(row, start, count, entries, position, [place + 1 for place in position], [[]] * count)
         line = Line(row, start, len(pending), entries)
         for i, (_, parent) in enumerate(entries):
             line.position.append(start if parent < 0 else line.position[parent] + 1)

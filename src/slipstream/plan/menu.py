@@ -8,14 +8,14 @@ more and more rarely while it fails.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from slipstream.core.tree import Shape
 from slipstream.core.types import Budget, Row
+from slipstream.plan.pace import Column, Pace
 from slipstream.plan.shapes import WIDTH, best_first
 from slipstream.plan.trust import Ranks, Trust
 
@@ -28,7 +28,6 @@ FIRST, RECALL = 10, 100  # tokens that what is believed of all rows counts as, a
 HEARD = 8  # rows that are learnt from after a cycle; of more, some in turn
 FRESH = 256  # decisions after which what trees are worth is worked out anew
 GRID = np.linspace(0.0, 1.0, 21)  # rates of acceptance at which it is
-Column = NDArray[np.float64]
 
 
 class Offer(NamedTuple):
@@ -52,6 +51,7 @@ class Chooser:
         self._prior = 0.7  # what is believed of a row nothing is known of: what the others' drafts were worth
         self._heard = FIRST
         self._trust: dict[Row, Trust] = {}
+        self.pace = Pace()
         self._ranks = Ranks()
         self._curves: dict[tuple[int, int, int], Column] = {}
         self._rows: list[Row] = []
@@ -64,6 +64,7 @@ class Chooser:
 
     def close(self, row: Row) -> None:
         self._trust.pop(row, None)
+        self.pace.close(row)
 
     def held(self, rows: Sequence[Row]) -> Offer | None:
         """What was chosen for these rows, while it holds."""
@@ -82,24 +83,28 @@ class Chooser:
         self._age += 1
         if self._age % FRESH == 0:
             self._curves.clear()
-        trust = [self._trust.get(row) or Trust(self._prior) for row in rows]
-        left = sum(row.request.max_tokens - row.emitted for row in rows)
-        self._last = self._fastest(trust, menu, ready, once, max(1, left))
+        rate = np.array([(self._trust.get(row) or Trust(self._prior)).rate for row in rows])
+        left = np.array([max(1, row.request.max_tokens - row.emitted) for row in rows])
+        (plain, *others), far = menu, None if ready is None else np.array(ready)
+        times = {}
+        for offer in menu:
+            more = self._more(rate, offer, far)
+            # what is known beforehand is known of this cycle only, of which a token's price is all that counts
+            taken = self.pace.seconds(offer.seconds, more, left) if far is None else offer.seconds / (1 + more).sum()
+            times[offer] = (taken + once * bool(offer.depth)) * (1.0 if offer.there else DOUBT)
+        self._last = self._fastest(plain, others, times, once, ready)
         return self._last
 
     def _fastest(
-        self, trust: Sequence[Trust], menu: Sequence[Offer], ready: Sequence[int] | None, once: float, left: int
+        self,
+        plain: Offer,
+        others: Sequence[Offer],
+        times: Mapping[Offer, float],
+        once: float,
+        ready: Sequence[int] | None,
     ) -> Offer:
-        (plain, *others), late = menu, once / left
-        rate = np.array([one.rate for one in trust])
-        far = None if ready is None else np.array(ready)
-        tokens = {offer: len(trust) + self._gain(rate, offer, far) for offer in others} | {plain: len(trust)}
-        speeds = {
-            offer: count / (offer.seconds + count * late * bool(offer.depth)) / (1.0 if offer.there else DOUBT)
-            for offer, count in tokens.items()
-        }
-        best = max(others, key=speeds.__getitem__, default=plain)
-        if others and speeds[best] > MARGIN * speeds[plain]:
+        best = min(others, key=times.__getitem__, default=plain)
+        if MARGIN * times[best] < times[plain]:
             self._plain, self._wait = 0, PATIENCE
             return best
         self._plain += HELD if ready is None else 1
@@ -110,12 +115,13 @@ class Chooser:
             return min(there, key=lambda offer: offer.seconds)
         return plain
 
-    def _gain(self, rate: Column, offer: Offer, far: Column | None) -> float:
-        """Tokens that all rows together may expect to have accepted."""
+    def _more(self, rate: Column, offer: Offer, far: Column | None) -> Column:
+        """Tokens that each row may expect to have accepted."""
         if offer.nodes:
-            return float(np.interp(rate, GRID, self._curve(offer)).sum())
+            return np.interp(rate, GRID, self._curve(offer))
         depth = offer.depth if far is None else np.minimum(far, offer.depth)
-        return float((rate * (1 - rate**depth) / np.maximum(1 - rate, 1e-6)).sum())
+        found: Column = rate * (1 - rate**depth) / np.maximum(1 - rate, 1e-6)
+        return found
 
     def _curve(self, offer: Offer) -> Column:
         """What a tree of a size is worth by the rate at which first candidates are accepted."""

@@ -73,7 +73,7 @@ class Cycle:
             target[: len(state)].copy_(state)
         return self.whole.run(meanwhile)
 
-    def told(self, record: Sequence[Sequence[float]]) -> list[Told]:
+    def told(self, record: Sequence[list[int]]) -> list[Told]:
         return told_chains(record)
 
     def _all(self) -> None:

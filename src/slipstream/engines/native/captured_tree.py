@@ -85,7 +85,7 @@ class TreeCycle:
             self.state[: len(state)].copy_(state)
         return self.whole.run(meanwhile)
 
-    def told(self, record: Sequence[Sequence[float]]) -> list[Told]:
+    def told(self, record: Sequence[list[int]]) -> list[Told]:
         return told_trees(record, self.kind.nodes)
 
     def _all(self) -> None:

@@ -94,8 +94,8 @@ class Express:
         sizes = [size for size in (*sizes, *GROWN) if self._fits(common, size, drafter, rule)]
         free = partial(self.allowance.left, common.lines(sizes[0], self.crowd))
         stock = self._stocks[id(drafter)]
-        once = stock.late if side.behind(rows) else 0.0
-        return chooser.choose(rows, stock.menu(common, rule, sizes, free), ready, once).budget
+        menu = stock.menu(common, rule, sizes, free)
+        return chooser.choose(rows, menu, ready, stock.late(side.behind(rows))).budget
 
     def run(
         self,
@@ -146,10 +146,10 @@ class Express:
         budget = [Budget(0) if row in quiet else spend for row, spend in zip(rows, budget, strict=True)]
         began = perf_counter()
         state, read = side.begin(rows, budget, cycle)
-        if read:
-            stock.caught_up(perf_counter() - began)
         words = self._control(rows, budget, side, size, kind.rows)
-        record = cycle(*words, state, meanwhile)[: len(rows)].tolist()
+        record = cycle(*words, state, meanwhile)[: len(rows)].long().tolist()
+        if read:  # the device had read it when the record was there
+            stock.caught_up(kind, len(rows), read, perf_counter() - began)
         self.cycles += 1
         if not all(line[2] for line in record):  # some place has no law: who it was is found out the other way
             return None

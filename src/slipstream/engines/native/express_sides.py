@@ -38,9 +38,9 @@ class Side(ABC):
         """Tokens that each row has to draft, where that is known beforehand."""
         return None
 
-    def behind(self, rows: Sequence[Row]) -> bool:
-        """Whether it would have to read more than usual before it drafts."""
-        return False
+    def behind(self, rows: Sequence[Row]) -> int:
+        """Tokens that it would have to read before it drafts, beyond the usual ones."""
+        return 0
 
     def guess(self, rows: Sequence[Row], budget: Sequence[Budget]) -> Sequence[Budget]:
         """How far rows are drafted, where the host does it."""
@@ -55,9 +55,9 @@ class Side(ABC):
         return 0
 
     @abstractmethod
-    def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, bool]:
-        """Be where a cycle begins: a state for it, where it is not what the last cycle left, and whether anything had
-        to be read for that."""
+    def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, int]:
+        """Be where a cycle begins: a state for it, where it is not what the last cycle left, and how many tokens had to
+        be read for that."""
 
     @abstractmethod
     def commit(self, rows: Sequence[Row], budget: Sequence[Budget], told: Sequence[Told], cycle: Any) -> None:
@@ -67,8 +67,8 @@ class Side(ABC):
 class NoSide(Side):
     drafts = False
 
-    def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, bool]:
-        return None, False
+    def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, int]:
+        return None, 0
 
     def commit(self, rows: Sequence[Row], budget: Sequence[Budget], told: Sequence[Told], cycle: Any) -> None: ...
 
@@ -94,9 +94,9 @@ class GuessSide(Side):
     def part(self, places: int) -> Guesses:
         return Guesses()
 
-    def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, bool]:
+    def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, int]:
         depth = cycle.kind.depth
-        return torch.tensor([words[:depth] + [0] * (depth - len(words)) for words in self._tokens]), False
+        return torch.tensor([words[:depth] + [0] * (depth - len(words)) for words in self._tokens]), 0
 
     def commit(self, rows: Sequence[Row], budget: Sequence[Budget], told: Sequence[Told], cycle: Any) -> None: ...
 
@@ -126,15 +126,15 @@ class EagleSide(Side):
     def index(self, row: Row) -> int:
         return self._drafter.slots.index(row)
 
-    def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, bool]:
+    def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, int]:
         """What the head gave at the last slot of each row: what the last cycle left, or read anew."""
         (left, before), self._left = self._left or ({}, None), None
         if before is None or any(row not in left or left[row][1] != row.length for row in rows):
-            return self._drafter.slots.ends(rows), True
+            return self._drafter.slots.ends(rows), len(rows)
         index = [left[row][0] for row in rows]
         if before is cycle and index == list(range(len(rows))):
-            return None, False
-        return before.state[torch.tensor(index, device=before.state.device)], False
+            return None, 0
+        return before.state[torch.tensor(index, device=before.state.device)], 0
 
     def commit(self, rows: Sequence[Row], budget: Sequence[Budget], told: Sequence[Told], cycle: Any) -> None:
         lengths = [row.length + len(one.path) + 1 for row, one in zip(rows, told, strict=True)]
@@ -163,21 +163,20 @@ class PartnerSide(Side):
     def index(self, row: Row) -> int:
         return self._drafter.model.index(row)
 
-    def behind(self, rows: Sequence[Row]) -> bool:
-        return bool(self._late(rows))
+    def behind(self, rows: Sequence[Row]) -> int:
+        """A cycle reads the last two tokens of a row."""
+        cached = self._drafter.model.cached
+        return sum(max(0, row.length - 2 - cached(row)) for row in rows)
 
-    def _late(self, rows: Sequence[Row]) -> list[Row]:
-        """A cycle reads the last two tokens of a row; who lacks more."""
-        return [row for row in rows if self._drafter.model.cached(row) < row.length - 2]
-
-    def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, bool]:
+    def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, int]:
         """What is missing is read now."""
-        model, read = self._drafter.model, False
-        drafting = [row for row, spend in zip(rows, budget, strict=True) if spend.depth > 0]
-        while late := self._late(drafting):
+        model = self._drafter.model
+        late = [row for row, spend in zip(rows, budget, strict=True) if spend.depth > 0 and self.behind([row])]
+        missing = self.behind(late)
+        while late:
             model.prefill(late, model.prefill_chunk)
-            read = True
-        return None, read
+            late = [row for row in late if self.behind([row])]
+        return None, missing
 
     def commit(self, rows: Sequence[Row], budget: Sequence[Budget], told: Sequence[Told], cycle: Any) -> None:
         self._drafter.stepped(rows, [spend.depth for spend in budget], [one.kept for one in told])

@@ -46,6 +46,7 @@ class Job(Ticket):
         self.budget = Budget(0)  # of the coming cycle
         self.prefilled = 0
         self.seated = False  # the model holds its row
+        self.rides = False  # its cycles can run on the device as a whole
         self.cancelled = False
         self.error: str | None = None
         self._decoder, self._stops = decoder, Stops(stop)
@@ -55,16 +56,23 @@ class Job(Ticket):
 
     def take(self, tokens: Sequence[int], origins: Sequence[Origin], logprobs: Sequence[Logprob]) -> Chunk:
         """Read newly committed tokens one by one, as plain decoding would; a stop string takes back the rest."""
+        pieces = self._read(tokens)
+        if (kept := len(pieces)) < len(tokens):
+            tokens, origins, logprobs = tokens[:kept], origins[:kept], logprobs[:kept]
+        text = "".join(pieces) + (self._rest() if self.row.finish and not self._stops.hit else "")
+        return Chunk(text, tuple(tokens), tuple(origins), tuple(logprobs), self.row.finish, None, tuple(pieces))
+
+    def _read(self, tokens: Sequence[int]) -> list[str]:
+        """The text that becomes final with each of them; of fewer where it stops."""
+        if self._decoder is None or not self._stops:
+            return [self._decoder.push((token,)) if self._decoder else "" for token in tokens]
         pieces: list[str] = []
         for token in tokens:
-            pieces.append(self._stops.feed(self._decoder.push([token])) if self._decoder else "")
+            pieces.append(self._stops.feed(self._decoder.push((token,))))
             if self._stops.hit:
                 self._take_back(len(tokens) - len(pieces))
                 break
-        kept = len(pieces)
-        text = "".join(pieces) + (self._rest() if self.row.finish and not self._stops.hit else "")
-        kinds, said = tuple(origins[:kept]), tuple(logprobs[:kept])
-        return Chunk(text, tuple(tokens[:kept]), kinds, said, self.row.finish, None, tuple(pieces))
+        return pieces
 
     def _rest(self) -> str:
         tail = self._stops.feed(self._decoder.flush()) if self._decoder else ""

@@ -18,6 +18,9 @@ class Prompts:
         """First come, first read; what is left of a prompt then rides in the score pass. The rows that are ready."""
         left, ready = self._limit, []
         for job in jobs:
+            if not job.unread:  # it decodes
+                ready += [] if job.done else [job]
+                continue
             if job.unread > left:
                 before = job.unread
                 with job.blamed():

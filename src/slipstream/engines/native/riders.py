@@ -47,7 +47,11 @@ class Riders:
 
     def suits(self, job: Job) -> bool:
         """Whether a row's cycles can run on the device as a whole, once it has read its prompt."""
-        return self.express is not None and job.top is None and self.express.suits(job.row, job.course.rule)
+        if self.express is None:
+            return False
+        if not job.rides:  # who once does, always will
+            job.rides = job.top is None and self.express.suits(job.row, job.course.rule)
+        return job.rides
 
     def ready(self, job: Job) -> bool:
         """Whether its next one can."""
@@ -87,6 +91,8 @@ class Riders:
             return False
         heard = chooser.heard(len(rows))
         chooser.observe([rows[r] for r in heard], [done[r].judged for r in heard])
+        if any(told.tokens for told in done):
+            chooser.pace.moved(rows, [len(told.emitted) for told in done])
         for job, told in zip(jobs, done, strict=True):
             if job.done:  # it could not be told of the cycle before
                 continue

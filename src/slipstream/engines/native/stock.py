@@ -18,7 +18,7 @@ from slipstream.engines.native.captured_tree import TreeCycle
 from slipstream.engines.native.sizes import CHAINS, FIRST, PLAIN, Common, Shaped, Size, size_of
 from slipstream.kernels.machine import say
 from slipstream.models.cache import power
-from slipstream.plan.costs import Recent
+from slipstream.plan.costs import Curve, Recent
 from slipstream.plan.menu import Offer
 
 EXPECTED = 0.3  # seconds that capturing is taken to cost at least
@@ -36,7 +36,7 @@ class Stock:
         self._device: dict[Shaped, float] = {}  # seconds of a cycle there, with no rows in it
         self._whole: dict[tuple[Shaped, int], Recent] = {}  # with the host's part, by the rows there were, rounded up
         self._host = Recent(7)  # the host's part
-        self._reading, self._read = Recent(), 0  # seconds until a drafter that was behind had read it; how often
+        self._reading, self._read = Curve(), 0  # seconds that a drafter read so many tokens it had missed; how often
         self._missed: defaultdict[Shaped, float] = defaultdict(float)  # seconds lost because there was a larger one
         self._costs: dict[bool, Recent] = {}  # seconds of capturing a chain, a tree
 
@@ -93,15 +93,14 @@ class Stock:
         self._whole.setdefault((kind, power(rows)), Recent(7)).add(seconds)
         self._host.add(max(0.0, seconds - self._device.get(kind, 0.0)))
 
-    def caught_up(self, seconds: float) -> None:
-        """The drafter had to read what it missed first."""
-        self._reading.add(seconds)
+    def caught_up(self, kind: Shaped, rows: int, tokens: int, seconds: float) -> None:
+        """The drafter had to read so many tokens first, and a cycle took so long with that."""
+        self._reading.add(power(tokens), seconds - self.price(kind, rows))
         self._read += 1
 
-    @property
-    def late(self) -> float:
-        """What that takes; nothing until it is known."""
-        return self._reading.value if self._read >= SURE else 0.0
+    def late(self, tokens: int) -> float:
+        """What reading so many takes; nothing until it is known."""
+        return self._reading(tokens) if self._read >= SURE else 0.0
 
     def menu(self, common: Common, rule: str, sizes: Iterable[Size], free: Callable[[float], bool]) -> list[Offer]:
         """Sizes to choose from, drafting nothing first; also those that would have to be captured, where `free` says

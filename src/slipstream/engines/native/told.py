@@ -6,37 +6,19 @@ The target's cache holds accepted tokens only, one after the other, when the rec
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from slipstream.core.types import Origin
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(NamedTuple):
     tokens: list[int]  # drafted
     parents: Sequence[int]  # of each, among them; -1 is the committed end
     path: Sequence[int]  # the accepted ones, first to last
-    last: int  # the token after them
-
-    @property
-    def kept(self) -> list[int]:
-        return [self.tokens[i] for i in self.path]
-
-    @property
-    def emitted(self) -> list[int]:
-        return [*self.kept, self.last]
-
-    @property
-    def origins(self) -> list[Origin]:
-        """Of the emitted tokens."""
-        return [Origin.ACCEPTED] * len(self.path) + [self._final]
-
-    @property
-    def _final(self) -> Origin:
-        if not self.tokens:
-            return Origin.PLAIN
-        rejected = (self.path[-1] if self.path else -1) in self.parents
-        return Origin.RECOVERED if rejected else Origin.BONUS
+    kept: list[int]  # which are these
+    emitted: list[int]  # and the one after them
+    origins: tuple[Origin, ...]  # of those
 
     @property
     def levels(self) -> list[int]:
@@ -64,20 +46,30 @@ class Told:
         return found
 
 
-def told_chains(record: Sequence[Sequence[float]]) -> list[Told]:
+def told_chains(record: Sequence[list[int]]) -> list[Told]:
     """Of each row: accepted, next token, whether all had a law, drafted; tokens, and more that is not needed here."""
-    return [_chain(int(line[0]), int(line[1]), [int(token) for token in line[4 : 4 + int(line[3])]]) for line in record]
+    return [_chain(line[0], line[1], line[4 : 4 + line[3]]) for line in record]
 
 
-def _chain(kept: int, last: int, tokens: list[int]) -> Told:
-    return Told(tokens, range(-1, len(tokens) - 1), range(kept), last)
+def _chain(count: int, last: int, tokens: list[int]) -> Told:
+    kept = tokens[:count]
+    final = _origins(count, bool(tokens), count < len(tokens))
+    return Told(tokens, range(-1, len(tokens) - 1), range(count), kept, [*kept, last], final)
 
 
-def told_trees(record: Sequence[Sequence[float]], nodes: int) -> list[Told]:
+def told_trees(record: Sequence[list[int]], nodes: int) -> list[Told]:
     """Of each row: accepted, next token, whether all had a law, drafted; `nodes` tokens and parents; the path."""
     found = []
-    for line in record:
-        kept, last, _, drafted, *rest = map(int, line)
-        parents, path = rest[nodes : nodes + drafted], rest[2 * nodes : 2 * nodes + kept]
-        found.append(Told(rest[:drafted], parents, path, last))
+    for count, last, _, drafted, *rest in record:
+        tokens, parents, path = rest[:drafted], rest[nodes : nodes + drafted], rest[2 * nodes : 2 * nodes + count]
+        kept = [tokens[i] for i in path]
+        final = _origins(count, drafted > 0, (path[-1] if path else -1) in parents)
+        found.append(Told(tokens, parents, path, kept, [*kept, last], final))
     return found
+
+
+@lru_cache
+def _origins(kept: int, drafted: bool, rejected: bool) -> tuple[Origin, ...]:
+    """Of what was kept, and of the token after it."""
+    final = Origin.PLAIN if not drafted else Origin.RECOVERED if rejected else Origin.BONUS
+    return (*[Origin.ACCEPTED] * kept, final)

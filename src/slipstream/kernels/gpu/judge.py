@@ -79,9 +79,11 @@ def _laws_at(
 def _surplus(
     logits, vocab, token, best, total, drafts, draft_vocab, draft_best, draft_total, chance, slot_of,
     temperature, surplus, rows,
-    WIDTH: tl.constexpr, NAMED: tl.constexpr, SURE: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, NAMED: tl.constexpr, SURE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """For the block rule: how far w_i times the target's law after i drafted tokens exceeds the draft's, in sum."""
+    if EARLY:
+        wait()
     row, block = tl.program_id(0), tl.program_id(2)
     after = tl.program_id(1) + 1
     warm = tl.load(temperature + row)
@@ -101,10 +103,12 @@ def _surplus(
 @triton.jit(do_not_specialize=["rows"])
 def _accept(
     logits, vocab, token, depth, best, total, chance, temperature, stream, start, surplus, blocks, accepted, carry,
-    sound, rows, WIDTH: tl.constexpr, WHOLE: tl.constexpr, BLOCKS: tl.constexpr,
+    sound, rows, WIDTH: tl.constexpr, WHOLE: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """How many drafted tokens are kept: by the token rule each with min(1, p / q) after those before it; by the block
     rule (WHOLE) credit is carried from token to token, and the longest prefix that is kept wins."""
+    if EARLY:
+        wait()
     row = tl.program_id(0)
     far, warm = tl.load(depth + row), tl.load(temperature + row)
     own, begin = tl.load(stream + row), tl.load(start + row)
@@ -139,9 +143,11 @@ def _accept(
 def _rest(
     logits, vocab, token, depth, best, total, drafts, draft_vocab, draft_best, draft_total, slot_of, temperature,
     stream, start, accepted, carry, soonest, drawn, rows, width,
-    NAMED: tl.constexpr, SURE: tl.constexpr, BLOCK: tl.constexpr,
+    NAMED: tl.constexpr, SURE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One block of two races for the token after the kept ones: on what is left of the target's law, and on it all."""
+    if EARLY:
+        wait()
     row, block = tl.program_id(0), tl.program_id(1)
     kept, warm, begin = tl.load(accepted + row), tl.load(temperature + row), tl.load(start + row)
     cut = kept < tl.load(depth + row)
@@ -165,8 +171,10 @@ def _rest(
 
 
 @triton.jit
-def _settle(soonest, drawn, vocab, blocks, next, BLOCKS: tl.constexpr):
+def _settle(soonest, drawn, vocab, blocks, next, BLOCKS: tl.constexpr, EARLY: tl.constexpr):
     """The winner of the race on what was left; of the other one where nothing was."""
+    if EARLY:
+        wait()
     row = tl.program_id(0)
     some = tl.arange(0, BLOCKS)
     there = some < blocks
@@ -205,21 +213,25 @@ def judge(
     wide = triton.next_power_of_2(laws.blocks)
     sure, other = drafts is None, laws if drafts is None else drafts
     drafted = (other.logits, other.logits.shape[1], other.best, other.total)
+    how = early(token, rows * width)
     if whole and width > 2:
         _surplus[rows, width - 2, laws.blocks](
             *(laws.logits, vocab, token, laws.best, laws.total, *drafted, chance, names),
             *(wishes.temperature, surplus, rows, width, named, sure, draw.BLOCK),
+            **how,
         )
     _accept[(rows,)](
         *(laws.logits, vocab, token, wishes.depth, laws.best, laws.total, chance),
         *(wishes.temperature, wishes.stream, wishes.start, surplus, laws.blocks, kept, carry, sound, rows),
         *(width, whole, wide),
         num_warps=1,
+        **how,
     )
     _rest[rows, laws.blocks](
         *(laws.logits, vocab, token, wishes.depth, laws.best, laws.total, *drafted, names),
         *(wishes.temperature, wishes.stream, wishes.start, kept, carry, laws.soonest, laws.drawn, rows),
         *(width, named, sure, draw.BLOCK),
+        **how,
     )
     settle(laws, following)
 
@@ -228,7 +240,9 @@ def settle(laws: Laws, following: Tensor) -> None:
     """The token after each row's kept ones, of two races that were run block by block."""
     wide = triton.next_power_of_2(laws.blocks)
     rows, vocab = len(following), laws.logits.shape[1]
-    _settle[(rows,)](laws.soonest, laws.drawn, vocab, laws.blocks, following, wide, num_warps=1)
+    _settle[(rows,)](
+        *(laws.soonest, laws.drawn, vocab, laws.blocks, following, wide), num_warps=1, **early(following, rows)
+    )
 
 
 def surplus_room(rows: int, depth: int, laws: Laws) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from slipstream.kernels.gpu.attention import Layout
 from slipstream.kernels.gpu.cycle import Control
 from slipstream.kernels.gpu.draw import Laws, Wishes
 from slipstream.kernels.gpu.judge import Found, settle
+from slipstream.kernels.gpu.launch import early, wait
 from slipstream.kernels.gpu.noise import ACCEPT, EMIT, fold, key_of, uniform
 from slipstream.kernels.gpu.tree import Planted
 
@@ -32,9 +33,11 @@ def _lawful(best, slot):
 @triton.jit
 def _follow(
     choice, token, parent, depth, best, accepted, next, sound, path,
-    WIDTH: tl.constexpr, WIDE: tl.constexpr, LEVELS: tl.constexpr,
+    WIDTH: tl.constexpr, WIDE: tl.constexpr, LEVELS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Step to the child whose token the slot chose, while there is one."""
+    if EARLY:
+        wait()
     r = tl.program_id(0)
     slot = tl.arange(0, WIDE)
     inside = (slot > 0) & (slot < WIDTH)
@@ -60,10 +63,12 @@ def _follow(
 @triton.jit
 def _offer(
     logits, vocab, token, parent, depth, best, total, temperature, stream, start, accepted, sound, path, end, shut,
-    WIDTH: tl.constexpr, WIDE: tl.constexpr, LEVELS: tl.constexpr,
+    WIDTH: tl.constexpr, WIDE: tl.constexpr, LEVELS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One draw per slot says which of its children is accepted, each with the target's own probability of it, or none.
     `shut` marks the children that the slot where it ends has rejected."""
+    if EARLY:
+        wait()
     r = tl.program_id(0)
     slot = tl.arange(0, WIDE)
     inside = (slot > 0) & (slot < WIDTH)
@@ -104,9 +109,11 @@ def _offer(
 @triton.jit
 def _remain(
     logits, vocab, best, total, temperature, stream, start, accepted, end, shut, soonest, drawn,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One block of two races for the token after the path: without the rejected children, and on the whole law."""
+    if EARLY:
+        wait()
     r, block = tl.program_id(0), tl.program_id(1)
     warm, begin, kept = tl.load(temperature + r), tl.load(start + r), tl.load(accepted + r)
     warm = tl.where(warm > 0, warm, 1.0)
@@ -133,10 +140,12 @@ def _remain(
 @triton.jit(do_not_specialize=["row_step", "head_step"])
 def _carry(
     lies, like, start, owner, accepted, path, row_step, head_step, size,
-    LEVELS: tl.constexpr, SIZE: tl.constexpr,
+    LEVELS: tl.constexpr, SIZE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Move the entries of an accepted path to consecutive places, in one head of one tensor. A node never stands before
     its place, so what is read later was not written before."""
+    if EARLY:
+        wait()
     r, head = tl.program_id(0), tl.program_id(2)
     held = tl.load(lies + tl.program_id(1)).to(tl.pointer_type(like.dtype.element_ty))
     at = tl.arange(0, SIZE)
@@ -154,10 +163,12 @@ def _report(
     start, depth, owner, token, parent, total, accepted, next, sound, path, following, fused, position, row, place,
     limit, count, end, result,
     WIDTH: tl.constexpr, WIDE: tl.constexpr, LEVELS: tl.constexpr, LONG: tl.constexpr, CHUNK: tl.constexpr,
-    CHUNKS: tl.constexpr,
+    CHUNKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """What each row committed as the next tokens a head reads, from which slots it reads the target's states, and the
     record the host reads."""
+    if EARLY:
+        wait()
     r = tl.program_id(0)
     begin, mine, kept = tl.load(start + r), tl.load(owner + r), tl.load(accepted + r)
     live = tl.load(depth + r) >= 0
@@ -202,6 +213,7 @@ def follow(choice: Tensor, tree: Planted, control: Control, best: Tensor, found:
         *(choice, tree.token, tree.parent, control.depth, best, *found, path),
         *(width, triton.next_power_of_2(width), path.shape[1]),
         num_warps=1,
+        **early(choice, rows * width),
     )
 
 
@@ -210,15 +222,18 @@ def offer(
 ) -> None:
     """The verdict of the rule `chosen`; `room` is for the slot each row ends at and the tokens it rejected there."""
     (rows, width), vocab, (kept, following, sound), (end, shut) = tree.token.shape, laws.logits.shape[1], found, room
+    how = early(tree.token, rows * width)
     _offer[(rows,)](
         *(laws.logits, vocab, tree.token, tree.parent, control.depth, laws.best, laws.total, wishes.temperature),
         *(wishes.stream, wishes.start, kept, sound, path, end, shut),
         *(width, triton.next_power_of_2(width), path.shape[1]),
         num_warps=1,
+        **how,
     )
     _remain[rows, laws.blocks](
         *(laws.logits, vocab, laws.best, laws.total, wishes.temperature, wishes.stream, wishes.start, kept),
         *(end, shut, laws.soonest, laws.drawn, width, draw.BLOCK),
+        **how,
     )
     settle(laws, following)
 
@@ -242,6 +257,7 @@ def carry(bundle: Bundle, control: Control, found: Found, path: Tensor) -> None:
         *(bundle.lies, like, control.start, control.row, found[0], path, like.stride(0), like.stride(1), size),
         *(path.shape[1], triton.next_power_of_2(size)),
         num_warps=1,
+        **early(path, path.numel()),
     )
 
 
@@ -273,4 +289,5 @@ def report(
         *(layout.count, committed.end, result, width, triton.next_power_of_2(width), levels),
         *(triton.next_power_of_2(levels + 1), chunk, -(-(levels + 1) // chunk)),
         num_warps=1,
+        **early(path, rows * width),
     )

@@ -6,7 +6,8 @@ the norm that comes next, and the squares of what it left; the product then divi
 gate and the addition to the stream happen where the sums are.
 
 Sixteen rows are worked on at a time whatever their number is, and every sum runs in one order: a row's result depends
-on that row alone, to the bit.
+on that row alone, to the bit. Where outputs are so few that most of a chip would be idle, the inputs are cut into
+shares that are summed side by side, and the last program to be done with its own adds up all of them, first to last.
 """
 
 from __future__ import annotations
@@ -26,41 +27,25 @@ from slipstream.kernels.gpu.launch import early, fetch, wait
 
 ROWS = 16  # the smallest tile that matrix units take
 MOST = 512  # programs that may add to the stream side by side
+SHARED = 1 << 14  # sums of a row, over all shares, that there is room for
 LINES = 8  # of 128 bytes, of each of its outputs' weights, that a program fetches before its turn has come
 SMALL = 1 << 22  # bytes of a weight that this pays for
 
 
-@triton.jit(do_not_specialize=["tokens", "parts"])
-def _product(
-    x, weight, scales, squares, bias, out, after, ready, left, tokens, inputs, outputs, parts, epsilon,
-    EIGHTH: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
-    AFTER: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
-    PARTS: tl.constexpr, MOST: tl.constexpr, LINE: tl.constexpr, LINES: tl.constexpr, EARLY: tl.constexpr,
+@triton.jit
+def _sums(
+    x, weight, row, column, known, real, begin, end, inputs, outputs,
+    GATED: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    known = row < tokens
-    real = column < outputs
+    """Over the inputs from `begin` to `end`: the sums, and those of what is gated."""
     step = tl.arange(0, STEP)
-    if EARLY and LINES:
-        ahead = tl.minimum(tl.arange(0, LINES) * LINE, inputs - 1)
-        begins = weight + tl.minimum(column, outputs - 1).to(tl.int64)[:, None] * inputs + ahead[None, :]
-        fetch(begins)
-        if GATED:
-            fetch(begins + tl.cast(outputs, tl.int64) * inputs)
-    if EARLY:
-        wait()
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     other = tl.zeros((ROWS, COLUMNS), tl.float32)
     precision: tl.constexpr = "ieee" if EXACT else "tf32"
-    if NORM:
-        some = tl.arange(0, PARTS)
-        left_there = known[:, None] & (some < parts)[None, :]
-        each = tl.load(squares + row[:, None] * MOST + some[None, :], mask=left_there, other=0.0)
     lines = x + row[:, None] * inputs + step[None, :]
     where = weight + column.to(tl.int64)[:, None] * inputs + step[None, :]
     beside = where + tl.cast(outputs, tl.int64) * inputs
-    for start in range(0, inputs, STEP):
+    for start in range(begin, end, STEP):
         inside = start + step < inputs
         piece = tl.load(lines + start, mask=known[:, None] & inside[None, :], other=0.0)
         mask = real[:, None] & inside[None, :]
@@ -69,6 +54,68 @@ def _product(
         if GATED:
             second = tl.load(beside + start, mask=mask, other=0.0).to(x.dtype.element_ty)
             other = tl.dot(piece, tl.trans(second), other, input_precision=precision)
+    return total, other
+
+
+@triton.jit
+def _all_shares(
+    mine, partial, arrived, SHARES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Leave the sums of this program's share where all find them. The last of the programs that share an output adds
+    them up; whether this is the last, and what it found."""
+    tile = tl.program_id(0)
+    at = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    first = partial + tile * SHARES * ROWS * COLUMNS + at
+    tl.store(first + tl.program_id(2) * ROWS * COLUMNS, mine)
+    tl.debug_barrier()  # all of it is there before it is said to be
+    last = tl.atomic_add(arrived + tile, 1, sem="acq_rel") == SHARES - 1
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    if last:
+        tl.store(arrived + tile, 0)
+        for n in tl.static_range(SHARES):
+            total += tl.load(first + n * ROWS * COLUMNS, cache_modifier=".cg")
+    return last, total
+
+
+@triton.jit(do_not_specialize=["tokens", "parts"])
+def _product(
+    x, weight, scales, squares, bias, out, after, ready, left, partial, arrived,
+    tokens, inputs, outputs, parts, share, epsilon,
+    EIGHTH: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
+    AFTER: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+    PARTS: tl.constexpr, MOST: tl.constexpr, LINE: tl.constexpr, LINES: tl.constexpr, SHARES: tl.constexpr,
+    SPREAD: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """The inputs are cut into SHARES, each `share` long; SPREAD: one to a program, else all to each, one by one."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    known = row < tokens
+    real = column < outputs
+    begin = tl.program_id(2) * share
+    if EARLY and LINES:
+        ahead = tl.minimum(begin + tl.arange(0, LINES) * LINE, inputs - 1)
+        begins = weight + tl.minimum(column, outputs - 1).to(tl.int64)[:, None] * inputs + ahead[None, :]
+        fetch(begins)
+        if GATED:
+            fetch(begins + tl.cast(outputs, tl.int64) * inputs)
+    if EARLY:
+        wait()
+    if NORM:
+        some = tl.arange(0, PARTS)
+        left_there = known[:, None] & (some < parts)[None, :]
+        each = tl.load(squares + row[:, None] * MOST + some[None, :], mask=left_there, other=0.0)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for _n in tl.static_range(1 if SPREAD else SHARES):
+        end = inputs if SHARES == 1 else tl.minimum(begin + share, inputs)
+        found, other = _sums(
+            x, weight, row, column, known, real, begin, end, inputs, outputs, GATED, EXACT, ROWS, COLUMNS, STEP
+        )
+        total += found
+        begin += share
+    if SPREAD:
+        last, total = _all_shares(total, partial, arrived, SHARES, ROWS, COLUMNS)
+        if not last:
+            return
     if EIGHTH:
         total = total * tl.load(scales + column, mask=real, other=0.0)[None, :]
         if GATED:
@@ -157,6 +204,9 @@ class Stream:
         self.hidden = torch.empty(tokens, size, device=like.device)
         self.ready = like.new_empty(tokens, size)
         self.squares = torch.empty(tokens, MOST, device=like.device)
+        spread = SHARED if tokens <= ROWS else 0
+        self.partial = torch.empty(ROWS, spread, device=like.device)  # sums of shares of the inputs
+        self.arrived = torch.zeros(MOST, dtype=torch.int32, device=like.device)  # programs that have left theirs
         self.norm: Norm | None = None
         self.parts = 0  # of the squares; 0: nobody left any
         self.normed = False  # whether `ready` is what the norm gives, and not only what it multiplies
@@ -185,17 +235,23 @@ def product(
         _library(x, weight, out, bias, gated, after)
         return
     inputs, outputs = weight.shape[1], weight.shape[0] // (2 if gated else 1)
-    columns, step, warps, stages = tile(outputs, inputs, gated, isinstance(weight, Eighth))
+    columns, step, warps, stages, shares = tile(outputs, inputs, gated, isinstance(weight, Eighth))
+    share = triton.cdiv(triton.cdiv(inputs, step), shares) * step
     reads, norm, squares, parts = (x.ready, x.norm, x.squares, x.parts) if isinstance(x, Stream) else (x, None, x, 0)
     target, ready, left = (out.hidden, out.ready, out.squares) if isinstance(out, Stream) else (out, out, out)
-    grid = triton.cdiv(outputs, columns), triton.cdiv(len(reads), ROWS)
+    room = out if isinstance(out, Stream) else x if isinstance(x, Stream) else None
+    spread = shares > 1 and room is not None and len(reads) <= ROWS
+    partial, arrived = (room.partial, room.arrived) if room else (reads, reads)
+    grid = triton.cdiv(outputs, columns), triton.cdiv(len(reads), ROWS), shares if spread else 1
+    assert not spread or (grid[0] <= MOST and grid[0] * columns * shares <= SHARED), "more sums than there is room for"
     number, scales = (weight.number, weight.scale) if isinstance(weight, Eighth) else (weight, reads)
     _product[grid](
         *(reads, number, scales, squares, reads if bias is None else bias, target, after.weight if after else reads),
-        *(ready, left, len(reads), inputs, outputs, parts, norm.epsilon if norm else 0.0, isinstance(weight, Eighth)),
-        *(norm is not None, bias is not None, gated, isinstance(out, Stream), after is not None),
+        *(ready, left, partial, arrived, len(reads), inputs, outputs, parts, share, norm.epsilon if norm else 0.0),
+        *(isinstance(weight, Eighth), norm is not None, bias is not None, gated),
+        *(isinstance(out, Stream), after is not None),
         *(weight.dtype == torch.float32, ROWS, columns, step, triton.next_power_of_2(max(1, parts)), MOST),
-        *(128 // number.element_size(), LINES if number.nbytes <= SMALL and len(reads) <= ROWS else 0),
+        *(128 // number.element_size(), LINES if number.nbytes <= SMALL and len(reads) <= ROWS else 0, shares, spread),
         num_warps=warps,
         num_stages=stages,
         **early(reads, len(reads), number.nbytes),
@@ -205,18 +261,19 @@ def product(
         assert grid[0] <= MOST, "more programs than there is room for their squares"
 
 
-def tile(outputs: int, inputs: int, gated: bool, eighth: bool = False) -> tuple[int, int, int, int]:
-    """Columns and inputs a program takes at a time, warps and stages: the processors of a chip share the columns, and
-    each keeps enough of the weight under way. Measured on an H200; a weight has one tile, so sums have one order."""
+def tile(outputs: int, inputs: int, gated: bool, eighth: bool = False) -> tuple[int, int, int, int, int]:
+    """Columns and inputs a program takes at a time, warps and stages, and shares of the inputs: the processors of a
+    chip share the columns, and each keeps enough of the weight under way. Measured on an H200; a weight has one tile,
+    so sums have one order."""
     if inputs >= 1 << 11 and eighth and not gated:
-        return (64, 256, 4, 4) if outputs >= 1 << 15 else (32, 256, 4, 6 if inputs > 1 << 13 else 4)
+        return (64, 256, 4, 4, 1) if outputs >= 1 << 15 else (32, 256, 4, 6 if inputs > 1 << 13 else 4, 1)
     if inputs >= 1 << 11:
-        return (32, 256, 4, 3) if gated else (32, 128, 4, 6) if outputs >= 1 << 12 else (16, 256, 4, 4)
+        return (32, 256, 4, 3, 1) if gated else (32, 128, 4, 6, 1) if outputs >= 1 << 12 else (16, 256, 4, 4, 1)
     if gated:
-        return 16, 128, 2, 4
+        return 16, 128, 2, 4, 1
     if outputs >= 1 << 13:
-        return 64, 64, 4, 6
-    return (16, 256, 4, 4) if inputs >= 1 << 10 or outputs == inputs else (16, 128, 4, 6)
+        return 64, 64, 4, 6, 1
+    return (16, 256, 4, 4, 1) if inputs >= 1 << 10 or outputs == inputs else (16, 128, 4, 6, 1)
 
 
 def _library(

@@ -24,6 +24,7 @@ from slipstream.kernels.gpu import draw
 from slipstream.kernels.gpu.attention import WORDS, Layout
 from slipstream.kernels.gpu.cycle import Control, chain_layout
 from slipstream.kernels.gpu.draw import Wishes
+from slipstream.kernels.gpu.launch import early, wait
 from slipstream.kernels.gpu.noise import FIELD, fold, key_of, uniform
 
 SOME = 64  # candidates of a program
@@ -32,10 +33,12 @@ SOME = 64  # candidates of a program
 @triton.jit(do_not_specialize=["level"])
 def _rank(
     logits, vocab, temperature, stream, start, ids, level, high, mass, worth, who,
-    WIDTH: tl.constexpr, OPEN: tl.constexpr, RACE: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, OPEN: tl.constexpr, RACE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One block of a slot's draft vocabulary: its largest number, the weight of all relative to that, and the WIDTH
     largest of it. What is no number counts as impossible."""
+    if EARLY:
+        wait()
     slot, block = tl.program_id(0), tl.program_id(1)
     row = slot // OPEN
     at = block * BLOCK + tl.arange(0, BLOCK)
@@ -67,8 +70,11 @@ def _merge(
     high, mass, worth, who, ids, blocks, level, offset, pool, depth, width, stop, before, after,
     token, parent, weight,
     WIDTH: tl.constexpr, OPEN: tl.constexpr, FIRST: tl.constexpr, BLOCKS: tl.constexpr, CANDIDATES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """The blocks of a slot put together: its WIDTH likeliest tokens go to the pool, as far as its row wants them."""
+    if EARLY:
+        wait()
     slot = tl.program_id(0)
     row, mine = slot // OPEN, slot % OPEN
     some = tl.arange(0, BLOCKS)
@@ -105,10 +111,12 @@ def _open(
     token, weight, pool, offset, size, level, start, depth, width, owner, earlier,
     node, path, word, source, position, row, place, limit, base, bits, count,
     WIDTH: tl.constexpr, FIRST: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr,
-    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, WORDS: tl.constexpr, USED: tl.constexpr,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, WORDS: tl.constexpr, USED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The likeliest nodes of a level become slots of the head, in the order of the pool: what they read, where they
     lie, and which of the slots before they see."""
+    if EARLY:
+        wait()
     r = tl.program_id(0)
     at = tl.arange(0, SIZE)
     w = tl.load(weight + r * pool + offset + at, mask=at < size, other=float("-inf"))
@@ -152,8 +160,10 @@ def _open(
 
 
 @triton.jit(do_not_specialize=["pool"])
-def _sift(weight, nodes, pool, kept, SOME: tl.constexpr):
+def _sift(weight, nodes, pool, kept, SOME: tl.constexpr, EARLY: tl.constexpr):
     """Which candidates are among the likeliest of their row."""
+    if EARLY:
+        wait()
     r = tl.program_id(0)
     at = tl.program_id(1) * SOME + tl.arange(0, SOME)
     w = tl.load(weight + r * pool + at, mask=at < pool, other=float("-inf"))
@@ -168,8 +178,10 @@ def _sift(weight, nodes, pool, kept, SOME: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["pool"])
-def _number(kept, pool, total, POOL: tl.constexpr):
+def _number(kept, pool, total, POOL: tl.constexpr, EARLY: tl.constexpr):
     """Number the candidates that are kept, in the order of the pool; -1 for the others."""
+    if EARLY:
+        wait()
     r = tl.program_id(0)
     at = tl.arange(0, POOL)
     picked = tl.load(kept + r * pool + at, mask=at < pool, other=0)
@@ -183,9 +195,11 @@ def _plant(
     kept, total, candidate, above, pool, levels, start, depth, owner, last,
     token, parent, far, position, row, place, limit, base, bits, count,
     WIDTH: tl.constexpr, WIDE: tl.constexpr, SOME: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
-    WORDS: tl.constexpr, USED: tl.constexpr,
+    WORDS: tl.constexpr, USED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The kept candidates as nodes of a pass: slot 0 of a row is its committed end, node n its slot n + 1."""
+    if EARLY:
+        wait()
     r, block = tl.program_id(0), tl.program_id(1)
     begin, mine, deep = tl.load(start + r), tl.load(owner + r), tl.load(depth + r)
     at = block * SOME + tl.arange(0, SOME)
@@ -269,12 +283,14 @@ def rank(pool: Pool, level: int, logits: Tensor, ids: Tensor, wishes: Wishes, co
     _rank[slots, pool.blocks](
         *(logits, vocab, wishes.temperature, wishes.stream, wishes.start, ids, level),
         *(pool.high, pool.mass, pool.worth, pool.who, width, opened, race, draw.BLOCK),
+        **early(logits, slots),
     )
     _merge[(slots,)](
         *(pool.high, pool.mass, pool.worth, pool.who, ids, pool.blocks, level, pool.offset(level), pool.size),
         *(control.depth, control.width, wishes.stop, pool.path, pool.node, pool.token, pool.parent, pool.weight),
         *(width, opened, level == 0, triton.next_power_of_2(pool.blocks), triton.next_power_of_2(pool.blocks * width)),
         num_warps=1,
+        **early(logits, slots),
     )
 
 
@@ -291,6 +307,7 @@ def open_level(pool: Pool, level: int, control: Control) -> Layout:
         *(here.bits, here.count, width, level == 0, triton.next_power_of_2(size), triton.next_power_of_2(width)),
         *(here.chunk, -(-width // here.chunk), WORDS, triton.cdiv(pool.depth * width, 64)),
         num_warps=4,
+        **early(pool.token, pool.rows * width),
     )
     return here
 
@@ -307,11 +324,13 @@ class Planted:
 def plant(pool: Pool, control: Control, tree: Planted, layout: Layout) -> None:
     """The likeliest candidates as a draft, in the order of the pool, laid out for a pass."""
     (rows, width), some, chunk = tree.token.shape, triton.cdiv(pool.size, SOME), layout.chunk
-    _sift[rows, some](pool.weight, control.nodes, pool.size, pool.kept, SOME)
-    _number[(rows,)](pool.kept, pool.size, pool.total, triton.next_power_of_2(pool.size))
+    how = early(tree.token, rows * width)
+    _sift[rows, some](pool.weight, control.nodes, pool.size, pool.kept, SOME, **how)
+    _number[(rows,)](pool.kept, pool.size, pool.total, triton.next_power_of_2(pool.size), **how)
     _plant[rows, some](
         *(pool.kept, pool.total, pool.token, pool.parent, pool.size, pool.depth, control.start, control.depth),
         *(control.row, control.last, tree.token, tree.parent, tree.far, layout.position, layout.row, layout.place),
         *(layout.limit, layout.base, layout.bits, layout.count, width, triton.next_power_of_2(width), SOME, chunk),
         *(-(-width // chunk), WORDS, triton.cdiv(width, 64)),
+        **how,
     )
