@@ -30,13 +30,21 @@ BIG = {
     "vocab_size": 128256,
     "max_position_embeddings": 4096,
 }
+SMALLER = {  # shapes of models of other sizes, of which the default model and a pair of one family are
+    "135M": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "vocab_size": 49152}
+    | {"num_attention_heads": 9, "num_key_value_heads": 3},
+    "0.5B": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "vocab_size": 151936}
+    | {"num_attention_heads": 14, "num_key_value_heads": 2},
+    "1.5B": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "vocab_size": 151936}
+    | {"num_attention_heads": 12, "num_key_value_heads": 2},
+}
 CONTEXT = 512
 
 
 def passes(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
-    """One pass of an 8B-shaped model, against reading its weights once."""
+    """One pass of an 8B-shaped model, and of smaller ones, against reading its weights once."""
     model = _big()
-    read = sum(p.numel() * p.element_size() for p in model.parameters()) - model.get_input_embeddings().weight.nbytes
+    read = _read(model)
     limit = read / found["bandwidth"] * 1000
     told: dict[str, Any] = {"bytes": read, "limit_ms": limit, "transformers_ms": _eager(model)}
     for weights in (None, "int8", "fp8"):
@@ -50,7 +58,17 @@ def passes(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
             told[f"{name}, {weights}" if weights else name] = {"ms": ms, "of_limit": ms / limit}
         del model, decoder
         torch.cuda.empty_cache()
+    for size, shape in SMALLER.items():
+        decoder = TorchModel(model := _big(**shape)).decoder
+        limit, ms = _read(model) / found["bandwidth"] * 1000, _pass(decoder, 1, 1)
+        told[size] = {"limit_ms": limit, "ms": ms, "of_limit": ms / limit}
     return told
+
+
+def _read(model: Any) -> int:
+    """Bytes that a pass over few tokens reads: all weights but the embeddings."""
+    total = sum(p.numel() * p.element_size() for p in model.parameters())
+    return int(total - model.get_input_embeddings().weight.nbytes)
 
 
 def _big(**more: Any) -> Any:

@@ -116,6 +116,25 @@ def test_inputs_that_are_summed_in_shares_have_the_same_bits_spread_or_not(monke
         assert not few.arrived.any()
 
 
+def test_inputs_are_cut_where_outputs_are_few():
+    shares = {size: products.tile(*size, gated=False)[-1] for size in (
+        (576, 576), (576, 1536), (896, 4864), (1536, 1536), (1536, 8960), (2048, 11008), (4096, 4096), (4096, 14336),
+        (151936, 1536), (128256, 4096),
+    )}  # fmt: skip
+    assert [*shares.values()] == [1, 4, 8, 4, 8, 4, 1, 2, 1, 1]
+    assert max(outputs * n for (outputs, _), n in shares.items() if n > 1) <= products.SHARED
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_weights_in_float32_fit_as_those_in_sixteen_bits_do(gated):
+    torch.manual_seed(5)
+    x, weight, out = normal(2, 4096), normal(64, 4096) / 64, torch.zeros(2, 32 if gated else 64, device=DEVICE)
+    product(x, weight, out, gated=gated)
+    wanted = x @ weight.T
+    wanted = functional.silu(wanted[:, :32]) * wanted[:, 32:] if gated else wanted
+    torch.testing.assert_close(out, wanted, atol=1e-5 * float(wanted.abs().max()), rtol=1e-3)
+
+
 def test_as_many_tokens_go_together_as_there_are_up_to_what_pays():
     heads = Heads(8, 2, 16, 0.25)
     assert [heads.chunk(width, 96) for width in (1, 4, 5, 8, 9, 16, 96)] == [4, 4, 8, 8, 16, 16, 16]

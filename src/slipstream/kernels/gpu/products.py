@@ -28,6 +28,8 @@ from slipstream.kernels.gpu.launch import early, fetch, wait
 ROWS = 16  # the smallest tile that matrix units take
 MOST = 512  # programs that may add to the stream side by side
 SHARED = 1 << 14  # sums of a row, over all shares, that there is room for
+SOME, ENOUGH = 100, 400  # programs that keep most of a chip busy, and beyond which more are no use
+SHORTEST = 384  # inputs of a share
 LINES = 8  # of 128 bytes, of each of its outputs' weights, that a program fetches before its turn has come
 SMALL = 1 << 22  # bytes of a weight that this pays for
 
@@ -236,6 +238,7 @@ def product(
         return
     inputs, outputs = weight.shape[1], weight.shape[0] // (2 if gated else 1)
     columns, step, warps, stages, shares = tile(outputs, inputs, gated, isinstance(weight, Eighth))
+    step = step // 2 if weight.dtype == torch.float32 else step  # as many bytes
     share = triton.cdiv(triton.cdiv(inputs, step), shares) * step
     reads, norm, squares, parts = (x.ready, x.norm, x.squares, x.parts) if isinstance(x, Stream) else (x, None, x, 0)
     target, ready, left = (out.hidden, out.ready, out.squares) if isinstance(out, Stream) else (out, out, out)
@@ -265,15 +268,22 @@ def tile(outputs: int, inputs: int, gated: bool, eighth: bool = False) -> tuple[
     """Columns and inputs a program takes at a time, warps and stages, and shares of the inputs: the processors of a
     chip share the columns, and each keeps enough of the weight under way. Measured on an H200; a weight has one tile,
     so sums have one order."""
-    if inputs >= 1 << 11 and eighth and not gated:
+    large = inputs >= 1 << 11
+    if large and eighth and not gated:
         return (64, 256, 4, 4, 1) if outputs >= 1 << 15 else (32, 256, 4, 6 if inputs > 1 << 13 else 4, 1)
-    if inputs >= 1 << 11:
-        return (32, 256, 4, 3, 1) if gated else (32, 128, 4, 6, 1) if outputs >= 1 << 12 else (16, 256, 4, 4, 1)
     if gated:
-        return 16, 128, 2, 4, 1
-    if outputs >= 1 << 13:
+        return (32, 256, 4, 3, 1) if inputs >= 1 << 12 else (32, 128, 4, 4, 1) if large else (32, 64, 4, 6, 1)
+    if outputs >= 1 << 13 and not large:
         return 64, 64, 4, 6, 1
-    return (16, 256, 4, 4, 1) if inputs >= 1 << 10 or outputs == inputs else (16, 128, 4, 6, 1)
+    shares = _shares(triton.cdiv(outputs, 32), inputs)
+    return 32, 128, 4, 4 if shares > 1 else 6, shares
+
+
+def _shares(blocks: int, inputs: int) -> int:
+    """Cut the inputs where there are not enough outputs to keep a chip busy, and its programs are long."""
+    if blocks >= SOME and inputs < 1 << 13:
+        return 1
+    return next((n for n in (8, 4, 2) if blocks * n <= ENOUGH and inputs >= n * SHORTEST), 1)
 
 
 def _library(
