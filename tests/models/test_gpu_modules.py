@@ -9,6 +9,7 @@ pytest.importorskip("triton", reason="needs Triton (pip install triton); its int
 
 from slipstream.models import gpu_passes
 from slipstream.models.decoder import _recorded
+from slipstream.models.gpu_decoder import GpuDecoder
 from slipstream.models.gpu_modules import GpuModules, record
 from tiny import ARCHITECTURES, ROUNDING, Bench, build
 
@@ -22,6 +23,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that find nothing to do cost the interpreter as much as others."""
     if DEVICE == "cpu":
         monkeypatch.setattr(gpu_passes, "LEAST", 1)
+    monkeypatch.setattr(gpu_passes, "ONCE", 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -35,6 +37,29 @@ def test_chains_and_trees_of_several_rows_equal_the_plain_model(kind):
     assert isinstance(found, GpuModules)
     assert found.captures > 1, "all of it went the other way"
     assert max(offs) <= ROUNDING
+
+
+def test_prompts_of_a_small_model_are_captured_when_such_a_size_is_met_again(monkeypatch):
+    monkeypatch.setattr(gpu_passes, "ONCE", 1)
+    monkeypatch.setattr(gpu_passes, "SIZES", (1, 2, 4))
+    monkeypatch.setattr(gpu_passes, "LARGER", (8, 12))
+    monkeypatch.setattr(gpu_passes, "MANY", 1)
+    bench = Bench.of("llama", device=DEVICE)
+    known = bench.model.anatomy
+    bench.model.decoder = found = GpuDecoder(bench.model.model, known.layers, known.windows)
+    assert (found.largest, gpu_passes.largest_of(10**12)) == (12, 4), "of a large model only passes of few tokens"
+    assert [gpu_passes.size_of(n, 12) for n in (3, 6, 9, 12, 13)] == [4, 8, 12, 12, 13]
+    captures = []
+    for length in (12, 11, 10, 7, 8, 16, 16):
+        bench.join(length)
+        bench.model.prefill(bench.rows, 100)
+        captures.append(found.captures)
+        assert bench.cycle([2], 0.0) <= ROUNDING
+        bench.leave(0)
+    before, after = captures[0], captures[-1]
+    assert captures[1] > before, "the second of a size"
+    assert sum(key[0] > 4 for key in found._graphs) == 1, "and not all of them"
+    assert after == found.captures
 
 
 def test_what_cannot_be_recorded_runs_as_it_is():

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders
+from transformers import PreTrainedTokenizerFast
 
 from alphabets import CHATML, byte_level, sentencepiece
 from slipstream.models.catalog import load_text, resolve
-from slipstream.models.detokenizer import Detokenizer
+from slipstream.models.detokenizer import ByteDetokenizer, Detokenizer
 from slipstream.models.text import Text, fingerprint, same_tokenizer
 
 PHRASES = [
@@ -25,7 +27,20 @@ PHRASES = [
 ]
 
 
-TEXTS = {"byte_level": Text(byte_level()), "sentencepiece": Text(sentencepiece())}
+def chained(*extra: str) -> PreTrainedTokenizerFast:
+    """Of bytes, under a decoder that would also spell out tokens of another kind: some converters write such ones."""
+    made = byte_level(extra)
+    steps = [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("▁", " "), decoders.ByteLevel()]
+    made.backend_tokenizer.decoder = decoders.Sequence(steps)
+    return made
+
+
+TEXTS = {
+    "byte_level": Text(byte_level()),
+    "chained": Text(chained()),
+    "chained with others": Text(chained("<0x41>", "▁a")),
+    "sentencepiece": Text(sentencepiece()),
+}
 CHUNKS = st.lists(st.integers(1, 40), min_size=1, max_size=20)
 
 
@@ -46,6 +61,16 @@ def test_a_stream_of_any_ids_equals_decoding_at_once(kind: str, data: st.DataObj
     text = TEXTS[kind]
     ids = data.draw(st.lists(st.integers(0, len(text.tokenizer) + 3), max_size=120))  # padding ids too
     assert streamed(text, ids, chunks) == text.decode(ids)
+
+
+def test_nothing_is_decoded_twice_where_every_token_is_so_many_bytes() -> None:
+    kinds = {name: type(text.stream()) for name, text in TEXTS.items()}
+    assert kinds == {
+        "byte_level": ByteDetokenizer,
+        "chained": ByteDetokenizer,
+        "chained with others": Detokenizer,
+        "sentencepiece": Detokenizer,
+    }
 
 
 @settings(deadline=None, max_examples=100)

@@ -80,6 +80,12 @@ class Slots:
         """Someone else wrote the cache: so many committed slots of a row are in it."""
         self._seats[row].held = slots
 
+    def rest(self, row: Row) -> Piece:
+        """The slots of a row that are still to be read, the last one at least: someone else does it."""
+        seat = self._seats[row]
+        start, seat.held = min(seat.held, row.length - 2), row.length - 1
+        return Piece(Line.of(seat.index, start, row.tokens[start + 1 :]))
+
     def ready(self, row: Row) -> bool:
         """Whether the target has read all of a row but its last token, which it always reads with the draft."""
         return row.length > 1 and self.target.cached(row) >= row.length - 1

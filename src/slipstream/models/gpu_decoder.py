@@ -15,7 +15,7 @@ from slipstream.kernels.gpu.decoder import Block, Held, Net, Room, Watched, embe
 from slipstream.kernels.gpu.eighth import Weight, fused
 from slipstream.kernels.gpu.products import Norm
 from slipstream.models.decoder import head_norms
-from slipstream.models.gpu_passes import Passes
+from slipstream.models.gpu_passes import Passes, largest_of
 from slipstream.models.rounded import RoundedLinear
 
 
@@ -38,6 +38,8 @@ class GpuDecoder(Passes):
         self.vocab, self.like = len(head), self.embedding[:1]
         entry = self.embedding.new_empty(1, self.heads.kv_heads, 1, self.heads.dim)
         self.entries = [(entry, entry)] * self.layers
+        products = [weight for b in blocks for weight in (b.qkv, b.output, b.gate_up, b.down)]
+        self.largest = largest_of(sum(weight.shape[0] * weight.shape[1] for weight in products))
 
     def passing(self, tokens: int, parts: int) -> KernelPass:
         return KernelPass(self.net, self.embedding, tokens, parts)

@@ -1,8 +1,9 @@
 """Passes on a GPU, replayed as captured graphs, whoever runs the layers: our kernels (`gpu_decoder`) or a model's own
 modules with our attention in them (`gpu_modules`).
 
-Passes of few tokens are captured once for each size and replayed: what tokens, positions and places they are about is
-read from a table that is copied in. Graphs speak of tensors where they lie, so they are dropped when the cache moves.
+Passes of few tokens are captured for each size when it is met again, and replayed: what tokens, positions and places
+they are about is read from a table that is copied in. So are those of many tokens of a small model, which take longer
+to launch than to run. Graphs speak of tensors where they lie, so they are dropped when the cache moves.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import gc
 import warnings
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
@@ -26,6 +28,10 @@ from slipstream.models.packing import Piece
 
 Where = tuple[Int[Tensor, " tokens"], Int[Tensor, " tokens"]]
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 128)  # tokens of captured passes
+LARGER = (160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)  # of small models
+MANY = 8  # such passes that are captured
+ONCE = 1  # times that a size is run before it is captured
+WORK = 1.2e12  # weights times tokens that a GPU is busy with for longer than a host takes to launch a pass
 LEAST = 8  # parts of the cache a captured pass can look at
 COLUMNS = 7 + WORDS + 1  # of the table: where tokens and chunks of them are, what they see, and which they are
 
@@ -61,10 +67,12 @@ class Passes(ABC):
     like: Float[Tensor, "1 hidden"]
     entries: Sequence[tuple[Float[Tensor, "1 kv_heads 1 dim"], Float[Tensor, "1 kv_heads 1 dim"]]]
     deepest: int = 64 * WORDS  # of a tree
+    largest: int = SIZES[-1]  # tokens of a pass that is worth a graph
 
     def __init__(self) -> None:
         self.captures = 0
         self._graphs: dict[Any, Captured] = {}
+        self._met: Counter[Any] = Counter()  # how often a size was run that is not captured yet
         self._held: tuple[Cache, int, list[tuple[Tensor, Tensor]]] | None = None
 
     @abstractmethod
@@ -101,11 +109,11 @@ class Passes(ABC):
         cache.reserve(used)
         held = self.held(cache)
         tokens, slots = sum(map(len, pieces)), 0 if kept is None else len(kept)
-        size, room = _size(tokens), _size(slots) if slots else 0
+        size, room = size_of(tokens, self.largest), size_of(slots) if slots else 0
         parts, tree = parts_of(used), any(any(p.line.seen) for p in pieces)
         chunk = self.heads.chunk(max(map(len, pieces)), tokens)
         chunks = _chunks(sum(-(-len(piece) // chunk) for piece in pieces), size)
-        table = _table(pieces, size, chunk)
+        table = table_of(pieces, size, chunk)
         key = size, room, parts, span, tuple(watched), hidden is not None, tree, chunk, chunks
         run = self._graphs.get(key) or self._new(key, held)
         where = run(table, hidden, kept)
@@ -113,10 +121,15 @@ class Passes(ABC):
         return (run.logits[:slots].clone() if slots else None), found, (where.row[:tokens], where.place[:tokens])
 
     def _new(self, key: Any, held: Held) -> Captured:
-        run = Captured(self, key, held)
-        if key[0] <= SIZES[-1]:  # others are as many as there are lengths of prompts
+        """What was met before is captured, which takes as long as several passes; but what has no size of its own."""
+        sized = key[0] <= self.largest and (key[0] <= SIZES[-1] or sum(k[0] > SIZES[-1] for k in self._graphs) < MANY)
+        recorded = sized and self._met[key] >= ONCE
+        run = Captured(self, key, held, recorded)
+        if recorded:
             self._graphs[key] = run
             self.captures += 1
+        elif sized:
+            self._met[key] += 1
         return run
 
     def held(self, cache: Cache) -> list[tuple[Tensor, Tensor]]:
@@ -129,9 +142,9 @@ class Passes(ABC):
 
 
 class Captured:
-    """One size of pass: its buffers, and on a GPU, for few tokens, a graph over them."""
+    """One size of pass: its buffers and, where it is recorded, a graph over them."""
 
-    def __init__(self, passes: Passes, key: Any, held: Held) -> None:
+    def __init__(self, passes: Passes, key: Any, held: Held, recorded: bool) -> None:
         size, slots, parts, self._span, watched, self._resumed, self._tree, chunk, chunks = key
         self._held, device = held, passes.like.device
         self._table = torch.zeros(COLUMNS, size, dtype=torch.long, device=device)
@@ -142,7 +155,7 @@ class Captured:
         self.logits = torch.empty(slots, passes.vocab, device=device)
         self._layout = layout_of(self._table, chunk, chunks)
         self._replay: Callable[[], None] = self._run
-        if device.type == "cuda" and size <= SIZES[-1]:
+        if device.type == "cuda" and recorded:
             self._replay = capture(self._run)
 
     def __call__(self, table: Tensor, hidden: Tensor | None, kept: Tensor | None) -> Layout:
@@ -209,7 +222,7 @@ def layout_of(table: Int[Tensor, "columns tokens"], chunk: int, chunks: int) -> 
     return Layout(position, row, place, limit, base, bits, first[:chunks], count[:chunks], chunk)
 
 
-def _table(pieces: Sequence[Piece], size: int, chunk: int) -> Int[Tensor, "columns size"]:
+def table_of(pieces: Sequence[Piece], size: int, chunk: int) -> Int[Tensor, "columns size"]:
     """Where each packed entry stands and what it sees, on the host. What fills up the pass has place -1."""
     table = torch.zeros(COLUMNS, size, dtype=torch.long)
     columns: list[list[int]] = [[] for _ in range(5)]
@@ -250,5 +263,11 @@ def _chunks(count: int, size: int) -> int:
     return 1 if count == 1 else size if size <= FEW else min(size, power(count))
 
 
-def _size(tokens: int) -> int:
-    return next((size for size in SIZES if size >= tokens), tokens)
+def size_of(tokens: int, largest: int = SIZES[-1]) -> int:
+    """Tokens that a pass has room for: what there are graphs for, or as many as there are."""
+    return next((size for size in (*SIZES, *LARGER) if tokens <= size <= largest), tokens)
+
+
+def largest_of(weights: int) -> int:
+    """Tokens of a pass that is worth a graph, by the weights that each of them goes through."""
+    return max(SIZES[-1], min(LARGER[-1], int(WORK / weights)))

@@ -7,12 +7,14 @@ some converted tokenizers forget it. Special tokens and end tokens are no text a
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tokenizers.decoders import ByteLevel
+from tokenizers.decoders import Sequence as Chain
 
 from slipstream.models.detokenizer import ByteDetokenizer, Detokenizer, spelt_bytes
 
@@ -118,9 +120,17 @@ def _decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], Any]:
 
 
 def _of_bytes(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether every token stands for certain bytes."""
-    inner = getattr(tokenizer, "backend_tokenizer", None)
-    return inner is not None and type(inner.decoder) is ByteLevel
+    """Whether every token stands for certain bytes. Converted tokenizers may spell other kinds of tokens out first,
+    which makes no difference where there are none of these."""
+    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    if not isinstance(decoder, Chain):
+        return isinstance(decoder, ByteLevel)
+    *before, last = json.loads(decoder.__getstate__())["decoders"]
+    kinds = {step["type"] for step in before}
+    if last["type"] != "ByteLevel" or not kinds <= {"ByteFallback", "Fuse", "Replace"}:
+        return False
+    spelt = [step["pattern"].get("String", "") for step in before if step["type"] == "Replace"]  # "" is in every token
+    return not any(BYTE.fullmatch(token) or any(mark in token for mark in spelt) for token in tokenizer.get_vocab())
 
 
 def _wants_bos(tokenizer: PreTrainedTokenizerBase) -> bool:

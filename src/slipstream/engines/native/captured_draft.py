@@ -7,7 +7,9 @@ never read, and the one before it not where its whole draft was accepted. What t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -16,7 +18,8 @@ from slipstream.core.shapes import Float, Int, Tensor
 from slipstream.drafters.eagle_gpu import EagleKernels
 from slipstream.kernels.gpu.cycle import Control, chain_layout, lay, lay_steps, part
 from slipstream.kernels.gpu.decoder import Held, Room
-from slipstream.models.gpu_passes import Passes
+from slipstream.models.gpu_passes import Passes, layout_of, parts_of, table_of
+from slipstream.models.packing import Piece
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,3 +141,22 @@ class Reading:
         self._head.kernels.fuse(stack, self._room.hidden)
         self._head.kernels.step(self.following, self._room, self._both, self.layout, self._head.held)
         torch.index_select(self._room.hidden, 0, self.end, out=self.state)
+
+
+def read_slots(head: Head, pieces: Sequence[Piece], rows: Sequence[int]) -> Float[Tensor, "pieces hidden"]:
+    """What the head gives at the last of each piece's slots, all of which it reads now, not captured; `rows` say where
+    they lie in the target's cache."""
+    kernels, sizes = head.kernels, list(map(len, pieces))
+    device, tokens = kernels.embedding.device, sum(sizes)
+    chunk = kernels.net.heads.chunk(max(sizes), tokens)
+    table = table_of(pieces, tokens, chunk).to(device)
+    layout = layout_of(table, chunk, sum(-(-size // chunk) for size in sizes))
+    row = torch.tensor(rows).repeat_interleave(torch.tensor(sizes)).to(device)
+    states = [held[row, 0, layout.place] for held in head.features.values()]
+    stack = torch.cat(
+        [state * scale for state, scale in zip(states, kernels.scale.to(states[0].dtype), strict=True)], -1
+    )
+    room = Room(kernels.net, tokens, parts_of(max(piece.line.start + len(piece.line) for piece in pieces)))
+    kernels.fuse(stack, room.hidden)
+    kernels.step(table[-1], room, stack.new_empty(tokens, 2 * room.hidden.shape[1]), layout, head.held)
+    return room.hidden[torch.tensor(list(accumulate(sizes)), device=device) - 1]

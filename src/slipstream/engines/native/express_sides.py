@@ -17,10 +17,12 @@ from slipstream.drafters.eagle import Eagle
 from slipstream.drafters.eagle_gpu import EagleKernels
 from slipstream.drafters.none import NoDrafter
 from slipstream.drafters.per_row import PerRow
-from slipstream.engines.native.captured_draft import Guesses, Head, Partner
+from slipstream.engines.native.captured_draft import Guesses, Head, Partner, read_slots
 from slipstream.engines.native.told import Told
 from slipstream.models.gpu_passes import Passes
 from slipstream.models.torch_model import TorchModel
+
+MOST = 8192  # slots that a head reads together
 
 
 class Side(ABC):
@@ -130,11 +132,24 @@ class EagleSide(Side):
         """What the head gave at the last slot of each row: what the last cycle left, or read anew."""
         (left, before), self._left = self._left or ({}, None), None
         if before is None or any(row not in left or left[row][1] != row.length for row in rows):
-            return self._drafter.slots.ends(rows), len(rows)
+            return self._ends(rows)
         index = [left[row][0] for row in rows]
         if before is cycle and index == list(range(len(rows))):
             return None, 0
         return before.state[torch.tensor(index, device=before.state.device)], 0
+
+    def _ends(self, rows: Sequence[Row]) -> tuple[Tensor, int]:
+        """Catch up with the rows: what the head gives at their last slots, and how many slots it read."""
+        head, pieces = self.part(max(row.length for row in rows)), [self._drafter.slots.rest(row) for row in rows]
+        found, begin = list[Tensor](), 0
+        while begin < len(rows):
+            end, read = begin + 1, len(pieces[begin])
+            while end < len(rows) and read + len(pieces[end]) <= MOST:
+                read, end = read + len(pieces[end]), end + 1
+            index = [self._target.index(row) for row in rows[begin:end]]
+            found.append(read_slots(head, pieces[begin:end], index))
+            begin = end
+        return torch.cat(found), sum(map(len, pieces))
 
     def commit(self, rows: Sequence[Row], budget: Sequence[Budget], told: Sequence[Told], cycle: Any) -> None:
         lengths = [row.length + len(one.path) + 1 for row, one in zip(rows, told, strict=True)]

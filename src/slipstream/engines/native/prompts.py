@@ -15,7 +15,8 @@ class Prompts:
         self._model, self._limit, self._note = model, limit, note
 
     def read(self, jobs: Sequence[Job]) -> list[Job]:
-        """First come, first read; what is left of a prompt then rides in the score pass. The rows that are ready."""
+        """First come, first read; what is left of a prompt then rides in the score pass. The rows that are ready. One
+        that is too long for a step is read in pieces; one that would have room in the next waits for that."""
         left, ready = self._limit, []
         for job in jobs:
             if not job.unread:  # it decodes
@@ -24,7 +25,7 @@ class Prompts:
             if job.unread > left:
                 before = job.unread
                 with job.blamed():
-                    self._some(job, left)
+                    self._some(job, left if job.unread > self._limit else 0)
                 left -= min(left, before - job.unread)
             if job.unread <= left and not job.done:
                 left -= job.unread

@@ -1,0 +1,61 @@
+"""When rows will be done that move together: on the average, and the last one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from slipstream.core.types import Request, Row
+from slipstream.plan.pace import LAG, Pace, _highest
+
+
+def rows(count: int) -> list[Row]:
+    return [Row(Request([1, 2])) for _ in range(count)]
+
+
+def test_plain_rows_are_done_when_they_have_said_what_is_left():
+    left = np.array([10.0, 30.0])
+    assert Pace().seconds(2.0, np.zeros(2), left) == 2.0 * (20 + 30) / 2
+    assert Pace().seconds(2.0, np.zeros(1), left[:1]) == 20.0
+
+
+def test_drafts_that_move_one_row_only_are_worth_half_of_what_they_seem():
+    left = np.full(2, 100.0)
+    alike, apart = (Pace().seconds(1.0, np.array(more), left) for more in ([1.0, 1.0], [3.0, 0.0]))
+    assert alike < 60 < 75 < apart <= 100
+
+
+def test_the_more_rows_the_later_the_last_one():
+    times = [Pace().seconds(1.0, np.full(count, 2.0), np.full(count, 99.0)) for count in (1, 8, 64)]
+    assert times[0] == pytest.approx(33.0)
+    assert times[0] < times[1] < times[2] < 33 * (1 + LAG * 2.5)
+    few = np.array([99.0, *[9.0] * 63])
+    assert Pace().seconds(1.0, np.full(64, 2.0), few) < 20, "who has little to say is not the last"
+
+
+def test_the_highest_of_several_is_where_statistics_say():
+    drawn = np.random.default_rng(0).standard_normal((20000, 8)).max(1).mean()
+    assert _highest(1) == 0
+    assert _highest(8) == pytest.approx(drawn, abs=0.03)
+
+
+def test_how_far_rows_fall_apart_is_learnt_from_those_that_leave():
+    even, uneven = Pace(), Pace()
+    for pace, counts in ((even, [3, 3, 3, 3.01]), (uneven, [1, 3, 4, 4])):
+        for _ in range(20):
+            some = rows(4)
+            for _ in range(30):
+                pace.moved(some, counts)
+            for row in some:
+                pace.close(row)
+    asked = 1.0, np.full(8, 2.0), np.full(8, 99.0)
+    assert even.seconds(*asked) < Pace().seconds(*asked) < uneven.seconds(*asked)
+
+
+def test_a_row_alone_or_a_short_one_teaches_nothing():
+    pace, (one, other) = Pace(), rows(2)
+    for _ in range(40):
+        pace.moved([one], [4])
+    pace.moved([one, other], [1, 5])
+    pace.close(other)
+    assert pace._square == LAG**2
