@@ -30,6 +30,7 @@ Where = tuple[Int[Tensor, " tokens"], Int[Tensor, " tokens"]]
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 128)  # tokens of captured passes
 LARGER = (160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)  # of small models
 MANY = 8  # such passes that are captured
+EVEN = 16
 ONCE = 1  # times that a size is run before it is captured
 WORK = 1.2e12  # weights times tokens that a GPU is busy with for longer than a host takes to launch a pass
 LEAST = 8  # parts of the cache a captured pass can look at
@@ -264,8 +265,9 @@ def _chunks(count: int, size: int) -> int:
 
 
 def size_of(tokens: int, largest: int = SIZES[-1]) -> int:
-    """Tokens that a pass has room for: what there are graphs for, or as many as there are."""
-    return next((size for size in (*SIZES, *LARGER) if tokens <= size <= largest), tokens)
+    """Tokens that a pass has room for: what there are graphs for, or hardly more than there are. Tables of such sizes
+    begin where kernels like it; others would be compiled once more."""
+    return next((size for size in (*SIZES, *LARGER) if tokens <= size <= largest), -(-tokens // EVEN) * EVEN)
 
 
 def largest_of(weights: int) -> int:

@@ -18,7 +18,7 @@ from slipstream.core.shapes import Float, Int, Tensor
 from slipstream.drafters.eagle_gpu import EagleKernels
 from slipstream.kernels.gpu.cycle import Control, chain_layout, lay, lay_steps, part
 from slipstream.kernels.gpu.decoder import Held, Room
-from slipstream.models.gpu_passes import Passes, layout_of, parts_of, table_of
+from slipstream.models.gpu_passes import Passes, layout_of, parts_of, size_of, table_of
 from slipstream.models.packing import Piece
 
 
@@ -147,16 +147,17 @@ def read_slots(head: Head, pieces: Sequence[Piece], rows: Sequence[int]) -> Floa
     """What the head gives at the last of each piece's slots, all of which it reads now, not captured; `rows` say where
     they lie in the target's cache."""
     kernels, sizes = head.kernels, list(map(len, pieces))
-    device, tokens = kernels.embedding.device, sum(sizes)
+    device, tokens = kernels.embedding.device, size_of(sum(sizes), 0)
     chunk = kernels.net.heads.chunk(max(sizes), tokens)
-    table = table_of(pieces, tokens, chunk).to(device)
+    table = table_of(pieces, tokens, chunk).to(device, non_blocking=True)
     layout = layout_of(table, chunk, sum(-(-size // chunk) for size in sizes))
-    row = torch.tensor(rows).repeat_interleave(torch.tensor(sizes)).to(device)
+    owner = [row for row, size in zip(rows, sizes, strict=True) for _ in range(size)]
+    index = torch.tensor([*owner, *[0] * (tokens - len(owner)), *(end - 1 for end in accumulate(sizes))])
+    index = index.to(device, non_blocking=True)
+    row, ends = index[:tokens], index[tokens:]
     states = [held[row, 0, layout.place] for held in head.features.values()]
-    stack = torch.cat(
-        [state * scale for state, scale in zip(states, kernels.scale.to(states[0].dtype), strict=True)], -1
-    )
+    scaled = [state * scale for state, scale in zip(states, kernels.scale.to(states[0].dtype), strict=True)]
     room = Room(kernels.net, tokens, parts_of(max(piece.line.start + len(piece.line) for piece in pieces)))
-    kernels.fuse(stack, room.hidden)
-    kernels.step(table[-1], room, stack.new_empty(tokens, 2 * room.hidden.shape[1]), layout, head.held)
-    return room.hidden[torch.tensor(list(accumulate(sizes)), device=device) - 1]
+    kernels.fuse(torch.cat(scaled, -1), room.hidden)
+    kernels.step(table[-1], room, states[0].new_empty(tokens, 2 * room.hidden.shape[1]), layout, head.held)
+    return room.hidden[ends]
