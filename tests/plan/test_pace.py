@@ -13,24 +13,34 @@ def rows(count: int) -> list[Row]:
     return [Row(Request([1, 2])) for _ in range(count)]
 
 
+def seconds(pace: Pace, cycle: float, more: list[float], left: list[float]) -> float:
+    """Of one way."""
+    (found,) = pace.seconds(np.array([cycle]), np.array([more]), np.array(left))
+    return float(found)
+
+
 def test_plain_rows_are_done_when_they_have_said_what_is_left():
-    left = np.array([10.0, 30.0])
-    assert Pace().seconds(2.0, np.zeros(2), left) == 2.0 * (20 + 30) / 2
-    assert Pace().seconds(2.0, np.zeros(1), left[:1]) == 20.0
+    assert seconds(Pace(), 2.0, [0, 0], [10, 30]) == 2.0 * (20 + 30) / 2
+    assert seconds(Pace(), 2.0, [0], [10]) == 20.0
+
+
+def test_ways_are_looked_at_side_by_side():
+    left, more = np.array([40.0, 70.0, 90.0]), np.array([[0.0, 0.0, 0.0], [1.0, 2.0, 0.5]])
+    both = Pace().seconds(np.array([1.0, 1.5]), more, left)
+    alone = [seconds(Pace(), cycle, list(line), list(left)) for cycle, line in zip((1.0, 1.5), more, strict=True)]
+    assert both.tolist() == alone
 
 
 def test_drafts_that_move_one_row_only_are_worth_half_of_what_they_seem():
-    left = np.full(2, 100.0)
-    alike, apart = (Pace().seconds(1.0, np.array(more), left) for more in ([1.0, 1.0], [3.0, 0.0]))
+    alike, apart = (seconds(Pace(), 1.0, more, [100.0] * 2) for more in ([1.0, 1.0], [3.0, 0.0]))
     assert alike < 60 < 75 < apart <= 100
 
 
 def test_the_more_rows_the_later_the_last_one():
-    times = [Pace().seconds(1.0, np.full(count, 2.0), np.full(count, 99.0)) for count in (1, 8, 64)]
+    times = [seconds(Pace(), 1.0, [2.0] * count, [99.0] * count) for count in (1, 8, 64)]
     assert times[0] == pytest.approx(33.0)
     assert times[0] < times[1] < times[2] < 33 * (1 + LAG * 2.5)
-    few = np.array([99.0, *[9.0] * 63])
-    assert Pace().seconds(1.0, np.full(64, 2.0), few) < 20, "who has little to say is not the last"
+    assert seconds(Pace(), 1.0, [2.0] * 64, [99.0, *[9.0] * 63]) < 20, "who has little to say is not the last"
 
 
 def test_the_highest_of_several_is_where_statistics_say():
@@ -48,8 +58,8 @@ def test_how_far_rows_fall_apart_is_learnt_from_those_that_leave():
                 pace.moved(some, counts)
             for row in some:
                 pace.close(row)
-    asked = 1.0, np.full(8, 2.0), np.full(8, 99.0)
-    assert even.seconds(*asked) < Pace().seconds(*asked) < uneven.seconds(*asked)
+    asked = 1.0, [2.0] * 8, [99.0] * 8
+    assert seconds(even, *asked) < seconds(Pace(), *asked) < seconds(uneven, *asked)
 
 
 def test_a_row_alone_or_a_short_one_teaches_nothing():

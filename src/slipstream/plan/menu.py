@@ -8,7 +8,7 @@ more and more rarely while it fails.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -85,28 +85,24 @@ class Chooser:
             self._curves.clear()
         rate = np.array([(self._trust.get(row) or Trust(self._prior)).rate for row in rows])
         left = np.array([max(1, row.request.max_tokens - row.emitted) for row in rows])
-        (plain, *others), far = menu, None if ready is None else np.array(ready)
-        times = {}
-        for offer in menu:
-            more = self._more(rate, offer, far)
-            # what is known beforehand is known of this cycle only, of which a token's price is all that counts
-            taken = self.pace.seconds(offer.seconds, more, left) if far is None else offer.seconds / (1 + more).sum()
-            times[offer] = (taken + once * bool(offer.depth)) * (1.0 if offer.there else DOUBT)
-        self._last = self._fastest(plain, others, times, once, ready)
+        seconds, more = np.array([offer.seconds for offer in menu]), self._more(rate, menu, ready)
+        # what is known beforehand is known of this cycle only, of which a token's price is all that counts
+        times = self.pace.seconds(seconds, more, left) if ready is None else seconds / (1 + more).sum(1)
+        taken = [
+            (time + once * bool(offer.depth)) * (1.0 if offer.there else DOUBT)
+            for offer, time in zip(menu, times.tolist(), strict=True)
+        ]
+        self._last = self._fastest(menu, taken, once, ready)
         return self._last
 
     def _fastest(
-        self,
-        plain: Offer,
-        others: Sequence[Offer],
-        times: Mapping[Offer, float],
-        once: float,
-        ready: Sequence[int] | None,
+        self, menu: Sequence[Offer], taken: Sequence[float], once: float, ready: Sequence[int] | None
     ) -> Offer:
-        best = min(others, key=times.__getitem__, default=plain)
-        if MARGIN * times[best] < times[plain]:
+        plain, *others = menu
+        best = min(range(len(menu)), key=taken.__getitem__)
+        if MARGIN * taken[best] < taken[0]:
             self._plain, self._wait = 0, PATIENCE
-            return best
+            return menu[best]
         self._plain += HELD if ready is None else 1
         there = [offer for offer in others if offer.there]
         wait = self._wait * (1 + TRIAL * once / plain.seconds / PATIENCE)
@@ -115,12 +111,14 @@ class Chooser:
             return min(there, key=lambda offer: offer.seconds)
         return plain
 
-    def _more(self, rate: Column, offer: Offer, far: Column | None) -> Column:
-        """Tokens that each row may expect to have accepted."""
-        if offer.nodes:
-            return np.interp(rate, GRID, self._curve(offer))
-        depth = offer.depth if far is None else np.minimum(far, offer.depth)
+    def _more(self, rate: Column, menu: Sequence[Offer], ready: Sequence[int] | None) -> Column:
+        """Tokens that each row may expect to have accepted, [offers, rows]."""
+        depth = np.array([[offer.depth] for offer in menu])
+        depth = depth if ready is None else np.minimum(np.array(ready), depth)
         found: Column = rate * (1 - rate**depth) / np.maximum(1 - rate, 1e-6)
+        for n, offer in enumerate(menu):
+            if offer.nodes:
+                found[n] = np.interp(rate, GRID, self._curve(offer))
         return found
 
     def _curve(self, offer: Offer) -> Column:

@@ -41,14 +41,16 @@ class Pace:
             self._heard = min(self._heard + 1, RECALL)
             self._square += ((mine / others - 1) ** 2 - self._square) / self._heard
 
-    def seconds(self, cycle: float, more: Column, left: Column) -> float:
-        """Until rows that have so many tokens left are done, on the average and all of them, where each cycle takes so
-        long and brings so many more than one."""
+    def seconds(self, cycle: Column, more: Column, left: Column) -> Column:
+        """Until rows that have so many tokens left are done, on the average and all of them, for several ways to go on:
+        a cycle takes so long, [ways], and brings so many more than one, [ways, rows]."""
         cycles = left / (1 + more)
-        last = longest = float(cycles.max())
-        if more.any():
-            last *= 1 + self._square**0.5 * _highest(int((cycles > NEAR * longest).sum()))
-        return cycle * (float(cycles.mean()) + last) / 2
+        longest = cycles.max(1)
+        near = (cycles > NEAR * longest[:, None]).sum(1)
+        lag = np.array([_highest(count) for count in near.tolist()]) * more.any(1)
+        last: Column = longest * (1 + self._square**0.5 * lag)
+        found: Column = cycle * (cycles.sum(1) / len(left) + last) / 2
+        return found
 
 
 @cache
