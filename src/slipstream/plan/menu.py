@@ -24,6 +24,7 @@ DOUBT = 1.1  # a size that is not captured must promise so much more than those 
 HELD = 8  # cycles that one decision holds for, while the rows are the same
 PATIENCE, LONGEST = 4, 128  # plain cycles before drafting is tried again, at first and in the end
 TRIAL = 32  # times what it takes before drafting can begin, where it takes any time: so much goes by before it is tried
+LUCK = 0.5  # of what a row's latest drafts seem to be worth beyond the others' is taken for luck
 FIRST, RECALL = 10, 100  # tokens that what is believed of all rows counts as, at first and at most
 HEARD = 8  # rows that are learnt from after a cycle; of more, some in turn
 FRESH = 256  # decisions after which what trees are worth is worked out anew
@@ -85,6 +86,7 @@ class Chooser:
             self._curves.clear()
         rate = np.array([(self._trust.get(row) or Trust(self._prior)).rate for row in rows])
         left = np.array([max(1, row.request.max_tokens - row.emitted) for row in rows])
+        rate += LUCK * (rate.mean() - rate) if ready is None else 0.0
         seconds, more = np.array([offer.seconds for offer in menu]), self._more(rate, menu, ready)
         # what is known beforehand is known of this cycle only, of which a token's price is all that counts
         times = self.pace.seconds(seconds, more, left) if ready is None else seconds / (1 + more).sum(1)
