@@ -141,9 +141,7 @@ def test_nor_is_one_whose_draft_model_must_read_every_prompt_first(count, rate, 
 @pytest.mark.parametrize("count", [8, 32, 64])
 @pytest.mark.parametrize("spread", [0.0, 0.08])
 def test_nor_where_some_rows_fall_behind_and_are_waited_for(count, spread):
-    machine = Machine(
-        0.86, base=1.6e-3, level=8e-4, token=8e-6, reading=0.01 + 6e-4 * count, tokens=96, spread=spread
-    )
+    machine = Machine(0.86, base=1.6e-3, level=8e-4, token=8e-6, reading=0.01 + 6e-4 * count, tokens=96, spread=spread)
     speeds = [machine.serve(count) for _ in range(12)]
     usual = sorted(speeds[4:])[4]
     assert usual > (1.0 if count == 8 else 0.95) * machine.plainly(count)

@@ -75,6 +75,8 @@ class Scheduler:
     def leave(self) -> list[Job]:
         """Take out the jobs that are done; those that held a row."""
         done = [job for job in self.running if job.done]
+        if not done and not self.waiting:
+            return done
         self.running = [job for job in self.running if not job.done]
         self.waiting = deque(job for job in self.waiting if not job.done)
         return done

@@ -12,6 +12,9 @@ from typing import NamedTuple
 from slipstream.core.types import Origin
 
 
+PLAIN = (Origin.PLAIN,)
+
+
 class Told(NamedTuple):
     tokens: list[int]  # drafted
     parents: Sequence[int]  # of each, among them; -1 is the committed end
@@ -48,12 +51,16 @@ class Told(NamedTuple):
 
 def told_chains(record: Sequence[list[int]]) -> list[Told]:
     """Of each row: accepted, next token, whether all had a law, drafted; tokens, and more that is not needed here."""
-    return [_chain(line[0], line[1], line[4 : 4 + line[3]]) for line in record]
+    return [_chain(line[0], line[1], line[4 : 4 + line[3]]) if line[3] else _plain(line[1]) for line in record]
+
+
+def _plain(last: int) -> Told:
+    return Told([], (), (), [], [last], PLAIN)
 
 
 def _chain(count: int, last: int, tokens: list[int]) -> Told:
     kept = tokens[:count]
-    final = _origins(count, bool(tokens), count < len(tokens))
+    final = _origins(count, True, count < len(tokens))
     return Told(tokens, range(-1, len(tokens) - 1), range(count), kept, [*kept, last], final)
 
 
