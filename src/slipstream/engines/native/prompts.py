@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from slipstream.core.interfaces import Model
 from slipstream.engines.native.job import Job
 
+PIECES = 4  # of a step's tokens, at most
+
 
 class Prompts:
     """So many tokens a step are read of all prompts together; `note` is told what went wrong with several at once."""
@@ -16,7 +18,7 @@ class Prompts:
 
     def read(self, jobs: Sequence[Job]) -> list[Job]:
         """First come, first read; what is left of a prompt then rides in the score pass. The rows that are ready. One
-        that is too long for a step is read in pieces; one that would have room in the next waits for that."""
+        that is too long for what is left of a step is read in pieces, but none so small that it is not worth a pass."""
         left, ready = self._limit, []
         for job in jobs:
             if not job.unread:  # it decodes
@@ -25,7 +27,7 @@ class Prompts:
             if job.unread > left:
                 before = job.unread
                 with job.blamed():
-                    self._some(job, left if job.unread > self._limit else 0)
+                    self._some(job, left if PIECES * left >= self._limit else 0)
                 left -= min(left, before - job.unread)
             if job.unread <= left and not job.done:
                 left -= job.unread

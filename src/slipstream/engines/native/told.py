@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from slipstream.core.types import Origin
 
-
 PLAIN = (Origin.PLAIN,)
 
 
