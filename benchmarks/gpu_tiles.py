@@ -15,7 +15,7 @@ import torch
 from gpu_common import timed
 
 from slipstream.kernels.gpu import products
-from slipstream.kernels.gpu.products import Norm, Stream
+from slipstream.kernels.gpu.stream import Norm, Stream
 from slipstream.models.gpu_passes import capture
 
 SIZES = {  # hidden, inner, qkv

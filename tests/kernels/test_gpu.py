@@ -23,7 +23,8 @@ from slipstream.kernels.gpu.attention import WORDS, Heads, Layout, Space, attend
 from slipstream.kernels.gpu.cut import cut
 from slipstream.kernels.gpu.draw import Laws, Wishes, choose, draft
 from slipstream.kernels.gpu.judge import judge, match, surplus_room
-from slipstream.kernels.gpu.products import Norm, Stream, product
+from slipstream.kernels.gpu.products import product
+from slipstream.kernels.gpu.stream import Norm, Stream
 from slipstream.models.rounded import rounded
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -11,7 +11,8 @@ from slipstream.drafters.eagle_net import EagleNet
 from slipstream.kernels.gpu.attention import Heads, Layout
 from slipstream.kernels.gpu.cycle import pair
 from slipstream.kernels.gpu.decoder import Block, Net, Room, layer, logits
-from slipstream.kernels.gpu.products import Norm, product
+from slipstream.kernels.gpu.products import product
+from slipstream.kernels.gpu.stream import Norm
 
 
 class EagleKernels:

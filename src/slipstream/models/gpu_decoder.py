@@ -13,7 +13,7 @@ from slipstream.core.shapes import Float, Tensor
 from slipstream.kernels.gpu.attention import Heads, Layout
 from slipstream.kernels.gpu.decoder import Block, Held, Net, Room, Watched, embed, logits, logits_of, walk
 from slipstream.kernels.gpu.eighth import Weight, fused
-from slipstream.kernels.gpu.products import Norm
+from slipstream.kernels.gpu.stream import Norm
 from slipstream.models.decoder import head_norms
 from slipstream.models.gpu_passes import Passes, largest_of
 from slipstream.models.rounded import RoundedLinear

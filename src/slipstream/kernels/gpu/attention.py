@@ -21,7 +21,7 @@ from torch import Tensor
 
 from slipstream.kernels.gpu.eighth import Weight
 from slipstream.kernels.gpu.launch import early, wait
-from slipstream.kernels.gpu.products import Norm
+from slipstream.kernels.gpu.stream import Norm
 
 QUERIES, WIDEST = 16, 64  # queries of a program: the smallest tile matrix units take, and the largest that pays
 MANY = 64  # tokens of a pass that has programs enough with larger tiles

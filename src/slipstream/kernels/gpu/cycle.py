@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slipstream.kernels.gpu.attention import WORDS, Layout
 from slipstream.kernels.gpu.launch import early, long, wait
-from slipstream.kernels.gpu.products import Norm
+from slipstream.kernels.gpu.stream import Norm
 
 
 @triton.jit(do_not_specialize=["rows", "width", "chunk", "chunks"])

@@ -13,7 +13,8 @@ from torch import Tensor
 from slipstream.kernels.gpu.attention import Heads, Layout, Space, attend, survey, turn
 from slipstream.kernels.gpu.eighth import Weight
 from slipstream.kernels.gpu.launch import FEW, early, wait
-from slipstream.kernels.gpu.products import Norm, Stream, product
+from slipstream.kernels.gpu.products import product
+from slipstream.kernels.gpu.stream import Norm, Stream
 
 
 @triton.jit

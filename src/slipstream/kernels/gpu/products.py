@@ -1,9 +1,7 @@
 """Products of a weight matrix with few rows, and what stands before and after them in a decoder's layer.
 
 Reading the weight is what a product of few rows costs, so nothing else may stand in the way of that. The norm before a
-product is folded in: whoever adds to the residual stream, which is kept in float32, also leaves it times the weight of
-the norm that comes next, and the squares of what it left; the product then divides by their root. The activation of a
-gate and the addition to the stream happen where the sums are.
+product is folded in (`stream`); the activation of a gate and the addition to the stream happen where the sums are.
 
 Sixteen rows are worked on at a time whatever their number is, and every sum runs in one order: a row's result depends
 on that row alone, to the bit. Where outputs are so few that most of a chip would be idle, the inputs are cut into
@@ -15,7 +13,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -24,12 +21,9 @@ from torch import Tensor
 
 from slipstream.kernels.gpu.eighth import Eighth, Weight
 from slipstream.kernels.gpu.launch import early, fetch, wait
+from slipstream.kernels.gpu.stream import MOST, ROWS, SHARED, Norm, Stream
+from slipstream.kernels.gpu.tiles import tile
 
-ROWS = 16  # the smallest tile that matrix units take
-MOST = 512  # programs that may add to the stream side by side
-SHARED = 1 << 14  # sums of a row, over all shares, that there is room for
-SOME, ENOUGH = 100, 400  # programs that keep most of a chip busy, and beyond which more are no use
-SHORTEST = 384  # inputs of a share
 LINES = 8  # of 128 bytes, of each of its outputs' weights, that a program fetches before its turn has come
 SMALL = 1 << 22  # bytes of a weight that this pays for
 
@@ -143,46 +137,6 @@ def _product(
 
 
 @triton.jit
-def _ready(x, weight, ready, left, size, SIZE: tl.constexpr, MOST: tl.constexpr, EARLY: tl.constexpr):
-    if EARLY:
-        wait()
-    row, at = tl.program_id(0), tl.arange(0, SIZE)
-    inside = at < size
-    piece = tl.load(x + row * size + at, mask=inside, other=0.0).to(tl.float32)
-    scaled = piece * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(ready + row * size + at, scaled.to(ready.dtype.element_ty), mask=inside)
-    tl.store(left + row * MOST, tl.sum(piece * piece, 0))
-
-
-@triton.jit
-def _norm(x, weight, out, size, epsilon, SIZE: tl.constexpr, EARLY: tl.constexpr):
-    if EARLY:
-        wait()
-    row = tl.program_id(0)
-    at = tl.arange(0, SIZE)
-    inside = at < size
-    piece = tl.load(x + row * size + at, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(piece * piece, 0) / size + epsilon)
-    piece = piece * scale * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * size + at, piece.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _added(x, made, weight, out, size, epsilon, SIZE: tl.constexpr, EARLY: tl.constexpr):
-    """Add to a stream, and norm it for who reads it next."""
-    if EARLY:
-        wait()
-    row, at = tl.program_id(0), tl.arange(0, SIZE)
-    inside = at < size
-    piece = tl.load(x + row * size + at, mask=inside, other=0.0)
-    piece += tl.load(made + row * size + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(x + row * size + at, piece, mask=inside)
-    scale = tl.rsqrt(tl.sum(piece * piece, 0) / size + epsilon)
-    piece = piece * scale * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * size + at, piece.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
 def _gate(both, out, size, SIZE: tl.constexpr, EARLY: tl.constexpr):
     if EARLY:
         wait()
@@ -191,34 +145,6 @@ def _gate(both, out, size, SIZE: tl.constexpr, EARLY: tl.constexpr):
     gate = tl.load(both + row * 2 * size + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(both + row * 2 * size + size + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * size + at, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=inside)
-
-
-@dataclass(frozen=True, eq=False)
-class Norm:
-    weight: Tensor
-    epsilon: float
-
-
-class Stream:
-    """The residual stream of a pass, and what the norm that comes next needs of it."""
-
-    def __init__(self, tokens: int, size: int, like: Weight) -> None:
-        self.hidden = torch.empty(tokens, size, device=like.device)
-        self.ready = like.new_empty(tokens, size)
-        self.squares = torch.empty(tokens, MOST, device=like.device)
-        spread = SHARED if tokens <= ROWS else 0
-        self.partial = torch.empty(ROWS, spread, device=like.device)  # sums of shares of the inputs
-        self.arrived = torch.zeros(MOST, dtype=torch.int32, device=like.device)  # programs that have left theirs
-        self.norm: Norm | None = None
-        self.parts = 0  # of the squares; 0: nobody left any
-        self.normed = False  # whether `ready` is what the norm gives, and not only what it multiplies
-
-    def begin(self, norm: Norm) -> None:
-        """What lies in `hidden` is read under this norm next."""
-        (tokens, size), hidden = self.hidden.shape, self.hidden
-        wide = triton.next_power_of_2(size)
-        _ready[(tokens,)](hidden, norm.weight, self.ready, self.squares, size, wide, MOST, **early(hidden, tokens))
-        self.norm, self.parts, self.normed = norm, 1, False
 
 
 def product(
@@ -264,38 +190,16 @@ def product(
         assert grid[0] <= MOST, "more programs than there is room for their squares"
 
 
-def tile(outputs: int, inputs: int, gated: bool, eighth: bool = False) -> tuple[int, int, int, int, int]:
-    """Columns and inputs a program takes at a time, warps and stages, and shares of the inputs: the processors of a
-    chip share the columns, and each keeps enough of the weight under way. Measured on an H200; a weight has one tile,
-    so sums have one order."""
-    large = inputs >= 1 << 11
-    if large and eighth and not gated:
-        return (64, 256, 4, 4, 1) if outputs >= 1 << 15 else (32, 256, 4, 6 if inputs > 1 << 13 else 4, 1)
-    if gated:
-        return (32, 256, 4, 3, 1) if inputs >= 1 << 12 else (32, 128, 4, 4, 1) if large else (32, 64, 4, 6, 1)
-    if outputs >= 1 << 13 and not large:
-        return 64, 64, 4, 6, 1
-    shares = _shares(triton.cdiv(outputs, 32), inputs)
-    return 32, 128, 4, 4 if shares > 1 else 6, shares
-
-
-def _shares(blocks: int, inputs: int) -> int:
-    """Cut the inputs where there are not enough outputs to keep a chip busy, and its programs are long."""
-    if blocks >= SOME and inputs < 1 << 13:
-        return 1
-    return next((n for n in (8, 4, 2) if blocks * n <= ENOUGH and inputs >= n * SHORTEST), 1)
-
-
 def _library(
     x: Tensor | Stream, weight: Weight, out: Tensor | Stream, bias: Tensor | None, gated: bool, after: Norm | None
 ) -> None:
     weight = weight.wide() if isinstance(weight, Eighth) else weight
     if isinstance(x, Stream):
-        x = _through_norm(x)
+        x = x.through_norm()
     plain = isinstance(out, Tensor) and not gated and (out.dtype == x.dtype or (x.is_cuda and bias is None))
     made = _multiply(x, weight, bias, out if plain else None)  # type: ignore[arg-type]
     if isinstance(out, Stream):
-        _add(out, made, after)
+        out.add(made, after)
     elif gated:
         size = made.shape[1] // 2
         _gate[(len(made), triton.cdiv(size, 1024))](made, out, size, 1024, **early(made, len(made)))
@@ -327,24 +231,3 @@ def _chosen_library(x: Tensor) -> Iterator[None]:
             yield
         finally:
             torch.backends.cuda.preferred_blas_library(before)
-
-
-def _through_norm(x: Stream) -> Tensor:
-    assert x.norm is not None, "a stream is read through a norm"
-    tokens, size = x.hidden.shape
-    if not x.normed:
-        wide = triton.next_power_of_2(size)
-        _norm[(tokens,)](x.hidden, x.norm.weight, x.ready, size, x.norm.epsilon, wide, **early(x.hidden, tokens))
-    return x.ready
-
-
-def _add(out: Stream, made: Tensor, after: Norm | None) -> None:
-    tokens, size = out.hidden.shape
-    out.norm, out.parts, out.normed = after, 0, after is not None
-    if after is None:
-        out.hidden += made
-    else:
-        wide = triton.next_power_of_2(size)
-        _added[(tokens,)](
-            *(out.hidden, made, after.weight, out.ready, size, after.epsilon, wide), num_warps=8, **early(made, tokens)
-        )
