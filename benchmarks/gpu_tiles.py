@@ -1,4 +1,4 @@
-"""Which tiles a product of few tokens is fastest with: what `kernels.gpu.products.tile` is made from.
+"""Which tiles a product of few tokens is fastest with: what `kernels.gpu.tiles` is made from.
 
 Every weight lies in memory many times over, so that none is read from a cache; all products of a candidate are one
 graph. What is told is the time of one product and how far that is from reading its weight once.

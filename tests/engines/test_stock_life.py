@@ -19,7 +19,7 @@ from slipstream.engines.native.sizes import DEPTHS, GROWN, PLAIN, Common, Shaped
 from slipstream.engines.native.stock import Stock
 from slipstream.plan.menu import Chooser, Offer
 
-RULE, TOKENS, PROMPT, HOST, EACH = "greedy", 128, 170, 4e-4, 9e-6
+RULE, TOKENS, PROMPT, HOST, EACH = "greedy", 128, 170, 4e-4, 1.2e-5
 SIZES = [*map(Size, DEPTHS), *GROWN]
 
 

@@ -117,6 +117,9 @@ def test_inputs_that_are_summed_in_shares_have_the_same_bits_spread_or_not(monke
         product(few, after, alone)
         assert torch.equal(alone, together[some])
         assert not few.arrived.any()
+    eighth, few = rounded(weight, "int8"), stream(residual[:5], norm)
+    product(x[:5], eighth, few)
+    torch.testing.assert_close(few.hidden, residual[:5] + x[:5] @ eighth.wide().T, atol=1e-3, rtol=1e-4)
 
 
 def test_inputs_are_cut_where_outputs_are_few():

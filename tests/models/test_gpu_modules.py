@@ -56,10 +56,8 @@ def test_prompts_of_a_small_model_are_captured_when_such_a_size_is_met_again(mon
         captures.append(found.captures)
         assert bench.cycle([2], 0.0) <= ROUNDING
         bench.leave(0)
-    before, after = captures[0], captures[-1]
-    assert captures[1] > before, "the second of a size"
+    assert captures[0] == 0 < captures[1], "the second of a size"
     assert sum(key[0] > 4 for key in found._graphs) == 1, "and not all of them"
-    assert after == found.captures
 
 
 def test_what_cannot_be_recorded_runs_as_it_is():

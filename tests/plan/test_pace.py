@@ -63,9 +63,14 @@ def test_how_far_rows_fall_apart_is_learnt_from_those_that_leave():
 
 
 def test_a_row_alone_or_a_short_one_teaches_nothing():
-    pace, (one, other) = Pace(), rows(2)
+    pace, (alone, short, other) = Pace(), rows(3)
     for _ in range(40):
-        pace.moved([one], [4])
-    pace.moved([one, other], [1, 5])
-    pace.close(other)
+        pace.moved([alone], [4])
+    pace.moved([short, other], [1, 5])
+    for row in (alone, short):
+        pace.close(row)
     assert pace._square == LAG**2
+    for _ in range(40):
+        pace.moved([other, alone], [1, 5])
+    pace.close(other)
+    assert pace._square > LAG**2, "a long one among others does"

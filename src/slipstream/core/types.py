@@ -90,7 +90,6 @@ class Row:
         self.seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
         self.sample = request.sample
         self.tokens = list(request.prompt)
-        self._longest = len(request.prompt) + request.max_tokens
         self.origins: list[Origin] = []
         self.finish: str | None = None if request.max_tokens else "length"
         self.constraint = request.grammar() if request.grammar else None
@@ -111,7 +110,8 @@ class Row:
 
     def room(self, context: int) -> int:
         """How many tokens may still be emitted before the request's limit or the model's context ends."""
-        return max(0, min(self._longest, context) - len(self.tokens))
+        longest = len(self.request.prompt) + self.request.max_tokens
+        return max(0, min(longest, context) - len(self.tokens))
 
     def extend(self, tokens: Sequence[int], origins: Sequence[Origin], context: int) -> int:
         """Commit emitted tokens up to the first end token; how many were kept."""
