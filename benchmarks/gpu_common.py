@@ -42,7 +42,7 @@ def timed(run: Callable[[], object], count: int = 50) -> float:
 
 
 def open_engine(asked: argparse.Namespace, **more: Any) -> NativeEngine:
-    return NativeEngine(build_target(asked.model, **more), drafter=asked.head, limits=Limits(rows=64, retained=0))
+    return NativeEngine(build_target(asked.model, **more), asked.head, "block", limits=Limits(rows=64, retained=0))
 
 
 def prompts(count: int) -> list[str]:

@@ -67,7 +67,7 @@ def scaled(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
     model = _widened(small.found.path)
     plain = _widened(small.found.path)
     target = Target(small.found, TorchModel(model), small.text)
-    engine = NativeEngine(target, drafter="none", limits=Limits(rows=64, retained=0))
+    engine = NativeEngine(target, "none", "block", limits=Limits(rows=64, retained=0))
     engine._drafters["draft_model"] = drafter
     told: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters())}
     ways = {"plain": WAYS["plain"]} | {n: replace(how, drafter="draft_model") for n, how in (DRAFTS | AUTO).items()}
@@ -83,7 +83,7 @@ def scaled(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
 def pair(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
     """A target and a smaller model of its family at temperature 0.8, beside transformers' assisted generation."""
     name, draft = asked.pair
-    engine = NativeEngine(build_target(name), drafter=draft, limits=Limits(rows=64, retained=0))
+    engine = NativeEngine(build_target(name), draft, "block", limits=Limits(rows=64, retained=0))
     told: dict[str, Any] = {"target": name, "sha256": engine.target.found.sha256, "draft": draft}
     partner = engine.drafter(draft).model.model  # type: ignore[attr-defined]
     folder = Path(partner.config._name_or_path)

@@ -62,7 +62,7 @@ def speculation(way: str, verify: str) -> ss.Speculation:
     """What is asked of the engine; at temperature 0 its rule is the greedy one whatever is named here."""
     kind, _, size = way.partition(" ")
     if kind == "plain":
-        return ss.Speculation(off=True)
+        return ss.Speculation(off=True, verify="block")
     if kind == "chain":
         return ss.Speculation(verify="block", depth=int(size))
     if kind == "tree":

@@ -20,7 +20,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     add("--engine", action="append", help=f"may be repeated; {shown.engines[0]} if not given")
     add("-d", "--drafter", action="append", help="may be repeated; plain decoding is always measured too")
     add("--depth", default=shown.depth, help="such as auto,2,4 or 1-6")
-    add("--verify", default=shown.verify, help="such as block,coupled; auto is the engine's own")
+    add("--verify", default=shown.verify, help="such as block,coupled; auto is block, and a peer's own")
     add("--batch", default=shown.batch, help="such as 1,8")
     add("--temperature", default=shown.temperature, help="such as 0,0.8")
     add("--workload", default=fixed.workload, help="names or .jsonl files, such as code,chat:3,my.jsonl")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.bench.matrix import PLAIN, Matrix, Setup
+from slipstream.bench.matrix import OWN_RULE, PLAIN, Matrix, Setup
 from slipstream.bench.memory import give_back, is_short
 from slipstream.engines import engines, open_engine
 from slipstream.engines.base import Engine, Speculation
@@ -111,7 +111,8 @@ class Fleet:
         if setup.engine == "native":
             self._target = self._target or build_target(model, **loading)
             model, loading = self._target, {"limits": Limits(rows=max(16, self.loading.rows), retained=0)}
-        return open_engine(setup.engine, model, setup.drafter, setup.rule, setup.depth, options, **loading)
+        rule = setup.rule or OWN_RULE.get(setup.engine)
+        return open_engine(setup.engine, model, setup.drafter, rule, setup.depth, options, **loading)
 
     def _draft_speed(self, setup: Setup, prompt: str, tokens: int) -> float | None:
         offers = engines.get(setup.engine).capabilities

@@ -13,6 +13,7 @@ from slipstream.cli.options import shared
 from slipstream.cli.show import console, mark, print_json
 
 SAMPLES = 512
+RULES = {"native": "block"}  # audited where no rule is named; a peer has its own
 SHORT = "The way to go. The way to stay. The way to"  # repeats itself, for drafters that look things up
 PROMPTS = (
     "What is the capital of France, and what is it known for?",
@@ -43,20 +44,25 @@ def audit_peer(
         raise ValueError(f"samples is {samples}; at least 200 are needed to see anything")
     if drafter == "none":
         raise ValueError("the drafter is none, so there is no speculation to audit; name a drafter")
+    verify = verify or RULES.get(engine)
     out, checks = console(), []
     with ExitStack() as opened:
         fast = opened.enter_context(open_engine(engine, model, drafter, verify, depth or 3, options))
-        plain = opened.enter_context(open_engine(engine, model, "none", options=shared(options)))
+        plain = opened.enter_context(open_engine(engine, model, "none", verify, options=shared(options)))
         target = build_target(model, "float32")
         ends = frozenset(token for token in target.text.ends if token < target.model.vocab)
         prompts = [target.text.encode(prompt) for prompt in PROMPTS]
         short = target.text.encode(SHORT, raw=True)
         box = Box(fast, plain, target.model, ends, short, prompts, temperature)
-        out.print(f"[dim]{fast.version}: {fast.label}, drafted by {drafter}, depth {depth or 3}, T {temperature}[/]")
+        about = {"engine": fast.version, "model": fast.label, "drafter": drafter, "depth": depth or 3}
+        about["rule"] = verify or "its own"
+        out.print(
+            f"[dim]{fast.version}: {fast.label}, drafted by {drafter}, depth {depth or 3}, rule {about['rule']}, "
+            f"T {temperature}[/]"
+        )
         for check in audit_engine(box, samples or SAMPLES):
             checks.append(check)
             out.print(f"{mark(check.passed)} {check.name:46} [dim]{check.layer:9}[/] {check.detail}")
-        about = {"engine": fast.version, "model": fast.label, "drafter": drafter, "depth": depth or 3}
     report: dict[str, Any] = {
         **about,
         "options": dict(options),

@@ -21,7 +21,9 @@ def bench(
         list[str] | None,
         typer.Option("-d", "--drafter", help="As in generate, or ENGINE:DRAFTER; may be given several times."),
     ] = None,
-    verify: Annotated[str, typer.Option(help="Rules, such as block,coupled; auto is the engine's own.")] = "auto",
+    verify: Annotated[
+        str, typer.Option(help="Rules, such as block,coupled; auto is block, and a peer's own.")
+    ] = "auto",
     depth: Annotated[str, typer.Option(help="Drafted tokens per cycle, such as auto,2,4 or 1-6.")] = "auto",
     option: Annotated[
         list[str] | None,

@@ -63,7 +63,7 @@ class Conversation:
 def chat(
     model: given.ModelName = "smollm2-135m",
     drafter: given.DrafterName = "ngram",
-    verify: given.Rule = "block",
+    verify: given.Rule = None,
     depth: given.Depth = None,
     option: given.Settings = None,
     temperature: given.Temperature = 0.0,

@@ -62,7 +62,6 @@ def generate(
         loading["limits"] = Limits(retained=0)  # one prompt: nothing to keep for another
     onlooker = Onlooker()
     loading |= _growing(engine, tree, onlooker if show_tree else None)
-    verify = verify or ("no_replace" if tree else None)
     settings = given.settings(option)
     with open_engine(engine, model, drafter, verify, depth, settings, **loading) as made:
         if compare:
@@ -117,6 +116,9 @@ class Run:
             "engine": engine.version,
             "model": engine.label,
             "quantised": engine.quantised,
+            "rule": done.rule,
+            "lossless": done.lossless,
+            "repeatable": done.repeatable,
             "text": done.text,
             "tokens": len(done.tokens),
             "prompt_tokens": done.prompt_tokens,
@@ -178,7 +180,7 @@ def _compare(engine: NativeEngine, prompt: str, sampling: Sampling, wish: dict[s
         "speedup": round(run.speed / plain.speed, 3),
         "identical": None,
     }
-    if comparable(engine, sampling):
+    if comparable(run.done):
         report |= _agreement(engine, prompt, sampling, wish, run.done.tokens, plain.done.tokens)
     draft = draft_speed(engine, run.done)
     return report | ({"draft_tokens_per_second": round(draft, 2)} if draft else {})
@@ -232,7 +234,8 @@ def _print(report: dict[str, Any]) -> None:
     out.print(
         f"[dim]{report['model']}: {report['tokens']} tokens ({report['finish']}), "
         f"{report['tokens_per_second']} per second, tau {report['tau']}, "
-        f"accepted by position {kept or '-'}, {report['wasted']} of {report['drafted']} drafted wasted[/]"
+        f"accepted by position {kept or '-'}, {report['wasted']} of {report['drafted']} drafted wasted, "
+        f"rule {report['rule']}{_repeats(report)}[/]"
     )
     if "speedup" in report:
         out.print(
@@ -247,6 +250,12 @@ def _print(report: dict[str, Any]) -> None:
             out.print(f"[dim]a tie flipped {what}, where rounding is worth {numerics}[/]")
         else:
             out.print(f"[bold red]WRONG {what}, and rounding explains only {numerics}: please report it[/]")
+
+
+def _repeats(report: dict[str, Any]) -> str:
+    """Whether the same command gives the same text again, where that is promised."""
+    ways = {"bit for bit": ", repeatable", "up to ties": ", repeatable up to ties"}
+    return ways.get(report["repeatable"], "")
 
 
 def _same(report: dict[str, Any]) -> str:

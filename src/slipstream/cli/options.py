@@ -16,12 +16,19 @@ DrafterName = Annotated[
 EngineName = Annotated[
     str, typer.Option("-e", "--engine", help="Who runs the model: native, transformers, llamacpp or vllm.")
 ]
-Rule = Annotated[str, typer.Option("--verify", help="block, token or coupled; temperature 0 is always greedy.")]
+Rule = Annotated[
+    str | None,
+    typer.Option(
+        "--verify",
+        help="block, token or coupled; temperature 0 is always greedy. Default: coupled with --seed, else block.",
+    ),
+]
 AnyRule = Annotated[
     str | None,
     typer.Option(
         "--verify",
-        help="block, token or coupled; for trees no_replace, replace, spectr, chosen or coupled.",
+        help="block, token or coupled; for trees no_replace, replace, spectr, chosen or coupled. "
+        "Default: coupled with --seed, else block, for trees no_replace.",
     ),
 ]
 Depth = Annotated[
@@ -53,7 +60,13 @@ Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 TopK = Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]
 TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens up to this mass.")]
 MinP = Annotated[float, typer.Option(help="Keep tokens of at least this share of the likeliest.")]
-Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text.")]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        help="The same seed gives the same text, by the rule coupled. With --verify block, token or a tree rule "
+        "it does so only at a fixed --depth with the same drafter."
+    ),
+]
 MaxTokens = Annotated[int, typer.Option(help="Stop after so many tokens.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Take the prompt as it is, without the chat template.")]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Shape
@@ -22,7 +22,7 @@ class Speculation:
     off: bool = False
     drafter: str | None = None
     depth: int | None = None
-    verify: str | None = None
+    verify: str | None = None  # and where the engine names no rule either: by seed and tree (`choose_rule`)
     shape: Shape | str | int | None = None  # a tree: 24 nodes, "4x2x1" by level, "-1,-1,0" by parents
 
     def __post_init__(self) -> None:
@@ -132,6 +132,17 @@ class Tally:
 
 
 @dataclass(frozen=True)
+class Guarantee:
+    """What an output promises."""
+
+    rule: str  # the verification rule by its name, or "its own" for a peer's
+    lossless: bool | None = (
+        None  # the rule keeps the target's distribution; None: a peer's rule, of which we do not say
+    )
+    repeatable: Literal["bit for bit", "up to ties"] | None = None  # the same request gives the same tokens again
+
+
+@dataclass(frozen=True)
 class Completion:
     """One finished sample of one request."""
 
@@ -143,6 +154,20 @@ class Completion:
     finish: str
     error: str | None
     tally: Tally
+    guarantee: Guarantee
+
+    @property
+    def rule(self) -> str:
+        return self.guarantee.rule
+
+    @property
+    def lossless(self) -> bool | None:
+        return self.guarantee.lossless
+
+    @property
+    def repeatable(self) -> str | None:
+        """ "bit for bit", "up to ties" (of two tokens that are equally good within rounding), or None: not promised."""
+        return self.guarantee.repeatable
 
     @property
     def tau(self) -> float:

@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import torch
-
 from slipstream.core.sampling import Penalties, Sampling
 from slipstream.core.types import Origin, Request
 from slipstream.drafters import drafters
@@ -88,6 +86,7 @@ class Peer(Engine):
             raise ValueError(f"{self.name} has no {SHORT}, activations of eight bits; the native engine has, on a CPU")
         drafter, given = named_drafter(self.name, self.capabilities, drafter, dict(options or {}))
         own = configured(self.config, given, self.name)
+        self._rule = verify or RULE
         self.tally = Tally()
         self._under_way: set[Job] = set()
         self._lock = threading.Lock()
@@ -122,8 +121,7 @@ class Peer(Engine):
         tokens = self._encode(prompt, wish.raw)
         request = Request(tokens, sampling, wish.max_tokens, ends | wish.stop_tokens, 0, wish.min_tokens)
         self._check(request)
-        seed = int(torch.randint(2**62, (1,))) if sampling.seed is None and wish.n > 1 else sampling.seed
-        jobs = []
+        seed, jobs = sampling.seed, []
         for i in range(wish.n):
             mine = replace(sampling, seed=None if seed is None else (seed + i) % 2**63)
             one = replace(request, sampling=mine, sample=i)
@@ -159,15 +157,18 @@ class Peer(Engine):
         """How one request drafts; a peer that cannot be told so for one request says it."""
         if asked.verify is not None and asked.verify not in self.capabilities.rules:
             raise ValueError(f"{self.name} has a verification rule of its own; leave verify out")
-        built = Course(self.seat.drafter, RULE, self.seat.depth)
+        built = Course(self.seat.drafter, self._rule, self.seat.depth)
+        rule = asked.verify or self._rule
         name = asked.drafter or built.drafter
         check_drafter(self.name, self.capabilities, name)
         depth = built.depth if asked.depth is None else asked.depth
         off = asked.off or depth == 0 or name == "none"
-        course = Course("none", RULE, 0) if off else Course(name, RULE, depth)
+        course = Course("none", rule, 0) if off else Course(name, rule, depth)
         same = course == built or (off and built.drafter == "none")
         if not same and not self.capabilities.switch:
-            raise ValueError(f"{self.name} drafts alike for all requests; open it anew with another drafter or depth")
+            raise ValueError(
+                f"{self.name} drafts alike for all requests; open it anew with another drafter, depth or rule"
+            )
         return course
 
     def advance(

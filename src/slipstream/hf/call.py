@@ -37,7 +37,7 @@ def generate(
     *,
     drafter: Any = "ngram",
     depth: int | None = None,
-    verify: str = "coupled",
+    verify: str | None = None,
     options: Mapping[str, str] | None = None,
     seed: int | None = None,
     stop_strings: Any = None,
@@ -48,7 +48,9 @@ def generate(
 
     `drafter` is a name ("ngram", "none", a folder or id of a draft model) or another model of transformers with the
     same tokens, and `options` are a named drafter's own; `depth` is how many tokens are drafted, None for as many as
-    pay. `verify` is the rule: with "coupled" one seed gives the same tokens at any depth and with any drafter.
+    pay. `verify` is the rule; None is "coupled", with which one seed gives the same tokens at any depth and with any
+    drafter. Without a `seed` one is drawn from torch's generator, as in plain `generate`, so that `torch.manual_seed`
+    repeats a text.
     """
     known = asked()
     streamer = known.get("streamer") if streamer is None else streamer

@@ -9,11 +9,11 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from slipstream.core.interfaces import Drafter
-from slipstream.core.rules import rules
 from slipstream.drafters import drafters as registry
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.none import NoDrafter
 from slipstream.engines.native.build import Options, Target, build_drafter, drafter_kind
+from slipstream.engines.native.guarantee import choose_rule
 from slipstream.engines.native.job import Course
 from slipstream.models.catalog import load_text, resolve
 from slipstream.models.load import Found
@@ -24,15 +24,15 @@ TEXTLESS = ("none", "ngram", "eagle")  # these draft from token ids, and what th
 OWN = "the drafter"  # whatever the user gave, by the name the batch knows it by
 
 
-def course(drafter: Any, depth: int | None, verify: str, sampled: bool) -> Course:
-    """How every row is decoded. Without sampling all rules have one and the same outcome."""
-    rules.get(verify)
+def course(drafter: Any, depth: int | None, verify: str | None, sampled: bool) -> Course:
+    """How every row is decoded. Sampling always has a seed here: the caller's, or one from torch's generator."""
     if depth is not None and depth < 0:
         raise ValueError(f"depth is {depth}; it must be 0 (plain decoding) or more, or None to adapt")
     if verify == "greedy" and sampled:
         raise ValueError("verify is 'greedy' and do_sample is True; use token, block or coupled for sampling")
+    rule = choose_rule(verify, temperature=1.0 if sampled else 0.0, seeded=True, tree=False)
     plain = depth == 0 or drafter == "none"
-    return Course("none" if plain else OWN, verify if sampled else "greedy", 0 if plain else depth)
+    return Course("none" if plain else OWN, rule, 0 if plain else depth)
 
 
 def helpers(drafter: Any, options: Options | None) -> list[Any]:

@@ -83,9 +83,9 @@ class Agreement:
         return next((parting for parting in self.partings if not parting.tie), None)
 
 
-def comparable(engine: NativeEngine, wish: Sampling) -> bool:
-    """Whether speculation and plain decoding are to give the same tokens at all."""
-    return wish.temperature == 0 or (engine.rule_name == "coupled" and wish.seed is not None)
+def comparable(done: Completion) -> bool:
+    """Whether plain decoding must give the tokens of a completion."""
+    return done.repeatable is not None
 
 
 def agreement(model: TorchModel, request: Request, speculative: Sequence[int], plain: Sequence[int]) -> Agreement:

@@ -20,6 +20,7 @@ from slipstream.core.types import Request
 from slipstream.engines.base import Capabilities, Engine, Prompt, Speculation, Ticket, Wish
 from slipstream.engines.native.batch import Batch
 from slipstream.engines.native.build import MAKERS, Options, Target, build_drafter, build_target, drafter_kind, express
+from slipstream.engines.native.guarantee import choose_rule, guarantee
 from slipstream.engines.native.job import Course, Job
 from slipstream.engines.native.scheduler import Limits
 from slipstream.engines.native.watch import Watch, Watched
@@ -29,7 +30,8 @@ from slipstream.plan.shapes import DEPTH
 
 class NativeEngine(Engine):
     """`drafter` is a name, a model's name or folder, or "none"; `depth` None lets the policy decide every cycle; with a
-    `shape`, as `plan.shapes.parse` reads it, drafts are trees."""
+    `shape`, as `plan.shapes.parse` reads it, drafts are trees. `verify` None: `coupled` for requests with a seed, so
+    that they repeat, and the fastest rule for others (`choose_rule`)."""
 
     capabilities = Capabilities(
         drafters=tuple(MAKERS),
@@ -49,7 +51,7 @@ class NativeEngine(Engine):
         self,
         model: str | Target = "smollm2-135m",
         drafter: str = "ngram",
-        verify: str = "block",
+        verify: str | None = None,
         depth: int | None = None,
         *,
         shape: Shape | str | int | None = None,
@@ -59,7 +61,8 @@ class NativeEngine(Engine):
         **loading: Any,
     ) -> None:
         self._default = Speculation(drafter=drafter, depth=depth, verify=verify, shape=shape)
-        rules.get(verify)
+        if verify is not None:
+            rules.get(verify)
         drafter_kind(drafter)
         self.target = model if isinstance(model, Target) else build_target(model, **loading)
         limits = limits or Limits()
@@ -95,10 +98,6 @@ class NativeEngine(Engine):
     def drafter_name(self) -> str:
         return self._default.drafter or "none"
 
-    @property
-    def rule_name(self) -> str:
-        return self._default.verify or ""
-
     def drafter(self, name: str) -> Drafter:
         if name not in self._drafters:
             with self._building:  # two threads that ask for the same one share it
@@ -119,10 +118,12 @@ class NativeEngine(Engine):
         request = Request(
             tokens, sampling, wish.max_tokens, ends | wish.stop_tokens, 0, wish.min_tokens, self._grammar(wish)
         )
-        if sampling.seed is None and wish.n > 1:
-            request = replace(request, sampling=replace(sampling, seed=int(torch.randint(2**62, (1,)))))
         course, text = self._course(wish.speculation, sampling), self.target.text
-        jobs = [Job(replace(request, sample=i), course, text.stream(), wish.stop, wish.logprobs) for i in range(wish.n)]
+        promise = guarantee(course.rule, sampling.seed is not None, self.target.model.invariant)
+        jobs = [
+            Job(replace(request, sample=i), course, text.stream(), wish.stop, wish.logprobs, promise)
+            for i in range(wish.n)
+        ]
         self._send(jobs)
         return list(jobs)
 
@@ -132,14 +133,11 @@ class NativeEngine(Engine):
         return self.target.text.encode(prompt, raw)  # type: ignore[arg-type]
 
     def _course(self, asked: Speculation, sampling: Sampling) -> Course:
-        """Names made whole. At temperature 0 the greedy rule and any other have one and the same outcome."""
-        rule = asked.verify or self._default.verify or ""
-        rules.get(rule)
-        if rule == "greedy" and sampling.temperature != 0:
-            raise ValueError("the greedy rule needs temperature 0; use token, block or coupled for sampling")
-        rule = "greedy" if sampling.temperature == 0 else rule
+        """The request's own choices, then the engine's."""
         depth = self._default.depth if asked.depth is None else asked.depth
         shape = self._default.tree if asked.shape is None else asked.tree
+        named = asked.verify or self._default.verify
+        rule = choose_rule(named, sampling.temperature, sampling.seed is not None, tree=shape is not None)
         if asked.off or depth == 0:
             return Course("none", rule, 0)
         if shape is not None and depth is None:

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from slipstream.core.tree import Shape
 from slipstream.core.types import Budget, Origin, Request, Row
-from slipstream.engines.base import Chunk, Completion, Logprob, Tally, Ticket
+from slipstream.engines.base import Chunk, Completion, Guarantee, Logprob, Tally, Ticket
 from slipstream.engines.native.stops import Stops
 from slipstream.models.detokenizer import Detokenizer
 
@@ -40,8 +40,10 @@ class Job(Ticket):
         decoder: Detokenizer | None = None,
         stop: Sequence[str] = (),
         logprobs: int | None = None,
+        guarantee: Guarantee | None = None,
     ) -> None:
         self.row, self.course, self.top = Row(request), course, logprobs
+        self.guarantee = guarantee or Guarantee(course.rule)
         self.tally = Tally()
         self.budget = Budget(0)  # of the coming cycle
         self.prefilled = 0
@@ -142,4 +144,5 @@ class Job(Ticket):
             finish=seen[-1].finish or "",
             error=self.error,
             tally=self.tally,
+            guarantee=self.guarantee,
         )

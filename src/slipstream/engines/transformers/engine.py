@@ -146,11 +146,8 @@ def _bare(model: Any) -> Any:
 
 @contextmanager
 def _seeded(job: Job) -> Iterator[None]:
-    """transformers draws from torch's own generator: set it for this call, and leave it as it was."""
-    seed = job.row.request.sampling.seed
-    if seed is None:
-        yield
-        return
+    """Set torch's own generator, which transformers draws from, for this call. A row without a seed of its request has
+    one from the system's randomness."""
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.manual_seed(job.row.seed)
         yield

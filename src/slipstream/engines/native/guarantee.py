@@ -1,0 +1,32 @@
+"""Which verification rule a request uses, and what its output therefore promises."""
+
+from __future__ import annotations
+
+from slipstream.core.rules import rules
+from slipstream.engines.base import Guarantee
+
+
+def choose_rule(named: str | None, temperature: float, seeded: bool, tree: bool) -> str:
+    """The name of the rule a request is verified by; `named` is the user's own choice, if there is one.
+
+    At temperature 0 every rule gives the greedy output. A seed promises one text, and only `coupled` keeps that promise
+    when the depth varies, as it does with measured times. Without a seed the default is the rule that accepts most.
+    """
+    if named is not None:
+        rules.get(named)
+    if temperature == 0:
+        return "greedy"
+    if named == "greedy":
+        raise ValueError("the greedy rule needs temperature 0; use token, block or coupled for sampling")
+    if named is not None:
+        return named
+    if seeded:
+        return "coupled"
+    return "no_replace" if tree else "block"
+
+
+def guarantee(rule: str, seeded: bool, invariant: bool) -> Guarantee:
+    """What a request promises under a rule. Outside invariant mode the shape of a pass changes its rounding."""
+    kind = rules.get(rule)
+    repeats = rule == "greedy" or (seeded and kind.shared)
+    return Guarantee(rule, kind.lossless, ("bit for bit" if invariant else "up to ties") if repeats else None)
