@@ -90,6 +90,16 @@ def test_coupled_sampling_is_the_same_with_speculation_off(report):
     assert report(*words)["text"] == report(*words, "-d", "none")["text"]
 
 
+def test_a_seed_chooses_the_rule_that_repeats_and_the_output_says_so(slipstream, report):
+    words = ("Tell me a story.", "--temperature", "1", "--seed", "5", "--max-tokens", "12")
+    first, tree, block = report(*words), report(*words, "--tree", "4"), report(*words, "--verify", "block")
+    assert (first["rule"], first["lossless"], first["repeatable"]) == ("coupled", True, "bit for bit")
+    assert (tree["rule"], tree["text"]) == ("coupled", first["text"])
+    assert (block["rule"], block["lossless"], block["repeatable"]) == ("block", True, None)
+    assert "rule coupled, repeatable" in slipstream("generate", *words).stdout
+    assert report(*words[:3], "--max-tokens", "2")["rule"] == "block"
+
+
 def test_a_prompt_from_standard_input_and_from_a_file(report, tmp_path):
     path = tmp_path / "prompt.txt"
     path.write_text("What is the capital of France?")

@@ -20,6 +20,7 @@ from slipstream.core.types import Origin
 from slipstream.engines import engines, open_engine
 from slipstream.engines.base import Engine, Speculation, Wish
 from slipstream.engines.extras import missing
+from slipstream.engines.peer import Peer
 
 PROMPTS = ["abcabcabc", "ponmponm", "hh", "abcdefghijklmnop"]
 COLD = Sampling(temperature=0)
@@ -116,6 +117,21 @@ def test_one_seed_one_text_and_samples_differ(engine):
     assert [c.tokens for c in first] == [c.tokens for c in again]
     assert len({tuple(c.tokens) for c in first}) > 1
     assert first[0].tokens == engine.generate("abc", WARM, max_tokens=12)[0].tokens
+
+
+def test_a_completion_names_its_rule(engine):
+    (done,) = engine.generate("abc", COLD, max_tokens=2)
+    own = not isinstance(engine, Peer)
+    assert (done.rule, done.lossless) == (("greedy", True) if own else ("its own", None))
+    assert done.repeatable in (("bit for bit", "up to ties") if own else (None,))
+
+
+def test_samples_without_a_seed_leave_the_callers_generator_alone(engine):
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    done = engine.generate("abc", Sampling(1.5), max_tokens=24, n=2)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert done[0].tokens != done[1].tokens
 
 
 @pytest.mark.parametrize("most", [0, 1, 2])
