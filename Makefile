@@ -6,7 +6,7 @@ BIN := .venv/bin
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,grammar,bench]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,grammar,train]"
 	touch $@
 
 demo: .venv/ready

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import subprocess
 import sys
@@ -30,9 +29,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from slipstream.bench.likeness import laws, likeness
-from slipstream.bench.provenance import commit, hardware, versions
-from slipstream.bench.statistics import Estimate, estimate, ratio
+from slipstream.bench.measure.agreement import laws, likeness
+from slipstream.bench.measure.provenance import commit, hardware, versions
+from slipstream.bench.statistics import Estimate, estimate, pooled, ratio
 from slipstream.bench.workloads import load_workloads
 from slipstream.core.sampling import Sampling
 from slipstream.engines import open_engine
@@ -124,12 +123,12 @@ def pair(args) -> bool:
     ours = [max((c[way] for way in cpu_pair.OURS), key=statistics.median) for c in cells]
     plain, chosen = ([c[way] for c in cells] for way in ("plain", "policy"))
     bars = [
-        Bar("best with the draft model / plain", mean(list(map(ratio, best, plain))), 1.0),
+        Bar("best with the draft model / plain", pooled(list(zip(best, plain, strict=True))), 1.0),
         Bar("policy / plain, worst workload", min(map(ratio, chosen, plain), key=lambda one: one.value), 0.97),
     ]
     if rivals := [way for way in cpu_pair.THEIRS if way in args.ways]:
         theirs = [max((c[way] for way in rivals), key=statistics.median) for c in cells]
-        bars.append(Bar("best of ours / best of llama.cpp", mean(list(map(ratio, ours, theirs))), 1.0))
+        bars.append(Bar("best of ours / best of llama.cpp", pooled(list(zip(ours, theirs, strict=True))), 1.0))
     show(speeds, bars, [], args)
     if args.out:
         save(args, speeds, bars, [], passes)
@@ -168,17 +167,17 @@ def judge(speeds: dict[str, dict[str, list[float]]]) -> list[Bar]:
     cells = list(speeds.values())
     bars = []
     if "transformers" in cells[0]:
-        bars.append(Bar("plain / transformers", mean([ratio(c["plain"], c["transformers"]) for c in cells]), 2.5))
+        bars.append(Bar("plain / transformers", pooled([(c["plain"], c["transformers"]) for c in cells]), 2.5))
     ours = [way for way in OURS if way in cells[0]]
     best = [max((c[way] for way in (*ours, "plain")), key=statistics.median) for c in cells]
     if "transformers" in cells[0]:
         theirs = [c["transformers"] for c in cells]
-        bars.append(Bar("best of ours / transformers", mean(list(map(ratio, best, theirs))), 6.0))
+        bars.append(Bar("best of ours / transformers", pooled(list(zip(best, theirs, strict=True))), 6.0))
     rivals = [way for way in THEIRS if way in cells[0]]
     if rivals:
         theirs = [max((c[way] for way in rivals), key=statistics.median) for c in cells]
         each = list(map(ratio, best, theirs))
-        bars.append(Bar("best of ours / best of llama.cpp", mean(each), 1.3))
+        bars.append(Bar("best of ours / best of llama.cpp", pooled(list(zip(best, theirs, strict=True))), 1.3))
         bars.append(Bar("the same, worst workload", min(each, key=lambda one: one.value), 1.0))
     for way in (way for way in CHOSEN if way in ours):
         each = [ratio(c[way], c["plain"]) for c in cells]
@@ -186,16 +185,8 @@ def judge(speeds: dict[str, dict[str, list[float]]]) -> list[Bar]:
     trees, chains = ([way for way in ours if way.startswith(kind)] for kind in ("tree", "eagle "))
     if trees and chains:
         first, second = ([max((c[w] for w in ways), key=statistics.median) for c in cells] for ways in (trees, chains))
-        bars.append(Bar("best tree / best chain", mean(list(map(ratio, first, second))), 1.0))
+        bars.append(Bar("best tree / best chain", pooled(list(zip(first, second, strict=True))), 1.0))
     return bars
-
-
-def mean(each: list[Estimate]) -> Estimate:
-    """The geometric mean over workloads; its bounds are those of the bounds."""
-    low, value, high = (
-        math.exp(statistics.mean(math.log(getattr(one, name)) for one in each)) for name in ("low", "value", "high")
-    )
-    return Estimate(value, low, high)
 
 
 def eight_tokens(args, passes: dict[int, float]) -> Bar:
@@ -258,8 +249,8 @@ def show(speeds, bars: list[Bar], quality, args) -> None:
     for name in ("what", "found", "95 %", "bar", ""):
         table.add_column(name)
     for bar in bars:
-        found = bar.found
-        span, sign = f"{found.low:.2f} to {found.high:.2f}", ">=" if bar.above else "<="
+        found, sign = bar.found, ">=" if bar.above else "<="
+        span = "one repeat" if found.interval is None else "{:.2f} to {:.2f}".format(*found.interval)
         mark = "[green]met" if bar.met else "[red]missed"
         table.add_row(bar.what, f"{found.value:.2f}", span, f"{sign} {bar.bound:g}", mark)
     console.print(table)

@@ -28,7 +28,7 @@ from gpu_engines import engines, pair, scaled, trees
 from gpu_passes import cycle, kinds, passes, rounded
 from gpu_tiles import tiles
 
-from slipstream.bench.provenance import commit
+from slipstream.bench.measure.provenance import commit
 
 Part = Callable[[argparse.Namespace, dict[str, Any]], Any]
 PARTS: dict[str, Part] = {

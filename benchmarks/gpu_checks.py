@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from gpu_common import TREES, WAYS, answer, open_engine, prompts, timed
 
-from slipstream.bench.energy import Meter
+from slipstream.bench.measure.energy import Meter
 from slipstream.core.sampling import Sampling
 from slipstream.engines.base import Speculation, Wish
 from slipstream.engines.native.engine import NativeEngine

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from gpu_common import timed
 
-from slipstream.bench.likeness import laws, likeness
+from slipstream.bench.measure.agreement import laws, likeness
 from slipstream.bench.workloads import load_workloads
 from slipstream.engines.native.build import build_target
 from slipstream.engines.native.captured import Cycle, Kind

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from html import escape
 
 import pytest
 
@@ -16,11 +17,10 @@ from slipstream.bench import fleet, session
 from slipstream.bench import run as running
 from slipstream.bench.__main__ import main
 from slipstream.bench.fleet import Fleet, Loading
-from slipstream.bench.limit import Machine
 from slipstream.bench.matrix import Matrix, Setup
-from slipstream.bench.measure import Load, measure
-from slipstream.bench.plots import draw
-from slipstream.bench.report import html
+from slipstream.bench.measure.measurement import Load, measure
+from slipstream.bench.measure.roofline import Machine
+from slipstream.bench.report.page import html
 from slipstream.bench.session import Asked, bench
 from slipstream.bench.table import busy, show
 from slipstream.bench.workloads import Item
@@ -74,7 +74,7 @@ def test_records_are_whole_and_honest(whole):
     results, out = whole
     assert len(results["records"]) == 2 * 5
     for record in results["records"]:
-        assert record.keys() >= AXES | {"tokens_per_second", "tau", "speedup"}
+        assert record.keys() >= AXES | {"tokens_per_second", "tau", "ratio_to_plain", "verdict"}
         assert record["same_answers"] == 1.0  # float32 and a tiny model: no ties
         assert record["tokens_per_second"] > 0
         assert record["seconds_to_first_token"] > 0
@@ -118,15 +118,13 @@ def test_a_killed_run_goes_on_where_it_stopped(asked, monkeypatch):
 
 
 def test_a_report_holds_everything_itself(whole):
-    pytest.importorskip("matplotlib")
     results, out = whole
     page = (out / "report.html").read_text()
-    assert set(draw(results)) == {"engines", "depth", "positions", "roofline"}
-    assert page.count("data:image/svg+xml;base64,") == 4
-    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", page)
+    assert not re.findall(r"""(?:src|href)=""", page)
     assert "url(" not in page
-    for word in ("bench --x", results["sha256"], "draft alone/s", "of limit"):
-        assert word in page
+    assert "<script" not in page
+    for word in ("bench --x", results["sha256"], "draft alone/s", "of limit", results["takeaway"]):
+        assert escape(str(word)) in page
 
 
 def test_a_scaled_target_is_named_everywhere(whole, capsys):
@@ -225,8 +223,9 @@ def test_two_engines_side_by_side(folder, prompts, tmp_path):
     titles = [(r["engine"], r["drafter"]) for r in results["records"]]
     assert titles == [("transformers", "none"), ("native", "none"), ("transformers", "ngram")]
     theirs, ours, _ = results["records"]
-    assert theirs["speedup_reference"] == 1.0
-    assert ours["speedup_reference"] == pytest.approx(ours["tokens_per_second"] / theirs["tokens_per_second"], rel=1e-3)
+    assert theirs["ratio_to_reference"] is None
+    assert ours["ratio_to_reference"] == pytest.approx(ours["tokens_per_second"] / theirs["tokens_per_second"])
+    assert ours["ratio_to_reference_interval"] is None
     assert set(results["engines"]) == {"transformers", "native"}
     assert "to reference" in (tmp_path / "report.html").read_text()
 
@@ -246,7 +245,8 @@ def test_a_bare_machine(folder, prompts, tmp_path):
     lines = done.stdout.splitlines()
     assert len(json.loads(lines[-1])["records"]) == 2
     assert any(line.startswith("native  ngram") for line in lines)
-    assert "need matplotlib" in (tmp_path / "report.html").read_text()
+    assert (tmp_path / "report.html").stat().st_size > 5000
+    assert any("one repeat: no interval" in line or "nothing was drafted" in line for line in lines)
     assert "2/2" in done.stderr  # progress as lines
 
 

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from slipstream.bench import energy, measure
-from slipstream.bench.energy import Meter, NoCounter, Spent, counter, spending
-from slipstream.bench.measure import Load, Measurement
+from slipstream.bench.measure import energy, measurement
+from slipstream.bench.measure.energy import Meter, NoCounter, Spent, counter, spending
+from slipstream.bench.measure.measurement import Load, Measurement
 from slipstream.bench.records import _energy
 from slipstream.bench.table import tables
 
@@ -175,8 +175,8 @@ def test_a_measurement_keeps_it(monkeypatch):
     def known():
         yield Spent(120.0, 30.0)
 
-    monkeypatch.setattr(measure, "spending", known)
-    found = measure.measure(SimpleNamespace(), [], Load(1, 0.0, 4))
+    monkeypatch.setattr(measurement, "spending", known)
+    found = measurement.measure(SimpleNamespace(), [], Load(1, 0.0, 4))
     assert (found.joules, found.idle) == (120.0, 30.0)
     assert Measurement.of(found.data()) == found
     old = {key: value for key, value in found.data().items() if key not in ("joules", "idle")}

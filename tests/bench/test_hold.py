@@ -15,10 +15,10 @@ from slipstream.bench import fleet, session
 from slipstream.bench import run as running
 from slipstream.bench.__main__ import main
 from slipstream.bench.fleet import Fleet, Loading
-from slipstream.bench.limit import Machine
 from slipstream.bench.matrix import Matrix, Setup
-from slipstream.bench.measure import warm
-from slipstream.bench.memory import give_back, is_short, resident
+from slipstream.bench.measure.measurement import warm
+from slipstream.bench.measure.memory import give_back, is_short, resident
+from slipstream.bench.measure.roofline import Machine
 from slipstream.bench.run import Course
 from slipstream.bench.session import Asked, bench
 from slipstream.engines import open_engine

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.bench.quality import SCORES, judge, program, rouge_l
-from slipstream.bench.sandbox import Confines, passes
+from slipstream.bench.quality.sandbox import Confines, passes
+from slipstream.bench.quality.scores import SCORES, judge, program, rouge_l
 from slipstream.bench.workloads import Item
 
 QUICK = Confines(seconds=0.5)

@@ -11,11 +11,10 @@ import pytest
 
 from slipstream.bench.against import compare, read_results
 from slipstream.bench.journal import Journal, write_whole
-from slipstream.bench.limit import Machine, Weights, bytes_per_token, held_weights, intensity, probe_machine
 from slipstream.bench.matrix import Cell, Setup
-from slipstream.bench.measure import Measurement, book_times, groups
+from slipstream.bench.measure.measurement import Measurement, book_times, groups
+from slipstream.bench.measure.roofline import Machine, Weights, bytes_per_token, held_weights, intensity, probe_machine
 from slipstream.bench.records import Ground, records
-from slipstream.bench.statistics import estimate, ratio, spread
 from slipstream.bench.table import Table, tables, text
 from slipstream.bench.workloads import Item, Workload
 from slipstream.engines.base import Tally
@@ -48,16 +47,6 @@ def results(**more) -> dict:
     return about | {"records": made()} | more
 
 
-def test_intervals():
-    found = estimate([1.0, 2.0, 3.0, 4.0, 100.0])
-    assert found.value == 3.0
-    assert 1.0 <= found.low <= found.value <= found.high <= 100.0
-    assert estimate([5.0]).data() == [5.0, 5.0, 5.0]
-    assert ratio([2.0, 30.0, 4.0], [1.0, 10.0, 2.0]).value == 2.0  # of pairs: a slow moment cancels
-    assert spread([1.0, 3.0]) == pytest.approx(2**0.5)
-    assert spread([1.0]) == 0.0
-
-
 def test_groups_are_full():
     assert list(groups(3, 1)) == [[0], [1], [2]]
     assert list(groups(3, 2)) == [[0, 1], [2, 3]]
@@ -80,11 +69,13 @@ def test_a_record():
     assert (
         tuple(fast[name] for name in ("engine", "drafter", "depth", "rule", "batch", "temperature", "workload")) == axes
     )
-    assert fast["tokens_per_second"] == pytest.approx(22.0)
-    assert fast["speedup"] == pytest.approx(2.0)
-    assert fast["speedup_reference"] == pytest.approx(2.0)
-    assert plain["speedup"] == 1.0
-    assert 1.0 < fast["speedup_end_to_end"] < 2.0
+    assert fast["tokens_per_second"] == pytest.approx((20 * 22 * 24) ** (1 / 3))
+    assert fast["tokens_per_second_repeats"] == pytest.approx([20.0, 22.0, 24.0])
+    assert fast["ratio_to_plain"] == fast["ratio_to_reference"] == pytest.approx(2.0)
+    assert fast["ratio_to_plain_interval"] == pytest.approx([2.0, 2.0])
+    assert fast["verdict"] == "faster"
+    assert plain["ratio_to_plain"] is plain["ratio_to_reference"] is plain["verdict"] is None
+    assert 1.0 < fast["ratio_to_plain_end_to_end"] < 2.0
     assert fast["tau"] == 2.0
     assert fast["acceptance"] == [0.75, 0.25]
     assert 1 + sum(fast["survival"]) == fast["tau"]
@@ -169,8 +160,8 @@ def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path):
 def test_two_results():
     old = results(records=made([10.0, 10.5, 11.0]))
     found = compare(results(), old)
-    assert [r["verdict"] for r in found["records"]] == ["same", "faster"]
-    assert found["records"][1]["ratio"] == pytest.approx(22 / 10.5)
+    assert [r["verdict"] for r in found["records"]] == ["no clear difference", "faster"]
+    assert found["records"][1]["ratio"] == pytest.approx(2.0, rel=0.1)
     assert compare(old, results())["records"][1]["verdict"] == "slower"
     assert found["differs"] == []
     assert compare(results(sha256="t"), old)["differs"] == ["sha256"]
@@ -200,7 +191,7 @@ def test_tables():
     assert "2.00" in shown
     assert "exact 1.00" in shown
     assert "99.0" in shown  # the draft model's own speed
-    assert tables(results(against=compare(results(), results())))[1].rows[0][-1] == "same"
+    assert tables(results(against=compare(results(), results())))[1].rows[0][-1] == "no clear difference"
     assert text(Table("t", ["a", "b"], [["long", "1"]])) == "t\na     b\nlong  1"
 
 

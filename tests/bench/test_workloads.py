@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from slipstream.bench.quality import SCORES
+from slipstream.bench.quality.scores import SCORES
 from slipstream.bench.workloads import load_workloads, shipped
 from slipstream.bench.workloads.formats import FUNCTION_ENDS, read_items
 

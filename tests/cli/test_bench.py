@@ -6,7 +6,8 @@ import pytest
 
 import letters
 from slipstream.bench import session
-from slipstream.bench.limit import Machine
+from slipstream.bench.measure.roofline import Machine
+from slipstream.bench.statistics import NOT_DRAFTED, ONE_REPEAT
 
 
 @pytest.fixture
@@ -25,6 +26,10 @@ def test_a_table_a_report_and_json_as_the_last_line(folder, tmp_path, slipstream
         ("none", "plain"), ("ngram", "greedy"), ("none", "plain"), ("ngram", "block"),
     ]  # fmt: skip
     assert any(line.startswith("native  ngram") for line in done.stdout.splitlines())
+    assert {record["verdict"] for record in done.report["records"]} <= {None, ONE_REPEAT, NOT_DRAFTED}
+    assert all(record["ratio_to_plain_interval"] is None for record in done.report["records"])
+    assert "one repeat has no interval, so no ratio is claimed" in done.report["takeaway"]
+    assert " faster" not in done.stdout
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "journal.jsonl",
         "report.html",

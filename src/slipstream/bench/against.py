@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slipstream.bench.statistics import FASTER, ONE_REPEAT, SLOWER, UNCLEAR
 from slipstream.models.folder import read_json
 
 AXES = ("engine", "drafter", "depth", "rule", "batch", "temperature", "workload")
@@ -20,8 +21,8 @@ def read_results(path: Path) -> dict[str, Any]:
 
 
 def compare(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """Cells both have, on the same prompts. Faster or slower is said only where the intervals do not touch; across
-    machines or models nothing is said but which differ."""
+    """Cells both have, on the same prompts. A cell is called faster or slower only where the two intervals are apart.
+    `differs` names what else changed, such as the machine."""
     old = {axes(record): record for record in before["records"]}
     pairs = [(record, old[axes(record)]) for record in now["records"] if axes(record) in old]
     usable = [(a, b) for a, b in pairs if a["workload_digest"] == b["workload_digest"]]
@@ -52,10 +53,6 @@ def _differs(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
 
 
 def _compared(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    (low, high), (old_low, old_high) = (r["tokens_per_second_interval"] for r in (now, before))
-    verdict = "faster" if low > old_high else "slower" if high < old_low else "same"
-    if min(now["repeats"], before["repeats"]) < 3:
-        verdict = "too few repeats"
     return {
         **{name: now[name] for name in AXES},
         "before": before["tokens_per_second"],
@@ -63,5 +60,11 @@ def _compared(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, An
         "ratio": now["tokens_per_second"] / before["tokens_per_second"],
         "tau_before": before["tau"],
         "tau_now": now["tau"],
-        "verdict": verdict,
+        "verdict": _verdict(now["tokens_per_second_interval"], before["tokens_per_second_interval"]),
     }
+
+
+def _verdict(now: list[float] | None, before: list[float] | None) -> str:
+    if now is None or before is None:
+        return ONE_REPEAT
+    return FASTER if now[0] > before[1] else SLOWER if now[1] < before[0] else UNCLEAR

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.bench.matrix import OWN_RULE, PLAIN, Matrix, Setup
-from slipstream.bench.memory import give_back, is_short
+from slipstream.bench.measure.memory import give_back, is_short
 from slipstream.engines import engines, open_engine
 from slipstream.engines.base import Engine, Speculation
 from slipstream.engines.extras import check_installed
@@ -128,7 +128,7 @@ class Fleet:
         return self._plain_speed(Setup(setup.engine, PLAIN, 0, None), name, prompt, tokens)
 
     def _plain_speed(self, setup: Setup, model: str, prompt: str, tokens: int) -> float:
-        from slipstream.bench.measure import Load, measure, warm
+        from slipstream.bench.measure.measurement import Load, measure, warm
         from slipstream.bench.workloads import Item
 
         items, load = [Item((prompt,), "draft")], Load(1, 0.0, tokens)

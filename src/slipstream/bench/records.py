@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slipstream.bench.limit import Machine, Weights, bytes_per_token, intensity
 from slipstream.bench.matrix import Cell
-from slipstream.bench.measure import Measurement
-from slipstream.bench.quality import judge
-from slipstream.bench.statistics import Estimate, estimate, ratio, spread
+from slipstream.bench.measure.measurement import Measurement
+from slipstream.bench.measure.roofline import Machine, Weights, bytes_per_token, intensity
+from slipstream.bench.quality.scores import judge
+from slipstream.bench.statistics import Estimate, estimate, median, ratio, verdict
 from slipstream.bench.workloads import Workload
 from slipstream.engines.base import Tally
 
@@ -45,23 +45,21 @@ def _record(
 ) -> Record:
     plain = _plain(cell, measured, cell.setup.engine)
     reference = _plain(cell, measured, ground.reference)
-    speed, whole = estimate([run.speed for run in runs]), estimate([run.whole_speed for run in runs])
-    against = _versus(runs, plain)
+    speeds = [run.speed for run in runs]
+    speed, whole = estimate(speeds), estimate([run.whole_speed for run in runs])
     quality = judge(workload.items, runs[0].answers)
     return {
         **cell.key(),
         "model": ground.labels.get(cell),
         "tokens_per_second": speed.value,
-        "tokens_per_second_interval": _interval(speed),
-        "tokens_per_second_deviation": spread([run.speed for run in runs]),
+        "tokens_per_second_interval": speed.bounds,
+        "tokens_per_second_repeats": speeds,
         "end_to_end_tokens_per_second": whole.value,
-        "end_to_end_interval": _interval(whole),
-        "seconds_to_first_token": estimate([second for run in runs for second in run.first]).value,
+        "end_to_end_interval": whole.bounds,
+        "seconds_to_first_token": median([second for run in runs for second in run.first]),
         **_drafting(runs),
-        "speedup": against.value if against else None,
-        "speedup_interval": _interval(against) if against else None,
-        "speedup_end_to_end": _value(_versus(runs, plain, whole=True)),
-        "speedup_reference": _value(_versus(runs, reference)),
+        **_ratios(cell, runs, plain),
+        **_estimated("ratio_to_reference", _ratio(runs, reference)),
         "same_answers": _same(cell, runs, plain),
         **_limits(cell, runs, ground),
         **_energy(runs),
@@ -84,21 +82,28 @@ def _plain(cell: Cell, measured: Mapping[Cell, Sequence[Measurement]], engine: s
     )
 
 
-def _versus(ours: Sequence[Measurement], theirs: Sequence[Measurement] | None, whole: bool = False) -> Estimate | None:
-    if theirs is None:
+def _ratios(cell: Cell, runs: Sequence[Measurement], plain: Sequence[Measurement] | None) -> Record:
+    """Against plain decoding of the same engine, without and with the prompts, and what the first may be called."""
+    decoding = None if cell.setup.plain else _ratio(runs, plain)
+    whole = None if cell.setup.plain else _ratio(runs, plain, whole=True)
+    proposed = any(sum(run.tally.drafted) or run.tally.tau > 1 for run in runs)
+    return {
+        **_estimated("ratio_to_plain", decoding),
+        **_estimated("ratio_to_plain_end_to_end", whole),
+        "verdict": verdict(decoding, proposed) if decoding else None,
+    }
+
+
+def _ratio(ours: Sequence[Measurement], theirs: Sequence[Measurement] | None, whole: bool = False) -> Estimate | None:
+    """Repeat by repeat; None against nothing, and against the same measurements."""
+    if theirs is None or theirs is ours:
         return None
-    pairs = [
-        (a.whole_speed, b.whole_speed) if whole else (a.speed, b.speed) for a, b in zip(ours, theirs, strict=False)
-    ]
-    return ratio([a for a, _ in pairs], [b for _, b in pairs]) if pairs and all(b for _, b in pairs) else None
+    pairs = [(a.whole_speed, b.whole_speed) if whole else (a.speed, b.speed) for a, b in zip(ours, theirs, strict=True)]
+    return ratio([a for a, _ in pairs], [b for _, b in pairs]) if all(b for _, b in pairs) else None
 
 
-def _value(found: Estimate | None) -> float | None:
-    return found.value if found else None
-
-
-def _interval(found: Estimate) -> list[float]:
-    return [found.low, found.high]
+def _estimated(name: str, found: Estimate | None) -> Record:
+    return {name: found.value if found else None, f"{name}_interval": found.bounds if found else None}
 
 
 def _drafting(runs: Sequence[Measurement]) -> Record:
@@ -113,7 +118,7 @@ def _drafting(runs: Sequence[Measurement]) -> Record:
         "survival": [kept / cycles for kept in tally.accepted],
         "drafted": sum(tally.drafted),
         "accepted": sum(tally.accepted),
-        "seconds_per_pass": estimate([run.decoding / max(1, run.passes) for run in runs]).value,
+        "seconds_per_pass": median([run.decoding / max(1, run.passes) for run in runs]),
     }
 
 
@@ -127,15 +132,15 @@ def _same(cell: Cell, runs: Sequence[Measurement], plain: Sequence[Measurement] 
 
 def _limits(cell: Cell, runs: Sequence[Measurement], ground: Ground) -> Record:
     target, draft = ground.targets[cell], ground.drafts.get(cell)
-    needed = estimate([bytes_per_token(run, target, draft) for run in runs]).value
+    needed = median([bytes_per_token(run, target, draft) for run in runs])
     limit = ground.machine.bandwidth / needed
     points = [intensity(run, target) for run in runs]
     return {
         "bytes_per_token": needed,
         "limit_tokens_per_second": limit,
-        "share_of_limit": estimate([run.speed for run in runs]).value / limit,
-        "operations_per_byte": estimate([x for x, _ in points]).value,
-        "operations_per_second": estimate([y for _, y in points]).value,
+        "share_of_limit": median([run.speed for run in runs]) / limit,
+        "operations_per_byte": median([x for x, _ in points]),
+        "operations_per_second": median([y for _, y in points]),
     }
 
 
@@ -143,6 +148,6 @@ def _energy(runs: Sequence[Measurement]) -> Record:
     """Of whole calls, prompts included; only repeats long enough for the counter tell of it."""
     told = [(run.joules, run.idle, run.tokens) for run in runs if run.joules and run.idle is not None and run.tokens]
     return {
-        "joules_per_token": estimate([joules / tokens for joules, _, tokens in told]).value if told else None,
-        "idle_share": estimate([idle / joules for joules, idle, _ in told]).value if told else None,
+        "joules_per_token": median([joules / tokens for joules, _, tokens in told]) if told else None,
+        "idle_share": median([idle / joules for joules, idle, _ in told]) if told else None,
     }

@@ -15,9 +15,9 @@ from weakref import WeakKeyDictionary
 from slipstream.bench.fleet import Fleet, opened_for
 from slipstream.bench.journal import Journal
 from slipstream.bench.matrix import Cell
-from slipstream.bench.measure import Load, Measurement, measure, warm
+from slipstream.bench.measure.measurement import Load, Measurement, measure, warm
+from slipstream.bench.measure.provenance import commit, load_average
 from slipstream.bench.progress import progress
-from slipstream.bench.provenance import commit, load_average
 from slipstream.bench.workloads import Workload
 from slipstream.engines.base import Engine
 

@@ -12,13 +12,14 @@ from typing import Any
 from slipstream.bench.against import compare, read_results
 from slipstream.bench.fleet import Fleet, Loading, kind_of
 from slipstream.bench.journal import Journal, write_whole
-from slipstream.bench.limit import Machine, Weights, held_weights, probe_machine, weights_of
 from slipstream.bench.matrix import Cell, Matrix
-from slipstream.bench.provenance import hardware, provenance
+from slipstream.bench.measure.provenance import hardware, provenance
+from slipstream.bench.measure.roofline import Machine, Weights, held_weights, probe_machine, weights_of
 from slipstream.bench.records import Ground, records
-from slipstream.bench.report import html
+from slipstream.bench.report.page import html
+from slipstream.bench.report.takeaway import takeaway
 from slipstream.bench.run import Course, every, run, told
-from slipstream.bench.statistics import estimate
+from slipstream.bench.statistics import median
 from slipstream.bench.workloads import load_workloads
 from slipstream.engines import engines
 from slipstream.models.catalog import resolve
@@ -35,7 +36,7 @@ class Asked:
     matrix: Matrix = field(default_factory=Matrix)
     workload: str = "code,chat"
     max_tokens: int = 64
-    repeats: int = 3
+    repeats: int = 5
     out: Path | None = None
     against: Path | None = None
     dtype: str = "auto"
@@ -59,6 +60,7 @@ def bench(asked: Asked) -> Results:
             results = origin | _measured(course, fleet, journal, found, asked)
         finally:
             fleet.close()
+    results = {"takeaway": takeaway(results)} | results
     if before is not None:
         results["against"] = compare(results, before)
     if asked.out:
@@ -91,7 +93,7 @@ def _measured(course: Course, fleet: Fleet, journal: Journal, found: Found, aske
 
 def _median(values: Sequence[float]) -> float | None:
     """While it was measured: what else ran tells how far to trust a time."""
-    return estimate(values).value if values else None
+    return median(values) if values else None
 
 
 def _machine_name() -> str:

@@ -1,43 +1,91 @@
-"""Medians with bootstrap intervals: machines hiccup, so neither means nor normal distributions are assumed."""
+"""Estimates from repeats, and what a ratio of two speeds may be called.
+
+Speeds vary by factors, so the logarithms of the repeats are averaged. The interval is Student's, which is wide where
+there are few repeats. A bootstrap of three medians is not used: it covers the true value in 75 % of runs, not in 95 %.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-RESAMPLES, LEVEL = 2000, 0.95
+FASTER, SLOWER, UNCLEAR = "faster", "slower", "no clear difference"
+ONE_REPEAT = "one repeat: no interval"
+NOT_DRAFTED = "nothing was drafted: no difference to measure"
+SLOWER_NOT_DRAFTED = "slower, though nothing was drafted"
+# Student's 97.5 % quantiles for 1 to 9 degrees of freedom; beyond, `_quantile` expands around the normal one
+QUANTILES = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
+NORMAL = 1.959964
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A median and the interval that holds 95 % of the medians of resampled repeats."""
+    """The geometric mean of repeats and its 95 % confidence interval, which one repeat does not have."""
 
     value: float
-    low: float
-    high: float
+    interval: tuple[float, float] | None
 
-    def data(self) -> list[float]:
-        return [round(x, 5) for x in (self.value, self.low, self.high)]
+    @property
+    def bounds(self) -> list[float] | None:
+        """The interval as JSON has it."""
+        return None if self.interval is None else list(self.interval)
+
+    def data(self) -> list[float | None]:
+        """Value, low and high."""
+        low, high = self.interval or (None, None)
+        return [None if x is None else round(x, 5) for x in (self.value, low, high)]
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """With few repeats the interval is wide, as it should be; with one it is a point and says nothing."""
-    data = np.asarray(values, dtype=np.float64)
-    assert data.size, "there is nothing to estimate"
-    if data.size == 1:
-        return Estimate(float(data[0]), float(data[0]), float(data[0]))
-    drawn = np.random.default_rng(0).integers(data.size, size=(RESAMPLES, data.size))
-    low, high = np.quantile(np.median(data[drawn], axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Estimate(float(np.median(data)), float(low), float(high))
+    """Of positive values. A value of zero has no logarithm, so such repeats have a mean but no interval."""
+    assert len(values), "there is nothing to estimate"
+    if min(values) <= 0:
+        return Estimate(float(np.mean(values)), None)
+    logs = np.log(np.asarray(values, dtype=np.float64))
+    centre = float(logs.mean())
+    if logs.size == 1:
+        return Estimate(math.exp(centre), None)
+    half = _quantile(logs.size - 1) * float(logs.std(ddof=1)) / math.sqrt(logs.size)
+    return Estimate(math.exp(centre), (math.exp(centre - half), math.exp(centre + half)))
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
-    """The median of ratios of repeats that took turns: what slowed the machine for a while slowed both."""
+    """The ratio repeat by repeat: the two took turns, so what slowed the machine for a while slowed both."""
     return estimate([a / b for a, b in zip(ours, theirs, strict=True)])
 
 
-def spread(values: Sequence[float]) -> float:
-    """The standard deviation over repeats; 0 for one."""
-    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+Pair = tuple[Sequence[float], Sequence[float]]
+
+
+def pooled(pairs: Sequence[Pair]) -> Estimate:
+    """One ratio over several workloads: their geometric mean in every repeat, then the estimate over repeats."""
+    logs = [[math.log(a / b) for a, b in zip(ours, theirs, strict=True)] for ours, theirs in pairs]
+    return estimate([math.exp(sum(repeat) / len(repeat)) for repeat in zip(*logs, strict=True)])
+
+
+def verdict(found: Estimate, drafted: bool = True) -> str:
+    """What a ratio of speeds may be called. It is a gain only if its whole interval lies above 1.
+
+    `drafted` is False where a drafter proposed no token. Such a ratio is never a gain, but it can be a cost.
+    """
+    if found.interval is None:
+        return ONE_REPEAT if drafted else NOT_DRAFTED
+    low, high = found.interval
+    if not drafted:
+        return SLOWER_NOT_DRAFTED if high < 1 else NOT_DRAFTED
+    return FASTER if low > 1 else SLOWER if high < 1 else UNCLEAR
+
+
+def median(values: Sequence[float]) -> float:
+    return float(np.median(values))
+
+
+def _quantile(freedom: int) -> float:
+    """The 97.5 % quantile of Student's distribution, to three digits."""
+    if freedom <= len(QUANTILES):
+        return QUANTILES[freedom - 1]
+    z = NORMAL
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)

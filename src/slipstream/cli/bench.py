@@ -33,7 +33,9 @@ def bench(
     batch: Annotated[str, typer.Option(help="Requests at once, such as 1,8.")] = "1",
     workload: Annotated[str, typer.Option(help="Names or .jsonl files, such as code,chat:3.")] = "code,chat",
     max_tokens: given.MaxTokens = 64,
-    repeats: Annotated[int, typer.Option(help="Measurements of every cell, taking turns.")] = 3,
+    repeats: Annotated[
+        int, typer.Option(help="Measurements of every cell, taking turns; five give useful intervals.")
+    ] = 5,
     hold: Annotated[
         int | None, typer.Option(help="Engines open at a time, where memory is short; all if not given.")
     ] = None,

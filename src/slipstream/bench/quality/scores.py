@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from slipstream.bench.sandbox import passes
+from slipstream.bench.quality.sandbox import passes
 from slipstream.bench.workloads import Item
 
 NUMBER = re.compile(r"-?\d+(?:[.,]\d+)*")

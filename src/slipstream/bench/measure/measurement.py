@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field
 from itertools import cycle, islice
 from typing import Any
 
-from slipstream.bench.energy import spending
-from slipstream.bench.memory import Watermark
+from slipstream.bench.measure.energy import spending
+from slipstream.bench.measure.memory import Watermark
 from slipstream.bench.workloads import Item
 from slipstream.core.sampling import Sampling
 from slipstream.engines.base import Completion, Engine, Prompt, Speculation, Tally, Ticket, Wish

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from slipstream.bench.measure import Measurement
+from slipstream.bench.measure.measurement import Measurement
 from slipstream.models.folder import read_json, tensors
 from slipstream.models.gguf import gguf_file
 from slipstream.models.load import OUTPUTS, Found

@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-CONFINED = Path(__file__).with_name("confined.py")
+CHILD = Path(__file__).with_name("sandbox_child.py")
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def passes(program: str, confines: Confines | None = None) -> bool:
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as output:
         try:
             done = subprocess.run(
-                [sys.executable, "-I", "-S", str(CONFINED)],
+                [sys.executable, "-I", "-S", str(CHILD)],
                 input=order.encode(),
                 stdout=output,  # a file, not a pipe: its size can be limited
                 stderr=subprocess.DEVNULL,

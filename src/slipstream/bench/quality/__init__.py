@@ -1,0 +1,1 @@
+"""How good answers are, and the limited process in which the code of an answer runs."""
