@@ -318,6 +318,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
     [
         ("smolm2-135m", "no model called 'smolm2-135m'; a model is .* did you mean smollm2-135m"),
         ("", "no model called ''"),
+        ("gpt2", r"Hugging Face id \(owner/name\), .* did you mean openai-community/gpt2\?"),
         ("nothing.gguf", "no file nothing.gguf"),
         ("./nowhere", "no folder or file ./nowhere"),
         ("a/b/c", "no folder or file a/b/c"),
@@ -341,7 +342,7 @@ def test_names_that_are_none(tmp_path: Path, name: str, message: str) -> None:
         ("config.json", "[]", "it must hold one JSON object"),
         ("config.json", '{"model_type": "t5", "is_encoder_decoder": true}', r"is an encoder-decoder model \(t5\)"),
         ("config.json", '{"model_type": "vit"}', "is of type 'vit', which is no causal language model"),
-        ("config.json", '{"model_type": "mine", "auto_map": {}}', "brings its own code; pass trust_remote_code"),
+        ("config.json", '{"model_type": "mine", "auto_map": {}}', "brings its own code; .* --trust-remote-code"),
         ("model.safetensors", None, "no model.safetensors; only safetensors or GGUF are loaded"),
         ("model.safetensors.index.json", '{"weight_map": {"a": "x"}}', "lacks 1 of its 1 weight files, x first"),
         ("tokenizer.json", None, "has no tokenizer"),
@@ -390,9 +391,11 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
     with pytest.raises(CatalogError, match=r"lacks 9 weights of its architecture, model\.layers\.2"):
         catalog.load_model(resolve(str(folder)))
+    found, weights = resolve(str(folder)), (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(b"short")
     with pytest.raises(CatalogError, match=r"the weights of .* cannot be loaded"):
-        catalog.load_model(resolve(str(folder)))
+        catalog.load_model(found)
+    (folder / "model.safetensors").write_bytes(weights)
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(CatalogError, match=r"the tokenizer of .* cannot be loaded"):
         catalog.load_tokenizer(resolve(str(folder)))
@@ -418,7 +421,11 @@ def test_hub_ids_come_from_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (found.path / "model.safetensors").unlink()
     with pytest.raises(CatalogError, match=r"cannot be reached|has no weights"):
         resolve("org/tiny")
-    assert hub.cached("nothing") is None
+    assert hub.cached("nothing") == []
+    for owner in ("one", "two"):
+        (tmp_path / f"models--{owner}--same").mkdir()
+    with pytest.raises(CatalogError, match="several models called same; name one: one/same, two/same"):
+        resolve("same")
 
 
 def test_precision(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,67 +1,141 @@
-"""`slipstream models`: what there is, fetched, looked into, converted, compiled, removed."""
+"""`slipstream models`: list, pull, inspect, verify, convert, compile and remove models."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slipstream.cli.show import Json, console, print_json
+from slipstream.cli import options as given
+from slipstream.cli.show import Json, print_json
+
+if TYPE_CHECKING:
+    from slipstream.models.verify import FileCheck
 
 Name = Annotated[str, typer.Argument(help="A catalog name, Hugging Face id, folder or GGUF file.")]
+ModelOrDrafter = Annotated[
+    str, typer.Argument(help="A catalog name, Hugging Face id, folder or GGUF file, or a drafter's name or folder.")
+]
 
 models = typer.Typer(
-    help="List, pull, inspect, convert, compile and remove models.", no_args_is_help=True, rich_markup_mode=None
+    help="List, pull, inspect, verify, convert, compile and remove models.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 
 @models.command("list")
 def list_models(as_json: Json = False) -> None:
-    """Models of the catalog and those on this machine."""
+    """Models of the catalog, those on this machine, and the drafters that are shipped."""
+    from slipstream.drafters.describe import summaries
     from slipstream.models import catalog
 
     here = {model.name: model for model in catalog.installed()}
+    names = sorted({*here, *catalog.catalog_names()})
+    drafters = summaries()
     if as_json:
-        entries = [{"name": name, "installed": name in here} for name in sorted({*here, *catalog.catalog_names()})]
+        entries: list[dict[str, Any]] = [{"name": name, "kind": "model", "installed": name in here} for name in names]
+        entries += [{**drafter, "installed": True} for drafter in drafters]
         print_json({"models": entries})
         return
-    for name in sorted({*here, *catalog.catalog_names()}):
+    for name in names:
         size = f"{here[name].bytes / 1e6:.0f} MB" if name in here else "not fetched yet"
-        console().print(f"{name:32} {size}")
+        print(f"{name:32} {size}")
+    for drafter in drafters:
+        size = f"{drafter['bytes'] / 1e6:.1f} MB"
+        print(f"{drafter['name']:32} {size:15} {drafter['kind']} drafter for {drafter['target']}, shipped")
 
 
 @models.command()
-def pull(name: Name) -> None:
-    """Fetch a model and make it ready."""
+def pull(name: Name, trust_remote_code: given.TrustRemoteCode = False) -> None:
+    """Fetch a model and make it ready; one that is here already is checked, and fetched again if damaged."""
     from slipstream.models import catalog
 
-    found = catalog.pull(name)
-    console().print(f"{found.name} is ready: {found.path}")
+    found = catalog.pull(name, trust_remote_code=trust_remote_code)
+    print(f"{found.name} is ready: {found.path}")
 
 
 @models.command()
-def inspect(name: Name, as_json: Json = False) -> None:
-    """What a model is made of."""
+def inspect(name: ModelOrDrafter, trust_remote_code: given.TrustRemoteCode = False, as_json: Json = False) -> None:
+    """What a model or a drafter is made of."""
+    from slipstream.drafters.describe import describe_drafter, drafter_folder
     from slipstream.models import catalog
 
-    facts = catalog.inspect(name)
+    if folder := drafter_folder(name):
+        facts = describe_drafter(name, folder)
+    else:
+        facts = catalog.inspect(name, trust_remote_code=trust_remote_code)
     if as_json:
         print_json(facts)
         return
     for key, value in facts.items():
-        console().print(f"{key:20} {value}")
+        print(f"{key:20} {value}")
+
+
+@models.command()
+def verify(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Models or drafters; without any, all that slipstream keeps or ships.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check files against the sha256 recorded when they were fetched or converted; exit code 1 if any is damaged."""
+    from slipstream.drafters.shipped import shipped
+    from slipstream.models import catalog
+
+    names = names or [*(own.name for own in catalog.installed()), *shipped()]
+    checks = {}
+    for name in names:
+        checks[name] = _check(name)
+        if not as_json:
+            print("\n".join(_verdict(name, checks[name])), flush=True)
+    passed = not any(check.problem for some in checks.values() for check in some)
+    if as_json:
+        found = [{"name": name, "files": [asdict(check) for check in some]} for name, some in checks.items()]
+        print_json({"passed": passed, "models": found})
+    if not passed:
+        raise typer.Exit(1)
+
+
+def _check(name: str) -> list[FileCheck]:
+    from slipstream.drafters.describe import drafter_folder, verify_drafter
+    from slipstream.models import catalog
+
+    folder = drafter_folder(name)
+    return verify_drafter(folder) if folder else catalog.verify(name)
+
+
+def _verdict(name: str, checks: list[FileCheck]) -> list[str]:
+    """Lines for a terminal: every problem, or what was compared."""
+    if problems := [check for check in checks if check.problem]:
+        remedy = f"`slipstream models pull {name}` fetches or converts a model again"
+        return [*(f"DAMAGED {name}: {check}" for check in problems), f"        {remedy}"]
+    compared = [check for check in checks if check.recorded]
+    size = sum(check.bytes for check in compared) / 1e6
+    verb = "matches its" if len(compared) == 1 else "match their"
+    line = f"ok      {name}: {_files(len(compared))} {verb} recorded checksum ({size:.0f} MB)"
+    others = len(checks) - len(compared)
+    return [f"{line}; {_files(others)} without one" if others else line]
+
+
+def _files(count: int) -> str:
+    return f"{count} file{'' if count == 1 else 's'}"
 
 
 @models.command()
 def convert(
-    source: Name, folder: Annotated[Path, typer.Argument(help="Where to write safetensors and tokenizer.")]
+    source: ModelOrDrafter,
+    folder: Annotated[Path, typer.Argument(help="Where to write safetensors and tokenizer.")],
+    trust_remote_code: given.TrustRemoteCode = False,
 ) -> None:
     """Write a model as a folder of safetensors; an eagle head for vLLM, or a published EAGLE-3 head as one of ours."""
     from slipstream.drafters.exchange import convert_head
     from slipstream.models import catalog
 
-    console().print(f"written: {convert_head(source, folder) or catalog.convert(source, folder)}")
+    path = convert_head(source, folder) or catalog.convert(source, folder, trust_remote_code=trust_remote_code)
+    print(f"written: {path}")
 
 
 @models.command("compile")
@@ -73,7 +147,7 @@ def compile_model(
     from slipstream.engines.native.build import compile_target
 
     path = compile_target(name, dtype)
-    console().print(f"{name} is compiled: {path.stat().st_size / 1e6:.0f} MB in {path}")
+    print(f"{name} is compiled: {path.stat().st_size / 1e6:.0f} MB in {path}")
 
 
 @models.command()
@@ -81,4 +155,4 @@ def remove(name: Name) -> None:
     """Delete a fetched or converted model from the cache."""
     from slipstream.models import catalog
 
-    console().print(f"{catalog.remove(name) / 1e6:.0f} MB given back")
+    print(f"{catalog.remove(name) / 1e6:.0f} MB given back")

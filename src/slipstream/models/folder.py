@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from slipstream.models.store import CatalogError, manifest, sha256
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 USUAL = frozenset({"llama", "mistral", "qwen2"})  # causal for certain: transformers takes seconds to import and ask
+OWN_CODE = "brings its own code; if you trust its author, --trust-remote-code (trust_remote_code=True) runs it"
 ONLY = "only safetensors or GGUF are loaded"
 
 
@@ -49,6 +51,12 @@ def missing(folder: Path) -> str | None:
     return None
 
 
+def brings_code(folder: Path) -> bool:
+    """Whether a model or its tokenizer names classes of its own, which are Python files beside it."""
+    files = (folder / name for name in ("config.json", "tokenizer_config.json"))
+    return any("auto_map" in read_json(path) for path in files if path.is_file())
+
+
 def unfit(folder: Path, trust_remote_code: bool) -> str | None:
     """Why a folder's architecture cannot be run, as the end of a sentence; None if it can."""
     config = read_json(folder / "config.json")
@@ -60,10 +68,29 @@ def unfit(folder: Path, trust_remote_code: bool) -> str | None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
     if "auto_map" in config and kind not in CAUSAL:
-        return None if trust_remote_code else "brings its own code; pass trust_remote_code if you trust its author"
+        return None if trust_remote_code else OWN_CODE
     if kind not in CAUSAL:
         return f"is of type {kind!r}, which is no causal language model of this transformers version"
     return None
+
+
+def cut_short(folder: Path) -> str | None:
+    """Which weight file is not as long as its header says, as the end of a sentence; None if all are."""
+    for path in weight_files(folder):
+        if problem := weights_problem(path):
+            return f"is damaged: {path.name} {problem}"
+    return None
+
+
+def weights_problem(path: Path) -> str | None:
+    """Why a file of safetensors cannot be whole, as the end of a sentence; only its header is read."""
+    try:
+        start, header = _header(path)
+        expected = start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return "has no readable header"
+    size = path.stat().st_size
+    return None if size == expected else f"holds {size:,} bytes, and its header asks for {expected:,}"
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -84,17 +111,32 @@ def weights_sha256(folder: Path) -> str:
 
 
 def _file_sha256(path: Path) -> str:
-    stored = os.path.basename(os.path.realpath(path))  # the hub's cache names what it keeps by its hash
-    is_hash = path.is_symlink() and len(stored) == 64 and set(stored) <= set("0123456789abcdef")
-    return stored if is_hash else sha256(path)
+    stored = hub_hash(path)
+    return stored if stored and len(stored) == 64 else sha256(path)
+
+
+def hub_hash(path: Path) -> str | None:
+    """The name of a file in the Hugging Face cache: the sha256 of large files, git's id (sha1) of others. None for
+    files elsewhere."""
+    name = os.path.basename(os.path.realpath(path))
+    return name if path.is_symlink() and re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", name) else None
 
 
 def tensors(folder: Path) -> dict[str, tuple[str, int]]:
     """Type and number of elements of every stored tensor; only the headers of the weight files are read."""
     found: dict[str, tuple[str, int]] = {}
     for path in weight_files(folder):
-        with open(path, "rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        header.pop("__metadata__", None)
+        _, header = _header(path)
         found |= {name: (entry["dtype"], math.prod(entry["shape"])) for name, entry in header.items()}
     return found
+
+
+def _header(path: Path) -> tuple[int, dict[str, Any]]:
+    """Where the tensors of a file of safetensors begin, and what is said of each; ValueError where it is none."""
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > path.stat().st_size:
+            raise ValueError(f"{path} has a header longer than itself")
+        header: dict[str, Any] = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    return 8 + length, header

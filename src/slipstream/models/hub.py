@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from slipstream.models.folder import missing
 from slipstream.models.store import CatalogError
 
 WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
 UNWANTED = ["*/*", "consolidated*"]  # other formats in sub-folders, and a second copy of the weights
+
+
+# models whose ids had no owner when the hub began
+OWNERLESS = {
+    "gpt2": "openai-community/gpt2",
+    "gpt2-medium": "openai-community/gpt2-medium",
+    "gpt2-large": "openai-community/gpt2-large",
+    "gpt2-xl": "openai-community/gpt2-xl",
+    "openai-gpt": "openai-community/openai-gpt",
+    "distilgpt2": "distilbert/distilgpt2",
+}
 
 
 def snapshot(repo: str, revision: str | None = None, fetch: bool = True) -> Path:
@@ -25,8 +38,19 @@ def snapshot(repo: str, revision: str | None = None, fetch: bool = True) -> Path
     except LocalEntryNotFoundError as error:
         if not fetch:
             raise CatalogError(f"{repo} is not in the Hugging Face cache of this machine") from error
+    return _download(repo, revision, {"allow_patterns": WANTED, "ignore_patterns": UNWANTED})
+
+
+def fetch_again(repo: str, revision: str | None, files: Sequence[str]) -> Path:
+    """Replace damaged files of a model in the hub's cache."""
+    return _download(repo, revision, {"allow_patterns": list(files), "force_download": True})
+
+
+def _download(repo: str, revision: str | None, options: Mapping[str, Any]) -> Path:
+    from huggingface_hub import snapshot_download
+
     try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=WANTED, ignore_patterns=UNWANTED))
+        return Path(snapshot_download(repo, revision=revision, **options))
     except OSError as error:  # also the base of most errors of the hub
         if getattr(error, "errno", None) is not None:
             raise  # a full or read-only disk
@@ -52,10 +76,10 @@ def _refusal(repo: str, revision: str | None, error: Exception) -> CatalogError:
     return CatalogError(f"{repo} {where}, and the hub cannot be reached ({type(error).__name__})")
 
 
-def cached(name: str) -> str | None:
-    """The id of the one model in the hub's cache with this bare name, such as gpt2; None if none or several."""
+def cached(name: str) -> list[str]:
+    """The ids of the models in the hub's cache with this bare name, such as gpt2."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     home = Path(HF_HUB_CACHE)
-    found = [*home.glob(f"models--{name}"), *home.glob(f"models--*--{name}")]
-    return found[0].name.removeprefix("models--").replace("--", "/") if len(found) == 1 else None
+    folders = [*home.glob(f"models--{name}"), *home.glob(f"models--*--{name}")]
+    return sorted(folder.name.removeprefix("models--").replace("--", "/") for folder in folders)

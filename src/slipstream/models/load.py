@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from slipstream.models import store
-from slipstream.models.folder import read_json, tensors, weights_sha256
+from slipstream.models.folder import OWN_CODE, read_json, tensors, weights_sha256
 from slipstream.models.precision import choose
 from slipstream.models.progress import quiet
 from slipstream.models.store import CatalogError
@@ -98,6 +98,8 @@ def _loading(found: Found, what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # a damaged file shows as any of a dozen classes, of four libraries
+        if "trust_remote_code" in str(error):
+            raise CatalogError(f"{what} of {found.name}: it {OWN_CODE}") from error
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         again = f"; `slipstream models remove {found.name}` and pull it again" if found.kind == "catalog" else ""
         raise CatalogError(f"{what} of {found.name} cannot be loaded ({reason}){again}") from error

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 LAYOUT = 2  # raised when a conversion changes, so that older ones are made anew
-MANIFEST = "slipstream.json"
+MANIFEST, WEIGHTS = "slipstream.json", "model.safetensors"
 DAY = 24 * 3600
 
 
@@ -44,19 +44,23 @@ def manifest(folder: Path) -> dict[str, Any] | None:
     return data if isinstance(data, dict) and data.get("layout") == LAYOUT else None
 
 
-def build(folder: Path, make: Callable[[Path], dict[str, Any]], need: int = 0) -> Path:
-    """`folder`, made by `make(temporary folder) -> manifest` if it is not there yet; `need` is the room in bytes."""
-    if manifest(folder) is not None:
+def build(folder: Path, make: Callable[[Path], dict[str, Any]], need: int = 0, again: bool = False) -> Path:
+    """`folder`, made by `make(temporary folder) -> manifest` if it is not there yet, or if it is to be made `again`;
+    `need` is the room in bytes. The manifest records size and sha256 of every file."""
+    if manifest(folder) is not None and not again:
         return folder
     with spoken(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(folder) as alone:
-            if manifest(folder) is not None:  # made by another process while we waited
+            if manifest(folder) is not None and not again:  # made by another process while we waited
                 return folder
             _sweep(folder, alone)
             _check_room(folder.parent, need)
             with whole(folder) as partial:
                 about = {"layout": LAYOUT, **make(partial)}
+                about["files"] = files = _checksums(partial)
+                if WEIGHTS in files:
+                    about["sha256"] = files[WEIGHTS]["sha256"]
                 (partial / MANIFEST).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     return folder
 
@@ -144,6 +148,12 @@ def remove_tree(folder: Path) -> None:
     gone = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
     os.rename(folder, gone / folder.name)
     shutil.rmtree(gone)
+
+
+def _checksums(folder: Path) -> dict[str, dict[str, Any]]:
+    """Size and hash of every file, by name."""
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    return {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files}
 
 
 def sha256(path: Path) -> str:

@@ -1,0 +1,52 @@
+"""What a trained drafter is, and whether its files are intact; nothing is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from slipstream.drafters.folder import CONFIG, IDS, KIND, SCALE, WEIGHTS, head_kind
+from slipstream.drafters.shipped import shipped
+from slipstream.models import store
+from slipstream.models.folder import read_json, tensors
+from slipstream.models.verify import FileCheck, check_files
+
+LEFT_OUT = frozenset({KIND, "target_sha256", "training", "answered_tokens"})  # how it was trained is in its README
+
+
+def drafter_folder(name: str) -> Path | None:
+    """The folder of a shipped drafter by its name, or of another one by its path; None where it is no drafter's."""
+    folder = shipped().get(name, Path(name).expanduser())
+    return folder if head_kind(folder) else None
+
+
+def summaries() -> list[dict[str, Any]]:
+    """The shipped drafters by name, kind, target and size."""
+    configs = {name: read_json(folder / CONFIG) for name, folder in shipped().items()}
+    return [
+        {"name": name, "kind": config[KIND], "target": config.get("target"), "bytes": store.size(shipped()[name])}
+        for name, config in configs.items()
+    ]
+
+
+def describe_drafter(name: str, folder: Path) -> dict[str, Any]:
+    """Plain values, fit for JSON: its kind, target, sizes, hash, and the tau it reached on held-out prompts."""
+    config = read_json(folder / CONFIG)
+    if problem := next((str(check) for check in verify_drafter(folder) if check.problem), None):
+        raise ValueError(f"the drafter {name} cannot be used: {problem}")
+    weights = {key: count for key, (_, count) in tensors(folder).items() if key != IDS and not key.endswith(SCALE)}
+    return {
+        "name": name,
+        "path": str(folder),
+        "kind": config[KIND],
+        "shipped": name in shipped(),
+        **{key: value for key, value in config.items() if key not in LEFT_OUT},
+        "parameters": sum(weights.values()),
+        "bytes": store.size(folder),
+    }
+
+
+def verify_drafter(folder: Path) -> list[FileCheck]:
+    """Compare the weights with the hash that the configuration names."""
+    expected = read_json(folder / CONFIG).get("sha256")
+    return check_files(folder, {WEIGHTS: str(expected)})
