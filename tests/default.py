@@ -15,10 +15,11 @@ def build(
     context: int | None = None,
     invariant: bool | None = None,
     package: bool = True,
+    trust_remote_code: bool = False,
 ) -> Target:
     """As `build_target`, once for all who ask for the same."""
     kind = dtype if dtype in (*FEWER, SHORT) else str(choose(dtype))
-    return _built(name, kind, device, context, invariant, package)
+    return _built(name, kind, device, context, invariant, package, trust_remote_code)
 
 
 _built = cache(build_target)

@@ -93,6 +93,7 @@ class Tampered(Engine):
         self.capabilities = inner.capabilities  # type: ignore[misc]
 
     label = quantised = property(lambda self: self._inner.label)  # type: ignore[assignment]
+    text = property(lambda self: self._inner.text)  # type: ignore[assignment]
     stats = property(lambda self: self._inner.stats)  # type: ignore[assignment]
 
     def submit(self, prompt: Prompt, sampling: Sampling | None = None, wish: Wish | None = None) -> list[Ticket]:

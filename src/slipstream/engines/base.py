@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Shape
 from slipstream.core.types import Origin
+from slipstream.models.text import Text
 from slipstream.plan.shapes import parse
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, token ids, or a chat
@@ -218,6 +219,11 @@ class Engine(ABC):
     @abstractmethod
     def label(self) -> str:
         """The model as it is run: name, quantisation, precision; for every output."""
+
+    @property
+    @abstractmethod
+    def text(self) -> Text:
+        """The model's tokenizer and chat template."""
 
     @property
     @abstractmethod

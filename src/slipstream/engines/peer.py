@@ -40,6 +40,7 @@ class Asked:
     dtype: str
     device: str
     context: int | None
+    trust_remote_code: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class Peer(Engine):
         device: str = "auto",
         context: int | None = None,
         invariant: bool = False,
+        trust_remote_code: bool = False,
     ) -> None:
         check_rule(self.name, self.capabilities, verify)
         if invariant:
@@ -91,7 +93,7 @@ class Peer(Engine):
         self._under_way: set[Job] = set()
         self._lock = threading.Lock()
         self._closed = False
-        self.seat = self._open(Asked(model, drafter, verify, depth, own, dtype, device, context))
+        self.seat = self._open(Asked(model, drafter, verify, depth, own, dtype, device, context, trust_remote_code))
 
     @abstractmethod
     def _open(self, asked: Asked) -> Seat:
@@ -108,6 +110,10 @@ class Peer(Engine):
     @property
     def label(self) -> str:
         return f"{self.seat.found.name} ({self.seat.found.weights(exact=False)}{self.seat.precision})"
+
+    @property
+    def text(self) -> Text:
+        return self.seat.text
 
     @property
     def quantised(self) -> str | None:

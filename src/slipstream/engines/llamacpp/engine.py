@@ -42,6 +42,8 @@ class LlamaCppEngine(Peer):
             raise ValueError(
                 f"dtype is {asked.dtype!r}; llama.cpp computes in the GGUF file's own format; leave it out"
             )
+        if asked.trust_remote_code:
+            raise ValueError("trust_remote_code is on; llama.cpp runs GGUF files, which bring no code, so leave it out")
         self._options: LlamaCppConfig = asked.options
         file, found = gguf_file(asked.model), replace(resolve(asked.model), rounded=None)  # read as it is
         config = read_json(found.path / "config.json")

@@ -20,6 +20,7 @@ from slipstream.kernels.compile import Unavailable, build_all
 from slipstream.kernels.machine import say, use_cores
 from slipstream.models import store
 from slipstream.models.catalog import load_model, load_text, names_model, resolve
+from slipstream.models.folder import read_json
 from slipstream.models.invariant import free, why_not
 from slipstream.models.later import Later, undisturbed
 from slipstream.models.layers import keep_layers
@@ -48,6 +49,7 @@ class Target:
     model: TorchModel
     text: Text
     weights: str | None = None  # what weights were rounded to, if they were
+    trust_remote_code: bool = False  # whether code that draft models bring along may run, too
 
     @property
     def label(self) -> str:
@@ -66,11 +68,15 @@ def build_target(
     context: int | None = None,
     invariant: bool | None = None,
     package: bool = True,
+    trust_remote_code: bool = False,
 ) -> Target:
     """Load a target. `invariant`: a row's numbers depend on that row alone, to the bit; None: where that is free. Where
     there is a compiled package of it on this machine, it is opened instead, and where there is none, one is written
-    when there is time; without `package` neither."""
-    found = resolve(name)
+    when there is time; without `package` neither. `trust_remote_code`: Python code that the model brings runs."""
+    if name in shipped():
+        target_name = read_json(shipped()[name] / "config.json").get("target")
+        raise ValueError(f"{name} is a drafter; use it with its target, -m {target_name} -d {name}")
+    found = resolve(name, trust_remote_code=trust_remote_code)
     use_cores()
     place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     if place == "cpu":
@@ -84,12 +90,13 @@ def build_target(
         model, anatomy, text = ready
         sure = True if invariant is None else invariant
         known = TorchModel(model, context=context, anatomy=anatomy, invariant=sure)
-        return Target(found, known, text, kind.weights if rounded(model) else None)
+        return Target(found, known, text, kind.weights if rounded(model) else None, trust_remote_code)
     own = load_restored(found, kind.row_bits) if place == "cpu" and (whole or kind.weights) else None
     model = prepared(own or load_model(found, wanted, place), bool(invariant), whole, kind.weights, kind.row_bits)
     sure = free(model) if invariant is None else invariant
     weights = kind.weights if dtype != SHORT or rounded(model) else None
-    target = Target(found, TorchModel(model, context=context, invariant=sure), load_text(found), weights)
+    wrapped = TorchModel(model, context=context, invariant=sure)
+    target = Target(found, wrapped, load_text(found), weights, trust_remote_code)
     if packaged and WORTH <= store.size(found.path) <= MUCH:
         Later(lambda: _write(target))
     return target
@@ -184,7 +191,8 @@ def _draft_model(kind: Any, target: Target, options: dict[str, str]) -> Drafter:
         output = target.model.model.get_output_embeddings().weight.detach()
         model, ids = load_draft(trained, target.model.model, output, _config(target))
         return kind(_drafting(model, target, small), target.model.vocab, ids)  # type: ignore[no-any-return]
-    found = resolve(known["model"]) if "model" in known else target.found
+    trust = target.trust_remote_code
+    found = resolve(known["model"], trust_remote_code=trust) if "model" in known else target.found
     difference = None if found == target.found else same_tokenizer(load_text(found).tokenizer, target.text.tokenizer)
     if difference:
         raise ValueError(f"{found.name} cannot draft for {target.found.name}: {difference}")

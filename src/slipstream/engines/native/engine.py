@@ -24,6 +24,7 @@ from slipstream.engines.native.guarantee import choose_rule, guarantee
 from slipstream.engines.native.job import Course, Job
 from slipstream.engines.native.scheduler import Limits
 from slipstream.engines.native.watch import Watch, Watched
+from slipstream.models.text import Text
 from slipstream.plan.policy import Adaptive
 from slipstream.plan.shapes import DEPTH
 
@@ -89,6 +90,10 @@ class NativeEngine(Engine):
     @property
     def label(self) -> str:
         return self.target.label
+
+    @property
+    def text(self) -> Text:
+        return self.target.text
 
     @property
     def quantised(self) -> str | None:

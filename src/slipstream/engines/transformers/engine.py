@@ -40,7 +40,7 @@ class TransformersEngine(Peer):
 
     def _open(self, asked: Asked) -> Seat:
         self._options: TransformersConfig = asked.options
-        found = resolve(asked.model)
+        found = resolve(asked.model, trust_remote_code=asked.trust_remote_code)
         place = ("cuda" if torch.cuda.is_available() else "cpu") if asked.device == "auto" else asked.device
         text = load_text(found)
         self._model: Any = _bare(load_model(found, asked.dtype, place))
@@ -52,7 +52,7 @@ class TransformersEngine(Peer):
         longest = min(asked.context or config.max_position_embeddings, config.max_position_embeddings)
         seat = Seat(found, text, config.vocab_size, longest, precision, asked.drafter, asked.depth)
         self._pad = min(seat.ends, default=0)
-        self._assistant: Any = self._draft_model(seat, asked.dtype, place)
+        self._assistant: Any = self._draft_model(seat, asked, place)
         self._inbox: list[Job] = []
         self._ready = threading.Condition()
         self._over = False
@@ -65,16 +65,16 @@ class TransformersEngine(Peer):
 
         return f"transformers {transformers.__version__}"
 
-    def _draft_model(self, seat: Seat, dtype: str, place: str) -> Any:
+    def _draft_model(self, seat: Seat, asked: Asked, place: str) -> Any:
         if not self._options.model:
             if seat.drafter == "draft_model":
                 raise ValueError("a draft model needs a name: --drafter NAME, or -o model=NAME")
             return None
-        found = resolve(self._options.model)
+        found = resolve(self._options.model, trust_remote_code=asked.trust_remote_code)
         difference = same_tokenizer(load_text(found).tokenizer, seat.text.tokenizer)
         if difference:
             raise ValueError(f"{found.name} cannot draft for {seat.found.name}: {difference}")
-        return _bare(load_model(found, dtype, place))
+        return _bare(load_model(found, asked.dtype, place))
 
     def _start(self, jobs: Sequence[Job]) -> None:
         if any(job.course.drafter == "draft_model" for job in jobs) and self._assistant is None:

@@ -44,7 +44,7 @@ class VllmEngine(Peer):
     def _open(self, asked: Asked) -> Seat:
         check_device(self.name, asked.device)
         own: VllmConfig = asked.options
-        found = resolve(asked.model)
+        found = resolve(asked.model, trust_remote_code=asked.trust_remote_code)
         config = read_json(found.path / "config.json")
         longest = min(asked.context or 4096, config.get("max_position_embeddings", 4096))
         precision = str(choose(asked.dtype, "cuda" if torch.cuda.is_available() else "cpu"))
@@ -56,7 +56,8 @@ class VllmEngine(Peer):
         wanted = speculation(asked.drafter, asked.depth, asked.verify, own)
         self._depth = (asked.depth or DEPTH) if wanted else 0
         self._process = Process(own.python, _environment(own), self._hear)
-        first = self._process.start(arguments(str(found.path), precision, longest, wanted, own))
+        settings = arguments(str(found.path), precision, longest, wanted, own)
+        first = self._process.start(settings | {"trust_remote_code": found.trust_remote_code})
         if "ready" not in first:
             self._process.end()
             raise ValueError(f"vllm cannot run {asked.model}: {str(first['failed']).rstrip('.')}")
