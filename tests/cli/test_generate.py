@@ -1,4 +1,4 @@
-"""`generate`, `chat` and `models` as a user runs them, on the default model."""
+"""`generate` as a user runs it, on the default model."""
 
 from __future__ import annotations
 
@@ -189,22 +189,6 @@ def test_a_folder_without_weights_is_refused(slipstream, tmp_path):
     done = slipstream("generate", "hi", "-m", str(tmp_path))
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
-
-
-def test_a_conversation(slipstream):
-    lines = b"My name is Ada.\n/stats\n/depth 2\n/undo\n/undo\n/nonsense\n"
-    done = slipstream("chat", "--max-tokens", "8", stdin=lines)
-    assert done.returncode == 0, done.stderr
-    for expected in ("tau", "depth is 2", "taken back; 0 exchanges left", "nothing to take back", "/undo takes"):
-        assert expected in done.stdout
-
-
-def test_models_are_listed_and_inspected(slipstream):
-    assert "smollm2-135m" in slipstream("models", "list").stdout
-    facts = slipstream("models", "inspect", "smollm2-135m", "--json").report
-    assert facts["layers"] == 30
-    assert facts["vocabulary"] == 49152
-    assert slipstream("models", "inspect", "nothing-like-it").returncode == 2
 
 
 def test_an_audit_of_a_real_pair(slipstream, monkeypatch):

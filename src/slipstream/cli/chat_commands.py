@@ -1,0 +1,109 @@
+"""The commands of `chat`: lines that begin with a slash."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from slipstream.cli.conversation import Conversation
+    from slipstream.engines.base import Tally
+
+COMMANDS = {
+    "/help": "this list",
+    "/undo": "take the last exchange back",
+    "/clear": "forget all exchanges",
+    "/system TEXT": "set the system prompt; without a text there is none",
+    "/depth N": "draft N tokens per cycle; 0 is plain decoding, auto lets cost and acceptance decide",
+    "/stats": "speed and drafting of the last answer, and of all",
+    "/quit": "end the conversation, as Ctrl-D does; Ctrl-C ends an answer",
+    "//TEXT": "send a message that begins with a slash",
+}
+
+
+def run_command(talk: Conversation, line: str) -> str:
+    """Carry out a command; what to say about it. ValueError where it is none, or its argument is wrong."""
+    word, _, rest = line.partition(" ")
+    command = _ACTIONS.get(word)
+    if command is None:
+        near = get_close_matches(word, _ACTIONS, 1)
+        hint = f"did you mean {near[0]}?" if near else "/help lists them"
+        raise ValueError(f"there is no command {word}; {hint}")
+    rest = rest.strip()
+    if rest and word not in ("/system", "/depth"):
+        raise ValueError(f"{word} takes no argument, and {rest!r} was given")
+    return command(talk, rest)
+
+
+def _help(talk: Conversation, rest: str) -> str:
+    return "\n".join(f"{command:14}{meaning}" for command, meaning in COMMANDS.items())
+
+
+def _undo(talk: Conversation, rest: str) -> str:
+    if not talk.messages:
+        raise ValueError("there is nothing to take back")
+    del talk.messages[-2:]
+    return f"taken back; {_exchanges(talk)} left"
+
+
+def _clear(talk: Conversation, rest: str) -> str:
+    forgotten = _exchanges(talk)
+    talk.messages.clear()
+    return f"{forgotten} forgotten"
+
+
+def _exchanges(talk: Conversation) -> str:
+    count = len(talk.messages) // 2
+    return f"{count} exchange{'' if count == 1 else 's'}"
+
+
+def _system(talk: Conversation, rest: str) -> str:
+    before, talk.system = talk.system, rest or None
+    try:
+        talk.check_template()
+    except ValueError:
+        talk.system = before
+        raise
+    return "system prompt set" if rest else "no system prompt"
+
+
+def _depth(talk: Conversation, rest: str) -> str:
+    if rest != "auto" and not rest.isdecimal():
+        raise ValueError(f"depth is {rest!r}; it must be a number of tokens, 0 for plain decoding, or auto")
+    if not talk.engine.capabilities.switch:
+        raise ValueError(f"{talk.engine.version} drafts alike for all answers; start chat with --depth {rest}")
+    talk.depth = None if rest == "auto" else int(rest)
+    return f"depth is {rest}"
+
+
+def _stats(talk: Conversation, rest: str) -> str:
+    if talk.last is None:
+        raise ValueError("there is no answer yet")
+    last, speed = talk.last, talk.last_speed
+    count = len(last.tokens)
+    lines = [
+        talk.engine.label,
+        f"last answer: {count} tokens after a prompt of {last.prompt_tokens} ({last.finish}), {speed}, "
+        f"{_drafting(last.tally)}",
+    ]
+    if talk.total_speed.answers > 1:
+        total = f"{talk.total_speed.answers} answers, {talk.total.emitted} tokens, {talk.total_speed}"
+        lines.append(f"all: {total}, {_drafting(talk.total)}")
+    return "\n".join(lines)
+
+
+def _drafting(tally: Tally) -> str:
+    drafted = sum(tally.drafted)
+    accepted = f"{drafted - tally.wasted} of {drafted} drafted accepted" if drafted else "nothing drafted"
+    return f"tau {tally.tau:.2f}, {accepted}"
+
+
+_ACTIONS: dict[str, Callable[[Conversation, str], str]] = {
+    "/help": _help,
+    "/undo": _undo,
+    "/clear": _clear,
+    "/system": _system,
+    "/depth": _depth,
+    "/stats": _stats,
+}
