@@ -78,7 +78,7 @@ FLAGS = {
         "--json",
         "--help",
     ],
-    "train": ["--data", "--out", "--model", "--option", "--device", "--minutes", "--json", "--help"],
+    "train": ["--data", "--out", "--model", "--option", "--device", "--trust-remote-code", "--minutes", "--json", "--help"],
     "models list": ["--json", "--help"],
     "models pull": ["--trust-remote-code", "--help"],
     "models inspect": ["--trust-remote-code", "--json", "--help"],

@@ -23,6 +23,7 @@ def train(
         typer.Option("-o", "--option", metavar="KEY=VALUE", help="Of the training, such as steps=4000 or vocab=8192."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    trust_remote_code: given.TrustRemoteCode = False,
     minutes: Annotated[float | None, typer.Option(help="Stop after so long; the same command goes on.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -43,7 +44,8 @@ def train(
             bars.update(phases[phase], completed=done, description=f"{phase} {text}".strip())
 
         try:
-            outcome = run(method, model, data, out, given.settings(option), device=device, minutes=minutes, told=told)
+            loading: dict[str, Any] = {"device": device, "trust_remote_code": trust_remote_code}
+            outcome = run(method, model, data, out, given.settings(option), **loading, minutes=minutes, told=told)
         except KeyboardInterrupt:
             raise ValueError(f"stopped; the same command goes on from the last checkpoint in {out}") from None
     write_card(outcome, " ".join(["slipstream", *sys.argv[1:]]), _commit())

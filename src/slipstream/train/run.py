@@ -48,6 +48,7 @@ def train(
     options: Mapping[str, Any],
     *,
     device: str = "auto",
+    trust_remote_code: bool = False,
     minutes: float | None = None,
     told: Told = lambda *_: None,
     about: Mapping[str, Any] | None = None,
@@ -56,7 +57,8 @@ def train(
     began = time.monotonic()
     kind = methods.get(method)
     settings, own = sort_options(kind, options)
-    found, text = resolve(model), load_text(resolve(model))
+    found = resolve(model, trust_remote_code=trust_remote_code)
+    text = load_text(found)
     start = find_start(settings.start, method, found)
     if start:
         settings, own = sort_options(kind, start.complete(options, kind))
