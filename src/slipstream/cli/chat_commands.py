@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from slipstream.cli.conversation import Conversation
-    from slipstream.engines.base import Tally
+    from slipstream.engines.base import Completion, Tally
 
 COMMANDS = {
     "/help": "this list",
@@ -85,12 +85,18 @@ def _stats(talk: Conversation, rest: str) -> str:
     lines = [
         talk.engine.label,
         f"last answer: {count} tokens after a prompt of {last.prompt_tokens} ({last.finish}), {speed}, "
-        f"{_drafting(last.tally)}",
+        f"{_drafting(last.tally)}, {_promise(last)}",
     ]
     if talk.total_speed.answers > 1:
         total = f"{talk.total_speed.answers} answers, {talk.total.emitted} tokens, {talk.total_speed}"
         lines.append(f"all: {total}, {_drafting(talk.total)}")
     return "\n".join(lines)
+
+
+def _promise(completion: Completion) -> str:
+    """The rule an answer was verified by, and whether the same seed gives it again."""
+    repeats = {"bit for bit": ", repeatable", "up to ties": ", repeatable up to ties"}
+    return f"rule {completion.rule}{repeats.get(completion.repeatable or '', '')}"
 
 
 def _drafting(tally: Tally) -> str:

@@ -16,13 +16,6 @@ DrafterName = Annotated[
 EngineName = Annotated[
     str, typer.Option("-e", "--engine", help="Who runs the model: native, transformers, llamacpp or vllm.")
 ]
-Rule = Annotated[
-    str | None,
-    typer.Option(
-        "--verify",
-        help="block, token or coupled; temperature 0 is always greedy. Default: coupled with --seed, else block.",
-    ),
-]
 AnyRule = Annotated[
     str | None,
     typer.Option(
