@@ -121,13 +121,15 @@ def test_one_repeat_claims_nothing():
 def test_engines_are_compared_and_keep_their_colours():
     others = record(times(0.4), engine="llamacpp", reference=PLAIN), record(times(0.5), times(0.4), engine="llamacpp")
     both = results(record(PLAIN), *others)
-    assert both["takeaway"].endswith("2.50 times as fast as llamacpp (95 % interval 2.50 to 2.50).")
+    assert both["takeaway"].endswith("2.50 times as fast as the llamacpp wheel (95 % interval 2.50 to 2.50).")
     page = html(both)
+    assert "built for any processor of its family" in page
+    assert "built for any processor of its family" not in html(results(record(PLAIN)))
     for engine, number in (("native", 0), ("llamacpp", 1)):
         colours = set(re.findall(rf'class="key" style="--c: var\(--engine-(\d)\)">{engine}<', page))
         assert colours == {str(number)}
     slow = results(record(times(0.5)), record(PLAIN, engine="llamacpp"))
-    assert "slower than llamacpp" in slow["takeaway"]
+    assert "slower than the llamacpp wheel" in slow["takeaway"]
 
 
 def test_no_tokens_at_all():

@@ -12,7 +12,7 @@ from slipstream.bench.report.lines import depths, positions
 from slipstream.bench.report.roof import roofline
 from slipstream.bench.report.tables import all_tables, facts
 from slipstream.bench.report.takeaway import machine
-from slipstream.bench.table import busy
+from slipstream.bench.table import warnings
 
 
 def html(results: Results) -> str:
@@ -40,11 +40,11 @@ def html(results: Results) -> str:
 
 
 def _warnings(results: Results) -> str:
-    warnings = [warning] if (warning := busy(results)) else []
+    cautions = warnings(results)
     if results.get("scaled"):
         words = "Its answers are the small model's, its cost that of a large one."
-        warnings.append(f"Cost-scaled target: {results['scaled']}. {words}")
-    return "".join(f'<p class="warning">{escape(words)}</p>' for words in warnings)
+        cautions.append(f"Cost-scaled target: {results['scaled']}. {words}")
+    return "".join(f'<p class="warning">{escape(words)}</p>' for words in cautions)
 
 
 def _engines(results: Results, palette: Palette) -> str:

@@ -68,6 +68,7 @@ def _rival(records: Sequence[Record], first: str) -> str:
     if not ratios:
         return ""
     name, ratio = min(ratios.items(), key=lambda item: item[1].value)
+    name = "the llamacpp wheel" if name == "llamacpp" else name  # not llama.cpp as it is built for a machine
     says = {FASTER: f"{ratio.value:.2f} times as fast as {name}", SLOWER: f"slower than {name}"}
     return f", {says.get(verdict(ratio), f'not measurably faster than {name}')} ({_span(ratio)})"
 

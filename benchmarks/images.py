@@ -1,0 +1,195 @@
+"""The charts of README, from the files in `results/`.
+
+    python benchmarks/images.py            # writes docs/images/*.svg, each for a light and a dark page
+
+`drafting` shows the speed of the shipped head against plain decoding on three machines, with 95 % intervals.
+`engines` shows llama.cpp and slipstream on the same file of weights, on two processors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from slipstream.bench.statistics import Estimate, pooled
+
+HERE = Path(__file__).parent
+RESULTS, IMAGES = HERE / "results", HERE.parent / "docs" / "images"
+WIDTH, NAMES, VALUES = 560, 190, 450  # of an image; where its drawing begins and where it ends
+THEMES = {
+    "light": {
+        "paper": "#ffffff",
+        "ink": "#1f2328",
+        "soft": "#59636e",
+        "line": "#d1d9e0",
+        "native": "#1666c5",
+        "llamacpp": "#178a5d",
+    },
+    "dark": {
+        "paper": "#0d1117",
+        "ink": "#f0f6fc",
+        "soft": "#9198a1",
+        "line": "#3d444d",
+        "native": "#62a8ff",
+        "llamacpp": "#4fcf9a",
+    },
+}
+NAMED = {"eagle": "automatic depth", "auto": "automatic depth"}
+HEADS = {
+    "2 ARM cores (Neoverse-N1)": ("cpu-arm-2026-11-16.json", ["eagle", "eagle 2", "eagle 3", "tree 4"]),
+    "2 Xeon cores with AMX": ("cpu-amx-2026-11-16.json", ["eagle", "eagle 2", "eagle 3"]),
+    "H200": ("gpu-h200-2026-11-16-shares.json", ["auto", "eagle 3", "eagle 5", "tree 15"]),
+}
+RATIOS = (0.6, 2.0)  # the axis of `drafting`
+
+
+class Row(NamedTuple):
+    name: str
+    draw: Callable[[float, dict[str, str]], str]  # from the height of its middle and the theme's colours
+    value: str
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=IMAGES)
+    out = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
+    for name, text in images().items():
+        (out / name).write_text(text, encoding="utf-8")
+
+
+def images() -> dict[str, str]:
+    """Every image by the name of its file."""
+    charts = {"drafting": drafting, "engines": engines}
+    return {f"{name}-{theme}.svg": draw(colours) for name, draw in charts.items() for theme, colours in THEMES.items()}
+
+
+def drafting(colours: dict[str, str]) -> str:
+    panels = {machine: [ratio_row(way, found) for way, found in heads(*where)] for machine, where in HEADS.items()}
+    ticks = [(across(value), f"{value:g}") for value in (0.75, 1.0, 1.25, 1.5, 2.0)]
+    about = (
+        "SmolLM2-135M with its shipped head, greedy, one request.",
+        "Lines are 95 % intervals; hollow: no clear difference.",
+    )
+    return chart("Speed of drafting against plain decoding", about, panels, ticks, colours, across(1.0))
+
+
+def heads(file: str, ways: Sequence[str]) -> list[tuple[str, Estimate]]:
+    """The ratio of every way to plain decoding, pooled over workloads where a file holds several."""
+    data = json.loads((RESULTS / file).read_text())
+    if "engines" in data:  # of a GPU: repeats in which something was captured are no measure of decoding
+        cell = data["engines"]["batch 1, T 0.0"]
+        found = []
+        for way in ways:
+            captures = cell[way].get("captures", [0] * len(cell[way]["repeats"]))
+            kept = [n for n, count in enumerate(captures) if not count]
+            ours, theirs = ([cell[name]["repeats"][n] for n in kept] for name in (way, "plain"))
+            found.append((way, pooled([(ours, theirs)])))
+        return found
+    cells = data["tokens_per_second"].values()
+    return [(way, pooled([(cell[way], cell["plain"]) for cell in cells])) for way in ways]
+
+
+def ratio_row(way: str, found: Estimate) -> Row:
+    assert found.interval is not None, "every file holds two repeats or more"
+    low, high = found.interval
+
+    def draw(y: float, colours: dict[str, str]) -> str:
+        ends = [min(max(across(bound), NAMES), VALUES) for bound in (low, high)]
+        path = f"M{ends[0]:.1f} {y:.1f}H{ends[1]:.1f}" + "".join(f"M{x:.1f} {y - 6:.1f}v12" for x in ends)
+        fill = colours["paper"] if low <= 1 <= high else colours["native"]
+        dot = f'<circle cx="{across(found.value):.1f}" cy="{y:.1f}" r="6" fill="{fill}" stroke="{colours["native"]}"'
+        return f'<path d="{path}" stroke="{colours["native"]}" stroke-width="2"/>{dot} stroke-width="2"/>'
+
+    value = f"{low:.2f} to {high:.2f}" if low <= 1 <= high else f"{found.value:.2f} times"
+    return Row(NAMED.get(way, way.replace("eagle", "depth").replace("tree", "tree of")), draw, value)
+
+
+def across(ratio: float) -> float:
+    low, high = map(math.log, RATIOS)
+    return NAMES + (VALUES - NAMES) * (math.log(ratio) - low) / (high - low)
+
+
+def engines(colours: dict[str, str]) -> str:
+    data = json.loads((RESULTS / "llamacpp-native-2026-11-16.json").read_text())
+    top = max(high for rows in data["machines"].values() for _, high in rows.values())
+    panels = {
+        machine: [speed_row(name, low, high, top) for name, (low, high) in rows.items()]
+        for machine, rows in data["machines"].items()
+    }
+    ticks = [(NAMES + (VALUES - NAMES) * speed / top, str(speed)) for speed in (0, 100, 200, 300)]
+    about = (
+        "SmolLM2-135M, the same Q4_1 file, decoding alone, greedy.",
+        "Lines go from the slowest run to the fastest.",
+    )
+    return chart("Tokens per second", about, panels, ticks, colours, None)
+
+
+def speed_row(name: str, low: float, high: float, top: float) -> Row:
+    def draw(y: float, colours: dict[str, str]) -> str:
+        colour = colours["llamacpp" if name.startswith("llama") else "native"]
+        opacity = "1" if name.endswith(("native", "plain")) else ".45"
+        unit = (VALUES - NAMES) / top
+        size = f'width="{(low + high) / 2 * unit:.1f}" height="16"'
+        bar = f'<rect x="{NAMES}" y="{y - 8:.1f}" {size} rx="2" fill="{colour}"'
+        ends = NAMES + low * unit, NAMES + high * unit
+        path = f"M{ends[0]:.1f} {y:.1f}H{ends[1]:.1f}" + "".join(f"M{x:.1f} {y - 5:.1f}v10" for x in ends)
+        whisker = f'<path d="{path}" stroke="{colours["ink"]}" stroke-width="1.5"/>' if low < high else ""
+        return f'{bar} fill-opacity="{opacity}"/>{whisker}'
+
+    shown = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+    return Row(
+        name.replace(" wheel", ", wheel").replace(" native", ", native").replace("slipstream ", "slipstream, "),
+        draw,
+        shown,
+    )
+
+
+def chart(
+    title: str,
+    about: Sequence[str],
+    panels: dict[str, list[Row]],
+    ticks: Sequence[tuple[float, str]],
+    colours: dict[str, str],
+    one: float | None,
+) -> str:
+    """Rows in panels below each other over one axis, with a line at `one`."""
+    parts = [text(0, 22, title, colours["ink"], 21, "600")]
+    parts += [text(0, 48 + 20 * n, line, colours["soft"], 15) for n, line in enumerate(about)]
+    y = 48.0 + 20 * len(about)
+    start = y
+    for machine, rows in panels.items():
+        y += 30
+        parts.append(text(0, y, machine, colours["ink"], 17, "600"))
+        for row in rows:
+            y += 28
+            parts += [text(0, y + 5, row.name, colours["soft"], 16), row.draw(y, colours)]
+            parts.append(text(VALUES + 12, y + 5, row.value, colours["ink"], 16))
+        y += 10
+    if one is not None:
+        parts.insert(
+            0, f'<path d="M{one:.1f} {start + 12:.1f}V{y + 8:.1f}" stroke="{colours["soft"]}" stroke-dasharray="4 3"/>'
+        )
+    parts += [text(x, y + 26, name, colours["soft"], 15, anchor="middle") for x, name in ticks]
+    parts.append(f'<path d="M{NAMES} {y + 8:.1f}H{VALUES}" stroke="{colours["line"]}"/>')
+    height = round(y + 36)
+    said = "; ".join(
+        f"{machine}: " + ", ".join(f"{row.name} {row.value}" for row in rows) for machine, rows in panels.items()
+    )
+    size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
+    fonts = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="{fonts}" role="img">'
+    return f"{head}<title>{title}</title><desc>{said}</desc>{''.join(parts)}</svg>\n"
+
+
+def text(x: float, y: float, words: str, colour: str, size: int, weight: str = "400", anchor: str = "start") -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" font-weight="{weight}" text-anchor="{anchor}"'
+    return f'<text {place} fill="{colour}">{words}</text>'
+
+
+if __name__ == "__main__":
+    main()
