@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from slipstream.bench.measure.agreement import laws, likeness
+from slipstream.bench.measure.agreement import compare_laws, laws
 from slipstream.bench.measure.provenance import commit, hardware, versions
 from slipstream.bench.statistics import Estimate, estimate, pooled, ratio
 from slipstream.bench.workloads import load_workloads
@@ -233,7 +233,7 @@ def compare(args) -> list[dict[str, float | str]]:
         ids = target.text.encode(text, raw=True)[:1024] if ids is None else ids
         found = laws(target.model, ids)
         truth = found if truth is None else truth
-        records.append({"arithmetic": target.label, **likeness(found, truth, ids)})
+        records.append({"arithmetic": target.label, **compare_laws(found, truth, ids)})
     return records
 
 

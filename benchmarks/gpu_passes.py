@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from gpu_common import timed
 
-from slipstream.bench.measure.agreement import laws, likeness
+from slipstream.bench.measure.agreement import compare_laws, laws
 from slipstream.bench.workloads import load_workloads
 from slipstream.engines.native.build import build_target
 from slipstream.engines.native.captured import Cycle, Kind
@@ -104,7 +104,7 @@ def rounded(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
             ids = target.text.encode(text, raw=True)[:1024]
         found_laws = laws(target.model, ids)
         truth = found_laws if truth is None else truth
-        told[dtype] = {"label": target.label, **likeness(found_laws, truth, ids)}
+        told[dtype] = {"label": target.label, **compare_laws(found_laws, truth, ids)}
     return told
 
 

@@ -19,7 +19,7 @@ from slipstream.bench.statistics import Estimate, pooled
 
 HERE = Path(__file__).parent
 RESULTS, IMAGES = HERE / "results", HERE.parent / "docs" / "images"
-WIDTH, NAMES, VALUES = 560, 190, 450  # of an image; where its drawing begins and where it ends
+WIDTH, NAMES, VALUES = 560, 190, 436  # of an image; where its drawing begins and where it ends
 THEMES = {
     "light": {
         "paper": "#ffffff",

@@ -30,7 +30,7 @@ class Done:
 class Command:
     def __init__(self, patch: pytest.MonkeyPatch, captured: pytest.CaptureFixture[str]) -> None:
         self._patch, self._captured = patch, captured
-        for place in ("engines.native.build", "engines.native.engine", "bench.fleet"):
+        for place in ("engines.native.build", "engines.native.engine", "bench.engine_pool"):
             patch.setattr(f"slipstream.{place}.build_target", default.build)
 
     def __call__(self, *words: str, stdin: bytes = b"") -> Done:

@@ -13,15 +13,15 @@ import pytest
 
 import default
 import letters
-from slipstream.bench import fleet, session
+from slipstream.bench import engine_pool, session
 from slipstream.bench import run as running
 from slipstream.bench.__main__ import main
-from slipstream.bench.fleet import Fleet, Loading
+from slipstream.bench.engine_pool import EnginePool, EngineSettings
 from slipstream.bench.matrix import Matrix, Setup
 from slipstream.bench.measure.measurement import Load, measure
 from slipstream.bench.measure.roofline import Machine
 from slipstream.bench.report.page import html
-from slipstream.bench.session import Asked, bench
+from slipstream.bench.session import BenchOptions, bench
 from slipstream.bench.table import busy, show
 from slipstream.bench.workloads import Item
 from slipstream.engines import extras
@@ -57,9 +57,9 @@ def prompts(tmp_path_factory) -> str:
 
 
 @pytest.fixture
-def asked(folder, prompts, tmp_path) -> Asked:
+def options(folder, prompts, tmp_path) -> BenchOptions:
     matrix = Matrix(drafters=("ngram",), depth="2", temperature="0,0.8", verify="block,coupled")
-    return Asked(folder, matrix, prompts, 4, 2, tmp_path / "out", command=["bench"])
+    return BenchOptions(folder, matrix, prompts, 4, 2, tmp_path / "out", command=["bench"])
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def whole(folder, prompts, tmp_path_factory):
     """One finished run for all who only look at it."""
     out = tmp_path_factory.mktemp("whole")
     matrix = Matrix(drafters=("ngram", "native:draft_model"), depth="1,3", batch="1,2")
-    return bench(Asked(folder, matrix, prompts, 6, 2, out, command=["bench", "--x"])), out
+    return bench(BenchOptions(folder, matrix, prompts, 6, 2, out, command=["bench", "--x"])), out
 
 
 def test_records_are_whole_and_honest(whole):
@@ -88,7 +88,7 @@ def test_records_are_whole_and_honest(whole):
     assert len(results["sha256"]) == 64
 
 
-def test_a_killed_run_goes_on_where_it_stopped(asked, monkeypatch):
+def test_a_killed_run_goes_on_where_it_stopped(options, monkeypatch):
     done = []
 
     def dying(*given):
@@ -100,20 +100,20 @@ def test_a_killed_run_goes_on_where_it_stopped(asked, monkeypatch):
     monkeypatch.setattr(session, "html", lambda results: "")  # drawn in another test
     monkeypatch.setattr(running, "measure", dying)
     with pytest.raises(KeyboardInterrupt):
-        bench(asked)
-    assert not (asked.out / "results.json").exists()
+        bench(options)
+    assert not (options.out / "results.json").exists()
     first = len(done)
     monkeypatch.setattr(running, "measure", lambda *given: done.append(given) or measure(*given))
-    results = bench(asked)
+    results = bench(options)
     cells = 2 + 3  # greedy is one rule
     assert first == 7
     assert len(done) == 2 * cells
     assert len(results["records"]) == cells
-    again = bench(replace(asked, against=asked.out / "results.json"))
+    again = bench(replace(options, against=options.out / "results.json"))
     assert len(done) == 2 * cells  # nothing was measured a second time
     assert len(again["against"]["records"]) == cells
     assert again["records"] == results["records"]
-    bench(replace(asked, max_tokens=5, repeats=1))
+    bench(replace(options, max_tokens=5, repeats=1))
     assert len(done) == 3 * cells  # other answers are other measurements
 
 
@@ -173,15 +173,15 @@ def test_batches_go_without_seeds_and_single_requests_with():
 
 
 def test_one_target_and_one_engine_for_all_depths(folder):
-    fleet = Fleet(Loading(folder), Matrix())
+    pool = EnginePool(EngineSettings(folder), Matrix())
     try:
-        two, four = (fleet.open(Setup("native", "ngram", depth, None)) for depth in (2, 4))
-        plain = fleet.open(Setup("native", "none", 0, None))
+        two, four = (pool.open(Setup("native", "ngram", depth, None)) for depth in (2, 4))
+        plain = pool.open(Setup("native", "none", 0, None))
         assert two is four
         assert plain.target is two.target
-        assert fleet.speculation(Setup("native", "ngram", 4, None)).depth == 4
+        assert pool.speculation(Setup("native", "ngram", 4, None)).depth == 4
     finally:
-        fleet.close()
+        pool.close()
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_an_engine_that_is_not_installed(folder, capsys, monkeypatch):
 
 def test_two_engines_side_by_side(folder, prompts, tmp_path):
     matrix = Matrix(("transformers", "native"), ("transformers:ngram",), batch="2")
-    results = bench(Asked(folder, matrix, prompts, 4, 1, tmp_path, command=["bench"]))
+    results = bench(BenchOptions(folder, matrix, prompts, 4, 1, tmp_path, command=["bench"]))
     titles = [(r["engine"], r["drafter"]) for r in results["records"]]
     assert titles == [("transformers", "none"), ("native", "none"), ("transformers", "ngram")]
     theirs, ours, _ = results["records"]
@@ -252,7 +252,7 @@ def test_a_bare_machine(folder, prompts, tmp_path):
 
 @pytest.mark.model
 def test_the_default_model(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(fleet, "build_target", default.build)
+    monkeypatch.setattr(engine_pool, "build_target", default.build)
     words = ["-d", "ngram", "--workload", "maths:1", "--max-tokens", "8", "--repeats", "1", "--out", str(tmp_path)]
     assert main([*words, "--json"]) == 0
     results = json.loads(capsys.readouterr().out.splitlines()[-1])

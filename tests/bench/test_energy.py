@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from slipstream.bench.measure import energy, measurement
-from slipstream.bench.measure.energy import Meter, NoCounter, Spent, counter, spending
+from slipstream.bench.measure.energy import EnergyUse, Meter, NoCounter, counter, energy_used
 from slipstream.bench.measure.measurement import Load, Measurement
 from slipstream.bench.records import _energy
 from slipstream.bench.table import tables
@@ -159,23 +159,23 @@ def test_the_idle_board_comes_to_rest_first():
 
 def test_spending_states_the_idle_share_and_nothing_of_short_windows():
     clock = Clock(watts=300)
-    with spending(lambda: (clock.meter(), 75.0)) as spent:
+    with energy_used(lambda: (clock.meter(), 75.0)) as spent:
         clock.sleep(10)
-    assert spent == Spent(3000, 750)
-    with spending(lambda: (clock.meter(), 75.0)) as spent:
+    assert spent == EnergyUse(3000, 750)
+    with energy_used(lambda: (clock.meter(), 75.0)) as spent:
         clock.sleep(1)
-    assert spent == Spent(None, None)
-    with spending(lambda: None) as spent:
+    assert spent == EnergyUse(None, None)
+    with energy_used(lambda: None) as spent:
         clock.sleep(10)
-    assert spent == Spent(None, None)
+    assert spent == EnergyUse(None, None)
 
 
 def test_a_measurement_keeps_it(monkeypatch):
     @contextmanager
     def known():
-        yield Spent(120.0, 30.0)
+        yield EnergyUse(120.0, 30.0)
 
-    monkeypatch.setattr(measurement, "spending", known)
+    monkeypatch.setattr(measurement, "energy_used", known)
     found = measurement.measure(SimpleNamespace(), [], Load(1, 0.0, 4))
     assert (found.joules, found.idle) == (120.0, 30.0)
     assert Measurement.of(found.data()) == found

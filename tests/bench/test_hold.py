@@ -11,16 +11,16 @@ import pytest
 
 import fake_vllm
 import letters_folder
-from slipstream.bench import fleet, session
+from slipstream.bench import engine_pool, session
 from slipstream.bench import run as running
 from slipstream.bench.__main__ import main
-from slipstream.bench.fleet import Fleet, Loading
+from slipstream.bench.engine_pool import EnginePool, EngineSettings
 from slipstream.bench.matrix import Matrix, Setup
 from slipstream.bench.measure.measurement import warm
-from slipstream.bench.measure.memory import give_back, is_short, resident
+from slipstream.bench.measure.memory import is_out_of_memory, release_memory, resident
 from slipstream.bench.measure.roofline import Machine
-from slipstream.bench.run import Course
-from slipstream.bench.session import Asked, bench
+from slipstream.bench.run import Schedule
+from slipstream.bench.session import BenchOptions, bench
 from slipstream.engines import open_engine
 
 NATIVE, NGRAM = Setup("native", "none", 0, None), Setup("native", "ngram", None, None)
@@ -48,7 +48,7 @@ def opened(monkeypatch, tmp_path) -> list[tuple[str, str, int]]:
         alive.append(weakref.ref(made))
         return made
 
-    monkeypatch.setattr(fleet, "open_engine", watched)
+    monkeypatch.setattr(engine_pool, "open_engine", watched)
     monkeypatch.setattr(session, "probe_machine", lambda dtype: Machine(1e9, 1e11))
     monkeypatch.setattr(session, "html", lambda results: "")
     (tmp_path / "abc.jsonl").write_text('{"prompt": "abcabc"}\n')
@@ -57,9 +57,9 @@ def opened(monkeypatch, tmp_path) -> list[tuple[str, str, int]]:
 
 
 def order(hold: int | None, **matrix: str) -> list[tuple[int, str, str, str]]:
-    asked = Matrix(("native", "transformers"), ("ngram",), **matrix)
-    cells = asked.cells(["code", "chat"])
-    found = list(Course(cells, {}, 2, 4, {}, hold).order())
+    options = Matrix(("native", "transformers"), ("ngram",), **matrix)
+    cells = options.cells(["code", "chat"])
+    found = list(Schedule(cells, {}, 2, 4, {}, hold).order())
     assert sorted(map(repr, found)) == sorted(repr((n, cell)) for cell in cells for n in range(2))
     return [(n, cell.setup.engine, cell.setup.drafter, cell.workload) for n, cell in found]
 
@@ -89,7 +89,7 @@ def test_all_depths_of_one_engine_stay_together():
 
 
 def test_the_least_recently_used_makes_room(folder, opened):
-    ships = Fleet(Loading(folder), Matrix(), hold=2)
+    ships = EnginePool(EngineSettings(folder), Matrix(), hold=2)
     try:
         plain, theirs = (weakref.ref(ships.open(setup)) for setup in (NATIVE, THEIRS))
         assert ships.open(NATIVE) is plain()
@@ -101,7 +101,7 @@ def test_the_least_recently_used_makes_room(folder, opened):
 
 
 def test_the_native_target_is_shared_and_let_go(folder, opened):
-    ships = Fleet(Loading(folder), Matrix(), hold=1)
+    ships = EnginePool(EngineSettings(folder), Matrix(), hold=1)
     try:
         target = weakref.ref(ships.open(NATIVE).target)
         assert ships.open(NGRAM).target is target()
@@ -117,7 +117,7 @@ def test_a_run_that_holds_one(folder, draft, opened, tmp_path, monkeypatch):
     monkeypatch.setattr(running, "warm", lambda *given: warmed.append(given[2]) or warm(*given))
     matrix = Matrix(("native", "transformers"), (draft,))
     load = f"{tmp_path}/abc.jsonl,{tmp_path}/pon.jsonl", 4, 2
-    results = bench(Asked(folder, matrix, *load, tmp_path / "one", command=["bench"], hold=1))
+    results = bench(BenchOptions(folder, matrix, *load, tmp_path / "one", command=["bench"], hold=1))
     assert all(count == 0 for *_, count in opened)
     ways = [("native", "none"), ("native", draft), ("transformers", "none"), ("transformers", draft)]
     alone = [("transformers", "none")]  # the draft model by itself, before the engine it drafts in
@@ -126,7 +126,7 @@ def test_a_run_that_holds_one(folder, draft, opened, tmp_path, monkeypatch):
     assert len(results["records"]) == 2 * len(ways)
     assert results["settings"]["hold"] == 1
     assert {r["engine"] for r in results["records"] if r["draft_tokens_per_second"]} == {"native", "transformers"}
-    together = bench(Asked(folder, matrix, *load, tmp_path / "all", command=["bench"]))
+    together = bench(BenchOptions(folder, matrix, *load, tmp_path / "all", command=["bench"]))
     what = "engine", "drafter", "workload", "same_answers"  # how far is drafted is decided by the clock
     assert [[r[key] for key in what] for r in results["records"]] == [
         [r[key] for key in what] for r in together["records"]
@@ -136,7 +136,7 @@ def test_a_run_that_holds_one(folder, draft, opened, tmp_path, monkeypatch):
 def test_a_draft_model_alone_runs_with_the_options_of_its_engine(folder, draft, opened, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(fake_vllm.write(tmp_path)))
     matrix = Matrix(("vllm",), (draft,), options={"vllm.python": sys.executable})
-    results = bench(Asked(folder, matrix, f"{tmp_path}/abc.jsonl", 6, 1, tmp_path / "out", hold=1))
+    results = bench(BenchOptions(folder, matrix, f"{tmp_path}/abc.jsonl", 6, 1, tmp_path / "out", hold=1))
     assert [seen[:2] for seen in opened] == [("vllm", "none"), ("vllm", "none"), ("vllm", draft)]
     assert results["records"][1]["draft_tokens_per_second"] > 0
 
@@ -157,7 +157,7 @@ def test_no_memory_left_is_one_sentence(folder, opened, tmp_path, capsys, monkey
     def full(*_, **__):
         raise error
 
-    monkeypatch.setattr(fleet, "open_engine", full)
+    monkeypatch.setattr(engine_pool, "open_engine", full)
     assert main(["-m", folder, "--workload", f"{tmp_path}/abc.jsonl", *words]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("error: there is not memory enough for native plain (")
@@ -166,8 +166,8 @@ def test_no_memory_left_is_one_sentence(folder, opened, tmp_path, capsys, monkey
 
 def test_other_errors_are_left_alone():
     for words in ("no model called memory", "the engine is closed", "index out of range"):
-        assert not is_short(ValueError(words))
-    with pytest.raises(KeyError), Fleet(Loading("none"), Matrix()).roomy(NATIVE):
+        assert not is_out_of_memory(ValueError(words))
+    with pytest.raises(KeyError), EnginePool(EngineSettings("none"), Matrix()).explain_memory_errors(NATIVE):
         raise KeyError("own")
 
 
@@ -185,5 +185,5 @@ def test_freed_memory_is_given_back():
     assert resident("VmRSS") > before + 3e8
     held.clear()
     gc.collect()
-    give_back()
+    release_memory()
     assert resident("VmRSS") < before + 1e8

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.bench.quality.sandbox import Confines, passes
+from slipstream.bench.quality.sandbox import SandboxLimits, passes
 from slipstream.bench.quality.scores import SCORES, judge, program, rouge_l
 from slipstream.bench.workloads import Item
 
-QUICK = Confines(seconds=0.5)
+QUICK = SandboxLimits(seconds=0.5)
 
 
 def item(reference: str, metric: str) -> Item:

@@ -14,7 +14,7 @@ from slipstream.bench.journal import Journal, write_whole
 from slipstream.bench.matrix import Cell, Setup
 from slipstream.bench.measure.measurement import Measurement, book_times, groups
 from slipstream.bench.measure.roofline import Machine, Weights, bytes_per_token, held_weights, intensity, probe_machine
-from slipstream.bench.records import Ground, records
+from slipstream.bench.records import RecordContext, records
 from slipstream.bench.table import Table, tables, text
 from slipstream.bench.workloads import Item, Workload
 from slipstream.engines.base import Tally
@@ -39,7 +39,7 @@ WORK = {"w": Workload("w", (Item(("2 + 2?",), "w", reference="4", metric="exact"
 
 def made(fast: list[float] = [20.0, 22.0, 24.0], answer: str = "4") -> list[dict]:  # noqa: B006
     measured = {PLAIN: [run(s) for s in (10.0, 11.0, 12.0)], FAST: [run(s, answer=answer) for s in fast]}
-    return records(measured, WORK, Ground(MACHINE, {PLAIN: TARGET, FAST: TARGET}, draft_speeds={FAST: 99.0}))
+    return records(measured, WORK, RecordContext(MACHINE, {PLAIN: TARGET, FAST: TARGET}, draft_speeds={FAST: 99.0}))
 
 
 def results(**more) -> dict:

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slipstream.bench.matrix import Matrix
-from slipstream.bench.session import Asked, bench, rounded
+from slipstream.bench.session import BenchOptions, bench, rounded
 from slipstream.bench.table import show
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m slipstream.bench", description=bench.__doc__)
-    add, fixed, shown = parser.add_argument, Asked(), Matrix()
+    add, fixed, shown = parser.add_argument, BenchOptions(), Matrix()
     add("-m", "--model", default=fixed.model, help="a catalog name, Hugging Face id, folder or GGUF file")
     add("--engine", action="append", help=f"may be repeated; {shown.engines[0]} if not given")
     add("-d", "--drafter", action="append", help="may be repeated; plain decoding is always measured too")
@@ -39,7 +39,7 @@ def main(words: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if words is None else words)
     args = parse(given)
     try:
-        results = bench(_asked(args, ["python", "-m", "slipstream.bench", *given]))
+        results = bench(_options(args, ["python", "-m", "slipstream.bench", *given]))
     except (ValueError, FloatingPointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -51,7 +51,7 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _asked(args: argparse.Namespace, command: Sequence[str]) -> Asked:
+def _options(args: argparse.Namespace, command: Sequence[str]) -> BenchOptions:
     options = {}
     for word in args.option or ():
         key, equals, value = word.partition("=")
@@ -68,7 +68,7 @@ def _asked(args: argparse.Namespace, command: Sequence[str]) -> Asked:
         options,
     )
     load = args.workload, args.max_tokens, args.repeats
-    return Asked(args.model, matrix, *load, args.out, args.against, args.dtype, command, args.hold)
+    return BenchOptions(args.model, matrix, *load, args.out, args.against, args.dtype, command, args.hold)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Ground:
-    """What measurements are held against."""
+class RecordContext:
+    """What records need beside their measurements."""
 
     machine: Machine
     targets: Mapping[Cell, Weights]  # as the cell's engine holds them
@@ -30,10 +30,10 @@ class Ground:
 
 
 def records(
-    measured: Mapping[Cell, Sequence[Measurement]], workloads: Mapping[str, Workload], ground: Ground
+    measured: Mapping[Cell, Sequence[Measurement]], workloads: Mapping[str, Workload], context: RecordContext
 ) -> list[Record]:
-    """Only cells with all their repeats are told of: ratios are taken repeat by repeat."""
-    return [_record(cell, runs, measured, workloads[cell.workload], ground) for cell, runs in measured.items()]
+    """One record per cell. Ratios are taken repeat by repeat, so every cell has all its repeats."""
+    return [_record(cell, runs, measured, workloads[cell.workload], context) for cell, runs in measured.items()]
 
 
 def _record(
@@ -41,16 +41,16 @@ def _record(
     runs: Sequence[Measurement],
     measured: Mapping[Cell, Sequence[Measurement]],
     workload: Workload,
-    ground: Ground,
+    context: RecordContext,
 ) -> Record:
     plain = _plain(cell, measured, cell.setup.engine)
-    reference = _plain(cell, measured, ground.reference)
+    reference = _plain(cell, measured, context.reference)
     speeds = [run.speed for run in runs]
     speed, whole = estimate(speeds), estimate([run.whole_speed for run in runs])
     quality = judge(workload.items, runs[0].answers)
     return {
         **cell.key(),
-        "model": ground.labels.get(cell),
+        "model": context.labels.get(cell),
         "tokens_per_second": speed.value,
         "tokens_per_second_interval": speed.bounds,
         "tokens_per_second_repeats": speeds,
@@ -61,9 +61,9 @@ def _record(
         **_ratios(cell, runs, plain),
         **_estimated("ratio_to_reference", _ratio(runs, reference)),
         "same_answers": _same(cell, runs, plain),
-        **_limits(cell, runs, ground),
+        **_limits(cell, runs, context),
         **_energy(runs),
-        "draft_tokens_per_second": ground.draft_speeds.get(cell),
+        "draft_tokens_per_second": context.draft_speeds.get(cell),
         "quality": quality.scores,
         "quality_counts": quality.counts,
         "peak_memory_bytes": max((run.memory for run in runs if run.memory is not None), default=None),
@@ -130,10 +130,10 @@ def _same(cell: Cell, runs: Sequence[Measurement], plain: Sequence[Measurement] 
     return sum(a == b for a, b in pairs) / len(pairs)
 
 
-def _limits(cell: Cell, runs: Sequence[Measurement], ground: Ground) -> Record:
-    target, draft = ground.targets[cell], ground.drafts.get(cell)
+def _limits(cell: Cell, runs: Sequence[Measurement], context: RecordContext) -> Record:
+    target, draft = context.targets[cell], context.drafts.get(cell)
     needed = median([bytes_per_token(run, target, draft) for run in runs])
-    limit = ground.machine.bandwidth / needed
+    limit = context.machine.bandwidth / needed
     points = [intensity(run, target) for run in runs]
     return {
         "bytes_per_token": needed,

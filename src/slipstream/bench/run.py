@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from slipstream.bench.fleet import Fleet, opened_for
+from slipstream.bench.engine_pool import EnginePool, opened_for
 from slipstream.bench.journal import Journal
 from slipstream.bench.matrix import Cell
 from slipstream.bench.measure.measurement import Load, Measurement, measure, warm
@@ -26,7 +26,7 @@ Some = TypeVar("Some")
 
 
 @dataclass(frozen=True)
-class Course:
+class Schedule:
     """What is run: cells, on which prompts, how often."""
 
     cells: Sequence[Cell]
@@ -57,12 +57,12 @@ class Course:
         for repeat in range(self.repeats):
             for held in self._held(repeat):
                 for load in grouped(held, lambda cell: cell.load):
-                    yield from ((repeat, cell) for cell in turned(load, repeat))
+                    yield from ((repeat, cell) for cell in rotated(load, repeat))
 
     def _held(self, repeat: int) -> list[list[Cell]]:
         """Cells whose engines are open at the same time: those of one name side by side, for what they share."""
-        names = turned(grouped(self.cells, lambda cell: cell.setup.engine), repeat)
-        mine = [cells for name in names for cells in turned(_opened(name), repeat)]
+        names = rotated(grouped(self.cells, lambda cell: cell.setup.engine), repeat)
+        mine = [cells for name in names for cells in rotated(_opened(name), repeat)]
         size = self.hold or len(mine)
         if size >= len(mine):
             return [list(self.cells)]
@@ -77,7 +77,7 @@ def grouped(cells: Iterable[Cell], key: Callable[[Cell], Any]) -> list[list[Cell
     return list(found.values())
 
 
-def turned(things: Sequence[Some], count: int) -> list[Some]:
+def rotated(things: Sequence[Some], count: int) -> list[Some]:
     """Begun so many places further."""
     first = count % len(things)
     return [*things[first:], *things[:first]]
@@ -91,37 +91,37 @@ Measured = dict[Cell, list[Measurement]]
 Warmed = WeakKeyDictionary[Engine, set[Any]]  # an engine that is opened anew is cold
 
 
-def run(course: Course, fleet: Fleet, journal: Journal) -> Measured:
+def run(schedule: Schedule, pool: EnginePool, journal: Journal) -> Measured:
     """Measure what the journal does not hold yet; everything, cell by cell in the order of the matrix."""
-    work = list(course.order())
-    keys = {(cell, n): course.key(cell, n, fleet.matrix.options_of(cell.setup)) for n, cell in work}
+    work = list(schedule.order())
+    keys = {(cell, n): schedule.key(cell, n, pool.matrix.options_of(cell.setup)) for n, cell in work}
     left = [(n, cell) for n, cell in work if journal.get(keys[cell, n]) is None]
     warmed, now = Warmed(), commit()
     with progress(len(work), len(work) - len(left)) as say:
         for repeat, cell in left:
             say(cell.title)
-            with fleet.roomy(cell.setup):
-                draft = _draft(course, fleet, cell)  # before the engine is opened: it may have to make room for this
-                found = _measure(course, fleet, cell, repeat, warmed)
+            with pool.explain_memory_errors(cell.setup):
+                draft = _draft(schedule, pool, cell)  # before the engine is opened: it may have to make room for this
+                found = _measure(schedule, pool, cell, repeat, warmed)
             about = {"commit": now, "load": load_average(), "draft": draft}
             journal.add(keys[cell, repeat], {**found, **about})
     return {
-        cell: [Measurement.of(_entry(journal, keys[cell, n])["measurement"]) for n in range(course.repeats)]
-        for cell in course.cells
+        cell: [Measurement.of(_entry(journal, keys[cell, n])["measurement"]) for n in range(schedule.repeats)]
+        for cell in schedule.cells
     }
 
 
-def every(course: Course, fleet: Fleet, journal: Journal, field: str) -> list[Any]:
+def all_entries(schedule: Schedule, pool: EnginePool, journal: Journal, field: str) -> list[Any]:
     """What was written beside every measurement, where there is something."""
-    keys = (course.key(cell, n, fleet.matrix.options_of(cell.setup)) for n, cell in course.order())
+    keys = (schedule.key(cell, n, pool.matrix.options_of(cell.setup)) for n, cell in schedule.order())
     return [value for key in keys if (value := _entry(journal, key).get(field)) is not None]
 
 
-def told(course: Course, fleet: Fleet, journal: Journal, field: str) -> dict[Cell, Any]:
+def first_entries(schedule: Schedule, pool: EnginePool, journal: Journal, field: str) -> dict[Cell, Any]:
     """What was written beside the first measurement of each cell, where there is something."""
     found = {
-        cell: _entry(journal, course.key(cell, 0, fleet.matrix.options_of(cell.setup))).get(field)
-        for cell in course.cells
+        cell: _entry(journal, schedule.key(cell, 0, pool.matrix.options_of(cell.setup))).get(field)
+        for cell in schedule.cells
     }
     return {cell: value for cell, value in found.items() if value is not None}
 
@@ -132,11 +132,11 @@ def _entry(journal: Journal, key: Mapping[str, Any]) -> dict[str, Any]:
     return entry
 
 
-def _measure(course: Course, fleet: Fleet, cell: Cell, repeat: int, warmed: Warmed) -> dict[str, Any]:
+def _measure(schedule: Schedule, pool: EnginePool, cell: Cell, repeat: int, warmed: Warmed) -> dict[str, Any]:
     """A measurement, and who made it. Nobody keeps the engine: it may have to make room for the next."""
-    engine, items = fleet.open(cell.setup), course.workloads[cell.workload].items
+    engine, items = pool.open(cell.setup), schedule.workloads[cell.workload].items
     seed = 1 + SEEDS * repeat
-    load = Load(cell.batch, cell.temperature, course.max_tokens, fleet.speculation(cell.setup), seed)
+    load = Load(cell.batch, cell.temperature, schedule.max_tokens, pool.speculation(cell.setup), seed)
     done = warmed.setdefault(engine, set())
     if (cell.setup, cell.batch) not in done:
         warm(engine, items, load)
@@ -145,7 +145,7 @@ def _measure(course: Course, fleet: Fleet, cell: Cell, repeat: int, warmed: Warm
     return {"measurement": measured, "model": engine.label, "version": engine.version}
 
 
-def _draft(course: Course, fleet: Fleet, cell: Cell) -> float | None:
+def _draft(schedule: Schedule, pool: EnginePool, cell: Cell) -> float | None:
     if cell.setup.plain:
         return None
-    return fleet.draft_alone(cell.setup, course.workloads[cell.workload].items[0].turns[0])
+    return pool.draft_alone(cell.setup, schedule.workloads[cell.workload].items[0].turns[0])

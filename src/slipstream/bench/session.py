@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.bench.against import compare, read_results
-from slipstream.bench.fleet import Fleet, Loading, kind_of
+from slipstream.bench.engine_pool import EnginePool, EngineSettings, kind_of
 from slipstream.bench.journal import Journal, write_whole
 from slipstream.bench.matrix import Cell, Matrix
 from slipstream.bench.measure.provenance import hardware, provenance
 from slipstream.bench.measure.roofline import Machine, Weights, held_weights, probe_machine, weights_of
-from slipstream.bench.records import Ground, records
+from slipstream.bench.records import RecordContext, records
 from slipstream.bench.report.page import html
 from slipstream.bench.report.takeaway import takeaway
-from slipstream.bench.run import Course, every, run, told
+from slipstream.bench.run import Schedule, all_entries, first_entries, run
 from slipstream.bench.statistics import median
 from slipstream.bench.workloads import load_workloads
 from slipstream.engines import engines
@@ -29,7 +29,7 @@ Results = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Asked:
+class BenchOptions:
     """What the command line says."""
 
     model: str = "smollm2-135m"
@@ -44,50 +44,56 @@ class Asked:
     hold: int | None = None
 
 
-def bench(asked: Asked) -> Results:
+def bench(options: BenchOptions) -> Results:
     """Run or take up the matrix; write journal, results and report where a folder is given."""
-    before = read_results(asked.against) if asked.against else None
-    workloads = {workload.name: workload for workload in load_workloads(asked.workload)}
-    cells = asked.matrix.cells(list(workloads))
-    fleet = Fleet(Loading(asked.model, max(cell.batch for cell in cells), asked.dtype), asked.matrix, asked.hold)
-    fleet.check()
-    with Journal(asked.out) as journal:
-        found = resolve(asked.model)
-        origin = provenance(found, asked.command)
-        identity = {"model": asked.model, "sha256": origin["sha256"], "dtype": asked.dtype, "machine": _machine_name()}
-        course = Course(cells, workloads, asked.repeats, asked.max_tokens, identity, asked.hold)
+    before = read_results(options.against) if options.against else None
+    workloads = {workload.name: workload for workload in load_workloads(options.workload)}
+    cells = options.matrix.cells(list(workloads))
+    settings = EngineSettings(options.model, max(cell.batch for cell in cells), options.dtype)
+    pool = EnginePool(settings, options.matrix, options.hold)
+    pool.check()
+    with Journal(options.out) as journal:
+        found = resolve(options.model)
+        origin = provenance(found, options.command)
+        identity = {
+            "model": options.model,
+            "sha256": origin["sha256"],
+            "dtype": options.dtype,
+            "machine": _machine_name(),
+        }
+        schedule = Schedule(cells, workloads, options.repeats, options.max_tokens, identity, options.hold)
         try:
-            results = origin | _measured(course, fleet, journal, found, asked)
+            results = origin | _measured(schedule, pool, journal, found, options)
         finally:
-            fleet.close()
+            pool.close()
     results = {"takeaway": takeaway(results)} | results
     if before is not None:
         results["against"] = compare(results, before)
-    if asked.out:
-        write_whole(asked.out / "results.json", json.dumps(rounded(results), indent=1) + "\n")
-        write_whole(asked.out / "report.html", html(results))
+    if options.out:
+        write_whole(options.out / "results.json", json.dumps(rounded(results), indent=1) + "\n")
+        write_whole(options.out / "report.html", html(results))
     return results
 
 
-def _measured(course: Course, fleet: Fleet, journal: Journal, found: Found, asked: Asked) -> Results:
+def _measured(schedule: Schedule, pool: EnginePool, journal: Journal, found: Found, options: BenchOptions) -> Results:
     """The figures and what they depend on."""
-    measured = run(course, fleet, journal)
-    ground = _ground(course, fleet, journal, found, asked)
+    measured = run(schedule, pool, journal)
+    context = _context(schedule, pool, journal, found, options)
     return {
-        "commit": ", ".join(sorted(set(every(course, fleet, journal, "commit")))) or "no checkout",
-        "load_average": _median(every(course, fleet, journal, "load")),
+        "commit": ", ".join(sorted(set(all_entries(schedule, pool, journal, "commit")))) or "no checkout",
+        "load_average": _median(all_entries(schedule, pool, journal, "load")),
         "settings": {
-            **asked.matrix.described(),
-            "workload": asked.workload,
-            "max_tokens": asked.max_tokens,
-            "repeats": asked.repeats,
-            "dtype": asked.dtype,
-            "hold": asked.hold,
+            **options.matrix.described(),
+            "workload": options.workload,
+            "max_tokens": options.max_tokens,
+            "repeats": options.repeats,
+            "dtype": options.dtype,
+            "hold": options.hold,
         },
-        "engines": _versions(course, fleet, journal),
+        "engines": _versions(schedule, pool, journal),
         "scaled": found.scaled,
-        "limits": {**ground.machine.data(), **_sizes(ground)},
-        "records": records(measured, course.workloads, ground),
+        "limits": {**context.machine.data(), **_sizes(context)},
+        "records": records(measured, schedule.workloads, context),
     }
 
 
@@ -101,22 +107,24 @@ def _machine_name() -> str:
     return f"{about['accelerator'] or about['processor']}, {about['threads']} threads"
 
 
-def _ground(course: Course, fleet: Fleet, journal: Journal, found: Found, asked: Asked) -> Ground:
-    labels = told(course, fleet, journal, "model")
-    return Ground(
-        _probed(journal, asked.dtype, course.identity),
-        {cell: held_weights(cell.setup.engine, found, labels[cell], asked.dtype) for cell in course.cells},
-        {cell: weights for cell in course.cells if (weights := _draft_weights(fleet, cell, asked.dtype))},
-        told(course, fleet, journal, "draft"),
-        asked.matrix.engines[0],
+def _context(
+    schedule: Schedule, pool: EnginePool, journal: Journal, found: Found, options: BenchOptions
+) -> RecordContext:
+    labels = first_entries(schedule, pool, journal, "model")
+    return RecordContext(
+        _probed(journal, options.dtype, schedule.identity),
+        {cell: held_weights(cell.setup.engine, found, labels[cell], options.dtype) for cell in schedule.cells},
+        {cell: weights for cell in schedule.cells if (weights := _draft_weights(pool, cell, options.dtype))},
+        first_entries(schedule, pool, journal, "draft"),
+        options.matrix.engines[0],
         labels,
     )
 
 
-def _sizes(ground: Ground) -> dict[str, Any]:
+def _sizes(context: RecordContext) -> dict[str, Any]:
     """What one pass reads, by engine, and how many parameters the model has."""
-    read = {cell.setup.engine: weights.read for cell, weights in ground.targets.items()}
-    return {"target_bytes": read, "parameters": next(iter(ground.targets.values())).parameters}
+    read = {cell.setup.engine: weights.read for cell, weights in context.targets.items()}
+    return {"target_bytes": read, "parameters": next(iter(context.targets.values())).parameters}
 
 
 def _probed(journal: Journal, dtype: str, identity: Mapping[str, Any]) -> Machine:
@@ -130,13 +138,13 @@ def _probed(journal: Journal, dtype: str, identity: Mapping[str, Any]) -> Machin
     return machine
 
 
-def _draft_weights(fleet: Fleet, cell: Cell, dtype: str) -> Weights | None:
+def _draft_weights(pool: EnginePool, cell: Cell, dtype: str) -> Weights | None:
     """What a draft model reads, where it is a model with a name; of some layers, its share of the layers."""
     setup = cell.setup
     if setup.plain or kind_of(setup, engines.get(setup.engine).capabilities.drafters) != "draft_model":
         return None
-    options = fleet.matrix.options_of(setup)
-    name = options.get("model", fleet.loading.model if setup.drafter == "draft_model" else setup.drafter)
+    options = pool.matrix.options_of(setup)
+    name = options.get("model", pool.settings.model if setup.drafter == "draft_model" else setup.drafter)
     return weights_of(resolve(name), dtype, _layers(options.get("layers")))
 
 
@@ -148,8 +156,8 @@ def _layers(spec: str | None) -> int | None:
     return sum(part[-1] - part[0] + 1 for part in parts)
 
 
-def _versions(course: Course, fleet: Fleet, journal: Journal) -> dict[str, str]:
-    found = told(course, fleet, journal, "version")
+def _versions(schedule: Schedule, pool: EnginePool, journal: Journal) -> dict[str, str]:
+    found = first_entries(schedule, pool, journal, "version")
     return {cell.setup.engine: version for cell, version in found.items()}
 
 

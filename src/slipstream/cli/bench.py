@@ -48,14 +48,14 @@ def bench(
 ) -> None:
     """Measure workloads × engines × drafters: speed, tau, quality; a table, and a report page with --out."""
     from slipstream.bench.matrix import Matrix
-    from slipstream.bench.session import Asked, rounded
+    from slipstream.bench.session import BenchOptions, rounded
     from slipstream.bench.session import bench as measure
     from slipstream.bench.table import show
 
     engines, drafters = tuple(engine or Matrix().engines), tuple(drafter or Matrix().drafters)
     matrix = Matrix(engines, drafters, depth, verify, batch, temperature, given.settings(option))
     command = ["slipstream", *sys.argv[1:]]
-    results = measure(Asked(model, matrix, workload, max_tokens, repeats, out, against, dtype, command, hold))
+    results = measure(BenchOptions(model, matrix, workload, max_tokens, repeats, out, against, dtype, command, hold))
     show(results)
     if as_json:
         print_json(rounded(results))

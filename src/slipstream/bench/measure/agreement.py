@@ -26,7 +26,7 @@ def laws(model: TorchModel, ids: list[int]) -> Float[Tensor, "tokens vocab"]:
     return torch.cat(found)[: len(ids)]
 
 
-def likeness(
+def compare_laws(
     mine: Float[Tensor, "tokens vocab"], truth: Float[Tensor, "tokens vocab"], ids: list[int]
 ) -> dict[str, float]:
     """Agreement on the likeliest token, KL from the true laws, and the perplexity of the text."""

@@ -150,7 +150,7 @@ def _here() -> tuple[Meter, float] | None:
 
 
 @dataclass
-class Spent:
+class EnergyUse:
     """Joules of something, and those the idle board would have taken meanwhile; None where they cannot be told."""
 
     joules: float | None = None
@@ -158,9 +158,9 @@ class Spent:
 
 
 @contextmanager
-def spending(gauge: Callable[[], tuple[Meter, float] | None] = _here) -> Iterator[Spent]:
+def energy_used(gauge: Callable[[], tuple[Meter, float] | None] = _here) -> Iterator[EnergyUse]:
     """What the GPU takes for what is done in here; nothing is told without a GPU, or of too short a time."""
-    found, known = Spent(), gauge()
+    found, known = EnergyUse(), gauge()
     if known is None:
         yield found
         return

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field
 from itertools import cycle, islice
 from typing import Any
 
-from slipstream.bench.measure.energy import spending
-from slipstream.bench.measure.memory import Watermark
+from slipstream.bench.measure.energy import energy_used
+from slipstream.bench.measure.memory import PeakMemory
 from slipstream.bench.workloads import Item
 from slipstream.core.sampling import Sampling
 from slipstream.engines.base import Completion, Engine, Prompt, Speculation, Tally, Ticket, Wish
@@ -77,7 +77,7 @@ class Load:
 def measure(engine: Engine, items: Sequence[Item], load: Load) -> Measurement:
     """Put a workload through an engine once."""
     found = Measurement()
-    with Watermark() as mark, spending() as spent:
+    with PeakMemory() as mark, energy_used() as spent:
         for group in groups(len(items), load.batch):
             for number, done in zip(group, _converse(engine, items, group, load, found), strict=True):
                 if number < len(items):
@@ -97,36 +97,38 @@ def _converse(
     engine: Engine, items: Sequence[Item], group: Sequence[int], load: Load, found: Measurement
 ) -> list[Completion]:
     """All turns of a group's conversations; the last answers."""
-    talks = [Talk(items[number % len(items)]) for number in group]
+    conversations = [Conversation(items[number % len(items)]) for number in group]
     last: dict[int, Completion] = {}
-    for turn in range(max(len(talk.item.turns) for talk in talks)):
-        open_ = [i for i, talk in enumerate(talks) if turn < len(talk.item.turns)]
-        prompts = [talks[i].ask(turn) for i in open_]
-        done = _together(engine, [talks[i].item for i in open_], prompts, [group[i] for i in open_], load, found)
+    for turn in range(max(len(conversation.item.turns) for conversation in conversations)):
+        open_ = [i for i, conversation in enumerate(conversations) if turn < len(conversation.item.turns)]
+        prompts = [conversations[i].next_prompt(turn) for i in open_]
+        done = _together(
+            engine, [conversations[i].item for i in open_], prompts, [group[i] for i in open_], load, found
+        )
         for i, one in zip(open_, done, strict=True):
-            talks[i].hear(one.text)
+            conversations[i].add_answer(one.text)
             last[i] = one
-    return [last[i] for i in range(len(talks))]
+    return [last[i] for i in range(len(conversations))]
 
 
-class Talk:
+class Conversation:
     """A conversation so far."""
 
     def __init__(self, item: Item) -> None:
         self.item = item
         self.messages = [{"role": "system", "content": item.system}] if item.system else []
 
-    def ask(self, turn: int) -> Prompt:
+    def next_prompt(self, turn: int) -> Prompt:
         if self.item.raw or (turn == 0 and not self.messages and len(self.item.turns) == 1):
             return self.item.turns[turn]
         self.messages.append({"role": "user", "content": self.item.turns[turn]})
         return list(self.messages)
 
-    def hear(self, answer: str) -> None:
+    def add_answer(self, answer: str) -> None:
         self.messages.append({"role": "assistant", "content": answer})
 
 
-class Listener(threading.Thread):
+class StreamTimer(threading.Thread):
     """Reads one ticket and stamps its chunks."""
 
     def __init__(self, ticket: Ticket) -> None:
@@ -155,33 +157,33 @@ def _together(
     found: Measurement,
 ) -> list[Completion]:
     """One turn of a group, all requests at once."""
-    started, listeners = time.perf_counter(), list[Listener]()
+    started, timers = time.perf_counter(), list[StreamTimer]()
     try:
         for item, prompt, number in zip(items, prompts, numbers, strict=True):
             wish = Wish(load.max_tokens, stop=item.stop, raw=item.raw, speculation=load.speculation)
             (ticket,) = engine.submit(prompt, load.sampling(number), wish)
-            listeners.append(Listener(ticket))
-            listeners[-1].start()
-        for listener in listeners:
-            listener.join()
+            timers.append(StreamTimer(ticket))
+            timers[-1].start()
+        for timer in timers:
+            timer.join()
     except BaseException:
-        for listener in listeners:
-            listener.ticket.cancel()
+        for timer in timers:
+            timer.ticket.cancel()
         raise
     ended = time.perf_counter()
-    done = [_finished(listener) for listener in listeners]
-    book_times(found, [listener.stamps for listener in listeners], started, ended)
+    done = [_finished(timer) for timer in timers]
+    book_times(found, [timer.stamps for timer in timers], started, ended)
     book_counts(found, done, engine)
     return done
 
 
-def _finished(listener: Listener) -> Completion:
-    if listener.trouble is not None:
-        raise listener.trouble
-    assert listener.done is not None, "a listener ends with a completion or with trouble"
-    if listener.done.error:
-        raise ValueError(f"the engine failed on a prompt: {listener.done.error}")
-    return listener.done
+def _finished(timer: StreamTimer) -> Completion:
+    if timer.trouble is not None:
+        raise timer.trouble
+    assert timer.done is not None, "a timer ends with a completion or with trouble"
+    if timer.done.error:
+        raise ValueError(f"the engine failed on a prompt: {timer.done.error}")
+    return timer.done
 
 
 def book_times(found: Measurement, stamps: Sequence[list[tuple[float, int]]], start: float, end: float) -> None:

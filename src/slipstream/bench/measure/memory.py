@@ -27,8 +27,8 @@ SHORT = re.compile(
 )
 
 
-class Watermark:
-    """`with Watermark() as mark: …`, then `mark.peak` in bytes, None where it cannot be told."""
+class PeakMemory:
+    """`with PeakMemory() as mark: …`, then `mark.peak` in bytes, None where it cannot be told."""
 
     def __init__(self) -> None:
         self.peak: int | None = None
@@ -51,7 +51,7 @@ class Watermark:
             self.peak = resident("VmHWM")
 
 
-def give_back() -> None:
+def release_memory() -> None:
     """Hand to the system what nobody uses any more, for programs beside this one: objects in circles of references, and
     what allocators keep of freed memory, which can be a whole model. The C library takes a word for it. The allocator
     that torch has on ARM gives back some of what was freed a tenth of a second ago, each time more is freed."""
@@ -69,7 +69,7 @@ def give_back() -> None:
         least = min(least, now)
 
 
-def is_short(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
     """Whether something failed for lack of memory."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or SHORT.search(str(error)) is not None
 

@@ -19,7 +19,7 @@ CHILD = Path(__file__).with_name("sandbox_child.py")
 
 
 @dataclass(frozen=True)
-class Confines:
+class SandboxLimits:
     """What a program may use."""
 
     seconds: float = 5.0
@@ -27,11 +27,11 @@ class Confines:
     file_bytes: int = 1 << 20  # of what it prints
 
 
-def passes(program: str, confines: Confines | None = None) -> bool:
-    """Whether a program runs to its end without an error, within its confines."""
-    confines = confines or Confines()
+def passes(program: str, limits: SandboxLimits | None = None) -> bool:
+    """Whether a program runs to its end without an error, within its limits."""
+    limits = limits or SandboxLimits()
     word = secrets.token_hex(16)  # said by the runner after the last line; an early exit does not know it
-    order = json.dumps({"program": program, "word": word, **asdict(confines)})
+    order = json.dumps({"program": program, "word": word, **asdict(limits)})
     environment = {"PATH": os.defpath, "PYTHONHASHSEED": "0"}
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as output:
         try:
@@ -42,7 +42,7 @@ def passes(program: str, confines: Confines | None = None) -> bool:
                 stderr=subprocess.DEVNULL,
                 cwd=folder,
                 env=environment,
-                timeout=confines.seconds + 2,
+                timeout=limits.seconds + 2,
                 start_new_session=True,
             )
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Engines held open side by side, so that setups can take turns: all of them, or as many as the memory has room for."""
+"""Engines that are open at the same time, so that setups can take turns: all of them, or as many as memory allows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.bench.matrix import OWN_RULE, PLAIN, Matrix, Setup
-from slipstream.bench.measure.memory import give_back, is_short
+from slipstream.bench.measure.memory import is_out_of_memory, release_memory
 from slipstream.engines import engines, open_engine
 from slipstream.engines.base import Engine, Speculation
 from slipstream.engines.extras import check_installed
@@ -21,7 +21,7 @@ ROWS = ("transformers", "llamacpp")  # engines that take the requests decoded to
 
 
 @dataclass(frozen=True)
-class Loading:
+class EngineSettings:
     """What every engine loads, and for how many rows at once."""
 
     model: str
@@ -29,15 +29,15 @@ class Loading:
     dtype: str = "auto"
 
 
-class Fleet:
+class EnginePool:
     """Opens an engine when it is first asked for. Native engines share one target; where an engine lets requests
     choose their depth, one serves all depths. Nothing is kept between prompts, so that every repeat reads its own.
     With `hold`, only so many are open at a time: the one that was used least recently makes room for the next."""
 
-    def __init__(self, loading: Loading, matrix: Matrix, hold: int | None = None) -> None:
+    def __init__(self, settings: EngineSettings, matrix: Matrix, hold: int | None = None) -> None:
         if hold is not None and hold < 1:
             raise ValueError(f"hold is {hold}; it must be 1 or more, or left out to hold every engine open")
-        self.loading, self.matrix, self.hold = loading, matrix, hold
+        self.settings, self.matrix, self.hold = settings, matrix, hold
         self._engines: dict[Setup, Engine] = {}
         self._target: Target | None = None
         self._alone: dict[tuple[str, str], float | None] = {}
@@ -79,12 +79,12 @@ class Fleet:
         self._target = None
 
     @contextmanager
-    def roomy(self, setup: Setup) -> Iterator[None]:
-        """Whoever runs out of memory in here is told what helps."""
+    def explain_memory_errors(self, setup: Setup) -> Iterator[None]:
+        """Turn an error for lack of memory into one sentence that says what helps."""
         try:
             yield
         except Exception as error:
-            if not is_short(error):
+            if not is_out_of_memory(error):
                 raise
             words = (str(error).splitlines() or ["MemoryError"])[0].rstrip(". ")
             helps = "a smaller model may" if self.hold == 1 else "--hold 1, which keeps one engine open at a time, may"
@@ -97,20 +97,20 @@ class Fleet:
         self._leave(self.hold - 1)
         if engine != "native" and all(own.engine != "native" for own in self._engines):
             self._target = None
-        give_back()
+        release_memory()
 
     def _leave(self, count: int) -> None:
         while len(self._engines) > count:
             self._engines.pop(next(iter(self._engines))).close()
 
     def _make(self, setup: Setup) -> Engine:
-        rows = {"rows": str(self.loading.rows)} if setup.engine in ROWS else {}
+        rows = {"rows": str(self.settings.rows)} if setup.engine in ROWS else {}
         options = rows | self.matrix.options_of(setup)
-        model: Any = self.loading.model
-        loading: dict[str, Any] = {"dtype": self.loading.dtype}
+        model: Any = self.settings.model
+        loading: dict[str, Any] = {"dtype": self.settings.dtype}
         if setup.engine == "native":
             self._target = self._target or build_target(model, **loading)
-            model, loading = self._target, {"limits": Limits(rows=max(16, self.loading.rows), retained=0)}
+            model, loading = self._target, {"limits": Limits(rows=max(16, self.settings.rows), retained=0)}
         rule = setup.rule or OWN_RULE.get(setup.engine)
         return open_engine(setup.engine, model, setup.drafter, rule, setup.depth, options, **loading)
 
@@ -134,7 +134,7 @@ class Fleet:
         items, load = [Item((prompt,), "draft")], Load(1, 0.0, tokens)
         options = {key: value for key, value in self.matrix.options_of(setup).items() if key != "model"}
         self._make_room(setup.engine)
-        with open_engine(setup.engine, model, options=options, dtype=self.loading.dtype) as engine:
+        with open_engine(setup.engine, model, options=options, dtype=self.settings.dtype) as engine:
             warm(engine, items, load)
             return measure(engine, items, load).speed
 
