@@ -1,8 +1,9 @@
 # `make demo` and `make test` each set everything up by themselves: Python 3.11+, pip, make and a C++ compiler are enough.
 PYTHON ?= python3
 BIN := .venv/bin
+FUZZ_EXAMPLES ?= 10000
 
-.PHONY: demo test check lint format docs identity clean
+.PHONY: demo test fuzz check lint format docs identity clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -15,6 +16,10 @@ demo: .venv/ready
 test: .venv/ready
 	$(BIN)/slipstream models pull smollm2-135m
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# Random requests against one engine of a tiny model, half an hour on two cores; `make fuzz FUZZ_EXAMPLES=500` for fewer.
+fuzz: .venv/ready
+	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest tests/engines/test_hostile.py
 
 check: .venv/ready lint test
 

@@ -11,11 +11,12 @@ import torch
 import batches
 from automaton import automaton
 from batches import PAIR, VOCAB
+from slipstream.core.noise import CounterNoise
 from slipstream.core.sampling import Penalties, Sampling
 from slipstream.core.types import Constraint, Request, Scores
 from slipstream.drafters.table import TableDrafter
 from slipstream.engines.native.batch import Batch
-from slipstream.engines.native.job import Job
+from slipstream.engines.native.job import Course, Job
 from slipstream.engines.native.laws import BROKEN, NOTHING
 from slipstream.engines.native.scheduler import Limits
 from slipstream.models.table import TableModel
@@ -309,3 +310,69 @@ def test_a_rule_that_breaks_ends_who_is_under_way_and_keeps_who_waits():
     batch.fail(RuntimeError("boom"))
     assert (first.row.finish, first.error) == ("error", "the engine failed: boom")
     unharmed(batch, [second])
+
+
+def test_draws_that_fail_for_one_row_end_that_row_alone():
+    def noise(rows, shared):
+        if any(row.seed == BAD for row in rows):
+            raise TypeError("no such seed")
+        return CounterNoise(rows, shared)
+
+    batch = batches.batch(noise=noise)
+    others, job = bystanders(batch), bad(batch)
+    unharmed(batch, others)
+    assert job.error == "the request could not be drafted for: no such seed"
+
+
+def test_sampling_that_fails_for_one_row_ends_that_row_alone():
+    """No request is submitted with such a value; should one be all the same, it is the only one to end."""
+    batch = batches.batch()
+    others, job = bystanders(batch), bad(batch, top_k=2)
+    object.__setattr__(job.row.request.sampling, "top_k", 2.5)
+    unharmed(batch, others)
+    assert (job.row.finish, job.error is not None) == ("error", True)
+
+
+@pytest.mark.parametrize("at", ["push", "flush"])
+def test_text_that_cannot_be_decoded_ends_its_own_request(at):
+    class Broken:
+        def push(self, tokens):
+            if at == "push":
+                raise KeyError("no such token")
+            return "a"
+
+        def flush(self):
+            raise KeyError("no such token")
+
+    batch = batches.batch()
+    others, job = bystanders(batch), Job(replace(GOOD, max_tokens=3), Course("table", "token", 3), Broken())
+    batch.check(job)
+    batch.add(job)
+    unharmed(batch, others)
+    assert (job.row.finish, job.result().error) == ("error", "'no such token'")
+
+
+def test_a_model_that_fails_to_close_a_row_goes_on_with_the_others():
+    class Sticky(TableModel):
+        def close(self, rows):
+            super().close(rows)
+            if rows[0].seed == BAD:
+                raise RuntimeError("stuck")
+
+    batch = batches.batch(model=Sticky(PAIR.target))
+    others, job = bystanders(batch), bad(batch, max_tokens=2)
+    unharmed(batch, others)
+    assert job.row.finish == "length"
+    assert batch.failures == {"model: stuck": 1}
+
+
+def test_ending_a_job_never_raises_and_keeps_its_first_end():
+    class Broken:
+        def flush(self):
+            raise KeyError("no such token")
+
+    job = Job(GOOD, Course("none", "token", 0), Broken(), stop=(5,))
+    job.end("cancelled")
+    job.end("error", "later")
+    done = job.result()
+    assert (done.finish, done.error, done.text) == ("cancelled", None, "")

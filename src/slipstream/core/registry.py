@@ -11,6 +11,8 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
+from slipstream.core.checks import shown
+
 T = TypeVar("T")
 
 
@@ -28,6 +30,8 @@ class Registry(Generic[T]):
         return sorted(self._entries)
 
     def get(self, name: str) -> type[T]:
+        if not isinstance(name, str):
+            raise ValueError(f"the {self.kind} is {shown(name)}; it must be one of {', '.join(self.names())}")
         if name not in self._entries and name not in self.names():
             near = get_close_matches(name, self.names(), 1)
             hint = f"; did you mean {near[0]}?" if near else ""

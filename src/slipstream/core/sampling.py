@@ -10,9 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 
+from slipstream.core.checks import integer, integers, number, shown
 from slipstream.core.law import Dense, Law, OneHot
 from slipstream.core.shapes import Bool, Float, Int, Tensor
 
@@ -26,6 +28,8 @@ class Penalties:
     frequency: float = 0.0  # subtracted for every time it was seen
 
     def __post_init__(self) -> None:
+        for name in ("repetition", "presence", "frequency"):
+            object.__setattr__(self, name, number(name, getattr(self, name)))
         if not (self.repetition > 0 and math.isfinite(self.repetition)):
             raise ValueError(f"repetition is {self.repetition}; it must be a positive number, 1 for none")
         for name in ("presence", "frequency"):
@@ -51,6 +55,7 @@ class Sampling:
     banned: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
+        self._coerce()
         if not all(math.isfinite(value) for value in self.bias.values()):
             raise ValueError("bias holds a value that is no number; ban a token with banned instead")
         if self.allowed is not None and not self.allowed - self.banned:
@@ -65,6 +70,24 @@ class Sampling:
             raise ValueError(f"min_p is {self.min_p}; it must be between 0 and 1")
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise ValueError(f"seed is {self.seed}; it must be between 0 and 2**63 - 1")
+
+    def _coerce(self) -> None:
+        """Give every field its own type, or refuse it by name."""
+        values: dict[str, Any] = {name: number(name, getattr(self, name)) for name in ("temperature", "top_p", "min_p")}
+        values["top_k"] = integer("top_k", self.top_k)
+        values["seed"] = None if self.seed is None else integer("seed", self.seed)
+        values["allowed"] = None if self.allowed is None else frozenset(integers("allowed", self.allowed))
+        values["banned"] = frozenset(() if self.banned is None else integers("banned", self.banned))
+        values["penalties"] = NO_PENALTIES if self.penalties is None else self.penalties
+        if not isinstance(values["penalties"], Penalties):
+            raise ValueError(f"penalties is {shown(self.penalties)}; it must be Penalties(repetition=…, presence=…, …)")
+        bias = {} if self.bias is None else self.bias
+        if not isinstance(bias, Mapping):
+            raise ValueError(f"bias is {shown(bias)}; it must be a dictionary from token ids to numbers")
+        pairs = bias.items()
+        values["bias"] = {integer("a token of bias", token): number("a value of bias", value) for token, value in pairs}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     @property
     def cuts(self) -> bool:

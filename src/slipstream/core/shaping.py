@@ -20,6 +20,7 @@ from slipstream.core.tree import Tree
 from slipstream.core.types import Row
 
 Place = tuple[Row, Sequence[int]]
+UNSHAPED = Sampling()  # the model's own distribution
 
 
 def law_at(logits: Float[Tensor, "n vocab"], places: Sequence[Place], ranking: bool = False) -> Law:
@@ -31,7 +32,7 @@ def law_at(logits: Float[Tensor, "n vocab"], places: Sequence[Place], ranking: b
 def to_rank(row: Row) -> Sampling:
     """The sampling whose law ranks a row's candidates."""
     wish = row.request.sampling
-    return Sampling() if wish.temperature == 0 else wish
+    return UNSHAPED if wish.temperature == 0 else wish
 
 
 def places(rows: Sequence[Row], tree: Tree, token: Sequence[int]) -> list[Place]:

@@ -20,6 +20,8 @@ import torch
 
 from slipstream.core.shapes import Bool, Int, Tensor
 
+MOST = 1 << 16  # nodes of a shape given level by level; no model's context holds more in one draft
+
 
 class Siblings(StrEnum):
     """How the candidates after one slot came to be. Whichever it was, a draft tells of each node the law its token was
@@ -61,6 +63,8 @@ class Shape:
             if width < 1:
                 raise ValueError(f"a level of the shape has width {width}; it must be 1 or more")
             start = len(parents)
+            if start + len(level) * width > MOST:
+                raise ValueError(f"the shape has more than {MOST} nodes; give fewer candidates or levels")
             parents += [p for p in level for _ in range(width)]
             level = list(range(start, len(parents)))
         return Shape(tuple(parents))

@@ -27,7 +27,7 @@ engines: Registry[Engine] = Registry(
 def open_engine(
     name: str,
     model: str,
-    drafter: str = "none",
+    drafter: str | None = "none",
     verify: str | None = None,
     depth: int | None = None,
     options: Mapping[str, str] | None = None,

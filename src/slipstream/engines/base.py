@@ -2,65 +2,33 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
 from slipstream.core.sampling import Sampling
-from slipstream.core.tree import Shape
 from slipstream.core.types import Origin
+from slipstream.engines.options import Speculation, Wish, checked
+from slipstream.engines.prompt import Prompt, split_prompts
 from slipstream.models.text import Text
-from slipstream.plan.shapes import parse
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, token ids, or a chat
-
-
-@dataclass(frozen=True)
-class Speculation:
-    """How one request is sped up; None means as the engine was built. `Speculation(off=True)` is plain decoding."""
-
-    off: bool = False
-    drafter: str | None = None
-    depth: int | None = None
-    verify: str | None = None  # and where the engine names no rule either: by seed and tree (`choose_rule`)
-    shape: Shape | str | int | None = None  # a tree: 24 nodes, "4x2x1" by level, "-1,-1,0" by parents
-
-    def __post_init__(self) -> None:
-        if self.shape is not None:
-            object.__setattr__(self, "shape", parse(self.shape))
-        if self.depth is not None and self.depth < 0:
-            raise ValueError(f"depth is {self.depth}; it must be 0 (plain decoding) or more")
-
-    @property
-    def tree(self) -> Shape | None:
-        return None if self.shape is None else parse(self.shape)
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What a request asks for besides its prompt and its sampling."""
-
-    max_tokens: int = 128
-    min_tokens: int = 0
-    stop: tuple[str, ...] = ()  # the text ends before the first of these
-    stop_tokens: frozenset[int] = frozenset()  # besides the model's own end tokens
-    ignore_ends: bool = False  # go on past the model's own end tokens
-    logprobs: int | None = None  # so many alternatives beside each token's own
-    n: int = 1  # samples of one seed
-    grammar: Mapping[str, Any] | None = None  # {"json": schema}, {"regex": …} or {"ebnf": …}
-    raw: bool = False  # no chat template
-    speculation: Speculation = field(default_factory=Speculation)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        object.__setattr__(self, "stop_tokens", frozenset(self.stop_tokens))
-        if self.n < 1:
-            raise ValueError(f"n is {self.n}; it must be 1 or more")
-        if self.logprobs is not None and not 0 <= self.logprobs <= 100:
-            raise ValueError(f"logprobs is {self.logprobs}; it must be between 0 and 100")
-        if "" in self.stop:
-            raise ValueError("a stop string is empty; leave it out")
+__all__ = [
+    "Capabilities",
+    "Chunk",
+    "Completion",
+    "Engine",
+    "Logprob",
+    "Prompt",
+    "Speculation",
+    "Stream",
+    "Tally",
+    "Ticket",
+    "Wish",
+    "check_process",
+    "checked",
+]
 
 
 @dataclass(frozen=True)
@@ -257,27 +225,27 @@ class Engine(ABC):
         **wish: Any,
     ) -> list[Completion]:
         """Complete one prompt or several, all at once; `n` samples of a prompt stand side by side."""
-        many = _prompts(prompts)
-        each = list(sampling) if isinstance(sampling, Sequence) else [sampling] * len(many)
+        many, asked, tickets = split_prompts(prompts), Wish.of(wish), list[Ticket]()
+        one = sampling is None or isinstance(sampling, Sampling | str | bytes) or not isinstance(sampling, Sequence)
+        each = [sampling] * len(many) if one else list(sampling)  # type: ignore[arg-type]
         if len(each) != len(many):
             raise ValueError(f"there are {len(many)} prompts and {len(each)} samplings; give one, or one for each")
-        asked, tickets = Wish(**wish), list[Ticket]()
         try:
             for prompt, how in zip(many, each, strict=True):
-                tickets += self.submit(prompt, how, asked)
+                tickets += self.submit(prompt, how, asked)  # type: ignore[arg-type]
             return [ticket.result() for ticket in tickets]
         except BaseException:
             for ticket in tickets:
                 ticket.cancel()
             raise
 
-    def stream(self, prompt: Prompt, sampling: Sampling | None = None, **wish: Any) -> Iterator[Chunk]:
-        """The chunks of one sample as they come; leaving the loop cancels the request."""
-        asked = Wish(**wish)
+    def stream(self, prompt: Prompt, sampling: Sampling | None = None, **wish: Any) -> Stream:
+        """The chunks of one sample as they come; leaving the loop or deleting the stream cancels the request."""
+        asked = Wish.of(wish)
         if asked.n != 1:
             raise ValueError(f"n is {asked.n}; a stream is one sample, so use generate or submit for more")
         (ticket,) = self.submit(prompt, sampling, asked)
-        return _followed(ticket)
+        return Stream(ticket)
 
     def __enter__(self) -> Self:
         return self
@@ -286,15 +254,25 @@ class Engine(ABC):
         self.close()
 
 
-def _followed(ticket: Ticket) -> Iterator[Chunk]:
-    try:
-        yield from ticket
-    finally:
-        ticket.cancel()
+class Stream(Iterator[Chunk]):
+    """The chunks of a request. The request is cancelled when nobody holds its stream any more."""
+
+    def __init__(self, ticket: Ticket) -> None:
+        self._ticket, self._chunks = ticket, iter(ticket)
+
+    def __next__(self) -> Chunk:
+        return next(self._chunks)
+
+    def close(self) -> None:
+        """Cancel the request; no chunk follows."""
+        self._ticket.cancel()
+        self._chunks = iter(())
+
+    def __del__(self) -> None:
+        self._ticket.cancel()
 
 
-def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt is a string, a list of ids or a list of messages; anything else is a list of prompts."""
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int | Mapping)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+def check_process(made_in: int) -> None:
+    """Refuse a request in a fork of the process that made the engine: the engine's threads are not there."""
+    if os.getpid() != made_in:
+        raise ValueError("this process was forked from the one that made the engine; make an engine in this one")

@@ -7,19 +7,33 @@ and limits are kept on this side of the fence, so that one request means the sam
 
 from __future__ import annotations
 
+import os
 import threading
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from slipstream.core.checks import shown
 from slipstream.core.sampling import Penalties, Sampling
 from slipstream.core.types import Origin, Request
 from slipstream.drafters import drafters
-from slipstream.engines.base import Capabilities, Engine, Logprob, Prompt, Speculation, Tally, Ticket, Wish
+from slipstream.engines.base import (
+    Capabilities,
+    Engine,
+    Logprob,
+    Prompt,
+    Speculation,
+    Tally,
+    Ticket,
+    Wish,
+    check_process,
+    checked,
+)
 from slipstream.engines.native.build import configured
 from slipstream.engines.native.job import Course, Job
 from slipstream.engines.native.laws import check_request
+from slipstream.engines.prompt import encode
 from slipstream.models.catalog import names_model
 from slipstream.models.load import Found
 from slipstream.models.precision import SHORT
@@ -70,7 +84,7 @@ class Peer(Engine):
     def __init__(
         self,
         model: str = "smollm2-135m",
-        drafter: str = "ngram",
+        drafter: str | None = "ngram",
         verify: str | None = None,
         depth: int | None = None,
         *,
@@ -81,12 +95,19 @@ class Peer(Engine):
         invariant: bool = False,
         trust_remote_code: bool = False,
     ) -> None:
+        self._pid = os.getpid()
+        if not isinstance(model, str):
+            raise ValueError(f"model is {shown(model)}; {self.name} takes a name, a folder or a GGUF file")
+        if not isinstance(drafter, str | None):
+            raise ValueError(
+                f"drafter is {shown(drafter)}; {self.name} takes one of {', '.join(self.capabilities.drafters)}"
+            )
         check_rule(self.name, self.capabilities, verify)
         if invariant:
             raise ValueError(f"{self.name} has no invariant mode; the native engine has")
         if dtype == SHORT:
             raise ValueError(f"{self.name} has no {SHORT}, activations of eight bits; the native engine has, on a CPU")
-        drafter, given = named_drafter(self.name, self.capabilities, drafter, dict(options or {}))
+        drafter, given = named_drafter(self.name, self.capabilities, drafter or "none", dict(options or {}))
         own = configured(self.config, given, self.name)
         self._rule = verify or RULE
         self.tally = Tally()
@@ -120,11 +141,12 @@ class Peer(Engine):
         return self.seat.found.quantised
 
     def submit(self, prompt: Prompt, sampling: Sampling | None = None, wish: Wish | None = None) -> list[Ticket]:
-        sampling, wish = sampling or Sampling(), wish or Wish()
+        check_process(self._pid)
+        sampling, wish = checked(sampling, wish)
         course = self._course(wish.speculation)
         refuse(self.name, self.capabilities, sampling, wish, course.drafter != "none")
         ends = frozenset() if wish.ignore_ends else self.seat.ends
-        tokens = self._encode(prompt, wish.raw)
+        tokens = encode(prompt, wish.raw, self.seat.text)
         request = Request(tokens, sampling, wish.max_tokens, ends | wish.stop_tokens, 0, wish.min_tokens)
         self._check(request)
         seed, jobs = sampling.seed, []
@@ -145,11 +167,6 @@ class Peer(Engine):
             if job not in some:
                 job.end("length")
         self._start(some)
-
-    def _encode(self, prompt: Prompt, raw: bool) -> list[int]:
-        if not isinstance(prompt, str) and (not prompt or isinstance(prompt[0], int)):
-            return list(prompt)  # type: ignore[arg-type]
-        return self.seat.text.encode(prompt, raw)  # type: ignore[arg-type]
 
     def _check(self, request: Request) -> None:
         count, vocab = len(request.prompt), self.seat.vocab

@@ -41,6 +41,22 @@ class Precision:
         return str(self.dtype).removeprefix("torch.")
 
 
+def choose_device(device: str | torch.device = "auto") -> str:
+    """The device asked for, or for "auto" the GPU where there is one; ValueError where it cannot be used."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except Exception as error:  # torch raises a class of its own for each backend
+        raise ValueError(f"device is {str(device)!r}, which torch cannot use here; it must be {_devices()}") from error
+    return str(device)
+
+
+def _devices() -> str:
+    count = torch.cuda.device_count()
+    return "auto or cpu" if not count else f"auto, cpu, cuda or cuda:0 to cuda:{count - 1}"
+
+
 def choose(dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu", kernels: bool = False) -> Precision:
     """The type asked for, or for "auto" the fastest one this device has instructions for, or `kernels` where those of
     this package are to run the model."""

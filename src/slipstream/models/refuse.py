@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from slipstream.core.checks import integer
 from slipstream.core.shapes import Float, Tensor
 from slipstream.models.attention import NAME, WHOLE, View, plug_in, view
 from slipstream.models.cache import Cache
@@ -177,6 +178,6 @@ def longest_row(model: Any, wanted: int | None) -> int:
     longest = next((value for name in LIMITS if isinstance(value := getattr(config, name, None), int)), wanted)
     if longest is None:
         raise refuse(model, "its configuration names no longest context; give one as `context`")
-    if wanted is not None and not 1 <= wanted <= longest:
+    if wanted is not None and not 1 <= integer("context", wanted) <= longest:
         raise ValueError(f"context is {wanted}; the model takes 1 to {longest}")
     return longest if wanted is None else wanted

@@ -59,6 +59,10 @@ class Text:
             why = "raw is on" if raw else "this model has no chat template"
             raise ValueError(f"a list of messages needs a chat template, and {why}; give the prompt as one string")
         text = prompt if isinstance(prompt, str) and (raw or not self.instruct) else self._chat(prompt)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("the prompt is not valid Unicode text (it holds half of a surrogate pair)") from error
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
         if self._bos is not None and ids[:1] != [self._bos]:
             ids.insert(0, self._bos)
@@ -69,7 +73,8 @@ class Text:
         try:
             text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         except Exception as error:  # templates raise what they like, about roles they do not take
-            raise ValueError(f"the chat template refuses these messages: {error}") from error
+            why = " ".join(str(error).split())
+            raise ValueError(f"the chat template refuses these messages: {why}") from error
         return str(text)
 
     def decode(self, ids: Iterable[int]) -> str:

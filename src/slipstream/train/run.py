@@ -13,6 +13,7 @@ import torch
 from slipstream.core.shapes import Int, Tensor
 from slipstream.models.catalog import load_model, load_text, resolve
 from slipstream.models.load import Found
+from slipstream.models.precision import choose_device
 from slipstream.train.corpus import Corpus, collect, shards
 from slipstream.train.flight import respond
 from slipstream.train.loop import Loop, Schedule
@@ -65,7 +66,7 @@ def train(
     work = folder / "work"
     agree(work, _identity(method, found, settings, own, start))
     prompts, held = split(read_prompts(data, text, settings.prompt), 0.05)
-    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    place = choose_device(device)
     dtype = "bfloat16" if place.startswith("cuda") else "float32"
     teacher = Teacher(load_model(found, dtype, place))
     student = _begun(kind, teacher, own, start) if start else None  # what does not fit is refused before the answers

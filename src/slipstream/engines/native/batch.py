@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from slipstream.core.interfaces import Drafter, Model, Policy, Verifier
 from slipstream.core.loop import NoiseFactory, check_fits, read
@@ -30,6 +30,9 @@ from slipstream.kernels.cpu_race import KernelNoise
 
 if TYPE_CHECKING:
     from slipstream.engines.native.express import Express
+
+T = TypeVar("T")
+FAILED = {"draft": "the request could not be drafted for", "score": "the model failed", "verify": "verification failed"}
 
 
 class Batch:
@@ -87,14 +90,16 @@ class Batch:
     def _cycle(self, jobs: Sequence[Job]) -> None:
         usual = all(job.tally.cycles for job in jobs)  # nobody reads a prompt, so the times tell what a cycle costs
         started = time.perf_counter()
-        groups, drafts = self.draft(jobs)
-        drafted = time.perf_counter()
+        phase = "draft"
         try:
+            groups, drafts = self.draft(jobs)
+            phase, drafted = "score", time.perf_counter()
             scores = self.score(groups, drafts)
+            phase = "verify"
+            verdicts, dead = self.verify(groups, drafts, scores)
         except Exception as error:
-            self._blame(jobs, error)
+            self._blame(jobs, phase, error)
             return
-        verdicts, dead = self.verify(groups, drafts, scores)
         self.commit(groups, drafts, verdicts, scores)
         self.publish(groups, drafts, verdicts, scores, dead)
         if usual:  # a drafted token costs its law, its verdict and its place in the cache as well as its score
@@ -143,16 +148,20 @@ class Batch:
     def _close(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             if job.seated:
-                self.policy.close([job.row])
-                self.riders.close(job)
+                self._attempt("policy", self.policy.close, [job.row])
+                self._attempt("policy", self.riders.close, job)
                 self._leave_drafter(job)
-                self.model.close([job.row])
+                self._attempt("model", self.model.close, [job.row])
 
     def _leave_drafter(self, job: Job) -> None:
+        self._attempt("drafter", self._drafter(job.course.drafter).close, [job.row])
+
+    def _attempt(self, part: str, close: Callable[[T], None], what: T) -> None:
+        """Close something. A failure is noted, and does not keep other rows from being closed."""
         try:
-            self._drafter(job.course.drafter).close([job.row])
+            close(what)
         except Exception as error:
-            self._note(f"drafter: {error}")
+            self._note(f"{part}: {error}")
 
     def _without_drafter(self, job: Job, error: Exception) -> None:
         """A drafter that fails on a row is taken away from it: drafts are worth nothing beside the request."""
@@ -196,9 +205,10 @@ class Batch:
     def score(self, groups: Sequence[Group], drafts: Sequence[Draft]) -> Scores:
         return self.model.score([job.row for group in groups for job in group.jobs], merge(drafts, self.model.vocab))
 
-    def _blame(self, jobs: Sequence[Job], error: Exception) -> None:
-        """A pass failed. Halves of its rows are tried by themselves, down to the one that fails alone and undrafted."""
-        self._note(f"score: {error}")
+    def _blame(self, jobs: Sequence[Job], phase: str, error: Exception) -> None:
+        """A cycle failed before anything was committed. Halves of its rows are tried by themselves, down to the one
+        that fails alone and undrafted. Draws depend on the row and its length, so the other rows repeat theirs."""
+        self._note(f"{phase}: {error}")
         if len(jobs) > 1:
             self._cycle(jobs[: len(jobs) // 2])
             self._cycle(jobs[len(jobs) // 2 :])
@@ -206,7 +216,7 @@ class Batch:
             jobs[0].budget = Budget(0)
             self._cycle(jobs)
         else:
-            jobs[0].end("error", f"the model failed: {error}")
+            jobs[0].end("error", f"{FAILED[phase]}: {error}")
 
     def verify(
         self, groups: Sequence[Group], drafts: Sequence[Draft], scores: Scores
@@ -247,9 +257,10 @@ class Batch:
             for r, (job, news) in enumerate(zip(group.jobs, read(draft, verdict), strict=True)):
                 reached = [r, *(draft.tree.rows + i for i in news.path)]
                 sound = next((n for n, slot in enumerate(reached) if slot in dead), len(reached))
-                if sound:
-                    said = None if scores is None or job.top is None else part(scores, index[reached[:sound]])
-                    self._emit(job, news, sound, drafted[r], said)
+                with job.blamed():
+                    if sound:
+                        said = None if scores is None or job.top is None else part(scores, index[reached[:sound]])
+                        self._emit(job, news, sound, drafted[r], said)
                 if sound < len(reached) and not job.done:
                     job.end("error", dead[reached[sound]])
 
@@ -264,8 +275,7 @@ class Batch:
         self._note(str(error))
         self.teller.catch_up()
         for job in self.scheduler.running:
-            if not job.done:
-                job.end("error", f"the engine failed: {error}")
+            job.end("error", f"the engine failed: {error}")
 
     def _note(self, what: str) -> None:
         self.failures[what] = self.failures.get(what, 0) + 1

@@ -27,7 +27,7 @@ from slipstream.models.layers import keep_layers
 from slipstream.models.linears import pack_linears, prepared, products, rounded, row_bits
 from slipstream.models.load import Found, load_config
 from slipstream.models.package import open_package, write_package
-from slipstream.models.precision import SHORT, choose
+from slipstream.models.precision import SHORT, choose, choose_device
 from slipstream.models.restored import load_restored
 from slipstream.models.skeleton import Skeleton, Unfit
 from slipstream.models.text import Text, same_tokenizer
@@ -76,9 +76,9 @@ def build_target(
     if name in shipped():
         target_name = read_json(shipped()[name] / "config.json").get("target")
         raise ValueError(f"{name} is a drafter; use it with its target, -m {target_name} -d {name}")
+    place = choose_device(device)
     found = resolve(name, trust_remote_code=trust_remote_code)
     use_cores()
-    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     if place == "cpu":
         _compile(8 if dtype == SHORT else 16)
     kind, whole = choose(dtype, place, kernels=True), dtype == "auto"

@@ -1,38 +1,42 @@
-"""The native engine as users hold it: requests from any thread, text in chunks, one worker that turns the crank."""
+"""The native engine as users hold it: requests from any thread, text in chunks, one worker that decodes them."""
 
 from __future__ import annotations
 
-import atexit
-import gc
 import threading
 import time
-import weakref
 from dataclasses import asdict, fields, replace
-from typing import Any
-
-import torch
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any
 
 from slipstream.core.interfaces import Drafter, Verifier
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Shape
 from slipstream.core.types import Request
-from slipstream.engines.base import Capabilities, Engine, Prompt, Speculation, Ticket, Wish
+from slipstream.engines.base import Capabilities, Engine, Prompt, Speculation, Ticket, Wish, checked
 from slipstream.engines.native.batch import Batch
 from slipstream.engines.native.build import MAKERS, Options, Target, build_drafter, build_target, drafter_kind, express
+from slipstream.engines.native.given import check_types, given_target, named
 from slipstream.engines.native.guarantee import choose_rule, guarantee
 from slipstream.engines.native.job import Course, Job
 from slipstream.engines.native.scheduler import Limits
 from slipstream.engines.native.watch import Watch, Watched
+from slipstream.engines.native.worker import Worker
+from slipstream.engines.prompt import encode
 from slipstream.models.text import Text
 from slipstream.plan.policy import Adaptive
 from slipstream.plan.shapes import DEPTH
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 class NativeEngine(Engine):
-    """`drafter` is a name, a model's name or folder, or "none"; `depth` None lets the policy decide every cycle; with a
-    `shape`, as `plan.shapes.parse` reads it, drafts are trees. `verify` None: `coupled` for requests with a seed, so
-    that they repeat, and the fastest rule for others (`choose_rule`)."""
+    """`model` is a name, a folder, a GGUF file, or a causal language model of transformers that is loaded already; its
+    tokenizer is passed as `tokenizer=` or found by its `name_or_path`. `drafter` is a name, a model's name or folder,
+    None or "none" for plain decoding, or a `Drafter`. `depth` None lets the policy decide every cycle; with a `shape`,
+    as `plan.shapes.parse` reads it, drafts are trees. `verify` None: `coupled` for requests with a seed, so that they
+    repeat, and the fastest rule for others (`choose_rule`)."""
 
     capabilities = Capabilities(
         drafters=tuple(MAKERS),
@@ -50,8 +54,8 @@ class NativeEngine(Engine):
 
     def __init__(
         self,
-        model: str | Target = "smollm2-135m",
-        drafter: str = "ngram",
+        model: str | PathLike[str] | Target | PreTrainedModel = "smollm2-135m",
+        drafter: str | Drafter | None = "ngram",
         verify: str | None = None,
         depth: int | None = None,
         *,
@@ -61,14 +65,23 @@ class NativeEngine(Engine):
         watch: Watch | None = None,
         **loading: Any,
     ) -> None:
-        self._default = Speculation(drafter=drafter, depth=depth, verify=verify, shape=shape)
+        check_types(drafter, options, limits, watch, loading)
+        name = named(drafter)
+        self._default = Speculation(drafter=name, depth=depth, verify=verify, shape=shape)
         if verify is not None:
             rules.get(verify)
-        drafter_kind(drafter)
-        self.target = model if isinstance(model, Target) else build_target(model, **loading)
+        if not isinstance(drafter, Drafter):
+            drafter_kind(name)
+        if isinstance(model, str | PathLike) and "tokenizer" not in loading:
+            self.target = build_target(fspath(model), **loading)
+        else:
+            self.target = given_target(model, **loading)
         limits = limits or Limits()
         self.target.model.retain(limits.retained)
-        self._drafters: dict[str, Drafter] = {drafter: build_drafter(drafter, self.target, options)}
+        if isinstance(drafter, Drafter):
+            self.target.model.declare(drafter.needs.features)
+        own = drafter if isinstance(drafter, Drafter) else build_drafter(name, self.target, options)
+        self._drafters: dict[str, Drafter] = {name: own}
         self._rules: dict[str, Verifier] = {}
         self._watch = watch
         self._batch = Batch(
@@ -81,11 +94,8 @@ class NativeEngine(Engine):
         )
         vocab, ends = self.target.model.vocab, self.target.text.ends
         self._ends = frozenset(token for token in ends if token < vocab)  # a tokenizer may know more than the model
-        self._inbox: list[Job] = []
-        self._ready = threading.Condition()
         self._building = threading.Lock()
-        self._closed = False
-        self._worker: threading.Thread | None = None
+        self._worker = Worker(self._batch)
 
     @property
     def label(self) -> str:
@@ -117,8 +127,9 @@ class NativeEngine(Engine):
         return self._rules[name]
 
     def submit(self, prompt: Prompt, sampling: Sampling | None = None, wish: Wish | None = None) -> list[Ticket]:
-        sampling, wish = sampling or Sampling(), wish or Wish()
-        tokens = self._encode(prompt, wish.raw)
+        self._worker.check()
+        sampling, wish = checked(sampling, wish)
+        tokens = encode(prompt, wish.raw, self.target.text)
         ends = frozenset() if wish.ignore_ends else self._ends
         request = Request(
             tokens, sampling, wish.max_tokens, ends | wish.stop_tokens, 0, wish.min_tokens, self._grammar(wish)
@@ -131,11 +142,6 @@ class NativeEngine(Engine):
         ]
         self._send(jobs)
         return list(jobs)
-
-    def _encode(self, prompt: Prompt, raw: bool) -> list[int]:
-        if not isinstance(prompt, str) and (not prompt or isinstance(prompt[0], int)):
-            return list(prompt)  # type: ignore[arg-type]
-        return self.target.text.encode(prompt, raw)  # type: ignore[arg-type]
 
     def _course(self, asked: Speculation, sampling: Sampling) -> Course:
         """The request's own choices, then the engine's."""
@@ -161,52 +167,10 @@ class NativeEngine(Engine):
     def _send(self, jobs: list[Job]) -> None:
         for job in jobs:
             self._batch.check(job)
-        with self._ready:
-            if self._closed:
-                raise ValueError("the engine is closed; make a new one")
-            self._inbox += jobs
-            if self._worker is None:
-                self._worker = threading.Thread(target=self._work, name="slipstream", daemon=True)
-                self._worker.start()
-                _at_work.add(self)
-            self._ready.notify()
-
-    def _work(self) -> None:
-        gc.freeze()  # what was loaded stays: looking through it for garbage takes longer than many cycles
-        busy = False
-        while self._receive(busy):
-            try:
-                with torch.inference_mode():
-                    busy = self._batch.step()
-            except Exception as error:
-                self._batch.fail(error)
-                busy = True
-
-    def _receive(self, busy: bool) -> bool:
-        """Move new jobs to the batch, wait for some where it has nothing to do; False when the engine closes. Nobody
-        who submits waits for a step: the lock is held only here."""
-        with self._ready:
-            self._ready.wait_for(lambda: busy or self._inbox or self._closed)
-            for job in self._inbox:
-                self._batch.add(job)
-            self._inbox = []
-            return not self._closed
-
-    def _rest(self) -> None:
-        """End the worker, once the step that is under way is done."""
-        with self._ready:
-            self._closed = True
-            self._ready.notify()
-        if self._worker is not None:
-            self._worker.join()
+        self._worker.send(jobs)
 
     def close(self) -> None:
-        self._rest()
-        self._receive(busy=True)
-        for job in [*self._batch.scheduler.running, *self._batch.scheduler.waiting]:
-            job.cancel()
-        self._batch.schedule()
-        gc.unfreeze()
+        self._worker.close()
 
     @property
     def stats(self) -> dict[str, Any]:
@@ -224,14 +188,3 @@ class NativeEngine(Engine):
             **asdict(self.target.model.counts),
             "failures": dict(self._batch.failures),
         }
-
-
-_at_work: weakref.WeakSet[NativeEngine] = weakref.WeakSet()
-
-
-@atexit.register
-def _all_rest() -> None:
-    """A thread that still computes when the interpreter goes away takes the process down with it, and a row is put away
-    after its answer is out."""
-    for engine in list(_at_work):
-        engine._rest()

@@ -18,9 +18,10 @@ import torch
 
 from slipstream.core.shapes import Bool, Tensor
 from slipstream.core.types import Constraint
+from slipstream.engines.options import GRAMMARS
 from slipstream.models.text import Text
 
-LEGAL = 'a grammar is {"json": a schema, or True for any JSON}, {"regex": a pattern} or {"ebnf": rules from root on}'
+LEGAL = f"a grammar is {GRAMMARS}"
 WHERE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: \(.*?\) is false: )?")  # the library's own line numbers
 
 
@@ -43,7 +44,7 @@ def _checked(spec: Mapping[str, Any]) -> tuple[str, str]:
     if kind == "json" and (source is True or isinstance(source, Mapping)):
         try:
             return kind, json.dumps({} if source is True else dict(source))
-        except TypeError as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"the JSON schema is no JSON ({error}); {LEGAL}") from error
     if kind in ("regex", "ebnf") and isinstance(source, str):
         return kind, source

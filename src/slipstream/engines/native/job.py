@@ -86,9 +86,16 @@ class Job(Ticket):
         self.row.finish = "stop"
 
     def end(self, reason: str, error: str | None = None) -> None:
-        """Finish outside a cycle: cancelled, failed, or nothing to do."""
+        """Finish outside a cycle: cancelled, failed, or nothing to do. Never raises: somebody waits for the last chunk.
+        A job that has its last chunk already is left as it is."""
+        if self._over.is_set():
+            return
         self.row.finish, self.error = reason, error
-        self.put(Chunk(self._rest(), (), (), (), reason, error))
+        try:
+            text = self._rest()
+        except Exception:
+            text = ""  # the text that was held back is lost, and nothing else
+        self.put(Chunk(text, (), (), (), reason, error))
 
     @contextmanager
     def blamed(self) -> Iterator[None]:

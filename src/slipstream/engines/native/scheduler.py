@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from slipstream.core.checks import integer
 from slipstream.engines.native.job import Job
 from slipstream.models.cache import power
 
@@ -23,6 +24,9 @@ class Limits:
     retained: int = 1 << 15  # tokens kept besides, for prompts that begin alike; 0 computes everything anew
 
     def __post_init__(self) -> None:
+        for name, given in vars(self).items():
+            if given is not None or name != "prefill":
+                object.__setattr__(self, name, integer(name, given))
         for name, value in (("rows", self.rows), ("tokens", self.tokens), ("prefill", self.prefill)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be 1 or more")

@@ -15,6 +15,7 @@ from slipstream.engines.peer import Asked, Peer, Seat
 from slipstream.engines.transformers.call import TransformersConfig, alike, generation, padded, set_depth
 from slipstream.engines.transformers.watch import Watch
 from slipstream.models.catalog import load_model, load_text, resolve
+from slipstream.models.precision import choose_device
 from slipstream.models.progress import quiet
 from slipstream.models.text import same_tokenizer
 
@@ -41,7 +42,7 @@ class TransformersEngine(Peer):
     def _open(self, asked: Asked) -> Seat:
         self._options: TransformersConfig = asked.options
         found = resolve(asked.model, trust_remote_code=asked.trust_remote_code)
-        place = ("cuda" if torch.cuda.is_available() else "cpu") if asked.device == "auto" else asked.device
+        place = choose_device(asked.device)
         text = load_text(found)
         self._model: Any = _bare(load_model(found, asked.dtype, place))
         config = self._model.config.get_text_config()

@@ -1,0 +1,44 @@
+"""What counts as a prompt, and its token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slipstream.core.checks import integers, listed, shown
+from slipstream.models.text import Text
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, token ids, or a chat
+
+LEGAL = 'a prompt is a string, a list of token ids, or a list of messages such as [{"role": "user", "content": "Hi"}]'
+
+
+def split_prompts(prompts: Any) -> list[Any]:
+    """One prompt or several, as a list. Rows of a matrix of token ids are several."""
+    prompts = listed(prompts)
+    if not _several(prompts):
+        return [prompts]
+    if prompts and not isinstance(listed(prompts[0]), str | bytes | bytearray) and not _several(listed(prompts[0])):
+        return [prompts]  # it holds token ids or messages, or what is no prompt at all
+    return list(prompts)
+
+
+def encode(prompt: Any, raw: bool, text: Text) -> list[int]:
+    """The token ids of a prompt; ValueError where it is none."""
+    prompt = listed(prompt)
+    if isinstance(prompt, str):
+        return text.encode(prompt, raw)
+    if isinstance(prompt, bytes | bytearray):
+        raise ValueError(f"the prompt is {shown(prompt)}; decode bytes to a string first")
+    if not _several(prompt):
+        raise ValueError(f"the prompt is {shown(prompt)}; {LEGAL}")
+    if prompt and all(isinstance(message, Mapping) for message in prompt):
+        return text.encode(prompt, raw)
+    try:
+        return integers("prompt", prompt)
+    except ValueError as error:
+        raise ValueError(f"the prompt is {shown(prompt)}; {LEGAL}") from error
+
+
+def _several(values: Any) -> bool:
+    return isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray | memoryview)
