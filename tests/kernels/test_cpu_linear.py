@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from grids import by_plain_arithmetic, random_grid
 from slipstream.kernels import compile, cpu_linear, few_bits
+from slipstream.kernels.machine import warn
 
 needs_integers = pytest.mark.skipif(not cpu_linear.has_integers(), reason="needs instructions for products of bytes")
 needs_kernel = pytest.mark.skipif(not cpu_linear.available(), reason=cpu_linear.status())
@@ -157,6 +158,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A process that has not looked for the kernel yet, with an empty cache."""
     monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path))
     cpu_linear._found.cache_clear()
+    warn.cache_clear()
     yield tmp_path
     cpu_linear._found.cache_clear()
 
@@ -168,7 +170,12 @@ def test_without_a_compiler_there_is_a_sentence(
     monkeypatch.setenv("CXX", compiler)
     assert not cpu_linear.available()
     assert f"not available: {compiler}" in cpu_linear.status()
-    assert capsys.readouterr() == ("", "")
+    assert cpu_linear.why_not(8)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"slipstream: compiled kernels are not used: {compiler} ")
+    assert err.endswith("; decoding on this CPU is several times slower\n")
+    assert err.count("\n") == 1, "the same is said once"
     with pytest.raises(RuntimeError, match="not available"):
         cpu_linear.pack(numbers(2, 2))
 
@@ -185,18 +192,8 @@ def test_two_builders_at_once_leave_one_whole_library(fresh: Path) -> None:
     source = fresh / "tiny.cpp"
     source.write_text('extern "C" int tiny() { return 1; }')
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda _: compile.build(source, again=True), range(2))
+        first, second = pool.map(lambda _: compile.build(source), range(2))
     assert first == second == compile.build(source)
     assert list((fresh / "kernels").iterdir()) == [first]
     source.write_text('extern "C" int tiny() { return 2; }')
     assert compile.build(source) != first
-
-
-@needs_kernel
-def test_a_damaged_library_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, damaged = cpu_linear._kernel(16).path, tmp_path / "damaged.so"
-    damaged.write_bytes(b"not a library")
-    monkeypatch.setattr(cpu_linear, "build", lambda source, again=False, row_bits=16: whole if again else damaged)
-    found = cpu_linear._load()
-    assert isinstance(found, cpu_linear.Kernel)
-    assert found.path == whole

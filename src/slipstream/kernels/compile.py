@@ -1,12 +1,14 @@
-"""C++ sources of this package, compiled at first use for the processor they run on, and kept.
+"""Compiles the C++ sources of this package at first use, for the processor they run on, and keeps the libraries.
 
 A library is named by all that went into it, so an update of the source, the compiler or the machine makes a new one.
-It is written beside its place and renamed into it: two processes that compile at once each see whole files only.
+It is written beside its place and renamed into it: two processes that compile at once each see whole files only. A
+library that is damaged or that another user may have put there is never loaded (`library`); it is compiled again.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 import platform
@@ -20,6 +22,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from slipstream.kernels.library import is_intact, make_folder, seal, why_unsafe, why_unsafe_folder
+from slipstream.kernels.machine import warn
+
 NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 FLAGS = ("-std=c++17", "-O2", NATIVE, "-ffp-contract=fast", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
@@ -29,6 +34,7 @@ SHORT = (
 )  # that know products of whole numbers: for activations of eight bits, other libraries
 IDENTITY = {"model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant"}  # in /proc/cpuinfo
 PATIENCE = 120  # seconds
+ADVICE = "set SLIPSTREAM_CACHE to a folder that only you can write to"
 K = TypeVar("K")
 
 
@@ -36,23 +42,26 @@ class Unavailable(Exception):
     """The message says why, in a clause."""
 
 
-def build(source: Path, again: bool = False, row_bits: int = 16) -> Path:
-    """The library compiled from `source`: the one kept from last time, unless it is wanted `again`. `row_bits`: of the
-    activations that weights of few bits meet."""
+def build(source: Path, row_bits: int = 16) -> Path:
+    """The library compiled from `source`, now or earlier. `row_bits`: of the activations that weights of few bits
+    meet."""
     compiler, flags = _compiler(), FLAGS if row_bits == 16 else (*FLAGS, f"-DROW_BITS={row_bits}")
     texts = [path.read_text(encoding="utf-8") for path in (source, *sorted(source.parent.glob("*.hpp")))]
-    key = "\0".join((*texts, *compiler, *flags, _run(*compiler, "--version"), _processor()))
-    path = folder() / f"{source.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
-    if path.is_file() and not again:
-        return path
+    key = "\0".join((*texts, *compiler, *flags, _version(*compiler), _processor()))
+    path = folder().resolve() / f"{source.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
+        if reason := why_unsafe_folder(path.parent):
+            raise Unavailable(f"{reason}; {ADVICE}")
+        if is_intact(path) and why_unsafe(path) is None:
+            return path
         with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as partial:
-            made = Path(partial) / path.name
-            _run(*compiler, *flags, str(source), "-o", str(made))
-            os.replace(made, path)
+            library = Path(partial) / path.name
+            _run(*compiler, *flags, str(source), "-o", str(library))
+            seal(library)
+            os.replace(library, path)
     except OSError as error:
-        raise Unavailable(f"{path.parent} cannot be written ({error.strerror or error})") from error
+        raise Unavailable(f"{path.parent} cannot be used ({error.strerror or error}); {ADVICE}") from error
     return path
 
 
@@ -66,12 +75,20 @@ def function(path: Path, name: str, *arguments: Any) -> Any:
     return found
 
 
-def had(make: Callable[[Path], K], source: Path, row_bits: int = 16) -> K | None:
-    """A kernel made of a compiled source, where it can be compiled and passes its own check."""
+def load(make: Callable[[Path], K], source: Path, row_bits: int = 16) -> K | str:
+    """A kernel made of a compiled source. Where it cannot be compiled or fails its own check, the reason in a clause,
+    which is also written to stderr once: what runs without kernels is several times slower."""
     try:
         return make(build(source, row_bits=row_bits))
-    except Unavailable:
-        return None
+    except Unavailable as error:
+        warn(f"compiled kernels are not used: {error}; decoding on this CPU is several times slower")
+        return str(error)
+
+
+def had(make: Callable[[Path], K], source: Path, row_bits: int = 16) -> K | None:
+    """As `load`, with None for a reason."""
+    kernel = load(make, source, row_bits)
+    return None if isinstance(kernel, str) else kernel
 
 
 def build_all(row_bits: int = 16) -> None:
@@ -82,6 +99,8 @@ def build_all(row_bits: int = 16) -> None:
         with suppress(Unavailable):
             build(wanted[0], row_bits=wanted[1])
 
+    with suppress(Unavailable):
+        _version(*_compiler())  # once, rather than in every thread
     folder = Path(__file__).parent
     sources = [(source, 16) for source in sorted(folder.glob("*.cpp"))]
     if row_bits != 16:
@@ -107,6 +126,11 @@ def _compiler() -> list[str]:
     raise Unavailable("no C++ compiler on PATH")
 
 
+@functools.cache
+def _version(*compiler: str) -> str:
+    return _run(*compiler, "--version")
+
+
 def _run(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
@@ -118,6 +142,7 @@ def _run(*command: str) -> str:
     return done.stdout
 
 
+@functools.cache
 def _processor() -> str:
     """What `native` means here; a cache in a home folder may be shared by different machines."""
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from slipstream.kernels.compile import Unavailable, function, had
+from slipstream.kernels.compile import Unavailable, function, load
 from slipstream.kernels.cpu_linear import POINTER, parallel
 
 SOURCE = Path(__file__).with_name("attention.cpp")
@@ -86,7 +86,18 @@ class Kernel:
                 raise Unavailable("it is compiled, but its results are wrong")
 
 
-@functools.cache
 def kernel() -> Kernel | None:
     """The kernel, where it can be had."""
-    return had(Kernel, SOURCE)
+    loaded = _loaded()
+    return None if isinstance(loaded, str) else loaded
+
+
+def why_not() -> str | None:
+    """Why there is no kernel, in a clause; None where there is one."""
+    loaded = _loaded()
+    return loaded if isinstance(loaded, str) else None
+
+
+@functools.cache
+def _loaded() -> Kernel | str:
+    return load(Kernel, SOURCE)

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from slipstream.kernels import few_bits
-from slipstream.kernels.compile import Unavailable, build
+from slipstream.kernels.compile import Unavailable, load
 from slipstream.kernels.few_bits import Grid
 from slipstream.kernels.machine import say
 
@@ -229,6 +229,12 @@ def available() -> bool:
     return isinstance(_found(16), Kernel)
 
 
+def why_not(row_bits: int = 16) -> str | None:
+    """Why there is no kernel, in a clause; None where there is one."""
+    found = _found(row_bits)
+    return found if isinstance(found, str) else None
+
+
 def has_integers(row_bits: int = 16) -> bool:
     """Whether weights of few bits can stay in them, and meet rows of so many."""
     found = _found(row_bits)
@@ -257,16 +263,6 @@ def _kernel(row_bits: int) -> Kernel:
 
 @functools.cache
 def _found(row_bits: int) -> Kernel | str:
-    try:
-        found = _load(row_bits)
-    except Unavailable as error:
-        found = str(error)
+    found = load(functools.partial(Kernel, row_bits=row_bits), SOURCE, row_bits)
     say(_sentence(found))
     return found
-
-
-def _load(row_bits: int = 16) -> Kernel | str:
-    try:
-        return Kernel(build(SOURCE, row_bits=row_bits), row_bits)
-    except Unavailable:  # the file may have been damaged since it was made
-        return Kernel(build(SOURCE, again=True, row_bits=row_bits), row_bits)

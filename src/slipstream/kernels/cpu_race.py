@@ -90,9 +90,8 @@ class KernelNoise(CounterNoise):
     """The same noise, raced by the kernel where the law lies on a CPU."""
 
     def race(self, law: Law, key: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-        found = kernel()
-        here = law.device.type == "cpu"  # keys always are
-        return super().race(law, key) if found is None or not here else found.race(law, key)
+        found = kernel() if law.device.type == "cpu" else None  # keys always are on the CPU
+        return super().race(law, key) if found is None else found.race(law, key)
 
 
 @functools.cache

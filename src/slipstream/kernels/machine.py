@@ -1,10 +1,12 @@
-"""What of the machine is ours, and a word about it for those who ask (`SLIPSTREAM_DEBUG=1`)."""
+"""What of the machine this process may use, and messages about it on stderr."""
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -13,8 +15,15 @@ CONTROL = Path("/sys/fs/cgroup")
 
 
 def say(sentence: str) -> None:
+    """Write a line to stderr for those who ask (`SLIPSTREAM_DEBUG=1`)."""
     if os.environ.get("SLIPSTREAM_DEBUG") == "1":
         print(sentence, file=sys.stderr)
+
+
+@functools.cache
+def warn(sentence: str) -> None:
+    """Write a line to stderr, each sentence once."""
+    print(f"slipstream: {sentence}", file=sys.stderr)
 
 
 def cores(control: Path = CONTROL) -> int:
@@ -34,6 +43,15 @@ def _quota(control: Path) -> float | None:
         except OSError:
             return None
     return int(quota) / int(period) if quota.strip().isdigit() else None
+
+
+def memory(control: Path = CONTROL) -> int:
+    """Bytes of memory this process may use: what the machine has, and no more than a container's limit."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # "max": there is no limit
+            limits.append(int((control / name).read_text()))
+    return min(limits)
 
 
 def use_cores() -> None:

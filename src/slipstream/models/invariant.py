@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from slipstream.kernels.cpu_attention import Kernel, kernel
+from slipstream.kernels import cpu_attention
 from slipstream.models.linears import HALF
 
 
@@ -24,8 +24,8 @@ def why_not(model: Any) -> str | None:
     if model.device.type != "cpu" or model.dtype not in (torch.float32, *HALF):
         here = f"{str(model.dtype).removeprefix('torch.')} on {model.device.type}"
         return f"its kernels are made for a CPU in float32, bfloat16 or float16, not for {here}"
-    if kernel() is None:
-        return "its kernels need a C++ compiler on PATH"
+    if reason := cpu_attention.why_not():
+        return f"its kernels are not available ({reason})"
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             return f"{name} is not run by a kernel that sums in one order"
@@ -41,13 +41,13 @@ def free(model: Any) -> bool:
     return model.dtype == torch.float32 and why_not(model) is None
 
 
-def invariant_attention(model: Any) -> Kernel:
+def invariant_attention(model: Any) -> cpu_attention.Kernel:
     """The attention of invariant mode; ValueError where the mode cannot be had."""
     reason = why_not(model)
-    found = kernel()
-    if reason or found is None:
+    kernel = cpu_attention.kernel()
+    if reason or kernel is None:
         raise no_invariance(model, reason)
-    return found
+    return kernel
 
 
 def no_invariance(model: Any, reason: str | None) -> ValueError:

@@ -84,10 +84,12 @@ def _rounded(weights: str, device: str, computed: Precision) -> Precision:
 
 
 def _short(device: str) -> Precision:
+    if device == "cpu" and (reason := cpu_linear.why_not(8)):
+        raise ValueError(f"a8, activations of eight bits, needs compiled kernels: {reason}; auto runs everywhere")
     if device != "cpu" or not cpu_linear.has_integers(8):
         raise ValueError(
-            "a8, activations of eight bits, needs a CPU that multiplies bytes (ARM with asimddp, x86 with AVX2) and "
-            "a C++ compiler; auto runs everywhere"
+            "a8, activations of eight bits, needs a CPU that multiplies bytes (ARM with asimddp, x86 with AVX2); "
+            "auto runs everywhere"
         )
     return Precision(torch.float32, "this processor multiplies bytes", "int8", 8)
 

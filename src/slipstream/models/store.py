@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from slipstream.kernels.library import make_folder
+
 LAYOUT = 2  # raised when a conversion changes, so that older ones are made anew
 MANIFEST, WEIGHTS = "slipstream.json", "model.safetensors"
 DAY = 24 * 3600
@@ -50,7 +52,7 @@ def build(folder: Path, make: Callable[[Path], dict[str, Any]], need: int = 0, a
     if manifest(folder) is not None and not again:
         return folder
     with spoken(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(folder.parent)
         with locked(folder) as alone:
             if manifest(folder) is not None and not again:  # made by another process while we waited
                 return folder
