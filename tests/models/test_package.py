@@ -24,10 +24,10 @@ from slipstream.engines.base import Wish
 from slipstream.engines.native import build as building
 from slipstream.engines.native.build import Target, build_drafter, build_target, compile_target
 from slipstream.engines.native.engine import NativeEngine
-from slipstream.kernels import cpu_linear
+from slipstream.kernels import cpu_hash, cpu_linear
 from slipstream.kernels.compile import folder as libraries
 from slipstream.kernels.cpu_decoder import kernel
-from slipstream.models import package
+from slipstream.models import package, package_file
 from slipstream.models.catalog import CatalogError, resolve
 from slipstream.models.later import Later
 from slipstream.models.linears import products
@@ -189,6 +189,18 @@ def test_a_first_use_writes_the_package_and_the_next_one_opens_it(tmp_path, monk
     assert len(chores) == 1
 
 
+def test_a_short_process_writes_the_package_at_its_end(tmp_path):
+    """While the interpreter shuts down no thread can be started."""
+    folder = written(tmp_path / "model")
+    code = (
+        "from pathlib import Path; from slipstream.engines.native import build\nfrom slipstream.models import package\n"
+        f"build.WORTH = 0; package.home = lambda: Path({str(package.home())!r})\nbuild.build_target({folder!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert isinstance(build_target(folder).model.model, Skeleton)
+
+
 def test_what_may_wait_is_done_once_and_at_the_latest_at_the_end():
     done: list[int] = []
     later = Later(lambda: done.append(1), pause=1000)
@@ -200,14 +212,21 @@ def test_what_may_wait_is_done_once_and_at_the_latest_at_the_end():
     assert shown.split() == ["answer", "done"]
 
 
-@pytest.mark.parametrize("harm", ["flip", "flip the end", "cut", "empty", "nonsense"])
+@pytest.mark.parametrize("harm", ["flip", "flip the end", "flip the index", "swap", "cut", "empty", "nonsense"])
 def test_a_damaged_package_is_not_opened_and_made_anew(tmp_path, monkeypatch, capfd, harm):
     folder = written(tmp_path / "model")
     path = compile_target(folder)
     data = bytearray(path.read_bytes())
+    assert package.check_integrity(Path(folder)) == []
     if harm.startswith("flip"):
-        data[len(data) // 3 if harm == "flip" else -30] ^= 4
+        places = {"flip": len(data) // 3, "flip the end": -30, "flip the index": data.rindex(folder.encode())}
+        data[places[harm]] ^= 1
+    if harm == "swap":  # the sum of all words stays what it was
+        half = package_file.read_index(path)["bytes"] // 128 * 64
+        data[:half], data[half : 2 * half] = data[half : 2 * half], data[:half]
     path.write_bytes({"cut": data[: len(data) // 2], "empty": b"", "nonsense": b"x" * 5000}.get(harm, data))
+    (damage,) = package.check_integrity(Path(folder))
+    assert str(path) in damage
     monkeypatch.setenv("SLIPSTREAM_DEBUG", "1")
     monkeypatch.setattr(building, "WORTH", 0)
     monkeypatch.setattr(building, "Later", lambda work: work())
@@ -220,16 +239,12 @@ def test_a_damaged_package_is_not_opened_and_made_anew(tmp_path, monkeypatch, ca
 @pytest.mark.parametrize(("error", "seen"), [(KeyboardInterrupt, KeyboardInterrupt), (OSError, CatalogError)])
 def test_a_build_that_is_cut_short_leaves_nothing(tmp_path, monkeypatch, error, seen):
     folder = written(tmp_path / "model")
-    calls = []
 
-    def interrupted(data: torch.Tensor) -> int:
-        calls.append(data)
-        if len(calls) == 9:
-            raise error
-        return 0
+    def interrupted(kernel: cpu_hash.Kernel, data: torch.Tensor) -> int:
+        raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(package, "_sum", interrupted)
+        patch.setattr(cpu_hash.Kernel, "hash_blocks", interrupted)
         with pytest.raises(seen):
             compile_target(folder)
     assert packages() == []
