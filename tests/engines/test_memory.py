@@ -13,6 +13,7 @@ from slipstream.core.types import Request
 from slipstream.drafters.ngram import NGram
 from slipstream.drafters.none import NoDrafter
 from slipstream.engines.native.batch import Batch
+from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.job import Job
 from slipstream.engines.native.scheduler import Limits
 from slipstream.models.torch_model import TorchModel
@@ -130,3 +131,20 @@ def test_a_job_that_is_done_while_it_waits_takes_no_row_and_blocks_nobody():
     batches.finish(batch)
     assert [job.row.finish for job in jobs] == ["error", "cancelled", "length"]
     assert [len([c for c in batches.chunks(job) if c.finish]) for job in jobs] == [1, 1, 1]
+
+
+def test_what_is_kept_for_prompts_that_begin_alike_is_limited_and_shown():
+    """Other prompts take the place of those used least recently, and the memory stays within its limit."""
+    rng, limit = random.Random(5), 1 << 16
+    with NativeEngine(letters.target(), "none", limits=Limits(retained_bytes=limit)) as engine:
+        for _ in range(20):
+            prompt = [rng.randrange(3, SIZE) for _ in range(100)]
+            engine.generate([prompt], Sampling(temperature=0), max_tokens=4)
+        stats = engine.stats
+    assert stats["retained_max_bytes"] == limit
+    assert limit / 2 < stats["retained_bytes"] <= limit
+    assert stats["retained_tokens"] <= stats["retained_places"] < 20 * 100
+    with NativeEngine(letters.target(), "none") as engine:
+        assert 0 < engine.stats["retained_max_bytes"] <= 512 << 20
+    with pytest.raises(ValueError, match="retained_bytes is -1; it must be 0"):
+        Limits(retained_bytes=-1)

@@ -17,6 +17,7 @@ from slipstream.core.types import Request, Row
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.none import NoDrafter
 from slipstream.engines.native.scheduler import Limits
+from slipstream.models import shelf
 from slipstream.models.prefix import PAGE, Prefixes, common, leaders
 from slipstream.models.torch_model import TorchModel
 from slipstream.plan.policy import Fixed
@@ -247,6 +248,51 @@ def test_retained_memory_is_cut_and_given_back() -> None:
     assert bench.model.counts.retained_places == 0
     with pytest.raises(ValueError, match="retained is -1; it must be 0"):
         bench.model.retain(-1)
+
+
+@pytest.mark.parametrize("features", [(), (0, 2)])
+def test_retained_memory_is_limited_in_bytes(features: tuple[int, ...]) -> None:
+    bench = Shared.like("llama", features=features)
+    bench.enter(bench.tokens(20))
+    bench.step()
+    token_bytes = bench.model.cache.token_bytes
+    most = 3 * PAGE * token_bytes + 5
+    bench.model.retain(1 << 15, most)
+    for _ in range(4):
+        bench.leave(0)
+        bench.enter(bench.tokens(100))
+        bench.step()
+        counts = bench.model.counts
+        assert (counts.retained_places, counts.retained_bytes) == (3 * PAGE, 3 * PAGE * token_bytes)
+        assert counts.retained_max_bytes == most
+        bench.model.check_integrity()
+    again = list(bench.rows[0].tokens)
+    bench.leave(0)
+    bench.enter(again)
+    assert bench.plainly() == 101 - 3 * PAGE, "what is kept is reused"
+    with pytest.raises(ValueError, match="max_bytes is -1; it must be 0"):
+        bench.model.retain(16, -1)
+
+
+@pytest.mark.parametrize("max_bytes", [0, 1000])
+def test_a_limit_below_a_page_keeps_nothing(max_bytes: int) -> None:
+    bench = Shared.like("llama", max_bytes=max_bytes)
+    prompt = bench.tokens(60)
+    bench.enter(prompt)
+    bench.plainly()
+    bench.leave(0)
+    bench.enter(prompt)
+    assert bench.plainly() == 60
+    assert bench.model.counts.retained_bytes == 0
+
+
+def test_the_default_limit_suits_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    for installed, expected in ((4 << 30, int(0.05 * (4 << 30))), (64 << 30, 512 << 20)):
+        monkeypatch.setattr(shelf, "memory", lambda installed=installed: installed)
+        assert shelf.default_max_bytes(cpu) == expected
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 << 30, 100 << 30))
+    assert shelf.default_max_bytes(cuda) == 8 << 30
 
 
 def test_a_failed_copy_forgets_what_it_promised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,8 +37,9 @@ class Model(ABC):
         """Read up to `limit` more committed tokens of each row ahead of its score; how many were read."""
         return [0] * len(rows)
 
-    def retain(self, tokens: int) -> None:
-        """Forget what rows left behind, and from now on keep up to so many tokens of it for rows that begin alike."""
+    def retain(self, tokens: int, max_bytes: int | None = None) -> None:
+        """Forget what rows left behind, and from now on keep up to so many tokens of it for rows that begin alike, in
+        at most so many bytes; None: what suits the device."""
 
     def bound(self, places: int) -> None:
         """From now on hold no more than so many places, rows times the longest, where the rows in use allow it."""

@@ -114,6 +114,12 @@ class Cache:
         return self._layers[name][0][row, :, start:end]
 
     @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's entries in all layers there are."""
+        rectangles = [held for layer in self._layers.values() for held in layer]
+        return sum(held.shape[1] * held.shape[3] * held.element_size() for held in rectangles)
+
+    @property
     def device(self) -> torch.device:
         return next((held[0].device for held in self._layers.values()), torch.device("cpu"))
 

@@ -31,7 +31,7 @@ from slipstream.models.packing import Entry, Line, Piece, agree, entries_of, loc
 from slipstream.models.prefix import leaders
 from slipstream.models.refuse import Anatomy, check_config, longest_row, probe
 from slipstream.models.seat import Seat
-from slipstream.models.shelf import PASS, WORTH, Counts, Shelf
+from slipstream.models.shelf import PASS, WORTH, Counts, Shelf, default_max_bytes
 
 
 class TorchModel(Model):
@@ -45,12 +45,14 @@ class TorchModel(Model):
         prefill_chunk: int = 512,
         anatomy: Anatomy | None = None,
         retained: int = 1 << 15,
+        max_bytes: int | None = None,
         invariant: bool = False,
         kernels: bool = True,
     ) -> None:
         """`anatomy` is what an earlier wrapper found out about a model that has our attention in it again. `retained`
-        tokens are kept for rows that begin alike; 0 computes everything anew. `invariant`: a row's numbers depend on
-        its own tokens only, to the bit. Without `kernels` the model's own modules run, its weights as they lie."""
+        tokens are kept for rows that begin alike, in at most `max_bytes` (`retain`); 0 computes everything anew.
+        `invariant`: a row's numbers depend on its own tokens only, to the bit. Without `kernels` the model's own
+        modules run, its weights as they lie."""
         check_config(model)
         self.model = model.eval()
         with torch.inference_mode():
@@ -73,7 +75,7 @@ class TorchModel(Model):
             raise no_invariance(model, "its layers are not run by kernels that sum in one order")
         self._modules = Modules(model, known.layers, known.as_tuple)
         self.cache = Cache.on(self.device)
-        self._shelf = Shelf(self.cache, retained)
+        self.retain(retained, max_bytes)
         self._seats: dict[Row, Seat] = {}
         self._draft: Draft | None = None
 
@@ -89,7 +91,7 @@ class TorchModel(Model):
     def open(self, rows: Sequence[Row]) -> None:
         if self.features != self._declared:
             self.features = self._declared
-            self.retain(self.retained)  # what was kept so far lacks these layers
+            self.retain(self.retained, self.max_bytes)  # what was kept so far lacks these layers
             for seat in self._seats.values():
                 seat.forget()
         for row in rows:
@@ -107,8 +109,8 @@ class TorchModel(Model):
             finally:
                 self.cache.give(seat.index)
 
-    def retain(self, tokens: int) -> None:
-        self._shelf = Shelf(self.cache, tokens)
+    def retain(self, tokens: int, max_bytes: int | None = None) -> None:
+        self._shelf = Shelf(self.cache, tokens, default_max_bytes(self.device) if max_bytes is None else max_bytes)
 
     def bound(self, places: int) -> None:
         self.cache.limit = places
@@ -154,6 +156,11 @@ class TorchModel(Model):
     @property
     def retained(self) -> int:
         return self._shelf.retained
+
+    @property
+    def max_bytes(self) -> int:
+        """How large what is kept for rows that begin alike may become."""
+        return self._shelf.max_bytes
 
     @property
     def counts(self) -> Counts:

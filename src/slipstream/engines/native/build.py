@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 Options = Mapping[str, str]
 WORTH, MUCH = 1 << 25, 1 << 30  # bytes; models outside are compiled only if that is asked for: disks are not ours
+SMALLER = 4  # a draft model may keep a quarter of the bytes that its target may keep for prompts that begin alike
 SOON = 0.5  # seconds in which kernels are found that were compiled before
 
 
@@ -221,7 +222,9 @@ def _drafting(model: Any, target: Target, small: bool) -> TorchModel:
     """`small`: weights are of eight bits, rounded where they are not of few: a drafter may be any."""
     exact = target.model.invariant  # then drafts are repeatable too
     model = prepared(model, exact, weights="int8" if small else None, row_bits=row_bits(target.model.model))
-    return TorchModel(model, retained=target.model.retained, invariant=exact and why_not(model) is None)
+    max_bytes = target.model.max_bytes // SMALLER
+    sure = exact and why_not(model) is None
+    return TorchModel(model, retained=target.model.retained, max_bytes=max_bytes, invariant=sure)
 
 
 def _eagle(kind: Any, target: Target, options: dict[str, str]) -> Drafter:

@@ -77,7 +77,7 @@ class NativeEngine(Engine):
         else:
             self.target = given_target(model, **loading)
         limits = limits or Limits()
-        self.target.model.retain(limits.retained)
+        self.target.model.retain(limits.retained, limits.retained_bytes)
         if isinstance(drafter, Drafter):
             self.target.model.declare(drafter.needs.features)
         own = drafter if isinstance(drafter, Drafter) else build_drafter(name, self.target, options)

@@ -22,16 +22,18 @@ class Limits:
     tokens: int = 1 << 17  # places of the cache in all, rows times the longest
     prefill: int | None = None  # prompt tokens read in one step, all rows together; None: what suits the device
     retained: int = 1 << 15  # tokens kept besides, for prompts that begin alike; 0 computes everything anew
+    retained_bytes: int | None = None  # the most these may take; None: 512 MB or 5 % of memory, 10 % of a GPU's free
 
     def __post_init__(self) -> None:
         for name, given in vars(self).items():
-            if given is not None or name != "prefill":
+            if given is not None or name not in ("prefill", "retained_bytes"):
                 object.__setattr__(self, name, integer(name, given))
         for name, value in (("rows", self.rows), ("tokens", self.tokens), ("prefill", self.prefill)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be 1 or more")
-        if self.retained < 0:
-            raise ValueError(f"retained is {self.retained}; it must be 0 (no reuse) or more")
+        for name, value in (("retained", self.retained), ("retained_bytes", self.retained_bytes)):
+            if value is not None and value < 0:
+                raise ValueError(f"{name} is {value}; it must be 0 (no reuse) or more")
 
 
 CHUNK, LAUNCHED = 512, 2048  # prompt tokens of a step; on a GPU, where launching kernels is what takes long
