@@ -28,7 +28,7 @@ from slipstream.kernels import cpu_hash, cpu_linear
 from slipstream.kernels.compile import folder as libraries
 from slipstream.kernels.cpu_decoder import kernel
 from slipstream.models import package, package_file
-from slipstream.models.catalog import CatalogError, resolve
+from slipstream.models.catalog import CatalogError, resolve, verify
 from slipstream.models.later import Later
 from slipstream.models.linears import products
 from slipstream.models.skeleton import Skeleton
@@ -217,7 +217,8 @@ def test_a_damaged_package_is_not_opened_and_made_anew(tmp_path, monkeypatch, ca
     folder = written(tmp_path / "model")
     path = compile_target(folder)
     data = bytearray(path.read_bytes())
-    assert package.check_integrity(Path(folder)) == []
+    (check,) = package.check_integrity(Path(folder))
+    assert (check.name, check.bytes, check.problem) == (path.name, len(data), None)
     if harm.startswith("flip"):
         places = {"flip": len(data) // 3, "flip the end": -30, "flip the index": data.rindex(folder.encode())}
         data[places[harm]] ^= 1
@@ -225,8 +226,7 @@ def test_a_damaged_package_is_not_opened_and_made_anew(tmp_path, monkeypatch, ca
         half = package_file.read_index(path)["bytes"] // 128 * 64
         data[:half], data[half : 2 * half] = data[half : 2 * half], data[:half]
     path.write_bytes({"cut": data[: len(data) // 2], "empty": b"", "nonsense": b"x" * 5000}.get(harm, data))
-    (damage,) = package.check_integrity(Path(folder))
-    assert str(path) in damage
+    assert [check.name for check in verify(folder) if check.problem] == [path.name]
     monkeypatch.setenv("SLIPSTREAM_DEBUG", "1")
     monkeypatch.setattr(building, "WORTH", 0)
     monkeypatch.setattr(building, "Later", lambda work: work())
@@ -234,6 +234,14 @@ def test_a_damaged_package_is_not_opened_and_made_anew(tmp_path, monkeypatch, ca
     assert not isinstance(target.model.model, Skeleton)
     assert "package: not usable" in capfd.readouterr().err
     assert isinstance(build_target(folder).model.model, Skeleton), "it was written again"
+
+
+def test_a_package_of_another_version_is_neither_opened_nor_called_damaged(tmp_path):
+    folder = written(tmp_path / "model")
+    path = compile_target(folder)
+    path.write_bytes(path.read_bytes()[:-20] + b"slipstream 1")
+    assert package.check_integrity(Path(folder)) == []
+    assert not isinstance(build_target(folder).model.model, Skeleton)
 
 
 @pytest.mark.parametrize(("error", "seen"), [(KeyboardInterrupt, KeyboardInterrupt), (OSError, CatalogError)])

@@ -114,15 +114,23 @@ def pull(name: str, *, trust_remote_code: bool = False) -> Found:
 
 
 def verify(name: str) -> list[FileCheck]:
-    """Compare the files of a model on this machine with the checksums recorded for them."""
+    """Compare the files of a model on this machine, and its compiled packages, with the checksums recorded for them."""
+    from slipstream.models.package import check_integrity
+
+    folder = _local_folder(name)
+    return check_files(folder) + check_integrity(folder)
+
+
+def _local_folder(name: str) -> Path:
+    """Where the files of a model on this machine are, whole or not."""
     own, path = store.home() / name, Path(name).expanduser()
     if name and store.manifest(own) is not None:
-        return check_files(own)
+        return own
     if name and path.is_dir():
-        return check_files(path)
+        return path
     if (match := HUB_ID.fullmatch(name)) and not path.is_file():
-        return check_files(hub.snapshot(match["repo"], match["revision"], fetch=False))
-    return check_files(resolve(name, fetch=False).path)
+        return hub.snapshot(match["repo"], match["revision"], fetch=False)
+    return resolve(name, fetch=False).path
 
 
 def inspect(name: str, *, trust_remote_code: bool = False) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from slipstream.models.refuse import Anatomy
 from slipstream.models.skeleton import Bones, Skeleton, Unfit, assemble, take
 from slipstream.models.text import Text
 from slipstream.models.torch_model import TorchModel
+from slipstream.models.verify import FileCheck
 from slipstream.models.words import Words, taken
 
 LIBRARIES = ("torch", "transformers", "tokenizers")
@@ -94,18 +95,21 @@ def forget(folder: Path) -> None:
             path.unlink()
 
 
-def check_integrity(folder: Path) -> list[str]:
-    """Read the packages of a model's folder and check every hash: a sentence for each one that is damaged. Without
-    compiled kernels no package is used, and none is checked."""
-    damages: list[str] = []
+def check_integrity(folder: Path) -> list[FileCheck]:
+    """Compare the packages of a model's folder with their own hashes. Those of other versions are never opened, and
+    without compiled kernels none is: they are not checked."""
+    checks: list[FileCheck] = []
     for path in _packages(folder):
+        problem = None
         try:
             package_file.read(path)
-        except (OSError, ValueError) as error:
-            damages.append(f"{error}; it is not used, and the next start of the model writes it again")
-        except Unavailable as error:
-            say(f"package: not checked without kernels ({error})")
-    return damages
+        except (Unavailable, package_file.OtherVersion) as error:
+            say(f"package: not checked ({error})")
+            continue
+        except (OSError, ValueError):
+            problem = "is damaged; it is not used, and the next start of the model writes it again"
+        checks.append(FileCheck(path.name, path.stat().st_size, recorded=True, problem=problem))
+    return checks
 
 
 def _packages(folder: Path) -> Iterator[Path]:

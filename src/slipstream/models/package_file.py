@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,13 @@ from slipstream.core.shapes import Tensor
 from slipstream.kernels import cpu_hash
 
 FORMAT = b"slipstream package 2"
+OTHER_FORMAT = re.compile(rb"slipstream[a-z ]* \d+$")
 TRAILER = 32 + 8 + len(FORMAT)  # bytes
 ALIGN = 64  # bytes: as torch aligns what it allocates
+
+
+class OtherVersion(ValueError):
+    """The file is a package of another version."""
 
 
 def write(path: Path, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -47,6 +53,8 @@ def read_index(path: Path) -> dict[str, Any]:
         trailer = file.read()
         digest, length = trailer[:32], int.from_bytes(trailer[32:40], "little")
         start = size - TRAILER - length
+        if trailer[40:] != FORMAT and OTHER_FORMAT.search(trailer):
+            raise OtherVersion(f"{path} is a package of another version")
         if trailer[40:] != FORMAT or start < 0:
             raise ValueError(f"{path} is not a whole package")
         file.seek(start)
