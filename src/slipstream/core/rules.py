@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from slipstream.core.interfaces import Verifier
+from typing import TYPE_CHECKING
+
 from slipstream.core.registry import Registry
+
+if TYPE_CHECKING:  # the command line names the rules in its help, without loading torch
+    from slipstream.core.interfaces import Verifier
 
 rules: Registry[Verifier] = Registry(
     "rule",

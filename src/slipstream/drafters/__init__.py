@@ -1,16 +1,19 @@
-"""Drafters: the cheap guesses, by name."""
+"""The drafters that can be chosen by name."""
 
 from __future__ import annotations
 
-from slipstream.core.interfaces import Drafter
+from typing import TYPE_CHECKING
+
 from slipstream.core.registry import Registry
+
+if TYPE_CHECKING:  # the command line names the drafters in its help, without loading torch
+    from slipstream.core.interfaces import Drafter
 
 drafters: Registry[Drafter] = Registry(
     "drafter",
     {
         "none": "slipstream.drafters.none:NoDrafter",
         "ngram": "slipstream.drafters.ngram:NGram",
-        "table": "slipstream.drafters.table:TableDrafter",
         "draft_model": "slipstream.drafters.draft_model:DraftModel",
         "eagle": "slipstream.drafters.eagle:Eagle",
     },
