@@ -333,3 +333,18 @@ def test_where_one_token_costs_half_a_pass_one_is_tried_now_and_then(rate, least
             length, spent = length + 1 + accepted, spent + drafting + scoring
         emitted += length
     assert emitted / spent * 0.0071 > least
+
+
+def test_the_cost_of_a_drafted_token_can_be_shown():
+    """As shares of a plain pass, with the acceptance of the latest rows; a guess before any was scored."""
+    policy = Adaptive()
+    assert not policy.drafting_cost.measured
+    for _ in range(3):
+        policy.costs.learn(2.0, 1)
+        policy.costs.learn(2.8, 2, drafted=1)
+        policy.costs.draft(0.2, 1)
+    cost = policy.drafting_cost
+    assert cost.measured
+    assert (cost.scoring, cost.drafting, cost.total) == pytest.approx((0.4, 0.1, 0.5))
+    assert cost.requested == 0
+    assert 0 < cost.acceptance < 1

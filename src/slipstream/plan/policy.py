@@ -16,6 +16,7 @@ from slipstream.core.tree import Shape, Tree
 from slipstream.core.types import Budget, Draft, Row, Verdict
 from slipstream.plan.choice import MARGIN, Prices, Span, best
 from slipstream.plan.costs import Costs
+from slipstream.plan.drafting_cost import DraftingCost, drafting_cost
 from slipstream.plan.purse import Purse
 from slipstream.plan.shapes import WIDTH
 from slipstream.plan.trust import MOST, PRIOR, Ranks, Trust
@@ -65,6 +66,7 @@ class Adaptive(Policy):
         self._tables: dict[tuple[Drafter, str, int], Ranks] = {}
         self._steps = self._drafted = self._accepted = self._beside = 0
         self._asked = self._branched = self._late = False
+        self._requested = 0  # cycles in which drafts were asked for
         self._since = self._idle = 0  # cycles since the last one in which nothing was drafted, and something was
         self._plain: Counter[int] = Counter()  # cycles left plain to learn what so many rows cost
         self._rest = 0  # plain cycles before the same rows are thought about again
@@ -91,9 +93,16 @@ class Adaptive(Policy):
             self._others_come()
         spans = self._depths(list(trust.values())) if trust else []
         self._asked = any(spans)
+        self._requested += self._asked
         self._since, self._idle = (self._since + 1, 0) if self._asked else (0, self._idle + 1)
         widest = [one.ranks.width if one.ranks else 1 for one in trust.values()]
         return [span.budget(most) for span, most in zip(spans, widest, strict=True)]
+
+    @property
+    def drafting_cost(self) -> DraftingCost:
+        """What a drafted token costs and how likely it is accepted, by the latest measurements."""
+        rates = [one.rate for one in self._trust.values()] or [self._prior]
+        return drafting_cost(self.costs, sum(rates) / len(rates), self._requested)
 
     def _others_come(self) -> None:
         self._rest, self._kept = 0, (0, [], 0.0)

@@ -24,6 +24,7 @@ from slipstream.engines.native.watch import Watch, Watched
 from slipstream.engines.native.worker import Worker
 from slipstream.engines.prompt import encode
 from slipstream.models.text import Text
+from slipstream.plan.drafting_cost import DraftingCost
 from slipstream.plan.policy import Adaptive
 from slipstream.plan.shapes import DEPTH
 
@@ -84,11 +85,12 @@ class NativeEngine(Engine):
         self._drafters: dict[str, Drafter] = {name: own}
         self._rules: dict[str, Verifier] = {}
         self._watch = watch
+        self._policy = Adaptive(clock=time.perf_counter)
         self._batch = Batch(
             self.target.model,
             self.drafter,
             self._rule,
-            Adaptive(clock=time.perf_counter),
+            self._policy,
             limits,
             express=None if watch else express(self.target.model),
         )
@@ -113,6 +115,11 @@ class NativeEngine(Engine):
     def drafter_name(self) -> str:
         return self._default.drafter or "none"
 
+    @property
+    def drafting_cost(self) -> DraftingCost | None:
+        """What a drafted token costs on this machine; None where whole cycles run on the device, priced by size."""
+        return None if self._batch.riders.express is not None else self._policy.drafting_cost
+
     def drafter(self, name: str) -> Drafter:
         if name not in self._drafters:
             with self._building:  # two threads that ask for the same one share it
@@ -129,11 +136,7 @@ class NativeEngine(Engine):
     def submit(self, prompt: Prompt, sampling: Sampling | None = None, wish: Wish | None = None) -> list[Ticket]:
         self._worker.check()
         sampling, wish = checked(sampling, wish)
-        tokens = encode(prompt, wish.raw, self.target.text)
-        ends = frozenset() if wish.ignore_ends else self._ends
-        request = Request(
-            tokens, sampling, wish.max_tokens, ends | wish.stop_tokens, 0, wish.min_tokens, self._grammar(wish)
-        )
+        request = self.request(prompt, sampling, wish)
         course, text = self._course(wish.speculation, sampling), self.target.text
         promise = guarantee(course.rule, sampling.seed is not None, self.target.model.invariant)
         jobs = [
@@ -142,6 +145,12 @@ class NativeEngine(Engine):
         ]
         self._send(jobs)
         return list(jobs)
+
+    def request(self, prompt: Prompt, sampling: Sampling, wish: Wish) -> Request:
+        """A request as it is decoded: prompt and end tokens as ids, the grammar compiled."""
+        tokens, grammar = encode(prompt, wish.raw, self.target.text), self._grammar(wish)
+        ends = frozenset() if wish.ignore_ends else self._ends
+        return Request(tokens, sampling, wish.max_tokens, ends | wish.stop_tokens, 0, wish.min_tokens, grammar)
 
     def _course(self, asked: Speculation, sampling: Sampling) -> Course:
         """The request's own choices, then the engine's."""
