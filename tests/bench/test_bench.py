@@ -35,7 +35,7 @@ AXES = {"engine", "drafter", "depth", "rule", "batch", "temperature", "workload"
 def _quick():
     """What the machine can do is measured in another test."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "probe_machine", lambda dtype: Machine(1e9, 1e11))
+        patch.setattr(session, "probe_machine", lambda dtype, device: Machine(1e9, 1e11))
         yield
 
 

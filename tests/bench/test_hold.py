@@ -49,7 +49,7 @@ def opened(monkeypatch, tmp_path) -> list[tuple[str, str, int]]:
         return made
 
     monkeypatch.setattr(engine_pool, "open_engine", watched)
-    monkeypatch.setattr(session, "probe_machine", lambda dtype: Machine(1e9, 1e11))
+    monkeypatch.setattr(session, "probe_machine", lambda dtype, device: Machine(1e9, 1e11))
     monkeypatch.setattr(session, "html", lambda results: "")
     (tmp_path / "abc.jsonl").write_text('{"prompt": "abcabc"}\n')
     (tmp_path / "pon.jsonl").write_text('{"prompt": "ponpon"}\n')

@@ -12,7 +12,7 @@ from slipstream.bench.statistics import NOT_DRAFTED, ONE_REPEAT
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> str:
-    monkeypatch.setattr(session, "probe_machine", lambda dtype: Machine(1e9, 1e11))
+    monkeypatch.setattr(session, "probe_machine", lambda dtype, device: Machine(1e9, 1e11))
     letters.plain().save_pretrained(tmp_path / "letters")
     letters.tokenizer().save_pretrained(tmp_path / "letters")
     (tmp_path / "ab.jsonl").write_text('{"prompt": "abcabc"}\n')

@@ -28,6 +28,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     add("--repeats", type=int, default=fixed.repeats)
     add("--hold", type=int, help="engines open at a time, where memory is short; all if not given")
     add("--dtype", default=fixed.dtype, help="auto, float32, bfloat16, float16, int8, fp8 or a8")
+    add("--device", default=fixed.device, help="auto, cpu or cuda")
     add("-o", "--option", action="append", metavar="KEY=VALUE", help="an option of the drafters, or NAME.KEY=VALUE")
     add("--out", type=Path, help="a folder for journal, results and report; a killed run goes on there")
     add("--against", type=Path, help="compare with the results.json of another run")
@@ -68,7 +69,7 @@ def _options(args: argparse.Namespace, command: Sequence[str]) -> BenchOptions:
         options,
     )
     load = args.workload, args.max_tokens, args.repeats
-    return BenchOptions(args.model, matrix, *load, args.out, args.against, args.dtype, command, args.hold)
+    return BenchOptions(args.model, matrix, *load, args.out, args.against, args.dtype, command, args.hold, args.device)
 
 
 if __name__ == "__main__":

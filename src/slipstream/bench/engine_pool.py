@@ -27,6 +27,12 @@ class EngineSettings:
     model: str
     rows: int = 1
     dtype: str = "auto"
+    device: str = "auto"
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """The arguments with which every engine loads its model."""
+        return {"dtype": self.dtype, "device": self.device}
 
 
 class EnginePool:
@@ -107,7 +113,7 @@ class EnginePool:
         rows = {"rows": str(self.settings.rows)} if setup.engine in ROWS else {}
         options = rows | self.matrix.options_of(setup)
         model: Any = self.settings.model
-        loading: dict[str, Any] = {"dtype": self.settings.dtype}
+        loading = self.settings.loading
         if setup.engine == "native":
             self._target = self._target or build_target(model, **loading)
             model, loading = self._target, {"limits": Limits(rows=max(16, self.settings.rows), retained=0)}
@@ -134,7 +140,7 @@ class EnginePool:
         items, load = [Item((prompt,), "draft")], Load(1, 0.0, tokens)
         options = {key: value for key, value in self.matrix.options_of(setup).items() if key != "model"}
         self._make_room(setup.engine)
-        with open_engine(setup.engine, model, options=options, dtype=self.settings.dtype) as engine:
+        with open_engine(setup.engine, model, options=options, **self.settings.loading) as engine:
             warm(engine, items, load)
             return measure(engine, items, load).speed
 

@@ -42,6 +42,7 @@ class BenchOptions:
     dtype: str = "auto"
     command: Sequence[str] = ()
     hold: int | None = None
+    device: str = "auto"
 
 
 def bench(options: BenchOptions) -> Results:
@@ -49,7 +50,7 @@ def bench(options: BenchOptions) -> Results:
     before = read_results(options.against) if options.against else None
     workloads = {workload.name: workload for workload in load_workloads(options.workload)}
     cells = options.matrix.cells(list(workloads))
-    settings = EngineSettings(options.model, max(cell.batch for cell in cells), options.dtype)
+    settings = EngineSettings(options.model, max(cell.batch for cell in cells), options.dtype, options.device)
     pool = EnginePool(settings, options.matrix, options.hold)
     pool.check()
     with Journal(options.out) as journal:
@@ -59,6 +60,7 @@ def bench(options: BenchOptions) -> Results:
             "model": options.model,
             "sha256": origin["sha256"],
             "dtype": options.dtype,
+            "device": options.device,
             "machine": _machine_name(),
         }
         schedule = Schedule(cells, workloads, options.repeats, options.max_tokens, identity, options.hold)
@@ -88,6 +90,7 @@ def _measured(schedule: Schedule, pool: EnginePool, journal: Journal, found: Fou
             "max_tokens": options.max_tokens,
             "repeats": options.repeats,
             "dtype": options.dtype,
+            "device": options.device,
             "hold": options.hold,
         },
         "engines": _versions(schedule, pool, journal),
@@ -112,7 +115,7 @@ def _context(
 ) -> RecordContext:
     labels = first_entries(schedule, pool, journal, "model")
     return RecordContext(
-        _probed(journal, options.dtype, schedule.identity),
+        _probed(journal, options, schedule.identity),
         {cell: held_weights(cell.setup.engine, found, labels[cell], options.dtype) for cell in schedule.cells},
         {cell: weights for cell in schedule.cells if (weights := _draft_weights(pool, cell, options.dtype))},
         first_entries(schedule, pool, journal, "draft"),
@@ -127,13 +130,13 @@ def _sizes(context: RecordContext) -> dict[str, Any]:
     return {"target_bytes": read, "parameters": next(iter(context.targets.values())).parameters}
 
 
-def _probed(journal: Journal, dtype: str, identity: Mapping[str, Any]) -> Machine:
+def _probed(journal: Journal, options: BenchOptions, identity: Mapping[str, Any]) -> Machine:
     """The machine's limits, measured once per journal."""
     key = {"limits": True, **identity}
     known = journal.get(key)
     if known is not None:
         return Machine(**known)
-    machine = probe_machine(dtype)
+    machine = probe_machine(options.dtype, options.device)
     journal.add(key, machine.data())
     return machine
 

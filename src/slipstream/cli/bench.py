@@ -40,6 +40,7 @@ def bench(
         int | None, typer.Option(help="Engines open at a time, where memory is short; all if not given.")
     ] = None,
     dtype: given.Dtype = "auto",
+    device: given.Device = "auto",
     out: Annotated[
         Path | None, typer.Option(help="A folder for results and report; a killed run goes on there.")
     ] = None,
@@ -55,7 +56,8 @@ def bench(
     engines, drafters = tuple(engine or Matrix().engines), tuple(drafter or Matrix().drafters)
     matrix = Matrix(engines, drafters, depth, verify, batch, temperature, given.settings(option))
     command = ["slipstream", *sys.argv[1:]]
-    results = measure(BenchOptions(model, matrix, workload, max_tokens, repeats, out, against, dtype, command, hold))
+    load = workload, max_tokens, repeats
+    results = measure(BenchOptions(model, matrix, *load, out, against, dtype, command, hold, device))
     show(results)
     if as_json:
         print_json(rounded(results))

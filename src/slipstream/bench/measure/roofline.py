@@ -52,12 +52,13 @@ class Weights:
     parameters: int
 
 
-def device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def device(name: str = "auto") -> torch.device:
+    """The device that is asked for; auto is a GPU where there is one."""
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
-def probe_machine(dtype: str = "auto", size: int = SIZE) -> Machine:
-    place = device()
+def probe_machine(dtype: str = "auto", device_name: str = "auto", size: int = SIZE) -> Machine:
+    place = device(device_name)
     kind = choose(dtype, place).dtype
     return Machine(_bandwidth(place, size), _arithmetic(place, kind))
 
