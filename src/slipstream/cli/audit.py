@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slipstream.cli import options as given
-from slipstream.cli.show import Json, console, mark, print_json
+from slipstream.cli.show import Json, check_line, console, mark, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,6 +33,7 @@ def audit(
     tree: given.Shape = None,
     temperature: given.Temperature = 1.0,
     dtype: given.Dtype = "auto",
+    device: given.Device = "auto",
     invariant: given.Invariant = None,
     table: Annotated[Path | None, typer.Option(help="Audit on these tables (JSON) instead of random ones.")] = None,
     seed: Annotated[int, typer.Option(help="Which random tables.")] = 2,
@@ -54,11 +55,14 @@ def audit(
         )
     if dtype != "auto" and (engine is not None or model is None):
         raise ValueError("--dtype is for the audit of a model, -m NAME, without --engine")
+    if device != "auto" and engine is None and model is None:
+        raise ValueError("--device is for the audit of a model, -m NAME; tables need none")
     if engine is not None:
         from slipstream.cli.audit_engine import audit_peer
 
         settings = given.settings(option)
-        audit_peer(engine, model or "smollm2-135m", drafter, verify, depth, settings, temperature, samples, as_json)
+        name, placed = model or "smollm2-135m", {"device": device}
+        audit_peer(engine, name, drafter, verify, depth, settings, placed, temperature, samples, as_json)
         return
     names = [verify] if verify else rules.names()
     for name in names:
@@ -69,7 +73,7 @@ def audit(
     if seed < 0:
         raise ValueError(f"seed is {seed}; it must be 0 or more")
     if model:
-        loading = {"dtype": dtype, "invariant": invariant}
+        loading = {"dtype": dtype, "device": device, "invariant": invariant}
         found = _real(
             model, drafter, given.settings(option), names, depth or 4, tree, samples or 256, temperature, loading
         )
@@ -84,7 +88,7 @@ def audit(
     out, checks = console(), []
     for check in found:
         checks.append(check)
-        out.print(f"{mark(check.passed)} {check.name:46} [dim]{check.layer:9}[/] {check.detail}")
+        out.print(check_line(check))
     passed = all(check.passed for check in checks)
     _finish(passed, "exact" if passed else "NOT exact", {"checks": [asdict(check) for check in checks]}, as_json)
 
@@ -120,7 +124,7 @@ def _real(
     prompts = [text.encode(prompt) for prompt in PROMPTS]
     short = text.encode("The way to", raw=True)
     pair = RealPair(target.model, build_drafter(drafter, target, options), prompts, short, depth, shape)
-    console().print(f"[dim]{target.label}, drafted by {drafter}, depth {depth}, temperature {temperature}[/]")
+    console().print(f"{target.label}, drafted by {drafter}, depth {depth}, temperature {temperature}", style="dim")
     yield from audit_real(pair, names, samples, temperature)
 
 
@@ -131,7 +135,7 @@ def _self_test(pair: Pair, samples: int, as_json: bool) -> None:
     out, found = console(), []
     for caught in self_test(pair, samples):
         found.append(caught)
-        out.print(f"{mark(bool(caught.layers))} {caught.bug:46} caught by {', '.join(caught.layers) or 'nobody'}")
+        out.print(mark(bool(caught.layers)), f"{caught.bug:46} caught by {', '.join(caught.layers) or 'nobody'}")
     seen = sum(bool(caught.layers) for caught in found)
     report = {"planted": len(PLANTED), "caught": seen, "bugs": [asdict(caught) for caught in found]}
     _finish(seen == len(PLANTED), f"{seen} of {len(PLANTED)} planted bugs caught", report, as_json)
@@ -142,8 +146,8 @@ def _finish(passed: bool, verdict: str, report: dict[str, object], as_json: bool
 
     out = console()
     for layer, meaning in LAYERS.items():
-        out.print(f"[dim]{layer:9} {meaning}[/]")
-    out.print(f"[bold {'green' if passed else 'red'}]{verdict}[/]")
+        out.print(f"{layer:9} {meaning}", style="dim")
+    out.print(verdict, style=f"bold {'green' if passed else 'red'}")
     if as_json:
         print_json({"passed": passed, **report, "layers": LAYERS})
     if not passed:

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from slipstream.cli.options import shared
-from slipstream.cli.show import console, mark, print_json
+from slipstream.cli.show import check_line, console, print_json
 
 SAMPLES = 512
 RULES = {"native": "block"}  # audited where no rule is named; a peer has its own
@@ -29,6 +29,7 @@ def audit_peer(
     verify: str | None,
     depth: int | None,
     options: Mapping[str, str],
+    loading: Mapping[str, Any],
     temperature: float,
     samples: int | None,
     as_json: bool,
@@ -47,9 +48,9 @@ def audit_peer(
     verify = verify or RULES.get(engine)
     out, checks = console(), []
     with ExitStack() as opened:
-        fast = opened.enter_context(open_engine(engine, model, drafter, verify, depth or 3, options))
-        plain = opened.enter_context(open_engine(engine, model, "none", verify, options=shared(options)))
-        target = build_target(model, "float32")
+        fast = opened.enter_context(open_engine(engine, model, drafter, verify, depth or 3, options, **loading))
+        plain = opened.enter_context(open_engine(engine, model, "none", verify, options=shared(options), **loading))
+        target = build_target(model, "float32", **loading)
         ends = frozenset(token for token in target.text.ends if token < target.model.vocab)
         prompts = [target.text.encode(prompt) for prompt in PROMPTS]
         short = target.text.encode(SHORT, raw=True)
@@ -57,12 +58,13 @@ def audit_peer(
         about = {"engine": fast.version, "model": fast.label, "drafter": drafter, "depth": depth or 3}
         about["rule"] = verify or "its own"
         out.print(
-            f"[dim]{fast.version}: {fast.label}, drafted by {drafter}, depth {depth or 3}, rule {about['rule']}, "
-            f"T {temperature}[/]"
+            f"{fast.version}: {fast.label}, drafted by {drafter}, depth {depth or 3}, rule {about['rule']}, "
+            f"T {temperature}",
+            style="dim",
         )
         for check in audit_engine(box, samples or SAMPLES):
             checks.append(check)
-            out.print(f"{mark(check.passed)} {check.name:46} [dim]{check.layer:9}[/] {check.detail}")
+            out.print(check_line(check))
     report: dict[str, Any] = {
         **about,
         "options": dict(options),
@@ -74,9 +76,9 @@ def audit_peer(
     }
     passed = all(check.passed for check in checks)
     for layer, meaning in ENGINE_LAYERS.items():
-        out.print(f"[dim]{layer:9} {meaning}[/]")
+        out.print(f"{layer:9} {meaning}", style="dim")
     verdict = "no deviation seen" if passed else "DEVIATES"
-    out.print(f"[bold {'green' if passed else 'red'}]{verdict}[/]")
+    out.print(verdict, style=f"bold {'green' if passed else 'red'}")
     if as_json:
         print_json({"passed": passed, **report})
     if not passed:

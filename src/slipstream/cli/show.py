@@ -1,23 +1,35 @@
-"""What verbs show: marks and colours on a terminal, plain words elsewhere, JSON as the last line where asked for."""
+"""What verbs print: results on stdout, everything about them on stderr, JSON as the last line where asked for.
+
+Consoles read no markup: file names and errors hold square brackets. Styles are given as arguments or as `Text`.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from slipstream.audit.check import Check
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+INTERRUPTED = 130  # the exit code after Ctrl-C
 
 
 def console(stderr: bool = False) -> Console:
-    return Console(highlight=False, soft_wrap=True, stderr=stderr)
+    return Console(highlight=False, soft_wrap=True, stderr=stderr, markup=False, emoji=False)
 
 
-def mark(passed: bool) -> str:
-    return "[green]ok[/]    " if passed else "[bold red]FAILED[/]"
+def mark(passed: bool) -> Text:
+    return Text("ok    ", "green") if passed else Text("FAILED", "bold red")
+
+
+def check_line(check: Check) -> Text:
+    return Text.assemble(mark(check.passed), f" {check.name:46} ", (f"{check.layer:9}", "dim"), f" {check.detail}")
 
 
 def print_json(value: Mapping[str, Any]) -> None:

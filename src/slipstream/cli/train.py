@@ -68,9 +68,9 @@ def _show(outcome: Any, curves: Path | None) -> None:
     out.print(table)
     share = outcome.read / outcome.target
     out.print(f"{outcome.parameters:,} parameters; a drafted token reads {share:.1%} of what the target reads for one")
-    out.print(f"[dim]curves in {curves}[/]" if curves else "[dim]no curves: pip install matplotlib[/]")
+    out.print(f"curves in {curves}" if curves else "no curves: pip install matplotlib", style="dim")
     if not outcome.finished:
-        out.print("[yellow]the time was up before the last step; the same command goes on[/]")
+        out.print("the time was up before the last step; the same command goes on", style="yellow")
 
 
 def _commit() -> str:

@@ -24,7 +24,7 @@ def progress(title: str, total: int | None = None) -> Iterator[Callable[[int], N
         yield lambda done: None
         return
     middle = (SpinnerColumn(),) if total is None else (BarColumn(), DownloadColumn())
-    columns = (TextColumn("{task.description}"), *middle, TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), *middle, TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bars:
         task = bars.add_task(title, total=total)
         yield lambda done: bars.update(task, completed=done)
@@ -35,7 +35,7 @@ def counting(console: Any, **options: Any) -> Any:
     from rich import progress as rich
 
     kinds = (rich.BarColumn, rich.MofNCompleteColumn, rich.TimeElapsedColumn, rich.TimeRemainingColumn)
-    columns = (*(kind() for kind in kinds), rich.TextColumn("{task.description}"))
+    columns = (*(kind() for kind in kinds), rich.TextColumn("{task.description}", markup=False))
     return rich.Progress(*columns, console=console, **options)
 
 
