@@ -18,7 +18,7 @@ def test_a_peer_generates_and_is_compared_with_itself(folder, slipstream):
     words = ["-m", folder, "--engine", "transformers", "--raw", "--depth", "3", "--max-tokens", "12"]
     report = slipstream("generate", "abcabcabc", *words, "--compare", "--json").report
     assert report["engine"].startswith("transformers ")
-    assert report["tokens"] <= 12
+    assert report["completion_tokens"] <= 12
     assert report["drafted"] > 0
     assert report["identical"] is True
     assert report["plain_tokens_per_second"] > 0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from slipstream import __version__
 from slipstream.cli.audit import audit
 from slipstream.cli.bench import bench
 from slipstream.cli.chat import chat
@@ -27,6 +30,16 @@ app.command()(train)
 app.add_typer(models, name="models")
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"slipstream {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def verbs() -> None:
+def verbs(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     pass

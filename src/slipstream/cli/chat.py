@@ -86,4 +86,4 @@ def _take(talk: Conversation, line: str) -> None:
 
 def _note(text: str, style: str = "dim") -> None:
     out = console(stderr=True)
-    out.print(text, style=style, markup=False, soft_wrap=not out.is_terminal)
+    out.print(text, style=style, soft_wrap=not out.is_terminal)

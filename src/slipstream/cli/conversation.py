@@ -6,16 +6,13 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from slipstream.cli.generate import COLOURS, _show
 from slipstream.cli.show import console
-from slipstream.cli.word_wrap import WordWrap
+from slipstream.cli.token_view import TokenView
 from slipstream.engines.base import Completion, Speculation, Tally, Wish
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from slipstream.core.sampling import Sampling
-    from slipstream.engines.base import Chunk, Engine, Ticket
+    from slipstream.engines.base import Engine, Ticket
 
 Message = dict[str, Any]
 
@@ -92,20 +89,11 @@ class Conversation:
 
 def _stream(ticket: Ticket, stamps: list[tuple[float, int]]) -> None:
     """Show an answer as it comes, and note when; a last newline in any case."""
-    out = console()
-    wrap = WordWrap(out.width) if out.is_terminal else None
+    view = TokenView(console())
     try:
         for chunk in ticket:
             if chunk.tokens:
                 stamps.append((time.perf_counter(), len(chunk.tokens)))
-            _show_wrapped(out, wrap, chunk) if wrap else _show(out, chunk)
+            view.show(chunk)
     finally:
-        if wrap:
-            out.print(wrap.flush(), end="")
-        out.print()
-
-
-def _show_wrapped(out: Console, wrap: WordWrap, chunk: Chunk) -> None:
-    for piece, origin in zip(chunk.pieces, chunk.origins, strict=True):
-        out.print(wrap.feed(piece, COLOURS[origin]), end="")
-    out.print(wrap.feed(chunk.text[len("".join(chunk.pieces)) :]), end="")
+        view.end()

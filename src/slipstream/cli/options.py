@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from slipstream.core.rules import rules
+from slipstream.drafters import drafters
+
 ModelName = Annotated[str, typer.Option("-m", "--model", help="A catalog name, Hugging Face id, folder or GGUF file.")]
 DrafterName = Annotated[
-    str, typer.Option("-d", "--drafter", help="ngram, draft_model, none, or a model to draft with.")
+    str,
+    typer.Option(
+        "-d", "--drafter", help=f"{', '.join(drafters.names())}, the folder of a trained drafter, or a model's name."
+    ),
 ]
 EngineName = Annotated[
     str, typer.Option("-e", "--engine", help="Who runs the model: native, transformers, llamacpp or vllm.")
@@ -20,7 +24,8 @@ AnyRule = Annotated[
     str | None,
     typer.Option(
         "--verify",
-        help="block, token or coupled; for trees no_replace, replace, spectr, chosen or coupled. "
+        help=f"The rule: {', '.join(rules.names())}. Chains take block, coupled and token; trees take chosen, coupled, "
+        "no_replace, replace and spectr; temperature 0 is always greedy. "
         "Default: coupled with --seed, else block, for trees no_replace.",
     ),
 ]
@@ -59,16 +64,36 @@ MinP = Annotated[float, typer.Option(help="Keep tokens of at least this share of
 Seed = Annotated[
     int | None,
     typer.Option(
-        help="The same seed gives the same text, by the rule coupled. With --verify block, token or a tree rule "
-        "it does so only at a fixed --depth with the same drafter."
+        help="The same seed gives the same text, by the rule coupled. "
+        "With --verify block, token or a tree rule it does so only at a fixed --depth with the same drafter."
     ),
 ]
 MaxTokens = Annotated[int, typer.Option(help="Stop after so many tokens.")]
+MinTokens = Annotated[int, typer.Option(help="Do not end before so many tokens.")]
+Samples = Annotated[int, typer.Option("-n", "--n", help="So many samples of the prompt.")]
+Stop = Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")]
+StopTokenIds = Annotated[list[int] | None, typer.Option(help="End after this token id; may be given several times.")]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's own end tokens.")]
 RepetitionPenalty = Annotated[
     float, typer.Option(help="Divide positive logits of tokens seen so far, prompt included; 1 is none.")
 ]
 PresencePenalty = Annotated[float, typer.Option(help="Subtract once from logits of generated tokens; 0 is none.")]
 FrequencyPenalty = Annotated[float, typer.Option(help="Subtract for every time a token was generated; 0 is none.")]
+LogitBias = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TOKEN=VALUE", help="Add to a token's logit; TOKEN is an id, or text of one token."),
+]
+Logprobs = Annotated[
+    int | None, typer.Option(metavar="N", help="Each token's log probability and those of the N likeliest.")
+]
+JsonSchema = Annotated[
+    str | None,
+    typer.Option(metavar="FILE|TEXT", help="Generate JSON that follows this schema; true is any JSON."),
+]
+Regex = Annotated[str | None, typer.Option(metavar="PATTERN", help="Generate text that matches this pattern.")]
+GrammarSource = Annotated[
+    str | None, typer.Option("--grammar", metavar="FILE|TEXT", help="Generate text of this EBNF grammar, from root on.")
+]
 System = Annotated[str | None, typer.Option(help="A system prompt, before the prompt in the chat template.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Take the prompt as it is, without the chat template.")]
@@ -88,28 +113,6 @@ def settings(words: Sequence[str] | None) -> dict[str, str]:
             raise ValueError(f"option {word!r} is not of the form key=value")
         pairs[key] = value
     return pairs
-
-
-def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The prompt from the argument, a file, or standard input."""
-    if prompt is not None and file is not None:
-        raise ValueError("give the prompt as an argument or with --file, not both")
-    if prompt is not None and prompt != "-":
-        return _filled(prompt)
-    try:
-        data = file.read_bytes() if file else sys.stdin.buffer.read()
-    except OSError as error:
-        raise ValueError(f"cannot read {file}: {error.strerror}") from error
-    try:
-        return _filled(data.decode())
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file or 'standard input'} is not UTF-8 text (byte {error.start})") from error
-
-
-def _filled(text: str) -> str:
-    if not text.strip():
-        raise ValueError("the prompt is empty; give it as an argument, with --file, or on standard input")
-    return text
 
 
 def shared(options: Mapping[str, str]) -> dict[str, str]:

@@ -1,0 +1,99 @@
+"""`generate --compare`: speculation against plain decoding: how fast, and whether the tokens are the same."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from slipstream.cli.generation import Run, Task, run_task
+from slipstream.cli.pairs import LEAST, Pairs, Told, described, measure_pairs, not_measured, speed_of, why_not_measured
+from slipstream.engines.native.compare import agreement, comparable, draft_speed
+from slipstream.engines.native.engine import NativeEngine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from slipstream.engines.base import Engine
+    from slipstream.models.text import Text
+
+
+def compare(engine: Engine, task: Task, run: Run, told: Told) -> dict[str, Any]:
+    """Compare within one engine, which can leave speculation off for a request. `run` was shown to the user."""
+    plain = _whole(run_task(engine, task.plain()))
+    if note := why_not_measured(run):
+        speed = not_measured(note)
+    else:
+        speed = described(measure_pairs(lambda: run_task(engine, task), lambda: run_task(engine, task.plain()), told))
+    if not isinstance(engine, NativeEngine):
+        return speed | {"identical": _equal(task, run, plain)}
+    draft = draft_speed(engine, run.samples[0])
+    alone = {"draft_tokens_per_second": round(draft, 2)} if draft else {}
+    return speed | _agreement(engine, task, run, plain) | alone
+
+
+def compare_apart(engine: Engine, open_plain: Callable[[], Engine], task: Task, run: Run, told: Told) -> dict[str, Any]:
+    """Compare where an engine drafts alike for all requests. It is closed before the plain one is opened, since either
+    may take the whole machine, so that the two cannot take turns."""
+    note = why_not_measured(run)
+    pairs = Pairs(fast=[] if note else _speeds(engine, task, told))
+    engine.close()
+    with open_plain() as other:
+        plain = _whole(run_task(other, task))
+        pairs.plain = [] if note else _speeds(other, task, told)
+    speed = not_measured(note) if note else described(pairs)
+    turns = {} if note else {"note": f"{speed['note']}; the two did not take turns, as this engine drafts for all"}
+    return speed | turns | {"identical": _equal(task, run, plain)}
+
+
+def _speeds(engine: Engine, task: Task, told: Told) -> list[float]:
+    speeds = []
+    for done in range(LEAST):
+        told(done, LEAST)
+        speeds.append(speed_of(run_task(engine, task)))
+    return speeds
+
+
+def _whole(run: Run) -> Run:
+    if run.interrupted:
+        raise KeyboardInterrupt
+    return run
+
+
+def _equal(task: Task, run: Run, plain: Run) -> bool | None:
+    """Whether a peer gave the same tokens. Its numbers cannot be computed again here, so a difference is not judged."""
+    if task.sampling.temperature > 0:
+        return None
+    return [sample.tokens for sample in run.samples] == [sample.tokens for sample in plain.samples]
+
+
+def _agreement(engine: NativeEngine, task: Task, run: Run, plain: Run) -> dict[str, Any]:
+    """Whether the tokens agree; where they do not, whether a tie flipped or something is wrong."""
+    if not comparable(run.samples[0]):
+        return {"identical": None}
+    request = engine.request(task.prompt, task.sampling, task.wish)
+    found = [
+        agreement(engine.target.model, replace(request, sample=i), ours.tokens, theirs.tokens)
+        for i, (ours, theirs) in enumerate(zip(run.samples, plain.samples, strict=True))
+    ]
+    return {
+        "identical": all(one.identical for one in found),
+        "flipped_ties": sum(one.ties for one in found),
+        "real_difference": any(one.real is not None for one in found),
+        "differences": [_place(parting, engine.text) for one in found for parting in one.partings],
+    }
+
+
+def _place(parting: Any, text: Text) -> dict[str, Any]:
+    return {
+        "position": parting.position,
+        "tokens": [text.decode([token]) for token in parting.tokens],
+        "gap": _finite(parting.gap),
+        "numerics": _finite(parting.numerics),
+        "tie": parting.tie,
+    }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity: a token that is cut off (top-k, top-p, min-p) has no distance."""
+    return value if math.isfinite(value) else None

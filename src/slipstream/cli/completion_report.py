@@ -1,0 +1,83 @@
+"""What `generate` reports of a run, as JSON: OpenAI's and vLLM's names where they have one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from slipstream.cli.pairs import FEW
+
+if TYPE_CHECKING:
+    from slipstream.cli.generation import Run
+    from slipstream.engines.base import Completion, Engine, Logprob, Tally
+    from slipstream.models.text import Text
+    from slipstream.plan.drafting_cost import DraftingCost
+
+
+def completion_report(run: Run, engine: Engine, drafter: str) -> dict[str, Any]:
+    """One sample stands in the report itself, several under `choices`."""
+    first, samples = run.samples[0], [_sample(sample, engine.text) for sample in run.samples]
+    body = samples[0] if len(samples) == 1 else {"completion_tokens": run.times.tokens, **_drafting(run.tally)}
+    choices = {} if len(samples) == 1 else {"choices": [{"index": i, **each} for i, each in enumerate(samples)]}
+    return {
+        "engine": engine.version,
+        "model": engine.label,
+        "quantised": engine.quantised,
+        "drafter": drafter,
+        "rule": first.rule,
+        "lossless": first.lossless,
+        "repeatable": first.repeatable,
+        "prompt_tokens": first.prompt_tokens,
+        **body,
+        **choices,
+        "tokens_per_second": round(run.times.speed, 2),
+        "seconds_to_first_token": round(run.times.first[0], 3) if run.times.first else None,
+    }
+
+
+def _sample(sample: Completion, text: Text) -> dict[str, Any]:
+    logprobs = {"logprobs": {"content": [_logprob(one, text) for one in sample.logprobs]}} if sample.logprobs else {}
+    return {
+        "text": sample.text,
+        "finish_reason": sample.finish,
+        "completion_tokens": len(sample.tokens),
+        "token_ids": list(sample.tokens),
+        **_drafting(sample.tally),
+        **logprobs,
+    }
+
+
+def _drafting(tally: Tally) -> dict[str, Any]:
+    return {
+        "tau": round(tally.tau, 3),
+        "acceptance": [round(share, 3) for share in tally.acceptance],
+        "drafted": sum(tally.drafted),
+        "wasted": tally.wasted,
+    }
+
+
+def _logprob(logprob: Logprob, text: Text) -> dict[str, Any]:
+    others = [_token(token, value, text) for token, value in logprob.top]
+    return {**_token(logprob.token, logprob.value, text), "top_logprobs": others}
+
+
+def _token(token: int, value: float, text: Text) -> dict[str, Any]:
+    return {"token": text.decode([token]) or text.token(token), "token_id": token, "logprob": round(value, 5)}
+
+
+def why_undrafted(run: Run, drafter: str, depth: int | None, cost: DraftingCost | None) -> str | None:
+    """A sentence where a drafter was chosen and the policy had it draft next to nothing."""
+    if drafter == "none" or depth is not None or not run.times.tokens or run.drafted >= FEW * run.times.tokens:
+        return None
+    start = "nothing was drafted" if not run.drafted else f"only {run.drafted} tokens were drafted"
+    if cost is None:
+        return f"{start}: the policy expected plain decoding to be faster"
+    if not cost.measured:
+        why = f"{drafter} found nothing to propose" if cost.requested else "the text ended before drafting was tried"
+        return f"{start}: {why}"
+    price = f"a drafted token costs {cost.total:.2f} of a target pass"
+    if cost.total >= cost.acceptance:
+        odds = f"{cost.acceptance:.0%} of them are expected to be accepted"
+        return f"{start}: on this machine {price}, and {odds}, so plain decoding is faster"
+    if (accepted := sum(run.tally.accepted)) < run.drafted * cost.total:
+        return f"{start} and {accepted} accepted, which does not pay: on this machine {price}"
+    return f"{start}: on this machine {price}, and the policy drafts more only where drafts have paid before"

@@ -1,0 +1,112 @@
+"""One generation as `generate` and its comparison run it: started, shown, timed, and ended by Ctrl-C."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from slipstream.bench.measure.measurement import Measurement, book_times
+from slipstream.engines.base import Chunk, Completion, Engine, Prompt, Speculation, Tally, Ticket, Wish
+
+if TYPE_CHECKING:
+    from slipstream.core.sampling import Sampling
+
+Show = Callable[[Chunk], None]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is generated."""
+
+    prompt: Prompt
+    sampling: Sampling
+    wish: Wish
+
+    def plain(self) -> Task:
+        """The same without speculation."""
+        return replace(self, wish=replace(self.wish, speculation=Speculation(off=True)))
+
+
+@dataclass(frozen=True)
+class Run:
+    """The samples of one task, and how long they took. Speed is that of decoding, after the first tokens."""
+
+    samples: list[Completion]
+    times: Measurement
+    interrupted: bool = False
+
+    @property
+    def tally(self) -> Tally:
+        """Counts of all samples together."""
+        tally = Tally()
+        for sample in self.samples:
+            tally.merge(sample.tally)
+        return tally
+
+    @property
+    def drafted(self) -> int:
+        return sum(self.tally.drafted)
+
+
+def run_task(engine: Engine, task: Task, show: Show | None = None, between: Callable[[int], None] | None = None) -> Run:
+    """Generate once. `show` is given the chunks of one sample after another, `between` the number of each that begins.
+    Ctrl-C ends it with what there is."""
+    tickets = engine.submit(task.prompt, task.sampling, task.wish)
+    started = time.perf_counter()
+    listeners = [Listener(ticket) for ticket in tickets]
+    interrupted = False
+    try:
+        _listen(listeners, show, between)
+    except BaseException as error:  # a full disk ends it too
+        for ticket in tickets:
+            ticket.cancel()
+        if not isinstance(error, KeyboardInterrupt):
+            raise
+        interrupted = True
+    samples = [listener.result() for listener in listeners]
+    times = Measurement(tokens=sum(len(sample.tokens) for sample in samples))
+    book_times(times, [listener.stamps for listener in listeners], started, time.perf_counter())
+    return Run(samples, times, interrupted)
+
+
+def _listen(listeners: Sequence[Listener], show: Show | None, between: Callable[[int], None] | None) -> None:
+    """Follow all samples at once, and show one after another."""
+    first, *others = listeners
+    for other in others:
+        other.thread.start()
+    first.listen(show)
+    for number, other in enumerate(others, 1):
+        other.thread.join()
+        if show and between:
+            between(number)
+        for chunk in other.chunks if show else ():
+            show(chunk)  # type: ignore[misc]
+
+
+class Listener:
+    """Reads the chunks of one ticket as they come, in the thread that calls `listen` or in one of its own."""
+
+    def __init__(self, ticket: Ticket) -> None:
+        self.ticket = ticket
+        self.chunks: list[Chunk] = []
+        self.stamps: list[tuple[float, int]] = []  # when, how many tokens
+        self.thread = threading.Thread(target=self.listen, daemon=True)
+
+    def listen(self, show: Show | None = None) -> None:
+        for chunk in self.ticket:
+            if chunk.tokens:
+                self.stamps.append((time.perf_counter(), len(chunk.tokens)))
+            self.chunks.append(chunk)
+            if show:
+                show(chunk)
+
+    def result(self) -> Completion:
+        if self.thread.ident is not None:  # two readers of one ticket would share its chunks
+            self.thread.join()
+        sample = self.ticket.result()
+        if sample.error:
+            raise ValueError(sample.error)
+        return sample

@@ -1,0 +1,107 @@
+"""Two ways of decoding run in pairs that take turns, and what the ratio of their speeds may be called.
+
+One run of each says nothing: two runs of one command differ by a third on a busy machine. So pairs are run in
+alternating order until the interval of the ratio is narrow or the time is up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from slipstream.bench.statistics import Estimate, estimate, ratio, verdict
+from slipstream.cli.generation import Run
+
+LEAST, MOST = 5, 25  # pairs
+NARROW = 1.08  # upper end of the interval by lower end, at which enough pairs were run
+SECONDS, LIMIT = 20.0, 120.0  # for a narrow interval; for the least number of pairs
+FEW = 0.1  # drafted tokens for each emitted one, below which both ways do the same work
+
+Once = Callable[[], Run]
+Told = Callable[[int, int], None]  # of the pairs done, and the least number to do
+
+
+@dataclass
+class Pairs:
+    """Decoding speeds in tokens per second, run by run."""
+
+    fast: list[float] = field(default_factory=list)
+    plain: list[float] = field(default_factory=list)
+
+    @property
+    def ratio(self) -> Estimate | None:
+        """None where a run decoded nothing after its first tokens."""
+        speeds = [*self.fast, *self.plain]
+        return ratio(self.fast, self.plain) if speeds and min(speeds) > 0 else None
+
+    def enough(self, seconds: float) -> bool:
+        """Whether to stop after so many seconds. It does not depend on where the interval lies, only on its width."""
+        done = len(self.plain)
+        if done < LEAST:
+            return done > 0 and seconds > LIMIT
+        return done == MOST or seconds > SECONDS or _narrow(self.ratio)
+
+
+def _narrow(found: Estimate | None) -> bool:
+    if found is None or found.interval is None:
+        return found is None
+    low, high = found.interval
+    return high < NARROW * low
+
+
+def measure_pairs(fast: Once, plain: Once, told: Told) -> Pairs:
+    """Run both in turn; which is first alternates. Ctrl-C in either run ends all of it."""
+    pairs, started = Pairs(), time.perf_counter()
+    while not pairs.enough(time.perf_counter() - started):
+        done = len(pairs.plain)
+        told(done, LEAST)
+        turn = [(fast, pairs.fast), (plain, pairs.plain)]
+        for once, speeds in turn if done % 2 == 0 else reversed(turn):
+            speeds.append(speed_of(once()))
+    return pairs
+
+
+def speed_of(run: Run) -> float:
+    """Tokens per second after the first tokens; 0 where none came after them."""
+    if run.interrupted:
+        raise KeyboardInterrupt
+    return run.times.decoded / run.times.decoding if run.times.decoding else 0.0
+
+
+def why_not_measured(run: Run) -> str | None:
+    """Why a run of speculation cannot differ from plain decoding in speed; None where it can."""
+    if not run.times.tokens:
+        return "nothing was generated: no difference to measure"
+    if not run.drafted:
+        return "nothing was drafted: no difference to measure"
+    if run.drafted < FEW * run.times.tokens:
+        return f"next to nothing was drafted ({run.drafted} tokens): no difference to measure"
+    return None
+
+
+def described(pairs: Pairs) -> dict[str, Any]:
+    """The ratio for reports. `gain` is True or False only where the whole interval lies above or below 1."""
+    found = pairs.ratio
+    if found is None:
+        return not_measured("all tokens came at once: no difference to measure")
+    low, high = found.interval or (None, None)
+    return {
+        "ratio": _rounded(found.value),
+        "ratio_low": _rounded(low),
+        "ratio_high": _rounded(high),
+        "gain": None if low is None or high is None or low <= 1 <= high else low > 1,
+        "note": verdict(found),
+        "pairs": len(pairs.plain),
+        "tokens_per_second": round(estimate(pairs.fast).value, 2),
+        "plain_tokens_per_second": round(estimate(pairs.plain).value, 2),
+    }
+
+
+def not_measured(note: str) -> dict[str, Any]:
+    return {"ratio": None, "ratio_low": None, "ratio_high": None, "gain": None, "note": note, "pairs": 0}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

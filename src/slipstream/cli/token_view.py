@@ -1,0 +1,51 @@
+"""Generated text as it streams: in colours and wrapped between words on a terminal, byte for byte elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from slipstream.cli.word_wrap import WordWrap
+
+if TYPE_CHECKING:
+    from slipstream.engines.base import Chunk
+
+COLOURS = {"accepted": "green", "recovered": "yellow", "bonus": "cyan", "plain": ""}
+MEANINGS = {
+    "accepted": "drafted tokens",
+    "recovered": "after a rejected one",
+    "bonus": "after a draft accepted to its end",
+    "plain": "without a draft",
+}
+
+
+class TokenView:
+    """Prints one text, chunk by chunk. Only a terminal is given colours, since rich replaces tabs and control codes."""
+
+    def __init__(self, out: Console) -> None:
+        self._out = out
+        self._wrap = WordWrap(out.width) if out.is_terminal else None
+
+    def show(self, chunk: Chunk) -> None:
+        if self._wrap is None:
+            sys.stdout.write(chunk.text)
+            sys.stdout.flush()
+            return
+        for piece, origin in zip(chunk.pieces, chunk.origins, strict=True):
+            self._out.print(self._wrap.feed(piece, COLOURS[origin]), end="")
+        self._out.print(self._wrap.feed(chunk.text[len("".join(chunk.pieces)) :]), end="")
+
+    def end(self) -> None:
+        """The word that was held back, and a newline."""
+        if self._wrap is not None:
+            self._out.print(self._wrap.flush(), end="")
+        self._out.print()
+
+
+def legend() -> Text:
+    """What the colours mean."""
+    entries = (Text.assemble((name, COLOURS[name]), (f" {meaning}", "dim")) for name, meaning in MEANINGS.items())
+    return Text.assemble(("colours: ", "dim"), Text(", ").join(entries))
