@@ -1,87 +1,138 @@
-"""Plain decoding against speculation on the default model, in one table: speed, tau, and whether the tokens agree.
+"""Speculation at work on the default model: a text in colours, then three ways of decoding side by side.
 
-python examples/demo.py [--tokens N]
+python examples/demo.py [--tokens N] [--seconds N]
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
+from dataclasses import dataclass, field
 
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
+from rich.text import Text
 
 import slipstream as ss
-from slipstream.engines.native.compare import draft_speed
-from slipstream.engines.native.engine import NativeEngine
+from slipstream.bench.statistics import FASTER, SLOWER, Estimate, estimate, ratio, verdict
+from slipstream.cli.completion_report import why_undrafted
+from slipstream.cli.generation import Run, Task, run_task
+from slipstream.cli.pairs import why_not_measured
+from slipstream.cli.token_view import TokenView, legend
+from slipstream.plan.drafting_cost import DraftingCost
 
-TEXT = (
-    "The harbour woke before the town did. Nets were mended, ropes were coiled, and the first boats went out while "
-    "the lamps along the quay were still lit. By noon the fish market was loud; by evening it was quiet again."
+PROMPTS = {"code": "Write a Python function that reverses a string.", "chat": "Why is the sky blue?"}
+DEPTH, LEAST, MOST = 4, 3, 12  # drafted tokens a cycle where the depth is fixed; rounds of measurements
+PLAIN, FIXED, POLICY = "plain", f"always {DEPTH} drafted", "the policy's choice"
+WAYS = {PLAIN: ss.Speculation(off=True), FIXED: ss.Speculation(depth=DEPTH), POLICY: ss.Speculation()}
+NEXT = (
+    f'slipstream generate "{PROMPTS["code"]}" -d eagle --compare',
+    "slipstream chat -d eagle",
 )
-PROMPTS = {
-    "copying": f"Repeat the following text word for word, and then repeat it again:\n\n{TEXT}",
-    "code": "Write a Python class Stack with push, pop, peek and is_empty, then show how each method is called.",
-    "chat": "Why is the sky blue? Explain it to a child.",
-}
-REPEATS = 3
 
 
-def measure(engine: NativeEngine, prompt: str, tokens: int, off: bool) -> tuple[float, ss.Completion]:
-    """Tokens per second of decoding, reading the prompt left out."""
-    start = time.perf_counter()
-    first, early = 0.0, 0
-    (ticket,) = engine.submit(
-        prompt, ss.Sampling(temperature=0), ss.Wish(max_tokens=tokens, speculation=ss.Speculation(off=off))
+@dataclass
+class Cell:
+    """Runs of one prompt decoded in one way."""
+
+    last: Run | None = None
+    speeds: list[float] = field(default_factory=list)
+    why_undrafted: str | None = None
+
+    def add(self, run: Run, cost: DraftingCost | None) -> None:
+        self.last = run
+        self.speeds.append(run.times.speed)
+        self.why_undrafted = why_undrafted(run, "eagle", None, cost)
+
+    @property
+    def tokens(self) -> list[int]:
+        assert self.last is not None
+        return self.last.samples[0].tokens
+
+
+def task(prompt: str, way: str, tokens: int) -> Task:
+    return Task(prompt, ss.Sampling(temperature=0), ss.Wish(max_tokens=tokens, speculation=WAYS[way]))
+
+
+def show_text(engine: ss.Engine, console: Console, tokens: int) -> None:
+    """One text as it comes, each token in the colour of its origin."""
+    console.print(Text(f"\n{PROMPTS['code']}\n", "bold"))
+    view = TokenView(console)
+    run = run_task(engine, task(PROMPTS["code"], FIXED, tokens), view.show)
+    view.end()
+    console.print("\n", legend(), sep="")
+    stats = run.tally
+    console.print(
+        f"{stats.emitted} tokens in {stats.cycles} passes of the target: tau {stats.tau:.2f}. "
+        f"Plain decoding needs {stats.emitted} passes.\n"
     )
-    for chunk in ticket:
-        if not first:
-            first, early = time.perf_counter(), len(chunk.tokens)
-    done = ticket.result()
-    return (len(done.tokens) - early) / (time.perf_counter() - (first or start)), done
+
+
+def measure(engine: ss.Engine, console: Console, tokens: int, seconds: float) -> dict[str, dict[str, Cell]]:
+    """All ways of decoding take turns on every prompt, so that what slows the machine for a while slows all of them."""
+    cells = {name: {way: Cell() for way in WAYS} for name in PROMPTS}
+    started, rounds = time.perf_counter(), 0
+    with console.status("") as status:
+        while rounds < LEAST or (rounds < MOST and time.perf_counter() - started < seconds):
+            status.update(f"measuring: round {rounds + 1} of up to {MOST}")
+            for name, prompt in PROMPTS.items():
+                for way in list(WAYS) if rounds % 2 == 0 else reversed(WAYS):
+                    cells[name][way].add(run_task(engine, task(prompt, way, tokens)), engine.drafting_cost)
+            rounds += 1
+    return cells
+
+
+def table(cells: dict[str, dict[str, Cell]], title: str) -> Table:
+    result = Table(title=title, title_justify="left")
+    for column in ("prompt", "decoding", "tokens/s", "speed / plain (95 %)", "", "tau", "passes", "same tokens"):
+        result.add_column(column, justify="left" if column in ("prompt", "decoding", "") else "right")
+    for name, ways in cells.items():
+        for way, cell in ways.items():
+            assert cell.last is not None
+            tally, same = cell.last.tally, "yes" if cell.tokens == ways[PLAIN].tokens else "NO"
+            figures = f"{tally.tau:.2f}", f"{tally.cycles} of {tally.emitted}"
+            against = ("", "") if way == PLAIN else compared(ratio(cell.speeds, ways[PLAIN].speeds), cell.last)
+            speed = f"{estimate(cell.speeds).value:.0f}"
+            result.add_row(name, way, speed, *against, *figures, "" if way == PLAIN else same)
+        result.add_section()
+    return result
+
+
+def compared(found: Estimate, run: Run) -> tuple[str, Text]:
+    """A ratio with its interval, and what it may be called: noise is neither a gain nor a loss."""
+    if why_not_measured(run):
+        return "", Text("nothing to compare")
+    judged = verdict(found)
+    low, high = found.interval or (found.value, found.value)
+    return f"{found.value:.2f} ({low:.2f} to {high:.2f})", Text(
+        judged, {FASTER: "green", SLOWER: "red"}.get(judged, "")
+    )
+
+
+def explain(console: Console, cells: dict[str, dict[str, Cell]]) -> None:
+    """What the policy chose, in words."""
+    for name, ways in cells.items():
+        cell = ways[POLICY]
+        assert cell.last is not None
+        console.print(f"{name}: {cell.why_undrafted or f'the policy had {cell.last.drafted} tokens drafted'}.")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=64)
-    tokens = parser.parse_args().tokens
-    engines = {
-        "n-gram": NativeEngine(drafter="ngram", limits=ss.Limits(retained=0)),
-        "eagle head": NativeEngine(drafter="eagle", limits=ss.Limits(retained=0)),
-        "draft model": NativeEngine(drafter="draft_model", limits=ss.Limits(retained=0)),
-    }
-    plain_engine = engines["n-gram"]
-    console = Console()
-    table = Table(title=f"{plain_engine.target.label}, greedy, {tokens} tokens, median of {REPEATS} interleaved runs")
-    for column in ("text", "decoding", "tokens/s", "x plain", "tau", "same tokens"):
-        table.add_column(column, justify="left" if column in ("text", "decoding") else "right")
-    work = [(name, repeat) for name in PROMPTS for repeat in range(REPEATS)]
-    speeds: dict[tuple[str, str], list[float]] = {}
-    results: dict[tuple[str, str], ss.Completion] = {}
-    for engine in engines.values():
-        measure(engine, "Hello.", 4, off=False)
-    for name, _ in track(work, description="decoding", console=console, transient=True):
-        for label, engine, off in [("plain", plain_engine, True), *((k, e, False) for k, e in engines.items())]:
-            speed, done = measure(engine, PROMPTS[name], tokens, off)
-            speeds.setdefault((name, label), []).append(speed)
-            results[name, label] = done
-    for name in PROMPTS:
-        plain = statistics.median(speeds[name, "plain"])
-        for label in ("plain", *engines):
-            speed, done = statistics.median(speeds[name, label]), results[name, label]
-            same = "" if label == "plain" else "yes" if done.tokens == results[name, "plain"].tokens else "NO"
-            table.add_row(name, label, f"{speed:.1f}", f"{speed / plain:.2f}", f"{done.tau:.2f}", same)
-        table.add_section()
-    alone = draft_speed(engines["draft model"], results["chat", "plain"])
-    table.add_row("", "the draft model alone", f"{alone:.1f}", "", "", "")
-    console.print(table)
-    console.print(
-        "tau: tokens emitted per pass of the target. Depth is chosen every cycle; zero is one of the choices."
-    )
-    for engine in engines.values():
-        engine.close()
+    parser.add_argument("--seconds", type=float, default=30.0, help="for measuring")
+    asked = parser.parse_args()
+    console = Console(highlight=False)
+    with ss.Engine(drafter="eagle", limits=ss.Limits(retained=0)) as engine:
+        show_text(engine, console, asked.tokens)
+        cells = measure(engine, console, asked.tokens, asked.seconds)
+        rounds = len(cells["code"][PLAIN].speeds)
+        console.print(table(cells, f"{engine.label}\ngreedy, eagle head, {rounds} interleaved runs of each"))
+        console.print("tau: tokens per pass of the target. All ways give the same tokens; only the speed differs.")
+        explain(console, cells)
+    console.print("\nTry next:")
+    for command in NEXT:
+        console.print(f"  {command}", style="bold")
 
 
 if __name__ == "__main__":

@@ -64,11 +64,15 @@ def _token(token: int, value: float, text: Text) -> dict[str, Any]:
     return {"token": text.decode([token]) or text.token(token), "token_id": token, "logprob": round(value, 5)}
 
 
+def count_tokens(count: int) -> str:
+    return "1 token was" if count == 1 else f"{count} tokens were"
+
+
 def why_undrafted(run: Run, drafter: str, depth: int | None, cost: DraftingCost | None) -> str | None:
     """A sentence where a drafter was chosen and the policy had it draft next to nothing."""
     if drafter == "none" or depth is not None or not run.times.tokens or run.drafted >= FEW * run.times.tokens:
         return None
-    start = "nothing was drafted" if not run.drafted else f"only {run.drafted} tokens were drafted"
+    start = f"only {count_tokens(run.drafted)} drafted" if run.drafted else "nothing was drafted"
     if cost is None:
         return f"{start}: the policy expected plain decoding to be faster"
     if not cost.measured:

@@ -1,0 +1,27 @@
+"""`make demo`: what a newcomer sees first."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+DEMO = Path(__file__).parents[1] / "examples" / "demo.py"
+
+
+@pytest.mark.model
+def test_the_demo_shows_speculation_at_work(slipstream, monkeypatch, capfd):
+    """On any machine: with a fixed depth fewer passes than tokens, whatever the policy chooses."""
+    monkeypatch.setattr(sys, "argv", [str(DEMO), "--tokens", "24", "--seconds", "0"])
+    monkeypatch.setenv("COLUMNS", "160")
+    runpy.run_path(str(DEMO), run_name="__main__")
+    shown = capfd.readouterr().out
+    assert "def reverse" in shown
+    for words in ("colours: accepted", "always 4 drafted", "the policy's choice", "Try next:", "slipstream chat"):
+        assert words in shown
+    assert "NO" not in shown.split("same tokens")[1], "all ways of decoding give the same tokens"
+    first = next(line for line in shown.splitlines() if "passes of the target" in line)
+    emitted, passes = int(first.split()[0]), int(first.split()[3])
+    assert passes < 0.6 * emitted
