@@ -11,8 +11,6 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
-from slipstream.core.checks import shown
-
 T = TypeVar("T")
 
 
@@ -31,6 +29,8 @@ class Registry(Generic[T]):
 
     def get(self, name: str) -> type[T]:
         if not isinstance(name, str):
+            from slipstream.core.checks import shown  # which loads torch, and help needs names alone
+
             raise ValueError(f"the {self.kind} is {shown(name)}; it must be one of {', '.join(self.names())}")
         if name not in self._entries and name not in self.names():
             near = get_close_matches(name, self.names(), 1)
