@@ -70,6 +70,35 @@ def test_a_draft_model_among_other_drafters():
     assert not engine.target.model._seats
 
 
+@pytest.mark.parametrize("rules", [("greedy", "coupled"), ("block", "no_replace"), ("greedy", "token", "coupled")])
+def test_a_draft_model_shared_by_rows_under_several_rules(rules, monkeypatch):
+    """It reads what it reads for each of them alone: what one rule decided is not taken for what another did."""
+    small, read = copy.deepcopy(letters.plain()), 0
+    keep_layers(small, "0")
+    mini = DraftModel(TorchModel(small, retained=0), len(letters.TOKENS))
+    forward = mini.model._forward
+
+    def counted(pieces, *rest):
+        nonlocal read
+        read += sum(map(len, pieces))
+        return forward(pieces, *rest)
+
+    monkeypatch.setattr(mini.model, "_forward", counted)
+    asked = [
+        (text, Sampling(0 if rule == "greedy" else 0.8, seed=i), Wish(12, ignore_ends=True, speculation=how))
+        for i, (rule, text) in enumerate(zip(rules, ("abcabc", "ponm", "hgfe"), strict=False))
+        for how in [Speculation(drafter="mini", depth=3 + i % 2, verify=rule)]
+    ]
+    with NativeEngine(letters.target(), "none", limits=Limits(retained=0)) as engine:
+        engine._drafters["mini"] = mini
+        alone = [ticket.result().tokens for one in asked for ticket in engine.submit(*one)]
+        apart, read = read, 0
+        tickets = [engine.submit(*one)[0] for one in asked]
+        assert [ticket.result().tokens for ticket in tickets] == alone
+        assert engine.stats["failures"] == {}
+    assert read == apart
+
+
 def test_speculation_switched_off_after_a_cycle_that_drafted():
     """The policy has then nobody to decide for, and must not go by what the cycle before had drafted."""
     policy = Adaptive(1)

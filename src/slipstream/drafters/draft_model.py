@@ -8,7 +8,7 @@ ids only the draft knows get no probability, ids only the target knows are never
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -24,14 +24,22 @@ from slipstream.drafters.vocabulary import Vocabulary
 from slipstream.models.torch_model import TorchModel
 
 
+@dataclass(frozen=True, eq=False)
+class Proposal:
+    """What `observe` must know of a draft that was proposed."""
+
+    run: Draft  # what the draft model has run of it
+    number: Int[Tensor, " nodes"]  # where each node of the draft stands in `run`, -1 for one that was never run
+
+
 class DraftModel(Drafter):
     """`vocab` is the target's; `ids` are the tokens the model gives logits for, where these are not the first ones."""
 
     def __init__(self, model: TorchModel, vocab: int, ids: Int[Tensor, " draft_vocab"] | None = None) -> None:
         self.model, self.vocab = model, vocab
         self._words = None if ids is None else Vocabulary(ids, vocab)
-        self._run: Draft | None = None  # what the draft model has run of the draft proposed last
-        self._number: Int[Tensor, " nodes"] = torch.zeros(0, dtype=torch.long)  # where each of its nodes stands in that
+        # the latest one of each row: in one cycle, rows under another rule have a proposal of their own
+        self._proposals: dict[Row, Proposal] = {}
 
     @property
     def ids(self) -> Int[Tensor, " draft_vocab"] | None:
@@ -42,6 +50,8 @@ class DraftModel(Drafter):
         self.model.open(rows)
 
     def close(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            self._proposals.pop(row, None)
         self.model.close(rows)
 
     def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:
@@ -50,16 +60,18 @@ class DraftModel(Drafter):
         ]
         budget = [replace(spend, depth=depth) for depth, spend in zip(room, budget, strict=True)]
         ranking = any(spend.shape and spend.siblings is Siblings.CHOSEN for spend in budget)
-        self._run = self._chosen(Tree.chains([0] * len(rows)), self._number[:0])
+        run = self._chosen(Tree.chains([0] * len(rows)), torch.zeros(0, dtype=torch.long))
 
         def next_law(tree: Tree, token: Tensor, slots: list[int]) -> Law:
-            self._run = self._chosen(tree, token)
+            nonlocal run
+            run = self._chosen(tree, token)
             everywhere = places(rows, tree, token.tolist())
-            states = self._states(rows, self._run, slots)
+            states = self._states(rows, run, slots)
             return self._law(self.model.logits(states), [everywhere[slot] for slot in slots], ranking)
 
         draft = grow(rows, budget, noise, next_law, self.vocab)
-        self._number = torch.tensor(locate(draft, self._run.tree, self._run.token), dtype=torch.long)
+        number = torch.tensor(locate(draft, run.tree, run.token), dtype=torch.long)
+        self._proposals |= dict.fromkeys(rows, Proposal(run, number))
         return draft
 
     def _states(self, rows: Sequence[Row], run: Draft, slots: Sequence[int]) -> Float[Tensor, "slots hidden"]:
@@ -87,8 +99,10 @@ class DraftModel(Drafter):
         return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
 
     def observe(self, rows: Sequence[Row], verdict: Verdict, scores: Scores) -> None:
-        number = torch.cat([self._number, self._number.new_full((1,), -1)]).to(verdict.path.device)
-        self.model.commit(rows, replace(verdict, path=number[verdict.path]), self._run)
+        """`rows` are those of one proposal, in its order."""
+        proposal = self._proposals[rows[0]]
+        number = torch.cat([proposal.number, proposal.number.new_full((1,), -1)]).to(verdict.path.device)
+        self.model.commit(rows, replace(verdict, path=number[verdict.path]), proposal.run)
 
     def stepped(self, rows: Sequence[Row], depths: Sequence[int], kept: Sequence[Sequence[int]]) -> None:
         """Someone else ran the model over the committed ends of rows that draft, and over all that was drafted in them
