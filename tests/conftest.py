@@ -37,6 +37,33 @@ def packages() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def closed_engines() -> Iterator[set[str]]:
+    """The failures that engines had counted when they were closed, since the last test that looked."""
+    from slipstream.engines.native.engine import NativeEngine
+
+    close, failures = NativeEngine.close, set[str]()
+
+    def closed(engine: NativeEngine) -> None:
+        close(engine)
+        failures.update(engine.stats["failures"])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NativeEngine, "close", closed)
+        yield failures
+    assert not failures, "an engine that was shared by tests counted failures"
+
+
+@pytest.fixture(autouse=True)
+def no_hidden_failures(request: pytest.FixtureRequest, closed_engines: set[str]) -> Iterator[None]:
+    """An engine goes on after a failure of one of its parts and counts it. Here such a failure fails the test, unless
+    the test is marked `failures`."""
+    yield
+    found = set(closed_engines)
+    closed_engines.clear()
+    assert not found or request.node.get_closest_marker("failures"), f"an engine counted failures: {sorted(found)}"
+
+
 @pytest.fixture
 def slipstream(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
     """The command line in this process, with the default model loaded once for all tests of a worker."""
