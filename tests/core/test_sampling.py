@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.law import OneHot
-from slipstream.core.sampling import Sampling, law, likeliest
+from slipstream.core.sampling import COLDEST, Sampling, law, likeliest
 
 LOGITS = torch.tensor([[2.0, 1.0, 1.0, 0.0, -math.inf]], dtype=torch.float64)
 
@@ -60,6 +60,17 @@ def test_top_p_beyond_the_first_sort_is_the_same_nucleus():
 def test_min_p_is_relative_to_the_best():
     logits = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64).log()
     assert torch.allclose(probs(Sampling(min_p=0.5), logits), torch.tensor([[0.625, 0.375, 0]], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("temperature", [1e-46, 1e-40, 5e-324])
+def test_a_temperature_that_float32_does_not_hold_is_greedy(temperature):
+    assert Sampling(temperature=temperature) == Sampling(temperature=0)
+    assert law(torch.tensor([[1.0, 3.0, 2.0]]), [Sampling(temperature=temperature)]).dense().tolist() == [[0, 1, 0]]
+
+
+def test_the_least_temperature_has_a_law():
+    laws = law(torch.tensor([[1.0, 30.0, 2.0], [-1e4, -1e4, -2e4]]), [Sampling(temperature=COLDEST)] * 2)
+    assert laws.dense().tolist() == [[0, 1, 0], [0.5, 0.5, 0]]
 
 
 def test_a_tiny_temperature_is_finite():

@@ -140,3 +140,12 @@ def test_one_seed_gives_one_text_on_the_default_model(tree, monkeypatch):
     assert len(texts) == 1
     if tree is None:
         assert len(drafted) > 1, "the depth did not vary, so nothing was tested"
+
+
+@pytest.mark.parametrize("verify", [None, "block", "token", "coupled"])
+def test_a_temperature_too_small_for_float32_is_greedy(verify):
+    with opened(0) as engine:
+        how = Speculation(drafter="mini", depth=3, verify=verify)
+        (cold,) = engine.generate("abcabc", Sampling(0), max_tokens=8, ignore_ends=True, speculation=how)
+        (tiny,) = engine.generate("abcabc", Sampling(1e-46), max_tokens=8, ignore_ends=True, speculation=how)
+    assert (tiny.tokens, tiny.rule, tiny.error) == (cold.tokens, "greedy", None)

@@ -41,9 +41,26 @@ def test_sparse_and_expanded():
     assert torch.equal(kernel().race(across, keys(50)), race(across, keys(50)))
 
 
-def test_where_nothing_is_possible_the_first_stands_for_it():
-    law = Dense(torch.zeros(2, 10))
-    assert kernel().race(law, keys(2)).tolist() == race(law, keys(2)).tolist() == [0, 0]
+@pytest.mark.parametrize("vocab", [10, 20000])  # one part, and several
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nobody_wins_where_nothing_is_possible_or_a_probability_is_nan(vocab, dtype):
+    some = probs(4, vocab, 1.0, dtype)
+    some[0] = 0
+    some[1, vocab - 3] = torch.nan
+    some[2] = torch.nan
+    ids = torch.arange(vocab).expand(4, -1)
+    for law in (Dense(some), Sparse(ids, some, vocab)):
+        assert kernel().race(law, keys(4)).tolist() == race(law, keys(4)).tolist()
+        assert [token < 0 for token in race(law, keys(4)).tolist()] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("kind", [KernelNoise, CounterNoise])
+def test_nothing_is_drawn_from_a_law_with_nan(kind):
+    some, site = probs(2, 50, 1.0), Site(*(torch.arange(2) for _ in range(3)))
+    some[1, 7] = torch.nan
+    noise = kind([Row(Request([1, 2, 3])) for _ in range(2)], [False] * 2)
+    with pytest.raises(FloatingPointError, match="a law holds NaN or no possible token"):
+        noise.draw(Dense(some), site, Purpose.EMIT)
 
 
 def test_noise_draws_alike():

@@ -140,20 +140,25 @@ class CounterNoise(Noise):
             return law.support()[0][:, 0]
         where = zip(site.row.tolist(), site.node.tolist(), site.depth.tolist(), strict=True)
         key = [self._key(*place, purpose + 16 * stage) for place in where]
-        return self.race(law, keys(*zip(*key, strict=True)))
+        token = self.race(law, keys(*zip(*key, strict=True)))
+        if len(token) and int(token.min()) < 0:
+            raise FloatingPointError("a law holds NaN or no possible token, so nothing can be drawn from it")
+        return token
 
     def race(self, law: Law, key: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
         return race(law, key)
 
 
 def race(law: Law, key: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """argmin over the support of E_x / law(x): token x wins with probability law(x). Runs where the law is."""
+    """argmin over the support of E_x / law(x): token x wins with probability law(x). -1 where the law holds NaN or no
+    possible token. Runs where the law is."""
     ids, probs = law.support()
     key = key.to(ids.device)
     if ids.shape[1] == 1:
         return ids[:, 0]
     finish = -torch.log(uniform(fold(key[:, None], ids))) / probs.double()
-    return ids.gather(1, finish.argmin(1, keepdim=True))[:, 0]
+    first = finish.argmin(1, keepdim=True)  # a NaN counts as least
+    return torch.where(finish.gather(1, first).isfinite(), ids.gather(1, first), -1)[:, 0]
 
 
 def uniform(key: Int[Tensor, "..."]) -> Float[Tensor, "..."]:

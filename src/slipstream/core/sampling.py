@@ -1,7 +1,8 @@
 """From logits to a law: temperature, then top-k, then top-p, then min-p. One function for target and draft.
 
 Tokens with equal logits are kept or dropped together, so a law depends on the numbers alone and never on the order a
-sort happened to leave. Temperature 0 is greedy: all probability on the largest logit, the lowest id among equals.
+sort happened to leave. Temperature 0 is greedy: all probability on the largest logit, the lowest id among equals. So is
+a temperature that float32 does not hold as a normal number: logits divided by it would be NaN.
 """
 
 from __future__ import annotations
@@ -38,13 +39,14 @@ class Penalties:
 
 
 NO_PENALTIES = Penalties()
+COLDEST = torch.finfo(torch.float32).tiny  # the least temperature above 0 that logits can be divided by
 
 
 @dataclass(frozen=True)
 class Sampling:
     """How to draw the next token. The defaults are the model's own distribution, untouched."""
 
-    temperature: float = 1.0
+    temperature: float = 1.0  # 0: greedy; smaller than `COLDEST` becomes 0
     top_k: int = 0  # 0: no limit
     top_p: float = 1.0
     min_p: float = 0.0
@@ -62,6 +64,8 @@ class Sampling:
             raise ValueError("allowed and banned leave no token to draw")
         if not (self.temperature >= 0 and math.isfinite(self.temperature)):
             raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy) or a positive number")
+        if self.temperature < COLDEST:
+            object.__setattr__(self, "temperature", 0.0)
         if self.top_k < 0:
             raise ValueError(f"top_k is {self.top_k}; it must be 0 (no limit) or more")
         if not 0 <= self.top_p <= 1:

@@ -217,12 +217,14 @@ struct Growth {
         for (int64_t k = 0; k < found; ++k) chance[k] /= static_cast<float>(total);
     }
 
-    // One token from the law, which is written down; the largest probability of that.
+    // One token from the law, which is written down; the largest probability of that. None where the law holds NaN.
     float drawn(const float* x, float best, float heat, int64_t key, float* law, float* chance, int64_t* who) const {
         const float total = static_cast<float>(mass(x, vocab, best, heat, law));
         for (int64_t i = 0; i < vocab; ++i) law[i] /= total;
-        who[0] = noise::winner(static_cast<uint64_t>(key), grove.ids, law, vocab);
-        chance[0] = law[who[0]];
+        const int64_t first = noise::winner(static_cast<uint64_t>(key), grove.ids, law, vocab);
+        if (first < 0) return chance[0] = 0;
+        who[0] = first;
+        chance[0] = law[first];
         return 1 / total;
     }
 

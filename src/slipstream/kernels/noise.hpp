@@ -23,11 +23,14 @@ inline double uniform(uint64_t mixed, uint64_t token) {
     return (static_cast<double>(mix(mixed + (token + 1) * GOLDEN) >> 12) + 0.5) * 0x1p-52;
 }
 
-// Who is first in a race, or in a part of it: where it stands, and its time.
+// Who is first in a race, or in a part of it: where it stands, -1 for nobody, and its time.
 struct Lead {
     double time = std::numeric_limits<double>::infinity();
-    int64_t first = 0;
+    int64_t first = -1;
 };
+
+// What a probability that is NaN makes of its race: nobody wins, whatever the other parts say.
+constexpr Lead BROKEN = {-std::numeric_limits<double>::infinity(), -1};
 
 // Of tokens `begin` to `end` (`ids`, null: 0, 1, …) the one with the least -log(u) / p. `near` gives about its probability,
 // no less than by a millionth of it too little, and `exact` the very number.
@@ -39,7 +42,10 @@ Lead leader(uint64_t key, const int64_t* ids, int64_t begin, int64_t end, Near n
     Lead lead;
     for (int64_t i = begin; i < end; ++i) {
         const double about = near(i);
-        if (!(about > 0)) continue;
+        if (!(about > 0)) {
+            if (about != about) return BROKEN;
+            continue;
+        }
         const double u = uniform(mixed, static_cast<uint64_t>(ids ? ids[i] : i));
         if (1 - u > lead.time * about * (1 + 1e-6)) continue;
         const double p = exact(i);

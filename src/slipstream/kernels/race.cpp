@@ -44,7 +44,7 @@ void work(void* data) {
     }
 }
 
-// The least time of all parts of a row, of equal ones the first; the first candidate where nothing is possible.
+// The least time of all parts of a row, of equal ones the first; -1 where nothing is possible or a probability is NaN.
 void run(Race& race, int64_t* out, unsigned threads, Parallel parallel) {
     static thread_local std::vector<noise::Lead> lead;
     const int64_t few = race.rows < threads ? (threads + race.rows - 1) / race.rows : 1;
@@ -57,7 +57,7 @@ void run(Race& race, int64_t* out, unsigned threads, Parallel parallel) {
         noise::Lead best;
         for (int64_t i = r * race.parts; i < (r + 1) * race.parts; ++i)
             if (lead[i].time < best.time) best = lead[i];
-        out[r] = race.ids ? race.ids[r * race.step + best.first] : best.first;
+        out[r] = race.ids && best.first >= 0 ? race.ids[r * race.step + best.first] : best.first;
     }
 }
 
