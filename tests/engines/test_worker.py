@@ -33,6 +33,7 @@ def test_a_thread_that_ends_ends_all_requests_and_refuses_new_ones(error):
             within(60, lambda: engine.generate("abc"))
 
 
+@pytest.mark.failures
 def test_a_callback_that_fails_ends_requests_and_the_engine_goes_on():
     def watch(draft, law, verdict):
         if failing:
@@ -47,6 +48,7 @@ def test_a_callback_that_fails_ends_requests_and_the_engine_goes_on():
         assert done.finish == "length"
 
 
+@pytest.mark.failures
 def test_an_engine_is_not_closed_by_its_own_callback():
     with NativeEngine(letters.target(), "none", watch=lambda *_: engine.close()) as engine:
         (done,) = within(60, lambda: engine.generate("abc", GREEDY, max_tokens=3))
