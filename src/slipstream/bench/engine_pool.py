@@ -28,11 +28,12 @@ class EngineSettings:
     rows: int = 1
     dtype: str = "auto"
     device: str = "auto"
+    trust_remote_code: bool = False
 
     @property
     def loading(self) -> dict[str, Any]:
         """The arguments with which every engine loads its model."""
-        return {"dtype": self.dtype, "device": self.device}
+        return {"dtype": self.dtype, "device": self.device, "trust_remote_code": self.trust_remote_code}
 
 
 class EnginePool:

@@ -43,6 +43,7 @@ class BenchOptions:
     command: Sequence[str] = ()
     hold: int | None = None
     device: str = "auto"
+    trust_remote_code: bool = False
 
 
 def bench(options: BenchOptions) -> Results:
@@ -50,11 +51,12 @@ def bench(options: BenchOptions) -> Results:
     before = read_results(options.against) if options.against else None
     workloads = {workload.name: workload for workload in load_workloads(options.workload)}
     cells = options.matrix.cells(list(workloads))
-    settings = EngineSettings(options.model, max(cell.batch for cell in cells), options.dtype, options.device)
+    rows, trust = max(cell.batch for cell in cells), options.trust_remote_code
+    settings = EngineSettings(options.model, rows, options.dtype, options.device, trust)
     pool = EnginePool(settings, options.matrix, options.hold)
     pool.check()
     with Journal(options.out) as journal:
-        found = resolve(options.model)
+        found = resolve(options.model, trust_remote_code=trust)
         origin = provenance(found, options.command)
         identity = {
             "model": options.model,
@@ -148,7 +150,8 @@ def _draft_weights(pool: EnginePool, cell: Cell, dtype: str) -> Weights | None:
         return None
     options = pool.matrix.options_of(setup)
     name = options.get("model", pool.settings.model if setup.drafter == "draft_model" else setup.drafter)
-    return weights_of(resolve(name), dtype, _layers(options.get("layers")))
+    found = resolve(name, trust_remote_code=pool.settings.trust_remote_code)
+    return weights_of(found, dtype, _layers(options.get("layers")))
 
 
 def _layers(spec: str | None) -> int | None:

@@ -34,6 +34,7 @@ def audit(
     temperature: given.Temperature = 1.0,
     dtype: given.Dtype = "auto",
     device: given.Device = "auto",
+    trust_remote_code: given.TrustRemoteCode = False,
     invariant: given.Invariant = None,
     table: Annotated[Path | None, typer.Option(help="Audit on these tables (JSON) instead of random ones.")] = None,
     seed: Annotated[int, typer.Option(help="Which random tables.")] = 2,
@@ -57,12 +58,15 @@ def audit(
         raise ValueError("--dtype is for the audit of a model, -m NAME, without --engine")
     if device != "auto" and engine is None and model is None:
         raise ValueError("--device is for the audit of a model, -m NAME; tables need none")
+    if trust_remote_code and engine is None and model is None:
+        raise ValueError("--trust-remote-code is for the audit of a model, -m NAME; tables bring no code")
+    loading: dict[str, Any] = {"device": device, "trust_remote_code": trust_remote_code}
     if engine is not None:
         from slipstream.cli.audit_engine import audit_peer
 
         settings = given.settings(option)
-        name, placed = model or "smollm2-135m", {"device": device}
-        audit_peer(engine, name, drafter, verify, depth, settings, placed, temperature, samples, as_json)
+        name = model or "smollm2-135m"
+        audit_peer(engine, name, drafter, verify, depth, settings, loading, temperature, samples, as_json)
         return
     names = [verify] if verify else rules.names()
     for name in names:
@@ -73,7 +77,7 @@ def audit(
     if seed < 0:
         raise ValueError(f"seed is {seed}; it must be 0 or more")
     if model:
-        loading = {"dtype": dtype, "device": device, "invariant": invariant}
+        loading |= {"dtype": dtype, "invariant": invariant}
         found = _real(
             model, drafter, given.settings(option), names, depth or 4, tree, samples or 256, temperature, loading
         )

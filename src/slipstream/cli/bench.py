@@ -41,6 +41,7 @@ def bench(
     ] = None,
     dtype: given.Dtype = "auto",
     device: given.Device = "auto",
+    trust_remote_code: given.TrustRemoteCode = False,
     out: Annotated[
         Path | None, typer.Option(help="A folder for results and report; a killed run goes on there.")
     ] = None,
@@ -56,8 +57,8 @@ def bench(
     engines, drafters = tuple(engine or Matrix().engines), tuple(drafter or Matrix().drafters)
     matrix = Matrix(engines, drafters, depth, verify, batch, temperature, given.settings(option))
     command = ["slipstream", *sys.argv[1:]]
-    load = workload, max_tokens, repeats
-    results = measure(BenchOptions(model, matrix, *load, out, against, dtype, command, hold, device))
+    load, place = (workload, max_tokens, repeats), (hold, device, trust_remote_code)
+    results = measure(BenchOptions(model, matrix, *load, out, against, dtype, command, *place))
     show(results)
     if as_json:
         print_json(rounded(results))

@@ -9,6 +9,7 @@ from slipstream.cli import options as given
 from slipstream.cli.chat_commands import run_command
 from slipstream.cli.chat_input import read_line
 from slipstream.cli.show import console
+from slipstream.cli.token_view import legend
 
 if TYPE_CHECKING:
     from slipstream.cli.conversation import Conversation
@@ -56,6 +57,8 @@ def chat(
         talk = Conversation(opened, sampling, max_tokens, depth, system)
         talk.check_template()
         _note(f"{opened.label}. /help lists the commands; Ctrl-D ends the conversation.")
+        if console().is_terminal and drafter != "none":
+            console(stderr=True).print(legend(), soft_wrap=False)
         _converse(talk)
 
 

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from slipstream.cli.statistics_view import REPEATS
+
 if TYPE_CHECKING:
+    from slipstream.bench.measure.measurement import Measurement
     from slipstream.cli.conversation import Conversation
     from slipstream.engines.base import Completion, Tally
 
@@ -80,23 +83,22 @@ def _depth(talk: Conversation, rest: str) -> str:
 def _stats(talk: Conversation, rest: str) -> str:
     if talk.last is None:
         raise ValueError("there is no answer yet")
-    last, speed = talk.last, talk.last_speed
-    count = len(last.tokens)
-    lines = [
-        talk.engine.label,
-        f"last answer: {count} tokens after a prompt of {last.prompt_tokens} ({last.finish}), {speed}, "
-        f"{_drafting(last.tally)}, {_promise(last)}",
-    ]
-    if talk.total_speed.answers > 1:
-        total = f"{talk.total_speed.answers} answers, {talk.total.emitted} tokens, {talk.total_speed}"
-        lines.append(f"all: {total}, {_drafting(talk.total)}")
+    (answer,) = talk.last.samples
+    prompt = f"after a prompt of {answer.prompt_tokens} ({answer.finish})"
+    last = f"{_speed(talk.last.times)} {prompt}, {_drafting(talk.last.tally)}, {_promise(answer)}"
+    lines = [talk.engine.label, f"last answer: {last}"]
+    if talk.answers > 1:
+        lines.append(f"all {talk.answers} answers: {_speed(talk.total)}, {_drafting(talk.total.tally)}")
     return "\n".join(lines)
+
+
+def _speed(times: Measurement) -> str:
+    return f"{times.tokens} tokens, {times.speed:.1f} per second"
 
 
 def _promise(completion: Completion) -> str:
     """The rule an answer was verified by, and whether the same seed gives it again."""
-    repeats = {"bit for bit": ", repeatable", "up to ties": ", repeatable up to ties"}
-    return f"rule {completion.rule}{repeats.get(completion.repeatable or '', '')}"
+    return f"rule {completion.rule}{REPEATS.get(completion.repeatable or '', '')}"
 
 
 def _drafting(tally: Tally) -> str:
