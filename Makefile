@@ -29,17 +29,21 @@ lint: .venv/ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python docs/make_cli.py --check
+	$(BIN)/python tools/check_docs.py
 
 format: .venv/ready
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
+# The site, in site/; docs/cli.md is written again from --help.
 docs: .venv/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	$(BIN)/python docs/make_cli.py
+	$(BIN)/mkdocs build --strict --quiet
 
 # 100 prompts, 128 tokens, greedy and coupled, alone and in a batch, with and without drafts: hours on two cores, resumable.
 identity: .venv/ready
 	$(BIN)/python benchmarks/identity.py --out benchmarks/results/identity.json
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv site .pytest_cache .mypy_cache .ruff_cache .hypothesis
