@@ -39,7 +39,7 @@ format: .venv/ready
 docs: .venv/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	$(BIN)/python docs/make_cli.py
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # 100 prompts, 128 tokens, greedy and coupled, alone and in a batch, with and without drafts: hours on two cores, resumable.
 identity: .venv/ready

@@ -1,4 +1,4 @@
-"""Every command and every snippet of the README runs."""
+"""Every command and every snippet of the README and of the tutorial runs."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+PAGES = README + (ROOT / "docs" / "tutorial.md").read_text()
 COMMANDS = [
-    shlex.split(line, comments=True)
-    for block in re.findall(r"```sh\n(.*?)```", README, re.S)
+    tuple(shlex.split(line, comments=True))
+    for block in re.findall(r"```sh\n(.*?)```", PAGES, re.S)
     for line in block.splitlines()
     if line.startswith("slipstream")
 ]
-SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.S)
+SNIPPETS = re.findall(r"```python\n(.*?)```", PAGES, re.S)
 LESS = {"audit": ["--samples", "200"], "generate": ["--max-tokens", "12"]}  # the same command, less of it
-WHOLE = [["audit"], ["audit", "--self-test"]]  # run by tests/cli/test_audit.py, which also reads what they found
+WHOLE = [("audit",), ("audit", "--self-test")]  # run by tests/cli/test_audit.py, which also reads what they found
+DISTINCT = dict.fromkeys(words[1:] for words in COMMANDS if words[1:] not in WHOLE)
 
 
 def test_there_is_something_to_run():
     assert len(COMMANDS) >= 6
     assert SNIPPETS
-    assert all(["slipstream", *words] in COMMANDS for words in WHOLE)
+    assert all(("slipstream", *words) in COMMANDS for words in WHOLE)
     assert README.index("make demo") < README.index("make test") < README.index("slipstream generate")
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("words", [words[1:] for words in COMMANDS if words[1:] not in WHOLE], ids=" ".join)
+@pytest.mark.parametrize("words", DISTINCT, ids=" ".join)
 def test_every_command_runs(slipstream, words):
     done = slipstream(*words, *LESS.get(words[0], []), stdin=b"hello\n/stats\n")
     assert done.returncode == 0, done.stdout + done.stderr
