@@ -52,7 +52,7 @@ def cases(engine: str, folder: str, gguf: str, python: str) -> list[list[str]]:
 def cut_folder(work: Path) -> Path:
     """The default model with some layers left out, as a folder."""
     from slipstream.engines.native.build import keep_layers
-    from slipstream.models.catalog import load_model, load_tokenizer, resolve
+    from slipstream.models.sources.catalog import load_model, load_tokenizer, resolve
 
     folder = work / "smollm2-cut"
     if not (folder / "model.safetensors").exists():
@@ -68,7 +68,7 @@ def cut_gguf(work: Path) -> Path:
     """The same as a GGUF file: blocks are renumbered, everything else is copied as it is."""
     from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
-    from slipstream.models.gguf import gguf_file
+    from slipstream.models.sources.gguf_files import gguf_file
 
     path = work / "smollm2-cut.gguf"
     if path.exists():

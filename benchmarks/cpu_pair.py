@@ -25,7 +25,7 @@ from slipstream.engines import open_engine
 from slipstream.engines.base import Engine, Speculation
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
-from slipstream.models.torch_model import TorchModel
+from slipstream.models.run.torch_model import TorchModel
 
 OURS: dict[str, Speculation] = {
     "plain": Speculation(off=True),

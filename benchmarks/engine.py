@@ -35,7 +35,7 @@ import slipstream as ss
 from slipstream.engines.native import batch as native_batch
 from slipstream.engines.native.build import build_target
 from slipstream.engines.native.engine import NativeEngine
-from slipstream.models import catalog
+from slipstream.models.sources import catalog
 
 COPY = "Repeat this list three times, exactly as it is: apples, pears, plums, cherries, quinces, medlars, figs, dates."
 SUBJECTS = (

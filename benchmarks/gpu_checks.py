@@ -13,9 +13,9 @@ from gpu_common import TREES, WAYS, answer, open_engine, prompts, timed
 
 from slipstream.bench.measure.energy import Meter
 from slipstream.core.sampling import Sampling
-from slipstream.engines.base import Speculation, Wish
+from slipstream.engines.base import GenerationOptions, Speculation
 from slipstream.engines.native.engine import NativeEngine
-from slipstream.models.gpu_passes import Passes
+from slipstream.models.run.gpu_passes import GpuPasses
 
 ROWS, LONG = 4, 32  # answers that are compared, and their tokens
 CHOSEN = {f"{name}, chosen": replace(how, verify="chosen") for name, how in TREES.items()}
@@ -26,7 +26,7 @@ def steady(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
     engine = open_engine(asked)
     express, decoder = engine._batch.riders.express, engine.target.model.decoder
     assert express is not None
-    assert isinstance(decoder, Passes)
+    assert isinstance(decoder, GpuPasses)
     told = {}
     for name, how in {**WAYS, **TREES}.items():
         for _ in range(2):
@@ -99,7 +99,7 @@ def _same_trees(asked: argparse.Namespace) -> dict[str, Any]:
 def answer_seeded(
     engine: NativeEngine, texts: list[str], start: int, size: int, how: Speculation, warm: float
 ) -> list[list[int]]:
-    wish = Wish(max_tokens=LONG, speculation=how, ignore_ends=True)
+    wish = GenerationOptions(max_tokens=LONG, speculation=how, ignore_ends=True)
     tickets = [engine.submit(texts[n], Sampling(temperature=warm, seed=n), wish)[0] for n in range(start, start + size)]
     return [ticket.result().tokens for ticket in tickets]
 

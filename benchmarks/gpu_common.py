@@ -11,7 +11,7 @@ import torch
 
 from slipstream.bench.workloads import load_workloads
 from slipstream.core.sampling import Sampling
-from slipstream.engines.base import Speculation, Wish
+from slipstream.engines.base import GenerationOptions, Speculation
 from slipstream.engines.native.build import build_target
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
@@ -55,7 +55,7 @@ def answer(
     engine: NativeEngine, texts: list[str], tokens: int, how: Speculation, warm: float = 0.0
 ) -> tuple[int, float, list[list[int]]]:
     """Tokens, tau and the answers, all requests at once."""
-    wish = Wish(max_tokens=tokens, speculation=how, ignore_ends=True)
+    wish = GenerationOptions(max_tokens=tokens, speculation=how, ignore_ends=True)
     tickets = [engine.submit(text, Sampling(temperature=warm, seed=n), wish)[0] for n, text in enumerate(texts)]
     done = [ticket.result() for ticket in tickets]
     cycles = sum(one.tally.cycles for one in done)

@@ -19,9 +19,9 @@ from slipstream.engines.base import Speculation
 from slipstream.engines.native.build import Target, build_drafter, build_target
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
-from slipstream.models.folder import read_json
-from slipstream.models.scaled import Scale, interleaved, scaled_config, widened
-from slipstream.models.torch_model import TorchModel
+from slipstream.models.run.torch_model import TorchModel
+from slipstream.models.sources.folder import read_json
+from slipstream.models.sources.scaled import CostScale, interleaved, scaled_config, widened
 
 Way = Callable[[], tuple[int, float]]  # tokens, tau
 Generate = Callable[..., tuple[int, float]]
@@ -197,11 +197,11 @@ def _plain(folder: Path) -> Any:
 
 
 def _widened(folder: Path) -> Any:
-    """The scaled model (`slipstream.models.scaled`), made on the device."""
+    """The scaled model (`slipstream.models.sources.scaled`), made on the device."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     small, config = _plain(folder), read_json(folder / "config.json")
-    made = scaled_config(config, Scale(WIDTH), interleaved(config["num_hidden_layers"], 0))
+    made = scaled_config(config, CostScale(WIDTH), interleaved(config["num_hidden_layers"], 0))
     with torch.device("cuda"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**made), dtype=torch.bfloat16)
     state = small.state_dict()

@@ -11,15 +11,15 @@ from gpu_common import timed
 from slipstream.bench.measure.agreement import compare_laws, laws
 from slipstream.bench.workloads import load_workloads
 from slipstream.engines.native.build import build_target
-from slipstream.engines.native.captured import Cycle, Kind
-from slipstream.engines.native.captured_draft import Partner
-from slipstream.models.cache import Cache
-from slipstream.models.gpu_decoder import GpuDecoder
-from slipstream.models.gpu_modules import record
-from slipstream.models.gpu_passes import Passes, parts_of
-from slipstream.models.packing import Line, Piece
-from slipstream.models.rounded import round_linears
-from slipstream.models.torch_model import TorchModel
+from slipstream.engines.native.captured.chain_cycle import ChainCycle, ChainGraphKey
+from slipstream.engines.native.captured.draft_steps import DraftModelState
+from slipstream.models.cache.tensors import KVCache
+from slipstream.models.run.gpu_decoder import GpuDecoder
+from slipstream.models.run.gpu_modules import record
+from slipstream.models.run.gpu_passes import GpuPasses, parts_of
+from slipstream.models.run.packing import RowEntries, RowSlice
+from slipstream.models.run.torch_model import TorchModel
+from slipstream.models.weights.int8_linear import round_linears
 
 BIG = {
     "hidden_size": 4096,
@@ -82,13 +82,13 @@ def _big(**more: Any) -> Any:
     return model
 
 
-def _pass(decoder: Passes, rows: int, tokens: int) -> float:
-    cache = Cache(1024, 16)
-    lines = [Line.of(cache.take(), CONTEXT, range(tokens)) for _ in range(rows)]
+def _pass(decoder: GpuPasses, rows: int, tokens: int) -> float:
+    cache = KVCache(1024, 16)
+    lines = [RowEntries.of(cache.take(), CONTEXT, range(tokens)) for _ in range(rows)]
     kept = torch.arange(rows * tokens, device="cuda")
     with torch.inference_mode():
         for _ in range(2):  # what is met again is captured
-            decoder.forward(cache, [Piece(line) for line in lines], (0, decoder.layers), None, (), kept)
+            decoder.forward(cache, [RowSlice(line) for line in lines], (0, decoder.layers), None, (), kept)
         (run,) = decoder._graphs.values()
         return timed(run._replay, 20)
 
@@ -124,8 +124,8 @@ def cycle(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
     target, draft = TorchModel(_big()), TorchModel(_big(num_hidden_layers=2))
     sides = []
     for model in (target, draft):
-        assert isinstance(model.decoder, Passes)
-        cache = Cache(1024, 4)
+        assert isinstance(model.decoder, GpuPasses)
+        cache = KVCache(1024, 4)
         cache.take()
         cache.reserve(CONTEXT + 16)
         sides.append((model.decoder, model.decoder.held(cache)))
@@ -133,8 +133,8 @@ def cycle(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
     ids = torch.arange(partner.vocab, device="cuda")
     told: dict[str, Any] = {}
     for depth in (3, 6):
-        kind = Kind(1, depth, "token", parts_of(CONTEXT))
-        whole = Cycle(kind, passes_, held, Partner(partner, partner_held, ids, ids))
+        kind = ChainGraphKey(1, depth, "token", parts_of(CONTEXT))
+        whole = ChainCycle(kind, passes_, held, DraftModelState(partner, partner_held, ids, ids))
         control = [[1], [CONTEXT], [depth], [0], [0], [5], [0], [0], [6]]
         numbers = [[1.0], [0.0], [0.0], [1.0], [0.0]]
         whole._inputs.load(control, numbers)
@@ -174,7 +174,7 @@ def kinds(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
         with torch.inference_mode():
             ways = {"": wrapped.decoder, " not compiled": record(model, wrapped.anatomy, range(5))[0]}
         for name, decoder in ways.items():
-            told[kind] |= {f"{n} tokens{name}": _pass(decoder, 1, n) for n in (1, 8) if isinstance(decoder, Passes)}
+            told[kind] |= {f"{n} tokens{name}": _pass(decoder, 1, n) for n in (1, 8) if isinstance(decoder, GpuPasses)}
         print(f"{kind}: {told[kind]}", flush=True)
         del model, wrapped, ways, decoder
         torch.cuda.empty_cache()

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from gpu_common import timed
 
-from slipstream.kernels.gpu import products
-from slipstream.kernels.gpu.stream import Norm, Stream
-from slipstream.models.gpu_passes import capture
+from slipstream.kernels.gpu import matmul as products
+from slipstream.kernels.gpu.residual import Norm, ResidualStream
+from slipstream.models.run.gpu_passes import capture
 
 SIZES = {  # hidden, inner, qkv
     "135M": (576, 1536, 960),
@@ -69,7 +69,7 @@ def candidates(outputs: int, inputs: int, gated: bool) -> Iterator[Tile]:
 def _time(weights: list[torch.Tensor], gated: bool, tile: Tile) -> float:
     """Microseconds of one product of one token."""
     outputs, inputs = weights[0].shape
-    stream = Stream(1, inputs, weights[0])
+    stream = ResidualStream(1, inputs, weights[0])
     stream.hidden.normal_()
     stream.begin(Norm(torch.ones(inputs, device="cuda", dtype=torch.bfloat16), 1e-5))
     out = torch.empty(1, outputs // (2 if gated else 1), device="cuda", dtype=torch.bfloat16)

@@ -30,7 +30,7 @@ from slipstream.core.law import OneHot
 from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Request, Row
 from slipstream.engines.native.build import build_target
-from slipstream.models.torch_model import TorchModel
+from slipstream.models.run.torch_model import TorchModel
 
 
 def main() -> None:

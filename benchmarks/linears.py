@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from slipstream.kernels import cpu_linear
+from slipstream.kernels.cpu import linear as cpu_linear
 
 LAYER = [(576, 576), (192, 576), (192, 576), (576, 576), (1536, 576), (1536, 576), (576, 1536)]
 SHAPES = LAYER * 30 + [(49152, 576)]
@@ -53,7 +53,7 @@ def on_torch(x: Mapping[int, Tensor], weights: list[Tensor]) -> None:
         functional.linear(x[weight.shape[1]], weight)
 
 
-def on_kernel(x: Mapping[int, Tensor], weights: list[cpu_linear.Packed]) -> None:
+def on_kernel(x: Mapping[int, Tensor], weights: list[cpu_linear.PackedWeight]) -> None:
     for weight in weights:
         cpu_linear.linear(x[weight.inputs], weight)
 
@@ -85,7 +85,7 @@ def linears(row_counts: list[int], repeats: int) -> None:
 def passes(folder: str, row_counts: list[int], repeats: int) -> None:
     from transformers import AutoModelForCausalLM
 
-    from slipstream.models.linears import pack_linears
+    from slipstream.models.weights.linears import pack_linears
 
     plain, packed = (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval() for _ in range(2))
     print(f"whole passes, {pack_linears(packed)} linear layers packed\ntokens   torch ms  packed ms  ratio")

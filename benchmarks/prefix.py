@@ -20,7 +20,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.engines.native.build import Target, build_target
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
-from slipstream.models.torch_model import TorchModel
+from slipstream.models.run.torch_model import TorchModel
 
 
 def twin(target: Target) -> Target:

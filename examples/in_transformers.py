@@ -3,7 +3,7 @@
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import slipstream as ss
-from slipstream.models.catalog import resolve
+from slipstream.models.sources.catalog import resolve
 
 folder = resolve("smollm2-135m").path  # any folder or id of a causal language model does
 model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")

@@ -15,10 +15,10 @@ from slipstream.drafters.ngram import NGram
 from slipstream.drafters.none import NoDrafter
 from slipstream.drafters.table import TableDrafter
 from slipstream.engines.base import Chunk
+from slipstream.engines.job import DecodingPlan, Job
 from slipstream.engines.native.batch import Batch
-from slipstream.engines.native.job import Course, Job
 from slipstream.engines.native.scheduler import Limits
-from slipstream.models.table import TableModel
+from slipstream.models.run.table_model import TableModel
 from slipstream.plan.policy import Adaptive, Fixed
 
 PAIR = Pair.random(5)
@@ -44,7 +44,7 @@ def batch(
 
 
 def send(to: Batch, request: Request, drafter: str = "table", rule: str = "token", depth: int | None = 3) -> Job:
-    job = Job(request, Course(drafter, rule, depth))
+    job = Job(request, DecodingPlan(drafter, rule, depth))
     to.check(job)
     to.add(job)
     return job

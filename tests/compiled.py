@@ -11,7 +11,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from slipstream.kernels.gpu import attention, cycle, draw, judge, path, products, tree
+from slipstream.kernels.gpu import attention, cycle, path, tree
+from slipstream.kernels.gpu import matmul as products
+from slipstream.kernels.gpu import sample as draw
+from slipstream.kernels.gpu import verify as judge
 
 F, L, I = "*fp32", "*i64", "*i32"  # noqa: E741
 SLOTS, PADDED, LEVELS, WIDTH = 25, 32, 2, 6

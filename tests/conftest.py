@@ -30,7 +30,7 @@ if find_spec("beartype") and find_spec("jaxtyping"):  # shapes in signatures are
 @pytest.fixture(autouse=True, scope="session")
 def packages() -> Iterator[None]:
     """Packages that tests compile are not the user's: tests share one model, in float32 whatever they ask for."""
-    from slipstream.models import package
+    from slipstream.models.compiled import package
 
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(package, "home", lambda: Path(folder))

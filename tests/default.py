@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from slipstream.engines.native.build import Target, build_target
-from slipstream.models.precision import FEWER, SHORT, choose
+from slipstream.models.weights.precision import FEWER, SHORT, choose
 
 
 def build(

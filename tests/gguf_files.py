@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tokenizers import pre_tokenizers
 
-from slipstream.models.blocks import TYPES
+from slipstream.models.weights.gguf_blocks import TYPES
 
 HIDDEN, VOCAB = 256, 300
 FACTORS = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}  # where float16 numbers lie

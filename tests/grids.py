@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from slipstream.kernels import few_bits
+from slipstream.kernels.cpu import few_bits
 
 
 def four(weight: Tensor) -> Tensor:
@@ -35,13 +35,13 @@ def quantise(model: Any) -> Any:
     return model
 
 
-def random_grid(kind: str, outputs: int, inputs: int) -> few_bits.Grid:
+def random_grid(kind: str, outputs: int, inputs: int) -> few_bits.QuantizedGrid:
     """Any numbers that a form can hold, with scales of both signs."""
     form, spans, source = few_bits.FORMS[kind], inputs // few_bits.SPAN, torch.Generator().manual_seed(7)
     low, high, dtype = (0, 16, torch.uint8) if form.bits == 4 else (-128, 128, torch.int8)
     number = torch.randint(low, high, (outputs, spans, few_bits.SPAN), generator=source).to(dtype)
     scales = torch.randn(outputs, spans, form.parts + 1, generator=source).to(form.scale)
-    return few_bits.Grid(number, scales[..., : form.parts], scales[..., -1] if form.floor else None)
+    return few_bits.QuantizedGrid(number, scales[..., : form.parts], scales[..., -1] if form.floor else None)
 
 
 def fused(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ def fused(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return (a.double() * b.double() + c.double()).float()
 
 
-def by_plain_arithmetic(x: Tensor, found: few_bits.Grid, row_bits: int = 16) -> Tensor:
+def by_plain_arithmetic(x: Tensor, found: few_bits.QuantizedGrid, row_bits: int = 16) -> Tensor:
     """What every processor's instructions must come to: exact sums of whole numbers, then span by span in float32.
     A step of activations of eight bits has two digits less than a float32 could have."""
     groups = x.view(len(x), -1, few_bits.SPAN)

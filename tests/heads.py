@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from slipstream.core.types import Row
-from slipstream.drafters.eagle import Eagle
-from slipstream.drafters.eagle_net import EagleConfig, EagleNet
-from slipstream.models.table import Table
-from slipstream.models.torch_model import TorchModel
+from slipstream.drafters.eagle.drafter import Eagle
+from slipstream.drafters.eagle.network import EagleConfig, EagleNet
+from slipstream.models.run.table_model import Table
+from slipstream.models.run.torch_model import TorchModel
 from tiny import decoder_layers
 
 

@@ -12,9 +12,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from slipstream.engines.native.build import Target
-from slipstream.models.load import Found
-from slipstream.models.text import Text
-from slipstream.models.torch_model import TorchModel
+from slipstream.models.run.torch_model import TorchModel
+from slipstream.models.sources.load import ModelFiles
+from slipstream.models.text.codec import TextCodec
 
 LETTERS = "abcdefghijklmnop"
 TOKENS = ["<end>", "<user>", "<bot>", *LETTERS]
@@ -49,5 +49,5 @@ def plain() -> Any:
 
 
 def target() -> Target:
-    found = Found("letters", Path("letters"), "folder")
-    return Target(found, TorchModel(copy.deepcopy(plain())), Text(tokenizer()))
+    found = ModelFiles("letters", Path("letters"), "folder")
+    return Target(found, TorchModel(copy.deepcopy(plain())), TextCodec(tokenizer()))

@@ -121,7 +121,7 @@ FLAGS = {
     "models compile": ["--dtype", "--help"],
     "models remove": ["--help"],
 }
-NAMES = ["Completion", "Engine", "Limits", "Penalties", "Sampling", "Speculation", "Wish", "hf"]
+NAMES = ["Completion", "Engine", "GenerationOptions", "Limits", "Penalties", "Sampling", "Speculation", "hf"]
 
 
 def flags(verb, name: str) -> dict[str, list[str]]:
@@ -174,6 +174,7 @@ def test_modules_import_without_what_a_bare_machine_lacks():
 
 
 def test_packages_of_tests_are_not_the_users():
-    from slipstream.models import package, store
+    from slipstream.models.compiled import package
+    from slipstream.models.sources import store
 
     assert package.home() != store.home().parent / "packages"

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from slipstream.core.law import OneHot
 from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Origin, Request, Row, Scores, Verdict
-from slipstream.models.torch_model import TorchModel
+from slipstream.models.run.torch_model import TorchModel
 
 VOCAB, CONTEXT = 97, 200
 COMMON = {

@@ -19,7 +19,7 @@ _PUBLIC = {
     "Sampling": "slipstream.core.sampling:Sampling",
     "Penalties": "slipstream.core.sampling:Penalties",
     "Speculation": "slipstream.engines.base:Speculation",
-    "Wish": "slipstream.engines.base:Wish",
+    "GenerationOptions": "slipstream.engines.options:GenerationOptions",
     "Completion": "slipstream.engines.base:Completion",
     "hf": "slipstream.hf:",
 }

@@ -19,7 +19,7 @@ from slipstream.audit.engine import Box, audit_engine, seeds
 from slipstream.audit.homogeneity import homogeneous, hypergeometric_tail, upper
 from slipstream.audit.surprise import surprises, tails
 from slipstream.core.sampling import Sampling
-from slipstream.engines.base import Completion, Engine, Prompt, Ticket, Wish
+from slipstream.engines.base import Completion, Engine, GenerationOptions, Prompt, RequestHandle
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
 
@@ -96,7 +96,9 @@ class Tampered(Engine):
     text = property(lambda self: self._inner.text)  # type: ignore[assignment]
     stats = property(lambda self: self._inner.stats)  # type: ignore[assignment]
 
-    def submit(self, prompt: Prompt, sampling: Sampling | None = None, wish: Wish | None = None) -> list[Ticket]:
+    def submit(
+        self, prompt: Prompt, sampling: Sampling | None = None, wish: GenerationOptions | None = None
+    ) -> list[RequestHandle]:
         assert sampling is not None
         changes = self._changes if sampling.temperature else {}
         return self._inner.submit(prompt, replace(sampling, **changes), wish)

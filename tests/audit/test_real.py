@@ -16,7 +16,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.core.verify_match import Greedy
 from slipstream.core.verify_token import Token
 from slipstream.drafters.draft_model import DraftModel
-from slipstream.models.torch_model import TorchModel
+from slipstream.models.run.torch_model import TorchModel
 
 TWINS = letters.TOKENS.index("c"), letters.TOKENS.index("j")
 

@@ -17,8 +17,8 @@ from slipstream.bench.measure.roofline import Machine, Weights, bytes_per_token,
 from slipstream.bench.records import RecordContext, records
 from slipstream.bench.table import Table, tables, text
 from slipstream.bench.workloads import Item, Workload
-from slipstream.engines.base import Tally
-from slipstream.models.load import Found
+from slipstream.engines.base import SpeculationStats
+from slipstream.models.sources.load import ModelFiles
 from tiny import build
 
 MACHINE = Machine(bandwidth=1e9, arithmetic=1e11)
@@ -26,7 +26,7 @@ TARGET = Weights(read=10_000_000, per_token=1000, parameters=2_500_000)
 
 
 def run(speed: float, cycles: int = 40, answer: str = "4", tokens: int = 80) -> Measurement:
-    tally = Tally(cycles, tokens, [cycles, cycles], [30, 10])
+    tally = SpeculationStats(cycles, tokens, [cycles, cycles], [30, 10])
     first = [0.5]
     return Measurement(
         tokens, tokens / speed + 0.5, tokens, tokens / speed, first, cycles, 0, tally, 10**9, [answer], [answer]
@@ -197,7 +197,7 @@ def test_tables():
 
 def test_numbers_stored_in_two_bytes_are_read_as_such_by_our_kernels(tmp_path):
     build("llama").bfloat16().save_pretrained(tmp_path)
-    found = Found("tiny", tmp_path, "folder")
+    found = ModelFiles("tiny", tmp_path, "folder")
     mine, theirs = (held_weights(engine, found, "tiny (float32)") for engine in ("native", "transformers"))
     assert 2 * mine.read == theirs.read
     assert mine.parameters == theirs.parameters

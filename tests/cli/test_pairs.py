@@ -14,12 +14,12 @@ from slipstream.cli import pairs as module
 from slipstream.cli.completion_report import why_undrafted
 from slipstream.cli.generation import Run
 from slipstream.cli.pairs import LEAST, MOST, Pairs, described, measure_pairs, speed_of, why_not_measured
-from slipstream.engines.base import Completion, Guarantee, Tally
+from slipstream.engines.base import Completion, Guarantee, SpeculationStats
 from slipstream.plan.drafting_cost import DraftingCost
 
 
 def run(speed: float = 10.0, tokens: int = 100, drafted: int = 50, interrupted: bool = False) -> Run:
-    tally = Tally(cycles=50, emitted=tokens, drafted=[drafted], accepted=[0])
+    tally = SpeculationStats(cycles=50, emitted=tokens, drafted=[drafted], accepted=[0])
     sample = Completion(3, "", [1] * tokens, [], [], "length", None, tally, Guarantee("greedy"))
     times = Measurement(tokens=tokens, seconds=1.0, decoded=max(0, tokens - 1), decoding=max(0, tokens - 1) / speed)
     return Run([sample], times, interrupted)

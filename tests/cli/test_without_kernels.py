@@ -10,9 +10,10 @@ import pytest
 
 import letters
 import letters_folder
-from slipstream.kernels import cpu_attention, cpu_linear
-from slipstream.models import precision
-from slipstream.models.invariant import why_not
+from slipstream.kernels.cpu import attention as cpu_attention
+from slipstream.kernels.cpu import linear as cpu_linear
+from slipstream.models.run.invariant import why_not
+from slipstream.models.weights import precision
 
 
 def test_a_cache_that_cannot_be_written_is_reported_in_one_line(tmp_path):

@@ -18,7 +18,7 @@ import letters_folder
 from slipstream.core.sampling import Penalties, Sampling
 from slipstream.core.types import Origin
 from slipstream.engines import engines, open_engine
-from slipstream.engines.base import Engine, Speculation, Wish
+from slipstream.engines.base import Engine, GenerationOptions, Speculation
 from slipstream.engines.extras import missing
 from slipstream.engines.peer import Peer
 
@@ -162,7 +162,7 @@ def test_logprobs_are_the_models_own(name, engine, fast):
         pytest.skip("it does not offer logprobs")
     if engine is fast and "logprobs" in can.not_drafting:
         with pytest.raises(ValueError, match="logprobs with plain decoding only"):
-            engine.submit("abc", COLD, Wish(logprobs=3))
+            engine.submit("abc", COLD, GenerationOptions(logprobs=3))
         return
     (done,) = engine.generate(ids("abcabc"), COLD, max_tokens=8, logprobs=3)
     text = [*ids("abcabc"), *done.tokens]
@@ -192,7 +192,10 @@ def test_what_is_not_offered_is_refused(engine):
         elif word not in can.sampling:
             with pytest.raises(ValueError, match=word):
                 engine.submit("abc", sampling)
-    for word, wish in {"grammar": Wish(grammar={"json": True}), "min_tokens": Wish(min_tokens=2)}.items():
+    for word, wish in {
+        "grammar": GenerationOptions(grammar={"json": True}),
+        "min_tokens": GenerationOptions(min_tokens=2),
+    }.items():
         if not getattr(can, word):
             with pytest.raises(ValueError, match=word):
                 engine.submit("abc", COLD, wish)
@@ -221,7 +224,7 @@ def test_shaping_takes_effect(engine):
 )
 def test_mistakes_are_one_sentence(engine, prompt, wish, said):
     with pytest.raises(ValueError, match=said) as caught:
-        engine.submit(prompt, COLD, Wish(**wish))
+        engine.submit(prompt, COLD, GenerationOptions(**wish))
     assert "\n" not in str(caught.value)
     assert len(engine.generate("a", COLD, max_tokens=1)[0].tokens) == 1, "the engine goes on"
 
@@ -234,7 +237,7 @@ def test_leaving_a_stream_cancels_it(engine):
 
 
 def test_speculation_by_request_where_offered(fast):
-    wish = Wish(max_tokens=12, speculation=Speculation(off=True))
+    wish = GenerationOptions(max_tokens=12, speculation=Speculation(off=True))
     if not fast.capabilities.switch:
         with pytest.raises(ValueError, match="alike for all"):
             fast.submit("abcabc", COLD, wish)
@@ -246,7 +249,7 @@ def test_speculation_by_request_where_offered(fast):
 
 def test_closing_ends_what_is_under_way(name, folder):
     engine = open_engine(name, folder, "none", options=BARE.get(name))
-    tickets = [engine.submit("abc", WARM, Wish(max_tokens=150))[0] for _ in range(3)]
+    tickets = [engine.submit("abc", WARM, GenerationOptions(max_tokens=150))[0] for _ in range(3)]
     engine.close()
     assert {ticket.result().finish for ticket in tickets} <= {"cancelled", "length", "stop"}
     with pytest.raises(ValueError, match="the engine is closed"):

@@ -10,7 +10,7 @@ from heads import on_table
 from slipstream.audit.enumeration import outcomes
 from slipstream.audit.exact import check_cycles
 from slipstream.audit.subject import Pair, Subject
-from slipstream.core.interfaces import Drafter, way
+from slipstream.core.interfaces import Drafter, sibling_mode
 from slipstream.core.noise import CounterNoise
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
@@ -18,7 +18,7 @@ from slipstream.core.tree import Shape, Siblings
 from slipstream.core.types import Budget, Request, Row
 from slipstream.drafters import drafters
 from slipstream.drafters.table import TableDrafter
-from slipstream.models.table import Table
+from slipstream.models.run.table_model import Table
 from slipstream.plan.policy import Fixed
 
 PAIR = Pair.random(1)
@@ -124,7 +124,7 @@ def test_trees_keep_their_budget_and_tell_how_they_were_drawn(drafter, shape, ho
 @pytest.mark.parametrize("rule", ["chosen", "replace", "no_replace", "spectr"])
 def test_the_loop_is_exact_with_its_trees(drafter, rule, request):
     judge = rules.get(rule)
-    if way(judge(), drafter) is None:
+    if sibling_mode(judge(), drafter) is None:
         pytest.skip("the two can do chains only")
     make = MAKE[request.node.callspec.params["drafter"]]
     subject = Subject(judge, lambda: Fixed(1, shape=Shape((-1, -1))), drafter=make)

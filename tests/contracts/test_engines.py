@@ -14,7 +14,7 @@ import letters
 from slipstream.core.sampling import Penalties, Sampling
 from slipstream.core.types import Origin
 from slipstream.engines import engines
-from slipstream.engines.base import Completion, Engine, Speculation, Wish
+from slipstream.engines.base import Completion, Engine, GenerationOptions, Speculation
 from slipstream.engines.native.engine import NativeEngine
 
 MAKE: dict[str, Callable[..., Engine]] = {
@@ -113,7 +113,10 @@ def test_speculation_by_request(engine):
         Speculation(drafter="ngram", depth=7),
         Speculation(verify="coupled"),
     ]
-    tickets = [engine.submit("abcabc", WARM, Wish(max_tokens=24, ignore_ends=True, speculation=s))[0] for s in asked]
+    tickets = [
+        engine.submit("abcabc", WARM, GenerationOptions(max_tokens=24, ignore_ends=True, speculation=s))[0]
+        for s in asked
+    ]
     done = [ticket.result() for ticket in tickets]
     assert all(same(done[0], other) for other in done)
     assert [len(c.tally.drafted) for c in done[:2]] == [0, 0]
@@ -144,7 +147,7 @@ def test_leaving_a_stream_cancels_it(engine):
 
 def test_cancel(engine):
     (full,) = engine.generate("abc", WARM, max_tokens=60, ignore_ends=True)
-    (ticket,) = engine.submit("abc", WARM, Wish(max_tokens=60, ignore_ends=True))
+    (ticket,) = engine.submit("abc", WARM, GenerationOptions(max_tokens=60, ignore_ends=True))
     next(iter(ticket))
     ticket.cancel()
     cut = ticket.result()
@@ -160,7 +163,10 @@ def test_stop_strings_wherever_they_fall(engine):
     spelt = [letters.TOKENS[t] for t in full.tokens]
     stops = [full.text[i : i + n] for i in range(0, len(full.text) - 4, 5) for n in (1, 2, 4)]
     fast, slow = (
-        [engine.submit("abcabc", cool, Wish(**how, stop=(stop, "<never>"), speculation=s))[0] for stop in stops]
+        [
+            engine.submit("abcabc", cool, GenerationOptions(**how, stop=(stop, "<never>"), speculation=s))[0]
+            for stop in stops
+        ]
         for s in (Speculation(), OFF)
     )
     inside = 0
@@ -250,7 +256,7 @@ def test_logprobs_are_the_models_own(engine):
 )
 def test_what_cannot_be_done_is_refused_in_a_sentence(engine, prompt, sampling, wish, said):
     with pytest.raises(ValueError, match=said) as caught:
-        engine.submit(prompt, sampling, Wish(**wish))
+        engine.submit(prompt, sampling, GenerationOptions(**wish))
     assert "\n" not in str(caught.value)
     assert engine.generate("a", WARM, max_tokens=1)[0].finish in ("length", "stop"), "the engine goes on"
 
@@ -261,7 +267,7 @@ def test_what_cannot_be_done_is_refused_in_a_sentence(engine, prompt, sampling, 
 )
 def test_wishes_are_checked(wish, said):
     with pytest.raises(ValueError, match=said):
-        Wish(**wish)
+        GenerationOptions(**wish)
 
 
 def test_a_stream_is_one_sample(engine):
@@ -281,7 +287,7 @@ def test_submit_from_many_threads(engine):
     found: dict[int, list[Completion]] = {}
 
     def ask(i: int) -> None:
-        found[i] = [t.result() for p in PROMPTS for t in engine.submit(p, WARM, Wish(max_tokens=10))]
+        found[i] = [t.result() for p in PROMPTS for t in engine.submit(p, WARM, GenerationOptions(max_tokens=10))]
 
     threads = [threading.Thread(target=ask, args=(i,)) for i in range(3)]
     for thread in threads:
@@ -306,7 +312,7 @@ def test_stats_count_what_was_emitted(make):
 
 def test_closing_ends_what_is_under_way(make):
     engine = make()
-    tickets = [engine.submit("abc", WARM, Wish(max_tokens=100, ignore_ends=True))[0] for _ in range(3)]
+    tickets = [engine.submit("abc", WARM, GenerationOptions(max_tokens=100, ignore_ends=True))[0] for _ in range(3)]
     next(iter(tickets[0]))
     engine.close()
     assert {ticket.result().finish for ticket in tickets} <= {"cancelled", "length"}

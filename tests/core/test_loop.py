@@ -15,7 +15,7 @@ from slipstream.core.verify_token import Token
 from slipstream.drafters.ngram import NGram
 from slipstream.drafters.none import NoDrafter
 from slipstream.drafters.table import TableDrafter
-from slipstream.models.table import Table, TableModel
+from slipstream.models.run.table_model import Table, TableModel
 from slipstream.plan.policy import Fixed
 
 TARGET, DRAFT = Table.random(4, 2, 5), Table.random(4, 2, 6)

@@ -25,7 +25,7 @@ from slipstream.core.verify_match import Coupled, keep_matches
 from slipstream.core.verify_spectr import factor, gain, trial
 from slipstream.core.verify_token import acceptance
 from slipstream.core.verify_tree import catch, offer, outcomes
-from slipstream.models.table import Table
+from slipstream.models.run.table_model import Table
 from slipstream.plan.policy import Fixed
 
 weights = st.lists(st.integers(0, 6), min_size=4, max_size=4).filter(any)

@@ -16,7 +16,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Shape
 from slipstream.core.types import Budget, Request, Row
 from slipstream.drafters.draft_model import DraftModel
-from slipstream.models.torch_model import TorchModel
+from slipstream.models.run.torch_model import TorchModel
 from slipstream.plan.policy import Fixed
 from tiny import build
 

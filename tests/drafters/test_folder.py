@@ -11,12 +11,12 @@ import letters
 from heads import head, random_head
 from slipstream.core.sampling import Sampling
 from slipstream.drafters import folder as files
-from slipstream.drafters.eagle_net import EagleConfig
+from slipstream.drafters.eagle.network import EagleConfig
 from slipstream.drafters.folder import head_kind, load_head, save_head
 from slipstream.engines.base import Speculation
 from slipstream.engines.native.build import build_drafter, drafter_kind
 from slipstream.engines.native.engine import NativeEngine
-from slipstream.models import store
+from slipstream.models.sources import store
 
 CONFIG = EagleConfig(16, 4, 2, 8, 24, (0, 1), 6)
 IDS = torch.tensor([1, 2, 5, 7, 8, 9])

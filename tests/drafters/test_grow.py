@@ -16,7 +16,7 @@ from slipstream.core.tree import Shape, Siblings
 from slipstream.core.types import Budget, Request, Row
 from slipstream.drafters.grow import grow, locate
 from slipstream.drafters.ngram import NGram
-from slipstream.models.table import Table
+from slipstream.models.run.table_model import Table
 
 TABLE = Table.random(5, 2, seed=3, zeros=0.0)
 DRAWN = [Siblings.IID, Siblings.DISTINCT]

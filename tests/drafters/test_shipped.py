@@ -9,8 +9,8 @@ from slipstream.core.sampling import Sampling
 from slipstream.drafters.shipped import shipped, shipped_for
 from slipstream.engines.native.compare import draft_speed
 from slipstream.engines.native.engine import NativeEngine
-from slipstream.models.folder import read_json
-from slipstream.models.store import sha256
+from slipstream.models.sources.folder import read_json
+from slipstream.models.sources.store import sha256
 
 PROMPTS = [
     "Write a Python function that returns the n-th Fibonacci number, and explain how it works.",

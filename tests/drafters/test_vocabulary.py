@@ -9,7 +9,7 @@ from slipstream.core.law import OneHot
 from slipstream.core.sampling import Penalties, Sampling
 from slipstream.core.shaping import law_at
 from slipstream.core.types import Request, Row
-from slipstream.drafters.vocabulary import Vocabulary
+from slipstream.drafters.vocabulary import DraftVocabulary
 
 SIZE, IDS = 200, torch.tensor([0, 3, 4, 9, 11, 20, 33, 48, *range(60, 160, 2)])
 WISHES = {
@@ -39,7 +39,7 @@ def test_it_is_the_law_over_all_tokens(names, ranking):
     logits = torch.randn(len(rows), len(IDS)) * 2
     logits[:, 5] = logits[:, 2]  # equals are kept or dropped together, and the first id wins
     kept = logits.clone()
-    law = Vocabulary(IDS, SIZE).law_at(logits, places, ranking)
+    law = DraftVocabulary(IDS, SIZE).law_at(logits, places, ranking)
     assert torch.equal(logits, kept)
     expected = law_at(spread(logits), places, ranking)
     torch.testing.assert_close(law.dense(), expected.dense(), rtol=1e-6, atol=1e-7)
@@ -48,7 +48,7 @@ def test_it_is_the_law_over_all_tokens(names, ranking):
 
 def test_what_was_cut_off_is_not_carried_along():
     place = (Row(Request([1], Sampling(top_k=5))), ())
-    law = Vocabulary(IDS, SIZE).law_at(torch.randn(1, len(IDS)), [place])
+    law = DraftVocabulary(IDS, SIZE).law_at(torch.randn(1, len(IDS)), [place])
     assert law.support()[0].shape == (1, 5)
 
 
@@ -57,7 +57,7 @@ def test_where_nothing_is_allowed_there_is_no_law_and_the_others_keep_theirs(tem
     wishes = [Sampling(temperature), Sampling(temperature, allowed=frozenset({7})), Sampling(temperature)]
     places = [(Row(Request([1], wish)), ()) for wish in wishes]
     logits = torch.randn(3, len(IDS))
-    law = Vocabulary(IDS, SIZE).law_at(logits, places).dense()
+    law = DraftVocabulary(IDS, SIZE).law_at(logits, places).dense()
     assert float(law[1].sum()) == 0
     torch.testing.assert_close(law[[0, 2]], law_at(spread(logits[[0, 2]]), [places[0], places[2]]).dense())
 
@@ -65,4 +65,4 @@ def test_where_nothing_is_allowed_there_is_no_law_and_the_others_keep_theirs(tem
 def test_logits_that_are_no_numbers_are_told():
     place = (Row(Request([1], Sampling())), ())
     with pytest.raises(FloatingPointError):
-        Vocabulary(IDS, SIZE).law_at(torch.full((1, len(IDS)), torch.nan), [place])
+        DraftVocabulary(IDS, SIZE).law_at(torch.full((1, len(IDS)), torch.nan), [place])

@@ -7,11 +7,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from slipstream.engines import open_engine
-from slipstream.engines.llamacpp.stream import Cycle, Reader, Vocabulary, events, said
-from slipstream.models.text import Text
+from slipstream.engines.llamacpp.stream import ByteVocabulary, StreamCycle, StreamReader, events, said
+from slipstream.models.text.codec import TextCodec
 
 
-def byte_text() -> Text:
+def byte_text() -> TextCodec:
     """Byte-level: every byte a token, and the two first bytes of an emoji one token more."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = {letter: i for i, letter in enumerate(alphabet)}
@@ -19,7 +19,7 @@ def byte_text() -> Text:
     made = Tokenizer(models.BPE(words, [("ð", "Ł")]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
-    return Text(PreTrainedTokenizerFast(tokenizer_object=made, eos_token="!"))
+    return TextCodec(PreTrainedTokenizerFast(tokenizer_object=made, eos_token="!"))
 
 
 def event(tokens, content, predicted, ms, drafted=0, accepted=0, **more):
@@ -27,13 +27,13 @@ def event(tokens, content, predicted, ms, drafted=0, accepted=0, **more):
     return {"tokens": tokens, "content": content, "tokens_predicted": predicted, "timings": timings, **more}
 
 
-def read(reader: Reader, *found) -> list[Cycle]:
+def read(reader: StreamReader, *found) -> list[StreamCycle]:
     return [cycle for one in found for cycle in reader.feed(one)] + list(reader.flush())
 
 
 def test_tokens_of_one_cycle_share_a_time_stamp():
     cycles = read(
-        Reader(Vocabulary(byte_text())),
+        StreamReader(ByteVocabulary(byte_text())),
         event([5], "a", 1, 0.001),
         event([6], "b", 2, 50.0, 3, 2),
         event([7], "c", 3, 50.0, 3, 2),
@@ -48,7 +48,7 @@ def test_tokens_of_one_cycle_share_a_time_stamp():
 def test_tokens_inside_a_character_are_found_by_its_bytes(letter):
     text = byte_text()
     whole = text.tokenizer.encode(letter)
-    reader = Reader(Vocabulary(text))
+    reader = StreamReader(ByteVocabulary(text))
     (cycle,) = read(reader, event(whole[-1:], letter, len(whole), 1.0))
     assert cycle.tokens == whole
 
@@ -56,7 +56,7 @@ def test_tokens_inside_a_character_are_found_by_its_bytes(letter):
 def test_another_way_to_cut_a_character_is_found_too():
     text = byte_text()
     single = [text.tokenizer.get_vocab()[c] for c in "ðŁĺĢ"]
-    (cycle,) = read(Reader(Vocabulary(text)), event(single[-1:], "😀", 4, 1.0))
+    (cycle,) = read(StreamReader(ByteVocabulary(text)), event(single[-1:], "😀", 4, 1.0))
     assert cycle.tokens == single
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.engines.native.stops import Stops
+from slipstream.engines.stops import Stops
 
 letters = st.text("ab", max_size=12)
 

@@ -13,7 +13,7 @@ import letters_folder
 from slipstream.core.sampling import Sampling
 from slipstream.core.types import Origin
 from slipstream.engines import open_engine
-from slipstream.engines.base import Wish
+from slipstream.engines.base import GenerationOptions
 
 COLD = Sampling(temperature=0)
 HERE = {"python": sys.executable}
@@ -102,7 +102,7 @@ def test_mistakes_are_refused(folder, arguments, said):
 
 def test_under_speculation_it_refuses_what_vllm_refuses(folder, fake):
     with open_engine("vllm", folder, "ngram", None, 2, HERE) as engine, pytest.raises(ValueError, match="min_p"):
-        engine.submit([3], Sampling(1.0, min_p=0.1), Wish())
+        engine.submit([3], Sampling(1.0, min_p=0.1), GenerationOptions())
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")

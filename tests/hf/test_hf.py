@@ -35,7 +35,7 @@ from slipstream import hf
 from slipstream.audit.statistical import fit
 from slipstream.drafters.folder import save_head
 from slipstream.hf import lend
-from slipstream.models import torch_model
+from slipstream.models.run import torch_model
 
 VOCAB = 61
 IDS = torch.tensor([[0, 0, 5, 6, 7, 5, 6], [9, 8, 7, 6, 5, 9, 8], [0, 3, 4, 5, 3, 4, 5]])
@@ -476,7 +476,7 @@ def test_the_model_may_lie_on_a_gpu(dtype: torch.dtype, llama: Any):
 
 @pytest.mark.model
 def test_the_default_model():
-    from slipstream.models.catalog import resolve
+    from slipstream.models.sources.catalog import resolve
 
     folder = resolve("smollm2-135m").path
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -10,7 +10,7 @@ import torch
 from slipstream.core.law import OneHot
 from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Request, Row, Verdict
-from slipstream.plan.costs import Costs, Recent
+from slipstream.plan.costs import CostModel, RecentMedian
 from slipstream.plan.policy import Adaptive, Fixed, Purse, Trust
 
 
@@ -264,7 +264,7 @@ def test_budgets_are_sane_whatever_happens():
 
 
 def test_costs_between_and_beyond_what_was_seen():
-    costs = Costs()
+    costs = CostModel()
     assert costs.plain(7) == 1.0
     costs.learn(0.01, 2)
     assert costs.plain(1) == costs.plain(9) == 0.01
@@ -280,7 +280,7 @@ def test_costs_between_and_beyond_what_was_seen():
 
 
 def test_a_hiccup_moves_no_price_and_a_longer_text_does():
-    costs = Costs()
+    costs = CostModel()
     for seconds in (0.01, 0.01, 0.11, 0.01):
         costs.learn(seconds, 4)
     assert costs.plain(4) == 0.01
@@ -292,7 +292,7 @@ def test_a_hiccup_moves_no_price_and_a_longer_text_does():
 
 
 def test_the_median_of_the_last_few():
-    recent = Recent(3)
+    recent = RecentMedian(3)
     assert not recent
     for number in (5.0, 1.0, 9.0, 2.0):
         recent.add(number)

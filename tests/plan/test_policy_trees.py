@@ -16,11 +16,11 @@ from slipstream.core.rules import rules
 from slipstream.core.tree import Tree
 from slipstream.core.types import Budget, Draft, Request, Row, Verdict
 from slipstream.drafters.table import TableDrafter
-from slipstream.models.table import Table, TableModel
-from slipstream.plan.choice import LEAP, Span, best
+from slipstream.models.run.table_model import Table, TableModel
+from slipstream.plan.acceptance import AFTER, FIRST, MOST, AcceptanceEstimate, RankTable
+from slipstream.plan.choice import LEAP, RowBudget, best
 from slipstream.plan.policy import Adaptive, judge
-from slipstream.plan.shapes import best_first, best_shape, choose, expected
-from slipstream.plan.trust import AFTER, FIRST, MOST, Ranks, Trust
+from slipstream.plan.tree_shapes import best_first, best_shape, choose, expected
 
 DRAFTER = TableDrafter(Table.random(8, 1, 1))
 Accept = tuple[tuple[float, ...], ...]
@@ -254,13 +254,13 @@ def test_places_too_unlikely_or_too_many_are_left_out():
 @pytest.mark.parametrize("step", [0.0, 0.05, 0.3])
 def test_with_one_row_the_decision_is_that_of_the_table_of_all_shapes(each, step):
     """`shapes.choose` tries the best tree of every size; the policy must find nothing slower."""
-    policy, ranks = Adaptive(), Ranks()
+    policy, ranks = Adaptive(), RankTable()
     policy.costs.learn(1.0, 1)
     for n in range(1, MOST + 1):
         policy.costs.learn(1.0 + each * n, 1 + n, n)
     for steps in (1, 1, 2, 4, 8):
         policy.costs.draft(step * steps, steps)
-    one = Trust(0.7, weight=7, reach=8, ranks=ranks)
+    one = AcceptanceEstimate(0.7, weight=7, reach=8, ranks=ranks)
     (span,), _ = best([one], policy._prices(1), 8, 100.0)
     believed = ranks.accept(0.7, 8)
     parents, speed = choose(MOST, believed, lambda tokens: 1 + each * (tokens - 1), step)
@@ -271,7 +271,7 @@ def test_with_one_row_the_decision_is_that_of_the_table_of_all_shapes(each, step
 
 
 def test_acceptance_by_rank_and_depth_is_learnt_and_shared_among_depths():
-    ranks = Ranks()
+    ranks = RankTable()
     assert ranks.rates[0] == [FIRST, *AFTER]
     for _ in range(60):
         ranks.learn([(1, 3), (-1, 3)])  # at the first place always the second, at the next none of three
@@ -287,7 +287,7 @@ def test_acceptance_by_rank_and_depth_is_learnt_and_shared_among_depths():
 
 
 def test_where_first_candidates_fail_the_others_are_not_trusted_either():
-    believed = Ranks().accept(0.02, 1)
+    believed = RankTable().accept(0.02, 1)
     assert sum(believed[0]) < 0.1
 
 
@@ -343,7 +343,7 @@ def test_no_wider_than_the_vocabulary_and_no_larger_than_the_context():
     policy.open([row], TableModel(Table.random(2, 1, 0), context=5), DRAFTER, rules.get("greedy")())
     assert policy._ranks[row].width == 2
     assert policy._ranks[row].most == 5
-    assert Span(5, 3, 2).budget(2).shape.width == 2
-    assert Span(5, 3, 2).budget(6).shape.width == 3
-    assert Span(3, 3).budget(6) == Budget(3)
-    assert not Span()
+    assert RowBudget(5, 3, 2).budget(2).shape.width == 2
+    assert RowBudget(5, 3, 2).budget(6).shape.width == 3
+    assert RowBudget(3, 3).budget(6) == Budget(3)
+    assert not RowBudget()

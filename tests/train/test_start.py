@@ -16,7 +16,7 @@ import letters
 from slipstream.drafters import folder as stored
 from slipstream.drafters.draft_folder import load_draft
 from slipstream.drafters.shipped import shipped
-from slipstream.models.load import Found
+from slipstream.models.sources.load import ModelFiles
 from slipstream.train.corpus import Batch, read
 from slipstream.train.eagle import Eagle, EagleTraining
 from slipstream.train.run import train
@@ -153,8 +153,8 @@ def test_another_shape_is_refused(method, change, said, begun, target, tmp_path)
 
 @pytest.mark.parametrize("method", ["eagle", "draft_model"])
 def test_the_methods_own_name_is_the_one_shipped_for_the_target(method):
-    found = find_start(method, method, Found("smollm2-135m", Path("anywhere"), "catalog"))
+    found = find_start(method, method, ModelFiles("smollm2-135m", Path("anywhere"), "catalog"))
     assert found is not None
     assert found.folder in shipped().values()
     assert len(found.ids) == 8192
-    assert find_start("", method, Found("smollm2-135m", Path("anywhere"), "catalog")) is None
+    assert find_start("", method, ModelFiles("smollm2-135m", Path("anywhere"), "catalog")) is None

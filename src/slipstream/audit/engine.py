@@ -25,7 +25,7 @@ from slipstream.audit.surprise import surprises
 from slipstream.core.sampling import Sampling
 from slipstream.drafters.none import NoDrafter
 from slipstream.engines.base import Completion, Engine
-from slipstream.models.torch_model import TorchModel
+from slipstream.models.run.torch_model import TorchModel
 
 NUMERICS = 0.15  # total variation of a place beyond which the weights are not the same any more
 LENGTH, WIDTH = (

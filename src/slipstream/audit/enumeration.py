@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from slipstream.core.array_types import Bool, Float, Int, Tensor
 from slipstream.core.law import Law
 from slipstream.core.loop import NoiseFactory
 from slipstream.core.noise import Noise, Purpose, Site
-from slipstream.core.shapes import Bool, Float, Int, Tensor
 from slipstream.core.types import Row
 
 Key = tuple[int, int, int, int]  # committed length at the start of the cycle, node, purpose, stage

@@ -19,9 +19,9 @@ import torch
 
 from slipstream.audit.check import Check
 from slipstream.audit.subject import Pair, Subject
+from slipstream.core.array_types import Bool, Float, Int, Tensor
 from slipstream.core.law import Law
 from slipstream.core.noise import Noise, Purpose, Site
-from slipstream.core.shapes import Bool, Float, Int, Tensor
 from slipstream.core.tree import Shape
 from slipstream.core.types import Row
 from slipstream.plan.policy import Fixed

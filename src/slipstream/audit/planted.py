@@ -10,17 +10,17 @@ import torch
 from slipstream.audit.planted_trees import PLANTED_TREES
 from slipstream.audit.subject import Subject
 from slipstream.core import sampling
+from slipstream.core.array_types import Tensor
 from slipstream.core.interfaces import Drafter, Verifier
 from slipstream.core.law import Dense, Law
 from slipstream.core.loop import NoiseFactory
 from slipstream.core.noise import Noise, Purpose, Site
 from slipstream.core.sampling import Sampling
-from slipstream.core.shapes import Tensor
 from slipstream.core.tree import Tree
 from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
 from slipstream.core.verify_token import Token
 from slipstream.drafters.table import TableDrafter
-from slipstream.models.table import Table, TableModel
+from slipstream.models.run.table_model import Table, TableModel
 
 HONEST = Subject(Token)
 

@@ -8,16 +8,16 @@ from dataclasses import replace
 import torch
 
 from slipstream.audit.subject import Subject
+from slipstream.core.array_types import Tensor
 from slipstream.core.interfaces import Drafter
 from slipstream.core.noise import Noise
-from slipstream.core.shapes import Tensor
 from slipstream.core.tree import Shape, Tree
 from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
 from slipstream.core.verify_spectr import SpecTr
 from slipstream.core.verify_token import acceptance
 from slipstream.core.verify_tree import Chosen, Replace, offer
 from slipstream.drafters.table import TableDrafter
-from slipstream.models.table import Table, TableModel
+from slipstream.models.run.table_model import Table, TableModel
 from slipstream.plan.policy import Fixed
 
 

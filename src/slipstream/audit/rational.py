@@ -13,7 +13,7 @@ from itertools import pairwise, product
 
 from slipstream.audit.check import Check
 from slipstream.audit.subject import Pair
-from slipstream.models.table import Table
+from slipstream.models.run.table_model import Table
 
 Text = tuple[int, ...]
 Row = list[Fraction]

@@ -16,19 +16,19 @@ import torch
 from slipstream.audit.check import Check
 from slipstream.audit.continuations import Continuations, Path
 from slipstream.audit.statistical import check_rows, fit
-from slipstream.core.interfaces import Drafter, Verifier, way
+from slipstream.core.array_types import Float, Tensor
+from slipstream.core.interfaces import Drafter, Verifier, sibling_mode
 from slipstream.core.law import Dense, Law
 from slipstream.core.loop import decode
 from slipstream.core.noise import Noise
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
-from slipstream.core.shapes import Float, Tensor
 from slipstream.core.shaping import law_at
 from slipstream.core.tree import Shape
 from slipstream.core.types import Draft, Request, Row, Verdict
 from slipstream.drafters.none import NoDrafter
 from slipstream.engines.native.compare import Agreement, agreement
-from slipstream.models.torch_model import TorchModel
+from slipstream.models.run.torch_model import TorchModel
 from slipstream.plan.policy import Fixed
 
 TREE = Shape(nodes=8, width=3)
@@ -48,7 +48,7 @@ class RealPair:
 
     def branches(self, rule: Verifier) -> bool:
         """Whether drafts have several candidates for a place."""
-        return way(rule, self.drafter) is not None and self.model.branches
+        return sibling_mode(rule, self.drafter) is not None and self.model.branches
 
     def run(self, rows: Sequence[Row], rule: Verifier, depth: int, shape: Shape | None = None) -> None:
         drafter = self.drafter if depth else NoDrafter(self.model.vocab)

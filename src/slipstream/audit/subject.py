@@ -19,7 +19,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.core.shaping import law_at
 from slipstream.core.types import Constraint, Request, Row, Step
 from slipstream.drafters.table import TableDrafter
-from slipstream.models.table import Table, TableModel
+from slipstream.models.run.table_model import Table, TableModel
 from slipstream.plan.policy import Fixed
 
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import torch
 
+from slipstream.core.array_types import Float, Tensor
 from slipstream.core.interfaces import Model
 from slipstream.core.law import OneHot
 from slipstream.core.sampling import Sampling
-from slipstream.core.shapes import Float, Tensor
 from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Request, Row
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.bench.statistics import FASTER, ONE_REPEAT, SLOWER, UNCLEAR
-from slipstream.models.folder import read_json
+from slipstream.models.sources.folder import read_json
 
 AXES = ("engine", "drafter", "depth", "rule", "batch", "temperature", "workload")
 SAME = ("model", "sha256")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from slipstream.models.progress import counting
+from slipstream.models.sources.progress import counting
 
 Say = Callable[[str], None]
 

@@ -12,7 +12,7 @@ from slipstream.bench.measure.roofline import Machine, Weights, bytes_per_token,
 from slipstream.bench.quality.scores import judge
 from slipstream.bench.statistics import Estimate, estimate, median, ratio, verdict
 from slipstream.bench.workloads import Workload
-from slipstream.engines.base import Tally
+from slipstream.engines.base import SpeculationStats
 
 Record = dict[str, Any]
 
@@ -108,7 +108,7 @@ def _estimated(name: str, found: Estimate | None) -> Record:
 
 def _drafting(runs: Sequence[Measurement]) -> Record:
     """Counts over all repeats; `survival` is the share of cycles that kept a position, and with one makes tau."""
-    tally = Tally()
+    tally = SpeculationStats()
     for run in runs:
         tally.merge(run.tally)
     cycles = max(1, tally.cycles)

@@ -22,8 +22,8 @@ from slipstream.bench.run import Schedule, all_entries, first_entries, run
 from slipstream.bench.statistics import median
 from slipstream.bench.workloads import load_workloads
 from slipstream.engines import engines
-from slipstream.models.catalog import resolve
-from slipstream.models.load import Found
+from slipstream.models.sources.catalog import resolve
+from slipstream.models.sources.load import ModelFiles
 
 Results = dict[str, Any]
 
@@ -79,7 +79,9 @@ def bench(options: BenchOptions) -> Results:
     return results
 
 
-def _measured(schedule: Schedule, pool: EnginePool, journal: Journal, found: Found, options: BenchOptions) -> Results:
+def _measured(
+    schedule: Schedule, pool: EnginePool, journal: Journal, found: ModelFiles, options: BenchOptions
+) -> Results:
     """The figures and what they depend on."""
     measured = run(schedule, pool, journal)
     context = _context(schedule, pool, journal, found, options)
@@ -113,7 +115,7 @@ def _machine_name() -> str:
 
 
 def _context(
-    schedule: Schedule, pool: EnginePool, journal: Journal, found: Found, options: BenchOptions
+    schedule: Schedule, pool: EnginePool, journal: Journal, found: ModelFiles, options: BenchOptions
 ) -> RecordContext:
     labels = first_entries(schedule, pool, journal, "model")
     return RecordContext(

@@ -48,7 +48,7 @@ def audit(
     from slipstream.audit.run import audit_rules
     from slipstream.audit.subject import Pair
     from slipstream.core.rules import rules
-    from slipstream.models.table import Table
+    from slipstream.models.run.table_model import Table
 
     if tree is not None and (engine is not None or model is None):
         raise ValueError(
@@ -117,7 +117,7 @@ def _real(
 ) -> Iterator[Check]:
     from slipstream.audit.real import TREE, RealPair, audit_real
     from slipstream.engines.native.build import build_drafter, build_target
-    from slipstream.plan.shapes import parse
+    from slipstream.plan.tree_shapes import parse
 
     if not 1 <= depth <= 16:
         raise ValueError(f"depth is {depth}; it must be between 1 and 16")

@@ -11,7 +11,7 @@ from slipstream.cli.statistics_view import REPEATS
 if TYPE_CHECKING:
     from slipstream.bench.measure.measurement import Measurement
     from slipstream.cli.conversation import Conversation
-    from slipstream.engines.base import Completion, Tally
+    from slipstream.engines.base import Completion, SpeculationStats
 
 COMMANDS = {
     "/help": "this list",
@@ -101,7 +101,7 @@ def _promise(completion: Completion) -> str:
     return f"rule {completion.rule}{REPEATS.get(completion.repeatable or '', '')}"
 
 
-def _drafting(tally: Tally) -> str:
+def _drafting(tally: SpeculationStats) -> str:
     drafted = sum(tally.drafted)
     accepted = f"{drafted - tally.wasted} of {drafted} drafted accepted" if drafted else "nothing drafted"
     return f"tau {tally.tau:.2f}, {accepted}"

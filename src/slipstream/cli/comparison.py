@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from slipstream.engines.base import Engine
-    from slipstream.models.text import Text
+    from slipstream.models.text.codec import TextCodec
 
 
 def compare(engine: Engine, task: Task, run: Run, told: Told) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def _agreement(engine: NativeEngine, task: Task, run: Run, plain: Run) -> dict[s
     }
 
 
-def _place(parting: Any, text: Text) -> dict[str, Any]:
+def _place(parting: Any, text: TextCodec) -> dict[str, Any]:
     return {
         "position": parting.position,
         "tokens": [text.decode([token]) for token in parting.tokens],

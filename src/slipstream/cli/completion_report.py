@@ -8,8 +8,8 @@ from slipstream.cli.pairs import FEW
 
 if TYPE_CHECKING:
     from slipstream.cli.generation import Run
-    from slipstream.engines.base import Completion, Engine, Logprob, Tally
-    from slipstream.models.text import Text
+    from slipstream.engines.base import Completion, Engine, Logprob, SpeculationStats
+    from slipstream.models.text.codec import TextCodec
     from slipstream.plan.drafting_cost import DraftingCost
 
 
@@ -34,7 +34,7 @@ def completion_report(run: Run, engine: Engine, drafter: str) -> dict[str, Any]:
     }
 
 
-def _sample(sample: Completion, text: Text) -> dict[str, Any]:
+def _sample(sample: Completion, text: TextCodec) -> dict[str, Any]:
     logprobs = {"logprobs": {"content": [_logprob(one, text) for one in sample.logprobs]}} if sample.logprobs else {}
     return {
         "text": sample.text,
@@ -46,7 +46,7 @@ def _sample(sample: Completion, text: Text) -> dict[str, Any]:
     }
 
 
-def _drafting(tally: Tally) -> dict[str, Any]:
+def _drafting(tally: SpeculationStats) -> dict[str, Any]:
     return {
         "tau": round(tally.tau, 3),
         "acceptance": [round(share, 3) for share in tally.acceptance],
@@ -55,12 +55,12 @@ def _drafting(tally: Tally) -> dict[str, Any]:
     }
 
 
-def _logprob(logprob: Logprob, text: Text) -> dict[str, Any]:
+def _logprob(logprob: Logprob, text: TextCodec) -> dict[str, Any]:
     others = [_token(token, value, text) for token, value in logprob.top]
     return {**_token(logprob.token, logprob.value, text), "top_logprobs": others}
 
 
-def _token(token: int, value: float, text: Text) -> dict[str, Any]:
+def _token(token: int, value: float, text: TextCodec) -> dict[str, Any]:
     return {"token": text.decode([token]) or text.token(token), "token_id": token, "logprob": round(value, 5)}
 
 

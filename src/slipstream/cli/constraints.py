@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from slipstream.models.text import Text
+    from slipstream.models.text.codec import TextCodec
 
 
 def read_grammar(json_schema: str | None, regex: str | None, grammar: str | None) -> dict[str, Any] | None:
@@ -57,7 +57,7 @@ def read_biases(words: Iterable[str] | None) -> list[tuple[str, float]]:
     return pairs
 
 
-def token_biases(pairs: Sequence[tuple[str, float]], text: Text) -> dict[int, float]:
+def token_biases(pairs: Sequence[tuple[str, float]], text: TextCodec) -> dict[int, float]:
     """Biases by token id. A token is written as its id, or as text that is exactly one token."""
     biases: dict[int, float] = {}
     for token, value in pairs:
@@ -65,7 +65,7 @@ def token_biases(pairs: Sequence[tuple[str, float]], text: Text) -> dict[int, fl
     return biases
 
 
-def _single_token(token: str, text: Text) -> int:
+def _single_token(token: str, text: TextCodec) -> int:
     ids: list[int] = text.tokenizer.encode(token, add_special_tokens=False)
     if len(ids) != 1:
         raise ValueError(f"the logit bias {token!r} is {len(ids)} tokens ({ids}); give a token id or text of one token")

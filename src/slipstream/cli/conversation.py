@@ -9,7 +9,7 @@ from slipstream.bench.measure.measurement import Measurement
 from slipstream.cli.generation import Run, Task, run_task
 from slipstream.cli.show import console
 from slipstream.cli.token_view import TokenView
-from slipstream.engines.base import Speculation, Wish
+from slipstream.engines.base import GenerationOptions, Speculation
 
 if TYPE_CHECKING:
     from slipstream.core.sampling import Sampling
@@ -41,7 +41,7 @@ class Conversation:
     def answer(self, line: str) -> None:
         """Send a message and show what comes; Ctrl-C ends the answer and keeps what there is of it."""
         message = {"role": "user", "content": line}
-        options = Wish(max_tokens=self.max_tokens, speculation=Speculation(depth=self.depth))
+        options = GenerationOptions(max_tokens=self.max_tokens, speculation=Speculation(depth=self.depth))
         view = TokenView(console())
         run = run_task(self.engine, Task(self._request(message), self.sampling, options), view.show)
         view.end()

@@ -59,12 +59,12 @@ def generate(
     from slipstream.cli.generation import Task
     from slipstream.cli.session import Opening, generated
     from slipstream.core.sampling import Penalties, Sampling
-    from slipstream.engines.base import Wish
+    from slipstream.engines.base import GenerationOptions
 
     conversation = as_conversation(read_prompt(prompt, file), system)
     penalties = Penalties(repetition_penalty, presence_penalty, frequency_penalty)
     sampling = Sampling(temperature, top_k, top_p, min_p, seed, penalties)
-    wish = Wish(
+    wish = GenerationOptions(
         max_tokens,
         min_tokens,
         tuple(stop or ()),

@@ -9,7 +9,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from slipstream.bench.measure.measurement import Measurement, book_times
-from slipstream.engines.base import Chunk, Completion, Engine, Prompt, Speculation, Tally, Ticket, Wish
+from slipstream.engines.base import (
+    Chunk,
+    Completion,
+    Engine,
+    GenerationOptions,
+    Prompt,
+    RequestHandle,
+    Speculation,
+    SpeculationStats,
+)
 
 if TYPE_CHECKING:
     from slipstream.core.sampling import Sampling
@@ -23,7 +32,7 @@ class Task:
 
     prompt: Prompt
     sampling: Sampling
-    wish: Wish
+    wish: GenerationOptions
 
     def plain(self) -> Task:
         """The same without speculation."""
@@ -39,9 +48,9 @@ class Run:
     interrupted: bool = False
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> SpeculationStats:
         """Counts of all samples together."""
-        tally = Tally()
+        tally = SpeculationStats()
         for sample in self.samples:
             tally.merge(sample.tally)
         return tally
@@ -89,7 +98,7 @@ def _listen(listeners: Sequence[Listener], show: Show | None, between: Callable[
 class Listener:
     """Reads the chunks of one ticket as they come, in the thread that calls `listen` or in one of its own."""
 
-    def __init__(self, ticket: Ticket) -> None:
+    def __init__(self, ticket: RequestHandle) -> None:
         self.ticket = ticket
         self.chunks: list[Chunk] = []
         self.stamps: list[tuple[float, int]] = []  # when, how many tokens

@@ -12,7 +12,7 @@ from slipstream.cli import options as given
 from slipstream.cli.show import Json, print_json
 
 if TYPE_CHECKING:
-    from slipstream.models.verify import FileCheck
+    from slipstream.models.sources.verify import FileCheck
 
 Name = Annotated[str, typer.Argument(help="A catalog name, Hugging Face id, folder or GGUF file.")]
 ModelOrDrafter = Annotated[
@@ -30,7 +30,7 @@ models = typer.Typer(
 def list_models(as_json: Json = False) -> None:
     """Models of the catalog, those on this machine, and the drafters that are shipped."""
     from slipstream.drafters.describe import summaries
-    from slipstream.models import catalog
+    from slipstream.models.sources import catalog
 
     here = {model.name: model for model in catalog.installed()}
     names = sorted({*here, *catalog.catalog_names()})
@@ -51,7 +51,7 @@ def list_models(as_json: Json = False) -> None:
 @models.command()
 def pull(name: Name, trust_remote_code: given.TrustRemoteCode = False) -> None:
     """Fetch a model and make it ready; one that is here already is checked, and fetched again if damaged."""
-    from slipstream.models import catalog
+    from slipstream.models.sources import catalog
 
     found = catalog.pull(name, trust_remote_code=trust_remote_code)
     print(f"{found.name} is ready: {found.path}")
@@ -61,7 +61,7 @@ def pull(name: Name, trust_remote_code: given.TrustRemoteCode = False) -> None:
 def inspect(name: ModelOrDrafter, trust_remote_code: given.TrustRemoteCode = False, as_json: Json = False) -> None:
     """What a model or a drafter is made of."""
     from slipstream.drafters.describe import describe_drafter, drafter_folder
-    from slipstream.models import catalog
+    from slipstream.models.sources import catalog
 
     if folder := drafter_folder(name):
         facts = describe_drafter(name, folder)
@@ -83,7 +83,7 @@ def verify(
 ) -> None:
     """Check files against the sha256 recorded when they were fetched or converted; exit code 1 if any is damaged."""
     from slipstream.drafters.shipped import shipped
-    from slipstream.models import catalog
+    from slipstream.models.sources import catalog
 
     names = names or [*(own.name for own in catalog.installed()), *shipped()]
     checks = {}
@@ -101,7 +101,7 @@ def verify(
 
 def _check(name: str) -> list[FileCheck]:
     from slipstream.drafters.describe import drafter_folder, verify_drafter
-    from slipstream.models import catalog
+    from slipstream.models.sources import catalog
 
     folder = drafter_folder(name)
     return verify_drafter(folder) if folder else catalog.verify(name)
@@ -131,8 +131,8 @@ def convert(
     trust_remote_code: given.TrustRemoteCode = False,
 ) -> None:
     """Write a model as a folder of safetensors; an eagle head for vLLM, or a published EAGLE-3 head as one of ours."""
-    from slipstream.drafters.exchange import convert_head
-    from slipstream.models import catalog
+    from slipstream.drafters.eagle.checkpoints import convert_head
+    from slipstream.models.sources import catalog
 
     path = convert_head(source, folder) or catalog.convert(source, folder, trust_remote_code=trust_remote_code)
     print(f"written: {path}")
@@ -153,6 +153,6 @@ def compile_model(
 @models.command()
 def remove(name: Name) -> None:
     """Delete a fetched or converted model from the cache."""
-    from slipstream.models import catalog
+    from slipstream.models.sources import catalog
 
     print(f"{catalog.remove(name) / 1e6:.0f} MB given back")

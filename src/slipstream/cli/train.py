@@ -28,7 +28,7 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a drafter: the target answers prompts, a small network learns to foresee it."""
-    from slipstream.models.progress import counting
+    from slipstream.models.sources.progress import counting
     from slipstream.train.report import draw_curves, summary, write_card
     from slipstream.train.run import train as run
 

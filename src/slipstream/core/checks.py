@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.core.shapes import Tensor
+from slipstream.core.array_types import Tensor
 
 SHOWN = 60  # characters of a wrong value that an error repeats
 

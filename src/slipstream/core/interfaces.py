@@ -95,7 +95,7 @@ class Verifier(ABC):
         """`target` holds one law per slot of the draft's tree."""
 
 
-def way(rule: Verifier, drafter: Drafter) -> Siblings | None:
+def sibling_mode(rule: Verifier, drafter: Drafter) -> Siblings | None:
     """How a drafter should draw candidates for a rule; None where the two can do chains only."""
     return next((how for how in rule.siblings if how in drafter.siblings), None)
 
@@ -104,7 +104,7 @@ class Policy(ABC):
     """Decides each cycle whether and how far to draft."""
 
     def open(self, rows: Sequence[Row], model: Model, drafter: Drafter, rule: Verifier) -> None:
-        """New rows, and what will decode them: whether their drafts may branch is for `way` to say."""
+        """New rows, and what will decode them: whether their drafts may branch is for `sibling_mode` to say."""
 
     def close(self, rows: Sequence[Row]) -> None:
         """Forget rows."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from slipstream.core.shapes import Float, Int, Tensor
+from slipstream.core.array_types import Float, Int, Tensor
 
 
 class Law(ABC):

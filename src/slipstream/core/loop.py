@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 
-from slipstream.core.interfaces import Drafter, Model, Policy, Verifier, way
+from slipstream.core.interfaces import Drafter, Model, Policy, Verifier, sibling_mode
 from slipstream.core.law import Law
 from slipstream.core.noise import CounterNoise, Noise
 from slipstream.core.shaping import law_at, places
 from slipstream.core.tree import Siblings
-from slipstream.core.types import Budget, Draft, News, Origin, Row, Scores, Step, Verdict
+from slipstream.core.types import Budget, Draft, Origin, Row, RowOutcome, Scores, Step, Verdict
 
 NoiseFactory = Callable[[Sequence[Row], Sequence[bool]], Noise]
 
@@ -37,7 +37,7 @@ def decode(
     policy.open(everyone, model, drafter, verifier)
     try:
         while rows := [row for row in rows if row.finish is None]:
-            budget = within_limits(policy.budget(rows), rows, model.context, way(verifier, drafter))
+            budget = within_limits(policy.budget(rows), rows, model.context, sibling_mode(verifier, drafter))
             noise = make_noise(rows, [verifier.shared] * len(rows))
             draft = drafter.propose(rows, budget, noise)
             scores = model.score(rows, draft)
@@ -91,11 +91,11 @@ def advance(rows: Sequence[Row], draft: Draft, verdict: Verdict, context: int) -
     return steps
 
 
-def read(draft: Draft, verdict: Verdict) -> list[News]:
+def read(draft: Draft, verdict: Verdict) -> list[RowOutcome]:
     """What was decided, row by row: the one place where the host looks."""
     last = verdict.token.tolist()
     if not len(draft.tree):
-        return [News([], [token], [Origin.PLAIN], 0) for token in last]
+        return [RowOutcome([], [token], [Origin.PLAIN], 0) for token in last]
     tokens, paths, bonus = draft.token.tolist(), verdict.path.tolist(), verdict.bonus.tolist()
     drafted = Counter(r for r, _ in draft.tree.lists)
     news = []
@@ -103,5 +103,5 @@ def read(draft: Draft, verdict: Verdict) -> list[News]:
         path = [i for i in line if i >= 0]
         final = Origin.PLAIN if not drafted[r] else Origin.BONUS if bonus[r] else Origin.RECOVERED
         emitted = [*(tokens[i] for i in path), last[r]]
-        news.append(News(path, emitted, [Origin.ACCEPTED] * len(path) + [final], drafted[r]))
+        news.append(RowOutcome(path, emitted, [Origin.ACCEPTED] * len(path) + [final], drafted[r]))
     return news

@@ -22,8 +22,8 @@ from functools import cached_property
 
 import torch
 
+from slipstream.core.array_types import Bool, Float, Int, Tensor
 from slipstream.core.law import Law, Sparse
-from slipstream.core.shapes import Bool, Float, Int, Tensor
 from slipstream.core.types import Row
 
 

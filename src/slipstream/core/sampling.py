@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from slipstream.core.array_types import Bool, Float, Int, Tensor
 from slipstream.core.checks import integer, integers, number, shown
 from slipstream.core.law import Dense, Law, OneHot
-from slipstream.core.shapes import Bool, Float, Int, Tensor
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import torch
 
 from slipstream.core import sampling
+from slipstream.core.array_types import Float, Tensor
 from slipstream.core.law import Law
 from slipstream.core.sampling import NO_PENALTIES, Penalties, Sampling
-from slipstream.core.shapes import Float, Tensor
 from slipstream.core.tree import Tree
 from slipstream.core.types import Row
 

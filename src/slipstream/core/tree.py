@@ -18,7 +18,7 @@ from functools import cached_property
 
 import torch
 
-from slipstream.core.shapes import Bool, Int, Tensor
+from slipstream.core.array_types import Bool, Int, Tensor
 
 MOST = 1 << 16  # nodes of a shape given level by level; no model's context holds more in one draft
 

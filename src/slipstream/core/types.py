@@ -27,9 +27,9 @@ from enum import StrEnum
 
 import torch
 
+from slipstream.core.array_types import Bool, Float, Int, Tensor
 from slipstream.core.law import Law
 from slipstream.core.sampling import Sampling
-from slipstream.core.shapes import Bool, Float, Int, Tensor
 from slipstream.core.tree import Shape, Siblings, Tree
 
 
@@ -174,7 +174,7 @@ class Draft:
         return Draft(moved, self.token.to(device), self.law.to(device), self.siblings, chance)
 
 
-class Picked(Mapping[int, Tensor]):
+class LazyRows(Mapping[int, Tensor]):
     """Some lines of several tensors, taken when somebody asks for them: drafters mostly read a model's cache."""
 
     def __init__(self, whole: Mapping[int, Tensor], lines: slice | Tensor) -> None:
@@ -212,7 +212,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class News:
+class RowOutcome:
     """What a verdict says of one row: its accepted nodes, and the tokens to emit with their origins."""
 
     path: list[int]

@@ -16,10 +16,10 @@ from typing import ClassVar
 
 import torch
 
+from slipstream.core.array_types import Int, Tensor
 from slipstream.core.interfaces import Verifier
 from slipstream.core.law import Law, OneHot
 from slipstream.core.noise import Noise, Purpose, Site
-from slipstream.core.shapes import Int, Tensor
 from slipstream.core.tree import Siblings, padded
 from slipstream.core.types import Draft, Verdict
 

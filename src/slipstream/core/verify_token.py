@@ -14,10 +14,10 @@ from typing import ClassVar
 
 import torch
 
+from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.core.interfaces import Verifier
 from slipstream.core.law import Dense, Law
 from slipstream.core.noise import Noise, Purpose, Site
-from slipstream.core.shapes import Float, Int, Tensor
 from slipstream.core.tree import padded
 from slipstream.core.types import Draft, Verdict
 
@@ -41,7 +41,7 @@ Residual = Callable[[Tensor, Law], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Rest(Law):
+class ResidualLaw(Law):
     """What the target's laws, scaled, have left where drafts have had their share. Whoever draws from it may do so
     without making it: of a vocabulary in float64 every step is slow."""
 
@@ -134,7 +134,7 @@ def settle(
         law = target.select(torch.tensor([end[r] for r in some], device=device))
         if not whole:
             node = torch.tensor([lines[r][accepted[r]] for r in some], device=device)
-            law = Rest(law.dense(), scale[node], draft.law.select(node), residual)
+            law = ResidualLaw(law.dense(), scale[node], draft.law.select(node), residual)
         count = torch.tensor([accepted[r] for r in some])
         drawn = noise.draw(law, Site(torch.tensor(some), count, count), Purpose.EMIT).tolist()
         for r, word in zip(some, drawn, strict=True):

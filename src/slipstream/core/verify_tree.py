@@ -21,10 +21,10 @@ from typing import ClassVar
 
 import torch
 
+from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.core.interfaces import Verifier
 from slipstream.core.law import Dense, Law, OneHot
 from slipstream.core.noise import Noise, Purpose, Site
-from slipstream.core.shapes import Float, Int, Tensor
 from slipstream.core.tree import Siblings
 from slipstream.core.types import Draft, Verdict
 from slipstream.core.verify_token import acceptance, residual

@@ -15,6 +15,6 @@ drafters: Registry[Drafter] = Registry(
         "none": "slipstream.drafters.none:NoDrafter",
         "ngram": "slipstream.drafters.ngram:NGram",
         "draft_model": "slipstream.drafters.draft_model:DraftModel",
-        "eagle": "slipstream.drafters.eagle:Eagle",
+        "eagle": "slipstream.drafters.eagle.drafter:Eagle",
     },
 )

@@ -7,9 +7,9 @@ from typing import Any
 
 from slipstream.drafters.folder import CONFIG, IDS, KIND, SCALE, WEIGHTS, head_kind
 from slipstream.drafters.shipped import shipped
-from slipstream.models import store
-from slipstream.models.folder import read_json, tensors
-from slipstream.models.verify import FileCheck, check_files
+from slipstream.models.sources import store
+from slipstream.models.sources.folder import read_json, tensors
+from slipstream.models.sources.verify import FileCheck, check_files
 
 LEFT_OUT = frozenset({KIND, "target_sha256", "training", "answered_tokens"})  # how it was trained is in its README
 

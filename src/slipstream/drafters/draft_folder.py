@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import nn
 
-from slipstream.core.shapes import Float, Int, Tensor
+from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.drafters.folder import CONFIG, WEIGHTS, read, write
-from slipstream.models.layers import chosen_layers
+from slipstream.models.run.layers import chosen_layers
 
 
 def save_draft(

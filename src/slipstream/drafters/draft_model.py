@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.core.interfaces import Drafter
 from slipstream.core.law import Law, OneHot
 from slipstream.core.noise import Noise
-from slipstream.core.shapes import Float, Int, Tensor
 from slipstream.core.shaping import Place, law_at, places
 from slipstream.core.tree import Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
 from slipstream.drafters.grow import grow, locate
-from slipstream.drafters.vocabulary import Vocabulary
-from slipstream.models.torch_model import TorchModel
+from slipstream.drafters.vocabulary import DraftVocabulary
+from slipstream.models.run.torch_model import TorchModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class DraftModel(Drafter):
 
     def __init__(self, model: TorchModel, vocab: int, ids: Int[Tensor, " draft_vocab"] | None = None) -> None:
         self.model, self.vocab = model, vocab
-        self._words = None if ids is None else Vocabulary(ids, vocab)
+        self._words = None if ids is None else DraftVocabulary(ids, vocab)
         # the latest one of each row: in one cycle, rows under another rule have a proposal of their own
         self._proposals: dict[Row, Proposal] = {}
 

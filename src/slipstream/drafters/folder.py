@@ -2,7 +2,7 @@
 
 A head is shipped, so its bytes count: matrices are stored as bfloat16, or as int8 with one scale for each of their
 rows, `<name>.scale`. Either way they come back as bfloat16 numbers, whatever the target computes in. That keeps one
-head the same on every machine, and the kernel for few rows reads two bytes for each of them (`kernels.cpu_linear`).
+head the same on every machine, and the kernel for few rows reads two bytes for each of them (`kernels.cpu.linear`).
 After int8, rounding to bfloat16 adds a few hundredths to the error. Norms are a thousandth of it all and stay float32.
 
 The configuration is written last and names the hash of the weights: a reader finds the old head, the new one, or a
@@ -22,10 +22,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from slipstream.core.shapes import Float, Int, Tensor
-from slipstream.drafters.eagle_net import EagleConfig, EagleNet
-from slipstream.models.folder import read_json
-from slipstream.models.store import sha256
+from slipstream.core.array_types import Float, Int, Tensor
+from slipstream.drafters.eagle.network import EagleConfig, EagleNet
+from slipstream.models.sources.folder import read_json
+from slipstream.models.sources.store import sha256
 
 KIND = "slipstream_drafter"  # the key by which a folder says what it is
 WEIGHTS, CONFIG, IDS, SCALE = "model.safetensors", "config.json", "draft_ids", ".scale"

@@ -1,7 +1,7 @@
 """Growing drafts, chains and trees alike, all rows side by side: one call for laws per level of the deepest one.
 
 A drafter that can say what may follow a slot hands in `next_law` and gets a whole draft back. Which slots are opened,
-how many candidates are drawn after each and which are kept is decided by the row's shape (`drafters/plans.py`), how
+how many candidates are drawn after each and which are kept is decided by the row's shape (`drafters/growth.py`), how
 they are drawn by what the rule asked for (`Siblings`). Candidates that were drawn are never dropped; how many are drawn
 after a slot is settled before the first of them is seen.
 
@@ -17,12 +17,12 @@ from itertools import groupby
 
 import torch
 
+from slipstream.core.array_types import Int, Tensor
 from slipstream.core.law import Law, OneHot, concat
 from slipstream.core.noise import Noise, Purpose, Site
-from slipstream.core.shapes import Int, Tensor
 from slipstream.core.tree import Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row
-from slipstream.drafters.plans import plan_for
+from slipstream.drafters.growth import plan_for
 
 NextLaw = Callable[[Tree, Int[Tensor, " nodes"], list[int]], Law]
 """The laws of the token after these slots of the draft grown so far, as (tree, tokens); slots are numbered as in
@@ -46,14 +46,14 @@ def grow(
     rows: Sequence[Row], budget: Sequence[Budget], noise: Noise, next_law: NextLaw, vocab: int, stage: int = 0
 ) -> Draft:
     """Draft what each row's budget allows; nothing follows an end token or a law with nothing likely enough in it."""
-    growth = Growth(rows, budget, noise, vocab, stage)
+    growth = BatchGrowth(rows, budget, noise, vocab, stage)
     level = [(r, -1) for r, spend in enumerate(budget) if spend.depth > 0]
     while level:
         level = growth.level(level, next_law(*growth.open(level)))
     return growth.draft()
 
 
-class Growth:
+class BatchGrowth:
     """The drafts of all rows while they grow."""
 
     def __init__(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise, vocab: int, stage: int) -> None:

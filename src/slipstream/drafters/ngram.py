@@ -35,7 +35,7 @@ class NGramConfig:
             )
 
 
-class Index:
+class NGramIndex:
     """Where every n-gram of a growing text was followed by something: n-gram -> positions of what followed."""
 
     def __init__(self, config: NGramConfig) -> None:
@@ -72,12 +72,12 @@ class Index:
         return [self.text[start + i % period] for i in range(depth)] if period else []
 
 
-class Lookup(RowDrafter):
+class PromptLookup(RowDrafter):
     """Guesses for one row from its own text."""
 
     def __init__(self, config: NGramConfig) -> None:
         self.config = config
-        self.index = Index(config)
+        self.index = NGramIndex(config)
 
     def guess(self, tokens: Sequence[int], depth: int) -> list[int]:
         self.index.extend(tokens[len(self.index.text) :])
@@ -94,14 +94,14 @@ class Lookup(RowDrafter):
         return [list(guess) for guess in found]
 
 
-class Guided(RowDrafter):
+class ReferenceLookup(RowDrafter):
     """Guesses for one row along a reference text, falling back to its own text while the two are apart."""
 
     def __init__(self, config: NGramConfig, prompt: int) -> None:
         self.config = config
-        self.reference = Index(config)
+        self.reference = NGramIndex(config)
         self.reference.extend(config.reference)
-        self.own = Lookup(config)
+        self.own = PromptLookup(config)
         self.seen, self.at, self.lost = prompt, 0, False
 
     def guess(self, tokens: Sequence[int], depth: int) -> list[int]:
@@ -130,4 +130,4 @@ class NGram(PerRow):
         self.config = config or NGramConfig()
 
     def new(self, row: Row) -> RowDrafter:
-        return Guided(self.config, row.length) if self.config.reference else Lookup(self.config)
+        return ReferenceLookup(self.config, row.length) if self.config.reference else PromptLookup(self.config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from slipstream.drafters.folder import head_kind
-from slipstream.models.folder import read_json
+from slipstream.models.sources.folder import read_json
 
 FOLDER = Path(__file__).parent / "trained"
 

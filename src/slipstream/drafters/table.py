@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import torch
 
+from slipstream.core.array_types import Tensor
 from slipstream.core.interfaces import Drafter
 from slipstream.core.law import Law
 from slipstream.core.noise import Noise
-from slipstream.core.shapes import Tensor
 from slipstream.core.shaping import law_at, places
 from slipstream.core.tree import Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row
 from slipstream.drafters.grow import grow
-from slipstream.models.table import Table
+from slipstream.models.run.table_model import Table
 
 
 class TableDrafter(Drafter):

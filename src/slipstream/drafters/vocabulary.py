@@ -12,12 +12,12 @@ from collections.abc import Sequence
 import torch
 
 from slipstream.core import sampling
+from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.core.law import Law, OneHot, Sparse
-from slipstream.core.shapes import Float, Int, Tensor
 from slipstream.core.shaping import Place, asks, shape, to_rank
 
 
-class Vocabulary:
+class DraftVocabulary:
     """`ids` ascend, so that among equally likely tokens the first here is the first there; `size` is the target's."""
 
     def __init__(self, ids: Int[Tensor, " draft_vocab"], size: int) -> None:

@@ -10,22 +10,22 @@ from typing import Any, ClassVar, Literal, Self
 
 from slipstream.core.sampling import Sampling
 from slipstream.core.types import Origin
-from slipstream.engines.options import Speculation, Wish, checked
+from slipstream.engines.options import GenerationOptions, Speculation, checked
 from slipstream.engines.prompt import Prompt, split_prompts
-from slipstream.models.text import Text
+from slipstream.models.text.codec import TextCodec
 
 __all__ = [
     "Capabilities",
     "Chunk",
     "Completion",
     "Engine",
+    "GenerationOptions",
     "Logprob",
     "Prompt",
+    "RequestHandle",
     "Speculation",
+    "SpeculationStats",
     "Stream",
-    "Tally",
-    "Ticket",
-    "Wish",
     "check_process",
     "checked",
 ]
@@ -54,7 +54,7 @@ class Chunk:
 
 
 @dataclass
-class Tally:
+class SpeculationStats:
     """Counts of drafting, for one request or many."""
 
     cycles: int = 0
@@ -91,7 +91,7 @@ class Tally:
     def wasted(self) -> int:
         return sum(self.drafted) - sum(self.accepted)
 
-    def merge(self, other: Tally) -> None:
+    def merge(self, other: SpeculationStats) -> None:
         self.cycles += other.cycles
         self.emitted += other.emitted
         for mine, theirs in ((self.drafted, other.drafted), (self.accepted, other.accepted)):
@@ -122,7 +122,7 @@ class Completion:
     logprobs: list[Logprob]
     finish: str
     error: str | None
-    tally: Tally
+    tally: SpeculationStats
     guarantee: Guarantee
 
     @property
@@ -165,7 +165,7 @@ class Capabilities:
     not_drafting: frozenset[str] = frozenset()  # of the above, what goes with plain decoding only
 
 
-class Ticket(ABC):
+class RequestHandle(ABC):
     """A request under way: iterate over its chunks, or wait for its completion."""
 
     @abstractmethod
@@ -190,7 +190,7 @@ class Engine(ABC):
 
     @property
     @abstractmethod
-    def text(self) -> Text:
+    def text(self) -> TextCodec:
         """The model's tokenizer and chat template."""
 
     @property
@@ -206,7 +206,9 @@ class Engine(ABC):
         return f"slipstream {__version__}"
 
     @abstractmethod
-    def submit(self, prompt: Prompt, sampling: Sampling | None = None, wish: Wish | None = None) -> list[Ticket]:
+    def submit(
+        self, prompt: Prompt, sampling: Sampling | None = None, wish: GenerationOptions | None = None
+    ) -> list[RequestHandle]:
         """Start `wish.n` samples of a request."""
 
     @abstractmethod
@@ -225,7 +227,7 @@ class Engine(ABC):
         **wish: Any,
     ) -> list[Completion]:
         """Complete one prompt or several, all at once; `n` samples of a prompt stand side by side."""
-        many, asked, tickets = split_prompts(prompts), Wish.of(wish), list[Ticket]()
+        many, asked, tickets = split_prompts(prompts), GenerationOptions.of(wish), list[RequestHandle]()
         one = sampling is None or isinstance(sampling, Sampling | str | bytes) or not isinstance(sampling, Sequence)
         each = [sampling] * len(many) if one else list(sampling)  # type: ignore[arg-type]
         if len(each) != len(many):
@@ -241,7 +243,7 @@ class Engine(ABC):
 
     def stream(self, prompt: Prompt, sampling: Sampling | None = None, **wish: Any) -> Stream:
         """The chunks of one sample as they come; leaving the loop or deleting the stream cancels the request."""
-        asked = Wish.of(wish)
+        asked = GenerationOptions.of(wish)
         if asked.n != 1:
             raise ValueError(f"n is {asked.n}; a stream is one sample, so use generate or submit for more")
         (ticket,) = self.submit(prompt, sampling, asked)
@@ -257,7 +259,7 @@ class Engine(ABC):
 class Stream(Iterator[Chunk]):
     """The chunks of a request. The request is cancelled when nobody holds its stream any more."""
 
-    def __init__(self, ticket: Ticket) -> None:
+    def __init__(self, ticket: RequestHandle) -> None:
         self._ticket, self._chunks = ticket, iter(ticket)
 
     def __next__(self) -> Chunk:

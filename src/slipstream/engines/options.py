@@ -10,7 +10,7 @@ from typing import Any
 from slipstream.core.checks import boolean, integer, integers, shown, strings
 from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Shape
-from slipstream.plan.shapes import parse
+from slipstream.plan.tree_shapes import parse
 
 GRAMMARS = '{"json": a schema, or True for any JSON}, {"regex": a pattern} or {"ebnf": rules from root on}'
 SAMPLES = 4096  # of one request, at most
@@ -44,7 +44,7 @@ class Speculation:
 
 
 @dataclass(frozen=True)
-class Wish:
+class GenerationOptions:
     """What a request asks for besides its prompt and its sampling."""
 
     max_tokens: int = 128
@@ -85,9 +85,9 @@ class Wish:
             object.__setattr__(self, name, value)
 
     @staticmethod
-    def of(options: Mapping[str, Any]) -> Wish:
+    def of(options: Mapping[str, Any]) -> GenerationOptions:
         """The options of a call by name; an unknown one is refused with what is legal."""
-        legal = [known.name for known in fields(Wish)]
+        legal = [known.name for known in fields(GenerationOptions)]
         for name in options:
             if name in legal:
                 continue
@@ -96,14 +96,14 @@ class Wish:
             near = get_close_matches(name, legal, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(f"there is no option {name!r}; a request takes {', '.join(legal)}{hint}")
-        return Wish(**options)
+        return GenerationOptions(**options)
 
 
-def checked(sampling: Sampling | None, wish: Wish | None) -> tuple[Sampling, Wish]:
+def checked(sampling: Sampling | None, wish: GenerationOptions | None) -> tuple[Sampling, GenerationOptions]:
     """What a request asks for, defaults filled in; ValueError where it is of another type."""
-    sampling, wish = Sampling() if sampling is None else sampling, Wish() if wish is None else wish
+    sampling, wish = Sampling() if sampling is None else sampling, GenerationOptions() if wish is None else wish
     if not isinstance(sampling, Sampling):
         raise ValueError(f"sampling is {shown(sampling)}; it must be Sampling(temperature=…, seed=…, …)")
-    if not isinstance(wish, Wish):
-        raise ValueError(f"wish is {shown(wish)}; it must be Wish(max_tokens=…, stop=…, …)")
+    if not isinstance(wish, GenerationOptions):
+        raise ValueError(f"wish is {shown(wish)}; it must be GenerationOptions(max_tokens=…, stop=…, …)")
     return sampling, wish

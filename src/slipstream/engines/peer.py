@@ -21,29 +21,29 @@ from slipstream.drafters import drafters
 from slipstream.engines.base import (
     Capabilities,
     Engine,
+    GenerationOptions,
     Logprob,
     Prompt,
+    RequestHandle,
     Speculation,
-    Tally,
-    Ticket,
-    Wish,
+    SpeculationStats,
     check_process,
     checked,
 )
+from slipstream.engines.job import DecodingPlan, Job
 from slipstream.engines.native.build import configured
-from slipstream.engines.native.job import Course, Job
 from slipstream.engines.native.laws import check_request
 from slipstream.engines.prompt import encode
-from slipstream.models.catalog import names_model
-from slipstream.models.load import Found
-from slipstream.models.precision import SHORT
-from slipstream.models.text import Text
+from slipstream.models.sources.catalog import names_model
+from slipstream.models.sources.load import ModelFiles
+from slipstream.models.text.codec import TextCodec
+from slipstream.models.weights.precision import SHORT
 
 RULE = "its own"
 
 
 @dataclass(frozen=True)
-class Asked:
+class PeerOptions:
     """How a peer is to be opened, after the checks that are the same for all of them."""
 
     model: str
@@ -58,11 +58,11 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Seat:
+class PeerModel:
     """The model as a peer runs it: what it is, its text, its sizes, and how a request drafts if it asks for nothing."""
 
-    found: Found
-    text: Text
+    found: ModelFiles
+    text: TextCodec
     vocab: int
     context: int
     precision: str
@@ -110,14 +110,16 @@ class Peer(Engine):
         drafter, given = named_drafter(self.name, self.capabilities, drafter or "none", dict(options or {}))
         own = configured(self.config, given, self.name)
         self._rule = verify or RULE
-        self.tally = Tally()
+        self.tally = SpeculationStats()
         self._under_way: set[Job] = set()
         self._lock = threading.Lock()
         self._closed = False
-        self.seat = self._open(Asked(model, drafter, verify, depth, own, dtype, device, context, trust_remote_code))
+        self.seat = self._open(
+            PeerOptions(model, drafter, verify, depth, own, dtype, device, context, trust_remote_code)
+        )
 
     @abstractmethod
-    def _open(self, asked: Asked) -> Seat:
+    def _open(self, asked: PeerOptions) -> PeerModel:
         """Load the model and get ready to decode."""
 
     @abstractmethod
@@ -133,14 +135,16 @@ class Peer(Engine):
         return f"{self.seat.found.name} ({self.seat.found.weights(exact=False)}{self.seat.precision})"
 
     @property
-    def text(self) -> Text:
+    def text(self) -> TextCodec:
         return self.seat.text
 
     @property
     def quantised(self) -> str | None:
         return self.seat.found.quantised
 
-    def submit(self, prompt: Prompt, sampling: Sampling | None = None, wish: Wish | None = None) -> list[Ticket]:
+    def submit(
+        self, prompt: Prompt, sampling: Sampling | None = None, wish: GenerationOptions | None = None
+    ) -> list[RequestHandle]:
         check_process(self._pid)
         sampling, wish = checked(sampling, wish)
         course = self._course(wish.speculation)
@@ -176,17 +180,17 @@ class Peer(Engine):
             raise ValueError(f"the prompt holds a token id outside 0 to {vocab - 1}")
         check_request(request, vocab)
 
-    def _course(self, asked: Speculation) -> Course:
+    def _course(self, asked: Speculation) -> DecodingPlan:
         """How one request drafts; a peer that cannot be told so for one request says it."""
         if asked.verify is not None and asked.verify not in self.capabilities.rules:
             raise ValueError(f"{self.name} has a verification rule of its own; leave verify out")
-        built = Course(self.seat.drafter, self._rule, self.seat.depth)
+        built = DecodingPlan(self.seat.drafter, self._rule, self.seat.depth)
         rule = asked.verify or self._rule
         name = asked.drafter or built.drafter
         check_drafter(self.name, self.capabilities, name)
         depth = built.depth if asked.depth is None else asked.depth
         off = asked.off or depth == 0 or name == "none"
-        course = Course("none", rule, 0) if off else Course(name, rule, depth)
+        course = DecodingPlan("none", rule, 0) if off else DecodingPlan(name, rule, depth)
         same = course == built or (off and built.drafter == "none")
         if not same and not self.capabilities.switch:
             raise ValueError(
@@ -249,13 +253,13 @@ class Peer(Engine):
             }
 
 
-def refuse(engine: str, can: Capabilities, sampling: Sampling, wish: Wish, drafting: bool) -> None:
+def refuse(engine: str, can: Capabilities, sampling: Sampling, wish: GenerationOptions, drafting: bool) -> None:
     """A sentence about the first thing that is asked for and not offered."""
     asked = _unusual(sampling, Sampling()) - {"penalties"} | _unusual(sampling.penalties, Penalties())
     if beyond := sorted(asked - can.sampling):
         raise ValueError(f"{engine} does not offer {', '.join(beyond)}; it takes {', '.join(sorted(can.sampling))}")
     offered = {"grammar": can.grammar, "logprobs": can.logprobs, "min_tokens": can.min_tokens}
-    wanted = _unusual(wish, Wish()) & offered.keys()
+    wanted = _unusual(wish, GenerationOptions()) & offered.keys()
     for name in wanted:
         if not offered[name]:
             raise ValueError(f"{engine} does not offer {name} here; leave it out or use another engine")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slipstream.core.checks import integers, listed, shown
-from slipstream.models.text import Text
+from slipstream.models.text.codec import TextCodec
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, token ids, or a chat
 
@@ -23,7 +23,7 @@ def split_prompts(prompts: Any) -> list[Any]:
     return list(prompts)
 
 
-def encode(prompt: Any, raw: bool, text: Text) -> list[int]:
+def encode(prompt: Any, raw: bool, text: TextCodec) -> list[int]:
     """The token ids of a prompt; ValueError where it is none."""
     prompt = listed(prompt)
     if isinstance(prompt, str):

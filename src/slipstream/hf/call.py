@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from slipstream.core.shapes import Int, Tensor
+from slipstream.core.array_types import Int, Tensor
 from slipstream.core.types import Request
-from slipstream.engines.native.job import Course, Job
+from slipstream.engines.job import DecodingPlan, Job
 from slipstream.hf.asked import asked
 from slipstream.hf.chain import Called, Head, cut
 from slipstream.hf.drafting import course, drafters, helpers
@@ -21,7 +21,7 @@ from slipstream.hf.prompts import Prompt, read_prompts
 from slipstream.hf.record import Recorder, stacked
 from slipstream.hf.refuse import check_asked, check_config, check_inputs, check_ready
 from slipstream.hf.stops import Stops, padding, read_stops
-from slipstream.models.torch_model import TorchModel
+from slipstream.models.run.torch_model import TorchModel
 
 CHUNK = 512  # prompt tokens of a row read in one pass
 
@@ -84,7 +84,7 @@ class Task:
     target: TorchModel
     stops: Stops
     pad: int
-    how: Course
+    how: DecodingPlan
     sampled: bool
     seed: int | None
 

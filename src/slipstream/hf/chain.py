@@ -19,8 +19,8 @@ import torch
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process as steps
 
+from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.core.sampling import Penalties, Sampling
-from slipstream.core.shapes import Float, Int, Tensor
 
 # these keep what an earlier call told them, or hold something of the whole batch
 REFUSED = (

@@ -12,19 +12,19 @@ from slipstream.core.interfaces import Drafter
 from slipstream.drafters import drafters as registry
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.none import NoDrafter
+from slipstream.engines.job import DecodingPlan
 from slipstream.engines.native.build import Options, Target, build_drafter, drafter_kind
 from slipstream.engines.native.guarantee import choose_rule
-from slipstream.engines.native.job import Course
-from slipstream.models.catalog import load_text, resolve
-from slipstream.models.load import Found
-from slipstream.models.text import Text
-from slipstream.models.torch_model import TorchModel
+from slipstream.models.run.torch_model import TorchModel
+from slipstream.models.sources.catalog import load_text, resolve
+from slipstream.models.sources.load import ModelFiles
+from slipstream.models.text.codec import TextCodec
 
 TEXTLESS = ("none", "ngram", "eagle")  # these draft from token ids, and what the model makes of them, alone
 OWN = "the drafter"  # whatever the user gave, by the name the batch knows it by
 
 
-def course(drafter: Any, depth: int | None, verify: str | None, sampled: bool) -> Course:
+def course(drafter: Any, depth: int | None, verify: str | None, sampled: bool) -> DecodingPlan:
     """How every row is decoded. Sampling always has a seed here: the caller's, or one from torch's generator."""
     if depth is not None and depth < 0:
         raise ValueError(f"depth is {depth}; it must be 0 (plain decoding) or more, or None to adapt")
@@ -32,7 +32,7 @@ def course(drafter: Any, depth: int | None, verify: str | None, sampled: bool) -
         raise ValueError("verify is 'greedy' and do_sample is True; use token, block or coupled for sampling")
     rule = choose_rule(verify, temperature=1.0 if sampled else 0.0, seeded=True, tree=False)
     plain = depth == 0 or drafter == "none"
-    return Course("none" if plain else OWN, rule, 0 if plain else depth)
+    return DecodingPlan("none" if plain else OWN, rule, 0 if plain else depth)
 
 
 def helpers(drafter: Any, options: Options | None) -> list[Any]:
@@ -70,10 +70,10 @@ def by_name(name: str, options: Options, target: TorchModel, tokenizer: Any) -> 
     if not ("/" in name or Path(name).exists()):
         registry.get(name)  # an unknown name is refused here
     folder = target.model.name_or_path
-    found, text = Found(folder, Path(folder), "folder"), None
+    found, text = ModelFiles(folder, Path(folder), "folder"), None
     if drafter_kind(name) not in TEXTLESS or "reference" in options:
         if not folder:
             raise ValueError(f"drafter {name!r} needs the folder the model came from; give the drafter as a model")
         found = resolve(folder, fetch=False)
-        text = load_text(found) if tokenizer is None else Text(tokenizer)
+        text = load_text(found) if tokenizer is None else TextCodec(tokenizer)
     return build_drafter(name, Target(found, target, text), options)  # type: ignore[arg-type]

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from slipstream.models.attention import plug_in
-from slipstream.models.refuse import Anatomy
-from slipstream.models.torch_model import TorchModel
+from slipstream.models.run.attention import plug_in
+from slipstream.models.run.support_check import ModelAnatomy
+from slipstream.models.run.torch_model import TorchModel
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Known:
 
     lock: Any = field(default_factory=threading.RLock)
     modules: tuple[int, ...] = ()
-    anatomy: Anatomy | None = None
+    anatomy: ModelAnatomy | None = None
 
 
 _KNOWN: WeakKeyDictionary[Any, Known] = WeakKeyDictionary()

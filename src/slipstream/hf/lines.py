@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from transformers import StoppingCriteriaList
 
+from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.core.interfaces import Drafter, Model
 from slipstream.core.rules import rules
-from slipstream.core.shapes import Float, Int, Tensor
+from slipstream.engines.job import Job
 from slipstream.engines.native.batch import Batch
-from slipstream.engines.native.job import Job
 from slipstream.engines.native.scheduler import Limits
 from slipstream.hf.chain import Called, Chain, grown
 from slipstream.hf.prompts import Prompt

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from slipstream.core.shapes import Int, Tensor
+from slipstream.core.array_types import Int, Tensor
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
+from slipstream.core.array_types import Float, Tensor
 from slipstream.core.interfaces import Model
 from slipstream.core.loop import read
-from slipstream.core.shapes import Float, Tensor
 from slipstream.core.types import Draft, Row, Scores, Verdict
 
 

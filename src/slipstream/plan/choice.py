@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from slipstream.core.tree import Shape
 from slipstream.core.types import Budget
-from slipstream.plan.costs import Curve
-from slipstream.plan.trust import Trust
+from slipstream.plan.acceptance import AcceptanceEstimate
+from slipstream.plan.costs import CostCurve
 
 MARGIN = 1.03  # drafting must promise so much more than plain decoding: estimates err, and their errors are chosen for
 STAKE = 1 / 3  # of the purse, at most, for one cycle: bad luck does not end what pays. The least draft may take all
@@ -27,7 +27,7 @@ Offer = tuple[float, int, int, int]
 
 
 @dataclass(slots=True)
-class Span:
+class RowBudget:
     """What one row is to draft: so many nodes, so deep, up to so many after one slot. None at all is false."""
 
     nodes: int = 0
@@ -46,16 +46,16 @@ class Span:
 
 
 @dataclass(slots=True)
-class Prices:
+class CyclePrices:
     """What the coming pass costs: plain, over `base` tokens; what so many drafted ones add to it; the drafter's time by
     the steps of a chain, and of a tree. Prices are found out with as little as possible: one token at first, and never
     many more than were paid for before."""
 
     base: int
     plain: float
-    more: Curve
-    chain: Curve
-    tree: Curve
+    more: CostCurve
+    chain: CostCurve
+    tree: CostCurve
     bushy: float = 1.0  # nodes for one that is asked for
     paid: int = 0  # the most drafted tokens that a pass was ever paid for with
 
@@ -74,7 +74,7 @@ class Prices:
         doubt = DOUBT * self.share * max(0, nodes - self.paid)
         return nodes <= LEAP * self.paid and cost + doubt <= STAKE * purse
 
-    def branching(self, one: Trust, deepest: int) -> bool:
+    def branching(self, one: AcceptanceEstimate, deepest: int) -> bool:
         """Whether a second candidate could be worth its price beside a chain of any depth: a look that is shorter than
         to try."""
         worth = one.second * self.share
@@ -93,7 +93,9 @@ class Prices:
         return False
 
 
-def best(trust: Sequence[Trust], now: Prices, deepest: int, purse: float) -> tuple[list[Span], float]:
+def best(
+    trust: Sequence[AcceptanceEstimate], now: CyclePrices, deepest: int, purse: float
+) -> tuple[list[RowBudget], float]:
     """The best draft of each row, and what all of them cost, which the purse covers. Only a level costs more than a
     token of it, so where rows may branch the line is also tried without what lies too deep. Where the best of all is
     worth the margin, a smaller step towards it that the purse covers will do."""
@@ -111,7 +113,7 @@ def best(trust: Sequence[Trust], now: Prices, deepest: int, purse: float) -> tup
         promise = max(promise, top)
         if count:
             taken, speed, paid = line[:count], found, cost
-    spans = [Span() for _ in trust]
+    spans = [RowBudget() for _ in trust]
     if promise * now.share < MARGIN:
         return spans, 0.0
     for _, depth, r, rank in taken:
@@ -120,7 +122,7 @@ def best(trust: Sequence[Trust], now: Prices, deepest: int, purse: float) -> tup
     return spans, paid
 
 
-def cut(line: Sequence[Offer], now: Prices, purse: float, least: float) -> tuple[float, float, int, float]:
+def cut(line: Sequence[Offer], now: CyclePrices, purse: float, least: float) -> tuple[float, float, int, float]:
     """The speed of the best cut, whatever it costs; speed, length and cost of the best one that is faster than `least`
     and the purse covers, should no token of it be accepted."""
     tokens, depth, wide = float(now.base), 0, False

@@ -15,7 +15,7 @@ LATE = 0.6  # of what a draft after a pause takes, where the drafter first reads
 HOPE = 0.6  # beyond the most ever tried, another one is taken to cost so much of what those cost each
 
 
-class Recent:
+class RecentMedian:
     """The median of the last few numbers."""
 
     def __init__(self, size: int = 5) -> None:
@@ -23,8 +23,8 @@ class Recent:
         self.value = 0.0
 
     @staticmethod
-    def of(number: float) -> Recent:
-        made = Recent()
+    def of(number: float) -> RecentMedian:
+        made = RecentMedian()
         made.add(number)
         return made
 
@@ -36,12 +36,12 @@ class Recent:
         return bool(self._last)
 
 
-class Curve:
+class CostCurve:
     """Seconds by a number of things, nothing for none. A number never tried is read off the line between its
     neighbours; beyond the most that was tried with some hope, since the first one often costs more than the next."""
 
     def __init__(self, *known: tuple[int, float]) -> None:
-        self._paid: dict[int, Recent] = {}
+        self._paid: dict[int, RecentMedian] = {}
         self._known = [(0, 0.0)]
         self._read: dict[float, float] = {}  # off the lines, since the last price changed
         for count, seconds in known:
@@ -59,7 +59,7 @@ class Curve:
         return self._known[-1][0]
 
     def add(self, count: int, seconds: float) -> None:
-        price = self._paid.setdefault(count, Recent())
+        price = self._paid.setdefault(count, RecentMedian())
         before, new = price.value, not price
         price.add(max(0.0, seconds))
         if new or price.value != before:
@@ -74,7 +74,7 @@ class Curve:
         return self._read[count]
 
 
-class Costs:
+class CostModel:
     """Seconds of a plain pass by its tokens, what drafted tokens add to it, and the drafter's own time.
 
     What n drafted tokens add is kept as a difference to the plain pass they joined, for every size of that pass: near
@@ -84,14 +84,14 @@ class Costs:
     """
 
     def __init__(self) -> None:
-        self._plain: dict[int, Recent] = {}
+        self._plain: dict[int, RecentMedian] = {}
         self._times: Counter[int] = Counter()  # that a plain pass was paid for
-        self._more: dict[int, Curve] = {}
-        self.chain, self._tree = Curve(), Curve()
+        self._more: dict[int, CostCurve] = {}
+        self.chain, self._tree = CostCurve(), CostCurve()
         self._warm = False
 
     @property
-    def tree(self) -> Curve:
+    def tree(self) -> CostCurve:
         """The drafter's time where drafts branch: a step then goes on from several tokens. That of chains, before."""
         return self._tree or self.chain
 
@@ -107,12 +107,12 @@ class Costs:
         """A pass over `tokens`, so many of them drafted, took so long."""
         base = tokens - drafted
         if not drafted:
-            self._plain.setdefault(base, Recent(7)).add(scoring)
+            self._plain.setdefault(base, RecentMedian(7)).add(scoring)
             self._times[base] += 1
         elif self.seen(base):
             if scoring < self.plain(base):  # then a plain pass takes no longer
                 self._plain[base].add(scoring)
-            self._more.setdefault(base, Curve()).add(drafted, scoring - self.plain(base))
+            self._more.setdefault(base, CostCurve()).add(drafted, scoring - self.plain(base))
 
     @property
     def priced(self) -> bool:
@@ -138,11 +138,11 @@ class Costs:
         """The most drafted tokens that were ever paid for in a pass of about this size."""
         return self.more(tokens).most if self._more else 0
 
-    def more(self, tokens: int) -> Curve:
+    def more(self, tokens: int) -> CostCurve:
         """Seconds that so many drafted tokens add to a plain pass over `tokens`; a guess before any was paid for."""
         if not self._more:
             most = 1 << 30
-            return Curve((most, most * GUESS * self.plain(tokens) / tokens))
+            return CostCurve((most, most * GUESS * self.plain(tokens) / tokens))
         return self._more[_nearest(self._more, tokens)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slipstream.plan.costs import Costs
+from slipstream.plan.costs import CostModel
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class DraftingCost:
         return self.drafting + self.scoring
 
 
-def drafting_cost(costs: Costs, acceptance: float, requested: int) -> DraftingCost:
+def drafting_cost(costs: CostModel, acceptance: float, requested: int) -> DraftingCost:
     """Summarise the cost model of a policy."""
     plain = costs.plain(1)
     return DraftingCost(costs.chain(1) / plain, costs.more(1)(1) / plain, acceptance, costs.priced, requested)

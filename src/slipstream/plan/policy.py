@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from slipstream.core.interfaces import Drafter, Model, Policy, Verifier, way
+from slipstream.core.interfaces import Drafter, Model, Policy, Verifier, sibling_mode
 from slipstream.core.tree import Shape, Tree
 from slipstream.core.types import Budget, Draft, Row, Verdict
-from slipstream.plan.choice import MARGIN, Prices, Span, best
-from slipstream.plan.costs import Costs
+from slipstream.plan.acceptance import MOST, PRIOR, AcceptanceEstimate, RankTable
+from slipstream.plan.choice import MARGIN, CyclePrices, RowBudget, best
+from slipstream.plan.costs import CostModel
 from slipstream.plan.drafting_cost import DraftingCost, drafting_cost
-from slipstream.plan.purse import Purse
-from slipstream.plan.shapes import WIDTH
-from slipstream.plan.trust import MOST, PRIOR, Ranks, Trust
+from slipstream.plan.loss_budget import LossBudget
+from slipstream.plan.tree_shapes import WIDTH
 
 
 class Fixed(Policy):
@@ -57,26 +57,26 @@ class Adaptive(Policy):
         if deepest < 1:
             raise ValueError(f"deepest is {deepest}; it must be 1 or more")
         self._clock = clock
-        self.deepest, self.costs, self.purse = deepest, Costs(), Purse()
+        self.deepest, self.costs, self.purse = deepest, CostModel(), LossBudget()
         self._prior = 0.7  # what is believed of a row nothing is known of: what the others' drafts were worth
         self._heard = PRIOR  # so many observations' worth
         self._bushy = 1.0  # drafted tokens for one step of depth; more than one where a drafter branches unasked
-        self._trust: dict[Row, Trust] = {}
-        self._ranks: dict[Row, Ranks] = {}  # of rows that may have trees
-        self._tables: dict[tuple[Drafter, str, int], Ranks] = {}
+        self._trust: dict[Row, AcceptanceEstimate] = {}
+        self._ranks: dict[Row, RankTable] = {}  # of rows that may have trees
+        self._tables: dict[tuple[Drafter, str, int], RankTable] = {}
         self._steps = self._drafted = self._accepted = self._beside = 0
         self._asked = self._branched = self._late = False
         self._requested = 0  # cycles in which drafts were asked for
         self._since = self._idle = 0  # cycles since the last one in which nothing was drafted, and something was
         self._plain: Counter[int] = Counter()  # cycles left plain to learn what so many rows cost
         self._rest = 0  # plain cycles before the same rows are thought about again
-        self._kept: tuple[int, list[Span], float] = 0, [], 0.0  # a decision for more cycles, and what each costs
+        self._kept: tuple[int, list[RowBudget], float] = 0, [], 0.0  # a decision for more cycles, and what each costs
 
     def open(self, rows: Sequence[Row], model: Model, drafter: Drafter, rule: Verifier) -> None:
-        if way(rule, drafter) is None:
+        if sibling_mode(rule, drafter) is None:
             return
         width = min(WIDTH, model.vocab)
-        ranks = self._tables.setdefault((drafter, rule.name, width), Ranks(width, min(MOST, model.context)))
+        ranks = self._tables.setdefault((drafter, rule.name, width), RankTable(width, min(MOST, model.context)))
         self._ranks |= dict.fromkeys(rows, ranks)
 
     def close(self, rows: Sequence[Row]) -> None:
@@ -88,7 +88,9 @@ class Adaptive(Policy):
         self._steps = self._drafted = self._accepted = 0
         self._branched = self._late = False
         known = self._trust
-        trust = self._trust = {row: known.get(row) or Trust(self._prior, ranks=self._ranks.get(row)) for row in rows}
+        trust = self._trust = {
+            row: known.get(row) or AcceptanceEstimate(self._prior, ranks=self._ranks.get(row)) for row in rows
+        }
         if trust.keys() != known.keys():
             self._others_come()
         spans = self._depths(list(trust.values())) if trust else []
@@ -109,20 +111,20 @@ class Adaptive(Policy):
         if self._trust:
             self.purse.hand_over(self.costs.plain(len(self._trust)))
 
-    def _depths(self, trust: list[Trust]) -> list[Span]:
+    def _depths(self, trust: list[AcceptanceEstimate]) -> list[RowBudget]:
         base = len(trust) + self._beside
         for one in trust:
             one.pause(self._prior)
         if self._rest:
             self._rest -= 1
-            return [Span() for _ in trust]
+            return [RowBudget() for _ in trust]
         if self._must_be_plain(base):
             self._plain[base] += 1
-            return [Span() for _ in trust]
+            return [RowBudget() for _ in trust]
         now = self._prices(base)
         purse = self.purse.holds(now.plain)
         if purse <= 0:
-            return [Span() for _ in trust]
+            return [RowBudget() for _ in trust]
         more, kept, cost = self._kept
         if more and cost <= purse:
             self._kept = more - 1, kept, cost
@@ -138,9 +140,9 @@ class Adaptive(Policy):
             self._kept = min(REPEAT, int((self._clock() - began) / (THOUGHT * now.plain))), spans, cost
         return spans
 
-    def _prices(self, base: int) -> Prices:
+    def _prices(self, base: int) -> CyclePrices:
         costs, more = self.costs, self.costs.more(base)
-        return Prices(base, costs.plain(base), more, costs.chain, costs.tree, self._bushy, costs.most(base))
+        return CyclePrices(base, costs.plain(base), more, costs.chain, costs.tree, self._bushy, costs.most(base))
 
     def _must_be_plain(self, base: int) -> bool:
         """What drafting is held against is measured first, and then twice more between drafts: held against nothing,
@@ -150,12 +152,12 @@ class Adaptive(Policy):
             return self._plain[base] < 3
         return self._since > 1 and not self.costs.sure(base) and self._plain[base] < 6
 
-    def _probe(self, trust: list[Trust], spans: list[Span], now: Prices, purse: float) -> None:
+    def _probe(self, trust: list[AcceptanceEstimate], spans: list[RowBudget], now: CyclePrices, purse: float) -> None:
         """Try rows that were left plain for long, the longest first, two tokens each or one, beside what the others
         draft, while the purse covers all of it."""
         due = [r for r, one in enumerate(trust) if not spans[r] and one.quiet > one.wait]
         if due and self._idle > FORGOTTEN:  # what nobody has paid for so long may have been a hiccup
-            spans[due[0]] = Span(1, 1)
+            spans[due[0]] = RowBudget(1, 1)
             return
         if due and not now.may_pay(self.deepest):
             due = [r for r in due if trust[r].quiet > STALE]
@@ -165,7 +167,7 @@ class Adaptive(Policy):
             for depth in (2, 1):
                 level = max(deepest, depth)
                 if depth <= self.deepest and now.covered(total + depth, now.cost(total + depth, level, wide), purse):
-                    total, deepest, spans[r] = total + depth, level, Span(depth, depth)
+                    total, deepest, spans[r] = total + depth, level, RowBudget(depth, depth)
                     break
 
     def observe(self, rows: Sequence[Row], draft: Draft, verdict: Verdict) -> None:

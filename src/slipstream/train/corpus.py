@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from slipstream.core.shapes import Bool, Int, Tensor
+from slipstream.core.array_types import Bool, Int, Tensor
 from slipstream.train.prompts import Prompt
 
 STEP = 64  # lengths are padded to a multiple of this, so that few shapes occur

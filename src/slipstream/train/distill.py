@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from slipstream.core.shapes import Float, Int, Tensor
-from slipstream.models.layers import keep_layers
+from slipstream.core.array_types import Float, Int, Tensor
+from slipstream.models.run.layers import keep_layers
 from slipstream.train.corpus import Batch
 from slipstream.train.method import Guess, Method
 from slipstream.train.teacher import Lesson, Teacher

@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 import torch
 from torch.nn import functional
 
-from slipstream.core.shapes import Bool, Float, Int, Tensor
-from slipstream.drafters.eagle_net import EagleConfig, EagleNet
+from slipstream.core.array_types import Bool, Float, Int, Tensor
+from slipstream.drafters.eagle.network import EagleConfig, EagleNet
 from slipstream.drafters.folder import save_head
 from slipstream.train.corpus import Batch
 from slipstream.train.method import Guess, Method

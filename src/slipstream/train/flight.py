@@ -16,9 +16,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from slipstream.core.shapes import Float, Int, Tensor
-from slipstream.models.attention import WHOLE, by_hand, plug_in
-from slipstream.models.refuse import Anatomy
+from slipstream.core.array_types import Float, Int, Tensor
+from slipstream.models.run.attention import WHOLE, by_hand, plug_in
+from slipstream.models.run.support_check import ModelAnatomy
 
 PREFILL = 1 << 17  # tokens read in one pass
 DROP = 16  # steps between two looks at who has ended
@@ -26,7 +26,7 @@ DROP = 16  # steps between two looks at who has ended
 
 @dataclass(eq=False)
 class Flight:
-    """Keys and values of a rectangle of rows; what `models.attention` calls in every layer."""
+    """Keys and values of a rectangle of rows; what `models.run.attention` calls in every layer."""
 
     windows: dict[int, int | None]
     rows: int
@@ -90,7 +90,7 @@ class Flight:
 @torch.inference_mode()
 def respond(
     model: Any,
-    anatomy: Anatomy,
+    anatomy: ModelAnatomy,
     prompts: Sequence[Sequence[int]],
     temperature: Sequence[float],
     ends: frozenset[int],

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from slipstream.core.array_types import Bool, Float, Int, Tensor
 from slipstream.core.registry import Registry
-from slipstream.core.shapes import Bool, Float, Int, Tensor
 from slipstream.train.corpus import Batch
 from slipstream.train.teacher import Lesson
 

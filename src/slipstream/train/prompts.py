@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipstream.models.text import Text
+from slipstream.models.text.codec import TextCodec
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Prompt:
     task: str
 
 
-def read_prompts(paths: Sequence[Path], text: Text, longest: int) -> list[Prompt]:
+def read_prompts(paths: Sequence[Path], text: TextCodec, longest: int) -> list[Prompt]:
     """All prompts of the files through the target's chat template, each once; those longer than `longest` are left
     out."""
     found: dict[tuple[int, ...], Prompt] = {}

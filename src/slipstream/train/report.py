@@ -40,7 +40,7 @@ def lines(outcome: Outcome) -> list[tuple[str, str, str]]:
 def write_card(outcome: Outcome, command: str, commit: str) -> None:
     """README.md of the folder: what it is, what it was trained on, how, and what it reaches."""
     from slipstream.drafters.folder import CONFIG
-    from slipstream.models.folder import read_json
+    from slipstream.models.sources.folder import read_json
 
     about = read_json(outcome.folder / CONFIG)
     kind, training = about["slipstream_drafter"], about["training"]

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from slipstream.core.shapes import Int, Tensor
-from slipstream.models.catalog import load_model, load_text, resolve
-from slipstream.models.load import Found
-from slipstream.models.precision import choose_device
+from slipstream.core.array_types import Int, Tensor
+from slipstream.models.sources.catalog import load_model, load_text, resolve
+from slipstream.models.sources.load import ModelFiles
+from slipstream.models.weights.precision import choose_device
 from slipstream.train.corpus import Corpus, collect, shards
 from slipstream.train.flight import respond
 from slipstream.train.loop import Loop, Schedule
@@ -161,14 +161,14 @@ def _reads(teacher: Teacher) -> int:
     return int(sum(every.values()) - (0 if tied else teacher.embedding.weight.numel()))
 
 
-def _identity(method: str, found: Found, settings: Training, own: Any, start: Start | None) -> dict[str, Any]:
+def _identity(method: str, found: ModelFiles, settings: Training, own: Any, start: Start | None) -> dict[str, Any]:
     """What must be the same for a training to go on; a drafter it started from is known by its weights."""
     began = {"start": start.sha256 if start else None}
     return {"method": method, "model": found.sha256 or found.name, **asdict(settings), **asdict(own), **began}
 
 
 def _about(
-    found: Found, outcome: Outcome, settings: Training, own: Any, data: Sequence[Path], start: Start | None
+    found: ModelFiles, outcome: Outcome, settings: Training, own: Any, data: Sequence[Path], start: Start | None
 ) -> dict[str, Any]:
     began = {"start": f"{start.folder.name}, sha256 {start.sha256}"} if start else {}
     return {

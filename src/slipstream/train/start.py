@@ -11,10 +11,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from slipstream.core.shapes import Int, Tensor
+from slipstream.core.array_types import Int, Tensor
 from slipstream.drafters.folder import read
 from slipstream.drafters.shipped import shipped, shipped_for
-from slipstream.models.load import Found
+from slipstream.models.sources.load import ModelFiles
 from slipstream.train.method import Method
 
 
@@ -65,7 +65,7 @@ class Start:
         )
 
 
-def find_start(name: str, method: str, target: Found) -> Start | None:
+def find_start(name: str, method: str, target: ModelFiles) -> Start | None:
     """The trained drafter of this method that a name stands for: the one shipped for the target, where the name is the
     method's, a shipped one by its own name, or a folder."""
     if not name:

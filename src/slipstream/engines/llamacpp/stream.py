@@ -14,13 +14,13 @@ from functools import cached_property
 from typing import Any
 
 from slipstream.engines.base import Logprob
-from slipstream.models.text import BYTE, Text
+from slipstream.models.text.codec import BYTE, TextCodec
 
 LONGEST = 4  # bytes of a character in UTF-8
 
 
 @dataclass(frozen=True)
-class Cycle:
+class StreamCycle:
     tokens: list[int]
     drafted: int
     accepted: int
@@ -34,25 +34,25 @@ def events(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 @dataclass
-class Reader:
+class StreamReader:
     """Events in, cycles out."""
 
-    vocabulary: Vocabulary
+    vocabulary: ByteVocabulary
     seen: int = 0
     drafted: int = 0
     accepted: int = 0
     stamp: float = -1.0
     due: int = 0  # tokens of this cycle that are still to come
-    cycle: Cycle = field(default_factory=lambda: Cycle([], 0, 0, []))
+    cycle: StreamCycle = field(default_factory=lambda: StreamCycle([], 0, 0, []))
 
-    def feed(self, event: Mapping[str, Any]) -> Iterator[Cycle]:
+    def feed(self, event: Mapping[str, Any]) -> Iterator[StreamCycle]:
         """The cycles that are whole now."""
         tokens = self._tokens(event)
         timings = event.get("timings") or {}
         if tokens and timings.get("predicted_ms") != self.stamp:
             yield from self.flush()
             drafted, accepted = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
-            self.cycle = Cycle([], drafted - self.drafted, accepted - self.accepted, [])
+            self.cycle = StreamCycle([], drafted - self.drafted, accepted - self.accepted, [])
             self.drafted, self.accepted, self.stamp = drafted, accepted, timings.get("predicted_ms", -1.0)
             self.due = self.cycle.accepted + 1
         self.cycle.tokens.extend(tokens)
@@ -61,8 +61,8 @@ class Reader:
         if self.due <= 0:
             yield from self.flush()
 
-    def flush(self) -> Iterator[Cycle]:
-        whole, self.cycle = self.cycle, Cycle([], 0, 0, [])
+    def flush(self) -> Iterator[StreamCycle]:
+        whole, self.cycle = self.cycle, StreamCycle([], 0, 0, [])
         if whole.tokens:
             yield whole
 
@@ -80,10 +80,10 @@ def _logprob(entry: Mapping[str, Any]) -> Logprob:
     return Logprob(entry["id"], entry["logprob"], top)
 
 
-class Vocabulary:
+class ByteVocabulary:
     """The bytes of tokens, as far as they are parts of characters."""
 
-    def __init__(self, text: Text) -> None:
+    def __init__(self, text: TextCodec) -> None:
         self._text = text
 
     @cached_property

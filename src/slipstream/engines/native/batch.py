@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, TypeVar
 from slipstream.core.interfaces import Drafter, Model, Policy, Verifier
 from slipstream.core.loop import NoiseFactory, check_fits, read
 from slipstream.core.shaping import places
-from slipstream.core.types import Budget, Draft, News, Scores, Verdict
+from slipstream.core.types import Budget, Draft, RowOutcome, Scores, Verdict
+from slipstream.engines.job import Job
+from slipstream.engines.native.captured.rows import CapturedRows
 from slipstream.engines.native.groups import Group, join, levels, limited, merge, part, slots
-from slipstream.engines.native.job import Job
 from slipstream.engines.native.laws import check_request, check_tree, law_of, tops
-from slipstream.engines.native.prompts import Prompts
-from slipstream.engines.native.riders import Riders
+from slipstream.engines.native.prefill import PromptReader
+from slipstream.engines.native.publisher import ChunkPublisher
 from slipstream.engines.native.scheduler import Limits, Scheduler
-from slipstream.engines.native.telling import Teller
-from slipstream.kernels.cpu_race import KernelNoise
+from slipstream.kernels.cpu.race import KernelNoise
 
 if TYPE_CHECKING:
-    from slipstream.engines.native.express import Express
+    from slipstream.engines.native.captured.runner import CapturedRunner
 
 T = TypeVar("T")
 FAILED = {"draft": "the request could not be drafted for", "score": "the model failed", "verify": "verification failed"}
@@ -46,16 +46,16 @@ class Batch:
         policy: Policy,
         limits: Limits,
         make_noise: NoiseFactory = KernelNoise,
-        express: Express | None = None,
+        express: CapturedRunner | None = None,
     ) -> None:
         self.model, self.policy = model, policy
         self._drafter, self._rule, self._make_noise = drafter, rule, make_noise
         self.scheduler = Scheduler(limits, model.context, launched=express is not None)
         model.bound(limits.tokens)
-        self.teller = Teller()
+        self.teller = ChunkPublisher()
         self.failures: dict[str, int] = {}
-        self.riders = Riders(express, drafter, rule, model.context, self.teller, self._note)
-        self._prompts = Prompts(model, self.scheduler.chunk, self._note)
+        self.riders = CapturedRows(express, drafter, rule, model.context, self.teller, self._note)
+        self._prompts = PromptReader(model, self.scheduler.chunk, self._note)
 
     def check(self, job: Job) -> None:
         """Refuse what could never run; safe from any thread."""
@@ -264,7 +264,7 @@ class Batch:
                 if sound < len(reached) and not job.done:
                     job.end("error", dead[reached[sound]])
 
-    def _emit(self, job: Job, news: News, count: int, drafted: Sequence[int], said: Scores | None) -> None:
+    def _emit(self, job: Job, news: RowOutcome, count: int, drafted: Sequence[int], said: Scores | None) -> None:
         kept = job.row.extend(news.tokens[:count], news.origins[:count], self.model.context)
         tokens, origins = news.tokens[:kept], news.origins[:kept]
         logprobs = [] if said is None or job.top is None else tops(said.logits[:kept], tokens, job.top)

@@ -16,25 +16,25 @@ from slipstream.drafters import drafters
 from slipstream.drafters.draft_folder import load_draft
 from slipstream.drafters.folder import head_kind, load_head
 from slipstream.drafters.shipped import shipped, shipped_for
-from slipstream.kernels.compile import Unavailable, build_all
+from slipstream.kernels.cpu.compile import Unavailable, build_all
 from slipstream.kernels.machine import say, use_cores
-from slipstream.models import store
-from slipstream.models.catalog import load_model, load_text, names_model, resolve
-from slipstream.models.folder import read_json
-from slipstream.models.invariant import free, why_not
-from slipstream.models.later import Later, undisturbed
-from slipstream.models.layers import keep_layers
-from slipstream.models.linears import pack_linears, prepared, products, rounded, row_bits
-from slipstream.models.load import Found, load_config
-from slipstream.models.package import open_package, write_package
-from slipstream.models.precision import SHORT, choose, choose_device
-from slipstream.models.restored import load_restored
-from slipstream.models.skeleton import Skeleton, Unfit
-from slipstream.models.text import Text, same_tokenizer
-from slipstream.models.torch_model import TorchModel
+from slipstream.models.compiled.background import BackgroundTask, undisturbed
+from slipstream.models.compiled.package import open_package, write_package
+from slipstream.models.compiled.skeleton import NotCompilable, Skeleton
+from slipstream.models.run.invariant import free, why_not
+from slipstream.models.run.layers import keep_layers
+from slipstream.models.run.torch_model import TorchModel
+from slipstream.models.sources import store
+from slipstream.models.sources.catalog import load_model, load_text, names_model, resolve
+from slipstream.models.sources.folder import read_json
+from slipstream.models.sources.load import ModelFiles, load_config
+from slipstream.models.text.codec import TextCodec, same_tokenizer
+from slipstream.models.weights.gguf_model import load_restored
+from slipstream.models.weights.linears import pack_linears, prepared, products, rounded, row_bits
+from slipstream.models.weights.precision import SHORT, choose, choose_device
 
 if TYPE_CHECKING:
-    from slipstream.engines.native.express import Express
+    from slipstream.engines.native.captured.runner import CapturedRunner
 
 Options = Mapping[str, str]
 WORTH, MUCH = 1 << 25, 1 << 30  # bytes; models outside are compiled only if that is asked for: disks are not ours
@@ -46,9 +46,9 @@ SOON = 0.5  # seconds in which kernels are found that were compiled before
 class Target:
     """A loaded target with its tokenizer, and what it is, for every output."""
 
-    found: Found
+    found: ModelFiles
     model: TorchModel
-    text: Text
+    text: TextCodec
     weights: str | None = None  # what weights were rounded to, if they were
     trust_remote_code: bool = False  # whether code that draft models bring along may run, too
 
@@ -99,7 +99,7 @@ def build_target(
     wrapped = TorchModel(model, context=context, invariant=sure)
     target = Target(found, wrapped, load_text(found), weights, trust_remote_code)
     if packaged and WORTH <= store.size(found.path) <= MUCH:
-        Later(lambda: _write(target))
+        BackgroundTask(lambda: _write(target))
     return target
 
 
@@ -120,7 +120,7 @@ def compile_target(name: str, dtype: str = "auto") -> Path:
     target = build_target(name, dtype, device="cpu", package=False)
     try:
         return write_package(target.found, target.model, target.text)
-    except (Unfit, Unavailable) as error:
+    except (NotCompilable, Unavailable) as error:
         raise ValueError(f"{name} cannot be compiled: {error}; it is loaded whole every time") from error
 
 
@@ -128,20 +128,20 @@ def _write(target: Target) -> None:
     """In the background nobody waits for it, and nobody is told but those who ask."""
     try:
         write_package(target.found, target.model, target.text)
-    except (Unfit, Unavailable, store.CatalogError) as error:
+    except (NotCompilable, Unavailable, store.CatalogError) as error:
         say(f"package: not written ({error})")
 
 
-def express(model: TorchModel) -> Express | None:
+def express(model: TorchModel) -> CapturedRunner | None:
     """Whole cycles on a GPU, where the model runs on kernels that can be captured."""
     if model.device.type != "cuda":
         return None
     try:
-        from slipstream.engines.native.express import Express
-        from slipstream.models.gpu_passes import Passes
+        from slipstream.engines.native.captured.runner import CapturedRunner
+        from slipstream.models.run.gpu_passes import GpuPasses
     except ImportError:  # no Triton
         return None
-    return Express(model, model.decoder) if isinstance(model.decoder, Passes) else None
+    return CapturedRunner(model, model.decoder) if isinstance(model.decoder, GpuPasses) else None
 
 
 def drafter_kind(name: str) -> str:

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 import torch
 
 from slipstream.core import sampling
+from slipstream.core.array_types import Float, Tensor
 from slipstream.core.law import OneHot
 from slipstream.core.loop import decode
 from slipstream.core.noise import Purpose, fold, uniform
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
-from slipstream.core.shapes import Float, Tensor
 from slipstream.core.shaping import shape
 from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Origin, Request, Row
@@ -30,7 +30,7 @@ from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.none import NoDrafter
 from slipstream.engines.base import Completion
 from slipstream.engines.native.engine import NativeEngine
-from slipstream.models.torch_model import TorchModel
+from slipstream.models.run.torch_model import TorchModel
 from slipstream.plan.policy import Fixed
 
 DRAFTED = 4  # tokens of the text that one way of computing a place reads as a draft
@@ -52,7 +52,7 @@ def draft_speed(engine: NativeEngine, like: Completion, tokens: int = 32) -> flo
 
 
 @dataclass(frozen=True)
-class Parting:
+class Divergence:
     """A place where plain decoding chose another token. `gap` is between the two choices: of logits, or at a
     temperature of the logarithms that the race is decided by. Within `numerics` of the best, both are right."""
 
@@ -72,14 +72,14 @@ class Agreement:
     """Every place where plain decoding, given the same text so far, chooses otherwise; none follows a real one."""
 
     identical: bool
-    partings: list[Parting] = field(default_factory=list)
+    partings: list[Divergence] = field(default_factory=list)
 
     @property
     def ties(self) -> int:
         return sum(parting.tie for parting in self.partings)
 
     @property
-    def real(self) -> Parting | None:
+    def real(self) -> Divergence | None:
         return next((parting for parting in self.partings if not parting.tie), None)
 
 
@@ -93,7 +93,7 @@ def agreement(model: TorchModel, request: Request, speculative: Sequence[int], p
     choice and compared again, to the end or to a real difference."""
     if list(speculative) == list(plain):
         return Agreement(True)
-    model, partings, start = _twin(model), list[Parting](), 0
+    model, partings, start = _twin(model), list[Divergence](), 0
     rest = list(plain)
     while (at := _parts(speculative, rest, start)) is not None:
         partings.append(judge(model, request, speculative[:at], (speculative[at], rest[at])))
@@ -129,7 +129,7 @@ def _continued(model: TorchModel, request: Request, output: Sequence[int], size:
     return row.output
 
 
-def judge(model: TorchModel, request: Request, before: Sequence[int], tokens: tuple[int, int]) -> Parting:
+def judge(model: TorchModel, request: Request, before: Sequence[int], tokens: tuple[int, int]) -> Divergence:
     """How far apart two choices are after the output `before`, and what numerics are worth there."""
     row, values = _row(request, before, model.context), list[list[float]]()
     size = 0.0
@@ -141,7 +141,7 @@ def judge(model: TorchModel, request: Request, before: Sequence[int], tokens: tu
     behind = [max(b - a, b - c) for a, b, c in zip(ours, best, theirs, strict=True)]
     unit = torch.finfo(model.dtype).eps * size
     numerics = math.inf if _edge(behind) else max(unit, DOUBT * _spread(behind))
-    return Parting(row.length - len(request.prompt), tokens, abs(ours[0] - theirs[0]), min(behind), numerics)
+    return Divergence(row.length - len(request.prompt), tokens, abs(ours[0] - theirs[0]), min(behind), numerics)
 
 
 def _edge(behind: Sequence[float]) -> bool:

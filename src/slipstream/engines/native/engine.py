@@ -13,20 +13,20 @@ from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Shape
 from slipstream.core.types import Request
-from slipstream.engines.base import Capabilities, Engine, Prompt, Speculation, Ticket, Wish, checked
+from slipstream.engines.base import Capabilities, Engine, GenerationOptions, Prompt, RequestHandle, Speculation, checked
+from slipstream.engines.job import DecodingPlan, Job
+from slipstream.engines.native.arguments import check_types, given_target, named
 from slipstream.engines.native.batch import Batch
 from slipstream.engines.native.build import MAKERS, Options, Target, build_drafter, build_target, drafter_kind, express
-from slipstream.engines.native.given import check_types, given_target, named
 from slipstream.engines.native.guarantee import choose_rule, guarantee
-from slipstream.engines.native.job import Course, Job
 from slipstream.engines.native.scheduler import Limits
-from slipstream.engines.native.watch import Watch, Watched
+from slipstream.engines.native.watch import ObservedRule, Watch
 from slipstream.engines.native.worker import Worker
 from slipstream.engines.prompt import encode
-from slipstream.models.text import Text
+from slipstream.models.text.codec import TextCodec
 from slipstream.plan.drafting_cost import DraftingCost
 from slipstream.plan.policy import Adaptive
-from slipstream.plan.shapes import DEPTH
+from slipstream.plan.tree_shapes import DEPTH
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,8 +36,8 @@ class NativeEngine(Engine):
     """`model` is a name, a folder, a GGUF file, or a causal language model of transformers that is loaded already; its
     tokenizer is passed as `tokenizer=` or found by its `name_or_path`. `drafter` is a name, a model's name or folder,
     None or "none" for plain decoding, or a `Drafter`. `depth` None lets the policy decide every cycle; with a `shape`,
-    as `plan.shapes.parse` reads it, drafts are trees. `verify` None: `coupled` for requests with a seed, so that they
-    repeat, and the fastest rule for others (`choose_rule`)."""
+    as `plan.tree_shapes.parse` reads it, drafts are trees. No `verify`: `coupled` for requests with a seed, so that
+    they repeat, and the fastest rule for others (`choose_rule`)."""
 
     capabilities = Capabilities(
         drafters=tuple(MAKERS),
@@ -104,7 +104,7 @@ class NativeEngine(Engine):
         return self.target.label
 
     @property
-    def text(self) -> Text:
+    def text(self) -> TextCodec:
         return self.target.text
 
     @property
@@ -130,10 +130,12 @@ class NativeEngine(Engine):
     def _rule(self, name: str) -> Verifier:
         if name not in self._rules:
             rule = rules.get(name)()
-            self._rules[name] = Watched(rule, self._watch) if self._watch else rule
+            self._rules[name] = ObservedRule(rule, self._watch) if self._watch else rule
         return self._rules[name]
 
-    def submit(self, prompt: Prompt, sampling: Sampling | None = None, wish: Wish | None = None) -> list[Ticket]:
+    def submit(
+        self, prompt: Prompt, sampling: Sampling | None = None, wish: GenerationOptions | None = None
+    ) -> list[RequestHandle]:
         self._worker.check()
         sampling, wish = checked(sampling, wish)
         request = self.request(prompt, sampling, wish)
@@ -146,25 +148,25 @@ class NativeEngine(Engine):
         self._send(jobs)
         return list(jobs)
 
-    def request(self, prompt: Prompt, sampling: Sampling, wish: Wish) -> Request:
+    def request(self, prompt: Prompt, sampling: Sampling, wish: GenerationOptions) -> Request:
         """A request as it is decoded: prompt and end tokens as ids, the grammar compiled."""
         tokens, grammar = encode(prompt, wish.raw, self.target.text), self._grammar(wish)
         ends = frozenset() if wish.ignore_ends else self._ends
         return Request(tokens, sampling, wish.max_tokens, ends | wish.stop_tokens, 0, wish.min_tokens, grammar)
 
-    def _course(self, asked: Speculation, sampling: Sampling) -> Course:
+    def _course(self, asked: Speculation, sampling: Sampling) -> DecodingPlan:
         """The request's own choices, then the engine's."""
         depth = self._default.depth if asked.depth is None else asked.depth
         shape = self._default.tree if asked.shape is None else asked.tree
         named = asked.verify or self._default.verify
         rule = choose_rule(named, sampling.temperature, sampling.seed is not None, tree=shape is not None)
         if asked.off or depth == 0:
-            return Course("none", rule, 0)
+            return DecodingPlan("none", rule, 0)
         if shape is not None and depth is None:
             depth = shape.depth or DEPTH
-        return Course(asked.drafter or self._default.drafter or "none", rule, depth, shape)
+        return DecodingPlan(asked.drafter or self._default.drafter or "none", rule, depth, shape)
 
-    def _grammar(self, wish: Wish) -> Any:
+    def _grammar(self, wish: GenerationOptions) -> Any:
         if wish.grammar is None:
             return None
         if wish.ignore_ends:

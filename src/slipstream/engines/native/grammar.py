@@ -16,16 +16,16 @@ from typing import Any
 import numpy
 import torch
 
-from slipstream.core.shapes import Bool, Tensor
+from slipstream.core.array_types import Bool, Tensor
 from slipstream.core.types import Constraint
 from slipstream.engines.options import GRAMMARS
-from slipstream.models.text import Text
+from slipstream.models.text.codec import TextCodec
 
 LEGAL = f"a grammar is {GRAMMARS}"
 WHERE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: \(.*?\) is false: )?")  # the library's own line numbers
 
 
-def compiled(spec: Mapping[str, Any], text: Text, vocab: int) -> Callable[[], Constraint]:
+def compiled(spec: Mapping[str, Any], text: TextCodec, vocab: int) -> Callable[[], Constraint]:
     """A maker of constraints, one per row. Compiling the same grammar again costs nothing."""
     kind, source = _checked(spec)
     compiler, words = _compiler(text, vocab)
@@ -52,7 +52,7 @@ def _checked(spec: Mapping[str, Any]) -> tuple[str, str]:
 
 
 @lru_cache(maxsize=8)
-def _compiler(text: Text, vocab: int) -> tuple[Any, Bool[Tensor, " vocab"]]:
+def _compiler(text: TextCodec, vocab: int) -> tuple[Any, Bool[Tensor, " vocab"]]:
     """A compiler for a tokenizer, which remembers what it compiled, and which tokens are text or an end."""
     try:
         import xgrammar

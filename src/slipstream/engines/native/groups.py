@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import torch
 
-from slipstream.core.interfaces import Drafter, Verifier, way
+from slipstream.core.array_types import Int, Tensor
+from slipstream.core.interfaces import Drafter, Verifier, sibling_mode
 from slipstream.core.law import OneHot
 from slipstream.core.loop import within_limits
 from slipstream.core.noise import Noise
-from slipstream.core.shapes import Int, Tensor
 from slipstream.core.tree import Tree
-from slipstream.core.types import Budget, Draft, Picked, Scores, Verdict
-from slipstream.engines.native.job import Job
+from slipstream.core.types import Budget, Draft, LazyRows, Scores, Verdict
+from slipstream.engines.job import Job
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Group:
 def limited(jobs: Sequence[Job], rule: Verifier, drafter: Drafter, context: int) -> list[Budget]:
     """What each row may draft of what it would."""
     budget, rows = [job.budget for job in jobs], [job.row for job in jobs]
-    return within_limits(budget, rows, context, way(rule, drafter))
+    return within_limits(budget, rows, context, sibling_mode(rule, drafter))
 
 
 def merge(drafts: Sequence[Draft], vocab: int) -> Draft:
@@ -73,7 +73,7 @@ def part(scores: Scores, index: Int[Tensor, " slots"]) -> Scores:
     if len(index) == len(scores.logits):  # one group: all there is, in order
         return scores
     index = index.to(scores.logits.device)
-    return Scores(scores.logits[index], Picked(scores.features, index))
+    return Scores(scores.logits[index], LazyRows(scores.features, index))
 
 
 def join(verdicts: Sequence[Verdict], drafts: Sequence[Draft]) -> Verdict:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from slipstream.core import sampling
-from slipstream.core.interfaces import Drafter, Model, Verifier, way
+from slipstream.core.array_types import Tensor
+from slipstream.core.interfaces import Drafter, Model, Verifier, sibling_mode
 from slipstream.core.law import Law
 from slipstream.core.rules import rules
-from slipstream.core.shapes import Tensor
 from slipstream.core.shaping import Place, shape
 from slipstream.core.tree import Shape
 from slipstream.core.types import Request
@@ -35,8 +35,8 @@ def check_tree(tree: Shape, rule: Verifier, drafter: Drafter, model: Model) -> N
     tree.check(model.vocab, model.context)
     if not model.branches:
         raise ValueError("in invariant mode on a GPU drafts are chains; leave out the tree, or invariant mode")
-    if way(rule, drafter) is None:
-        able = [name for name in rules.names() if name != "greedy" and way(rules.get(name)(), drafter)]
+    if sibling_mode(rule, drafter) is None:
+        able = [name for name in rules.names() if name != "greedy" and sibling_mode(rules.get(name)(), drafter)]
         what = (
             f"takes no tree of this drafter's ({', '.join(sorted(drafter.siblings))})"
             if rule.siblings

@@ -12,8 +12,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from slipstream.core.checks import integer
-from slipstream.engines.native.job import Job
-from slipstream.models.cache import power
+from slipstream.engines.job import Job
+from slipstream.models.cache.tensors import power
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ Watch = Callable[[Draft, Law, Verdict], None]
 """A draft, the target's law after every slot of it, and what was decided. It runs between two passes: be quick."""
 
 
-class Watched(Verifier):
+class ObservedRule(Verifier):
     name: ClassVar[str] = "watched"
     lossless: ClassVar[bool] = True
 

@@ -16,8 +16,8 @@ import weakref
 import torch
 
 from slipstream.engines.base import check_process
+from slipstream.engines.job import Job
 from slipstream.engines.native.batch import Batch
-from slipstream.engines.native.job import Job
 
 
 class Worker:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from slipstream.engines.native.job import Job
+from slipstream.engines.job import Job
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig

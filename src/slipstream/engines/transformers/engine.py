@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from slipstream.engines.base import Capabilities
-from slipstream.engines.native.job import Job
-from slipstream.engines.peer import Asked, Peer, Seat
+from slipstream.engines.job import Job
+from slipstream.engines.peer import Peer, PeerModel, PeerOptions
 from slipstream.engines.transformers.call import TransformersConfig, alike, generation, padded, set_depth
-from slipstream.engines.transformers.watch import Watch
-from slipstream.models.catalog import load_model, load_text, resolve
-from slipstream.models.precision import choose_device
-from slipstream.models.progress import quiet
-from slipstream.models.text import same_tokenizer
+from slipstream.engines.transformers.watch import StepWatcher
+from slipstream.models.sources.catalog import load_model, load_text, resolve
+from slipstream.models.sources.progress import quiet
+from slipstream.models.text.codec import same_tokenizer
+from slipstream.models.weights.precision import choose_device
 
 GATHER = 0.01  # seconds without a further request before those that may share a call begin
 TURN = threading.Lock()  # transformers draws from torch's one generator, so the engines of a process take turns
@@ -39,7 +39,7 @@ class TransformersEngine(Peer):
         switch=True,
     )
 
-    def _open(self, asked: Asked) -> Seat:
+    def _open(self, asked: PeerOptions) -> PeerModel:
         self._options: TransformersConfig = asked.options
         found = resolve(asked.model, trust_remote_code=asked.trust_remote_code)
         place = choose_device(asked.device)
@@ -51,7 +51,7 @@ class TransformersEngine(Peer):
             raise ValueError(f"exit is {self._options.exit}; it must be one of the layers 1 to {self._layers - 1}")
         precision = str(self._model.dtype).removeprefix("torch.")
         longest = min(asked.context or config.max_position_embeddings, config.max_position_embeddings)
-        seat = Seat(found, text, config.vocab_size, longest, precision, asked.drafter, asked.depth)
+        seat = PeerModel(found, text, config.vocab_size, longest, precision, asked.drafter, asked.depth)
         self._pad = min(seat.ends, default=0)
         self._assistant: Any = self._draft_model(seat, asked, place)
         self._inbox: list[Job] = []
@@ -66,7 +66,7 @@ class TransformersEngine(Peer):
 
         return f"transformers {transformers.__version__}"
 
-    def _draft_model(self, seat: Seat, asked: Asked, place: str) -> Any:
+    def _draft_model(self, seat: PeerModel, asked: PeerOptions, place: str) -> Any:
         if not self._options.model:
             if seat.drafter == "draft_model":
                 raise ValueError("a draft model needs a name: --drafter NAME, or -o model=NAME")
@@ -117,7 +117,7 @@ class TransformersEngine(Peer):
 
     def _decode(self, jobs: Sequence[Job]) -> None:
         first = jobs[0]
-        watch = Watch(self._model, jobs, self.advance)
+        watch = StepWatcher(self._model, jobs, self.advance)
         assistant = self._assistant if first.course.drafter == "draft_model" else None
         if first.course.drafter in ("draft_model", "early_exit"):
             set_depth(assistant or self._model, first.course.depth, self._options.confidence)

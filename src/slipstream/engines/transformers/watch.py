@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from slipstream.engines.base import Logprob
-from slipstream.engines.native.job import Job
+from slipstream.engines.job import Job
 from slipstream.engines.native.laws import tops
 
 Advance = Callable[[Job, Sequence[int], int, int, Sequence[Logprob]], None]
 
 
-class Watch:
+class StepWatcher:
     """Called by `generate` after every step with all tokens so far; True ends a row."""
 
     def __init__(self, model: Any, jobs: Sequence[Job], advance: Advance) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from slipstream.engines.base import Capabilities, Logprob
-from slipstream.engines.native.job import Job
-from slipstream.engines.peer import Asked, Peer, Seat, check_device
+from slipstream.engines.job import Job
+from slipstream.engines.peer import Peer, PeerModel, PeerOptions, check_device
 from slipstream.engines.vllm.process import KILLED, Process
 from slipstream.engines.vllm.settings import DEPTH, RULES, VllmConfig, arguments, sampling, speculation
-from slipstream.models.catalog import load_text, resolve
-from slipstream.models.folder import read_json
-from slipstream.models.precision import choose
+from slipstream.models.sources.catalog import load_text, resolve
+from slipstream.models.sources.folder import read_json
+from slipstream.models.weights.precision import choose
 
 GONE = "vLLM's process ended"
 
@@ -41,7 +41,7 @@ class VllmEngine(Peer):
         not_drafting=frozenset({"min_p", "bias"}),
     )
 
-    def _open(self, asked: Asked) -> Seat:
+    def _open(self, asked: PeerOptions) -> PeerModel:
         check_device(self.name, asked.device)
         own: VllmConfig = asked.options
         found = resolve(asked.model, trust_remote_code=asked.trust_remote_code)
@@ -62,7 +62,7 @@ class VllmEngine(Peer):
             self._process.end()
             raise ValueError(f"vllm cannot run {asked.model}: {str(first['failed']).rstrip('.')}")
         self._version = str(first["ready"])
-        return Seat(found, text, config["vocab_size"], longest, precision, asked.drafter, asked.depth)
+        return PeerModel(found, text, config["vocab_size"], longest, precision, asked.drafter, asked.depth)
 
     @property
     def version(self) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.engines.native.job import Job
-from slipstream.models.catalog import resolve
+from slipstream.engines.job import Job
+from slipstream.models.sources.catalog import resolve
 
 RULES = {"token": "standard", "block": "block"}  # our word, and vLLM's
 DEPTH = 4

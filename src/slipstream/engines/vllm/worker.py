@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 
-class Counts:
+class DraftCounts:
     """What was drafted in the last step, by vLLM's own statistics, summed over all requests."""
 
     drafted = 0
@@ -25,7 +25,7 @@ class Counts:
     def logger(cls) -> Any:
         from vllm.v1.metrics.loggers import StatLoggerBase
 
-        class Listener(StatLoggerBase):  # type: ignore[misc]
+        class StepListener(StatLoggerBase):  # type: ignore[misc]
             def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
                 pass
 
@@ -38,7 +38,7 @@ class Counts:
             def log_engine_initialized(self) -> None:
                 pass
 
-        return Listener
+        return StepListener
 
     @classmethod
     def take(cls) -> tuple[int, int]:
@@ -56,7 +56,7 @@ def make(settings: Mapping[str, Any]) -> Any:
     if own.get("enforce_eager") is None:
         own["enforce_eager"] = current_platform.is_cpu()  # compiling for a CPU takes minutes
     arguments = EngineArgs(**own, disable_log_stats=False)
-    return LLMEngine.from_engine_args(arguments, stat_loggers=[Counts.logger()])
+    return LLMEngine.from_engine_args(arguments, stat_loggers=[DraftCounts.logger()])
 
 
 def ask(engine: Any, message: Mapping[str, Any]) -> None:
@@ -101,7 +101,7 @@ def serve(engine: Any, say: Any) -> None:
             except Exception as error:
                 say({"id": message["ask"], "error": str(error).splitlines()[0] if str(error) else repr(error)})
         outputs = engine.step()
-        drafted, drafts = Counts.take()
+        drafted, drafts = DraftCounts.take()
         if outputs:
             say({"step": [news(output, sent) for output in outputs], "drafted": drafted, "drafts": drafts})
 

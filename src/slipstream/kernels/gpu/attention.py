@@ -3,7 +3,7 @@
 The places of a row are cut into parts of one size, wherever the row ends; a program takes one part for one head of keys
 and several queries of one row, so keys are read once for a group of heads and several tokens. The parts are put
 together in their order. No sum depends on how far the cache reaches; where it must not depend either on who else is in
-the pass (`Heads.exact`), sixteen queries are taken at a time whatever their number is.
+the pass (`AttentionHeads.exact`), sixteen queries are taken at a time whatever their number is.
 
 A token sees the places below its `limit` and, in a tree, the places from `base` on whose bits are set; where a layer
 has a window, no further back than that. Below a limit a place is a position of the text, and no tree is deeper than a
@@ -19,9 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.kernels.gpu.eighth import Weight
+from slipstream.kernels.gpu.int8_weight import Weight
 from slipstream.kernels.gpu.launch import early, wait
-from slipstream.kernels.gpu.stream import Norm
+from slipstream.kernels.gpu.residual import Norm
 
 QUERIES, WIDEST = 16, 64  # queries of a program: the smallest tile matrix units take, and the largest that pays
 MANY = 64  # tokens of a pass that has programs enough with larger tiles
@@ -231,7 +231,7 @@ def _together(
 
 
 @dataclass(frozen=True)
-class Heads:
+class AttentionHeads:
     """How attention is cut."""
 
     heads: int
@@ -271,7 +271,7 @@ class Layout:
 
 
 @dataclass(frozen=True, eq=False)
-class Space:
+class AttentionScratch:
     """Where parts of attention are kept until they are put together, and how far each chunk of tokens sees and in which
     row, where layers were spared to find that out one by one (`survey`)."""
 
@@ -282,13 +282,13 @@ class Space:
     chunks: Tensor  # [tokens, 2]
 
     @staticmethod
-    def of(tokens: int, parts: int, heads: Heads, like: Weight) -> Space:
+    def of(tokens: int, parts: int, heads: AttentionHeads, like: Weight) -> AttentionScratch:
         def wide(*shape: int) -> Tensor:
             return torch.empty(tokens, heads.heads, *shape, device=like.device)
 
         query = like.new_empty(tokens, heads.heads, heads.dim)
         chunks = torch.empty(tokens, 2, dtype=torch.long, device=like.device)
-        return Space(query, wide(parts, heads.dim), wide(parts), wide(parts), chunks)
+        return AttentionScratch(query, wide(parts, heads.dim), wide(parts), wide(parts), chunks)
 
 
 def turn(
@@ -298,7 +298,7 @@ def turn(
     keys: Tensor,
     values: Tensor,
     out: Tensor,
-    heads: Heads,
+    heads: AttentionHeads,
     norms: tuple[Norm, Norm] | None = None,
 ) -> None:
     """`given` holds query, key and value of each token side by side; `angles` one line per position, half as wide as a
@@ -328,7 +328,7 @@ def put(key: Tensor, value: Tensor, layout: Layout, keys: Tensor, values: Tensor
 
 
 @dataclass(frozen=True)
-class Manner:
+class AttentionOptions:
     """What else a layer's attention does."""
 
     window: int | None = None  # places seen, back from a token's own
@@ -336,10 +336,10 @@ class Manner:
     sink: Tensor | None = None  # a score for each head that takes weight and gives nothing
 
 
-PLAIN = Manner()
+PLAIN = AttentionOptions()
 
 
-def survey(layout: Layout, space: Space, heads: Heads) -> None:
+def survey(layout: Layout, space: AttentionScratch, heads: AttentionHeads) -> None:
     """Look once at what is the same in all layers."""
     _survey[(len(layout.first),)](
         *(layout.row, layout.place, layout.first, layout.count, space.chunks, heads.group, heads.tile(layout.chunk)),
@@ -352,11 +352,11 @@ def attend(
     layout: Layout,
     keys: Tensor,
     values: Tensor,
-    space: Space,
+    space: AttentionScratch,
     out: Tensor,
-    heads: Heads,
+    heads: AttentionHeads,
     tree: bool,
-    manner: Manner = PLAIN,
+    manner: AttentionOptions = PLAIN,
     surveyed: bool = False,
 ) -> None:
     window, windowed = manner.window or 0, manner.window is not None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slipstream.kernels.gpu.attention import WORDS, Layout
 from slipstream.kernels.gpu.launch import early, long, wait
-from slipstream.kernels.gpu.stream import Norm
+from slipstream.kernels.gpu.residual import Norm
 
 
 @triton.jit(do_not_specialize=["rows", "width", "chunk", "chunks"])
@@ -112,7 +112,7 @@ def _commit(
 
 
 @dataclass(frozen=True, eq=False)
-class Control:
+class CycleControl:
     """What the host says of each row before a cycle."""
 
     stream: Tensor
@@ -125,7 +125,7 @@ class Control:
     width: Tensor  # candidates after one slot
     before: Tensor  # the committed token before the last
 
-    def of_draft(self, start: Tensor, depth: Tensor, last: Tensor) -> Control:
+    def of_draft(self, start: Tensor, depth: Tensor, last: Tensor) -> CycleControl:
         """The same rows where they lie in the drafter's cache, beginning elsewhere."""
         return replace(self, start=start, depth=depth, row=self.head_row, last=last)
 
@@ -140,7 +140,7 @@ def chain_layout(rows: int, width: int, chunk: int, device: torch.device) -> Lay
     return Layout(position, row, place, limit, base, bits, first, torch.zeros_like(first), chunk)
 
 
-def lay(control: Control, token: Tensor, far: Tensor, layout: Layout) -> None:
+def lay(control: CycleControl, token: Tensor, far: Tensor, layout: Layout) -> None:
     """The committed end of each row and the tokens drafted after it, and how far each row may draft."""
     (rows, width), chunk = token.shape, layout.chunk
     _lay[(rows,)](
@@ -151,7 +151,7 @@ def lay(control: Control, token: Tensor, far: Tensor, layout: Layout) -> None:
     )
 
 
-def lay_steps(control: Control, steps: int, layout: Layout) -> None:
+def lay_steps(control: CycleControl, steps: int, layout: Layout) -> None:
     """Slots of a head for the tokens drafted one after the other: all rows of the first step, then of the next."""
     rows = len(control.start)
     _lay[(rows,)](
@@ -198,7 +198,7 @@ def keep(state: Tensor, layout: Layout, held: Tensor, stack: Tensor, scale: Tens
 
 
 def commit(
-    control: Control,
+    control: CycleControl,
     far: Tensor,
     token: Tensor,
     found: tuple[Tensor, Tensor, Tensor],

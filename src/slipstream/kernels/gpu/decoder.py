@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.kernels.gpu.attention import Heads, Layout, Space, attend, survey, turn
-from slipstream.kernels.gpu.eighth import Weight
+from slipstream.kernels.gpu.attention import AttentionHeads, AttentionScratch, Layout, attend, survey, turn
+from slipstream.kernels.gpu.int8_weight import Weight
 from slipstream.kernels.gpu.launch import FEW, early, wait
-from slipstream.kernels.gpu.products import product
-from slipstream.kernels.gpu.stream import Norm, Stream
+from slipstream.kernels.gpu.matmul import product
+from slipstream.kernels.gpu.residual import Norm, ResidualStream
 
 
 @triton.jit
@@ -33,7 +33,7 @@ def embed(token: Tensor, embedding: Tensor, out: Tensor) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class GpuLayer:
     """The weights of one layer, those that read the same rows fused."""
 
     qkv: Weight
@@ -48,11 +48,11 @@ class Block:
 
 
 @dataclass(frozen=True, eq=False)
-class Net:
-    blocks: Sequence[Block]
+class GpuNetwork:
+    blocks: Sequence[GpuLayer]
     norm: Norm
     head: Weight
-    heads: Heads
+    heads: AttentionHeads
     angles: tuple[Tensor, Tensor]  # cosines and sines by position, half as wide as a head
     exact: bool = False  # sums in one order for any number of rows, and wherever a pass begins
 
@@ -60,18 +60,18 @@ class Net:
         return self.exact or rows <= FEW
 
 
-class Room:
+class PassBuffers:
     """What a pass over so many tokens writes to on its way; `parts` of the cache may be looked at."""
 
-    def __init__(self, net: Net, tokens: int, parts: int) -> None:
+    def __init__(self, net: GpuNetwork, tokens: int, parts: int) -> None:
         block, heads = net.blocks[0], net.heads
         like = block.down
-        self.stream = Stream(tokens, like.shape[0], like)
+        self.stream = ResidualStream(tokens, like.shape[0], like)
         given = torch.float32 if net.few(tokens) else like.dtype  # sums as they are, or as the library gives them
         self.given = torch.empty(tokens, len(block.qkv), dtype=given, device=like.device)
         self.attended = like.new_empty(tokens, heads.heads * heads.dim)
         self.inner = like.new_empty(tokens, like.shape[1])
-        self.space = Space.of(tokens, parts, heads, like)
+        self.space = AttentionScratch.of(tokens, parts, heads, like)
 
     @property
     def hidden(self) -> Tensor:
@@ -86,7 +86,9 @@ Watched = Mapping[int, Callable[[Tensor], object]]
 """What is done with the states that some layers give."""
 
 
-def walk(net: Net, room: Room, layout: Layout, held: Held, span: tuple[int, int], watched: Watched, tree: bool) -> None:
+def walk(
+    net: GpuNetwork, room: PassBuffers, layout: Layout, held: Held, span: tuple[int, int], watched: Watched, tree: bool
+) -> None:
     """Take what lies in `room.hidden` through the layers of a span; the final norm may read it then."""
     few, (first, last) = net.few(len(room.hidden)), span
     if first < last:
@@ -99,17 +101,17 @@ def walk(net: Net, room: Room, layout: Layout, held: Held, span: tuple[int, int]
             watched[i](room.hidden)
 
 
-def _norm_before(net: Net, layer: int) -> Norm:
+def _norm_before(net: GpuNetwork, layer: int) -> Norm:
     norm = net.blocks[layer].before if layer < len(net.blocks) else net.norm
     assert norm is not None, "only a single layer may read what is normed already"
     return norm
 
 
 def layer(
-    net: Net,
-    block: Block,
-    room: Room,
-    reads: Tensor | Stream,
+    net: GpuNetwork,
+    block: GpuLayer,
+    room: PassBuffers,
+    reads: Tensor | ResidualStream,
     layout: Layout,
     held: tuple[Tensor, Tensor],
     after: Norm,
@@ -127,21 +129,23 @@ def layer(
     _add(net, room.inner, block.down, room.stream, None, after, few)
 
 
-def _add(net: Net, x: Tensor, weight: Weight, stream: Stream, bias: Tensor | None, after: Norm, few: bool) -> None:
+def _add(
+    net: GpuNetwork, x: Tensor, weight: Weight, stream: ResidualStream, bias: Tensor | None, after: Norm, few: bool
+) -> None:
     """Add to the stream. Squares are summed by those who leave them, or all at once where that must not matter."""
     product(x, weight, stream, bias, after=None if net.exact else after, few=few)
     if net.exact:
         stream.begin(after)
 
 
-def logits(net: Net, stream: Stream, out: Tensor) -> None:
+def logits(net: GpuNetwork, stream: ResidualStream, out: Tensor) -> None:
     """The head, of what the final norm reads."""
     product(stream, net.head, out, few=net.few(len(stream.hidden)))
 
 
-def logits_of(net: Net, hidden: Tensor, out: Tensor) -> None:
+def logits_of(net: GpuNetwork, hidden: Tensor, out: Tensor) -> None:
     """The final norm and the head of states that lie elsewhere."""
-    stream = Stream(len(hidden), hidden.shape[1], net.head)
+    stream = ResidualStream(len(hidden), hidden.shape[1], net.head)
     stream.hidden.copy_(hidden)
     stream.begin(net.norm)
     logits(net, stream, out)

@@ -14,14 +14,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.kernels.gpu import draw
+from slipstream.kernels.gpu import sample as draw
 from slipstream.kernels.gpu.attention import Layout
-from slipstream.kernels.gpu.cycle import Control
-from slipstream.kernels.gpu.draw import Laws, Wishes
-from slipstream.kernels.gpu.judge import Found, settle
+from slipstream.kernels.gpu.cycle import CycleControl
 from slipstream.kernels.gpu.launch import early, wait
 from slipstream.kernels.gpu.noise import ACCEPT, EMIT, fold, key_of, uniform
-from slipstream.kernels.gpu.tree import Planted
+from slipstream.kernels.gpu.sample import LawBuffers, SamplingInputs
+from slipstream.kernels.gpu.tree import PackedTree
+from slipstream.kernels.gpu.verify import Found, settle
 
 
 @triton.jit
@@ -206,7 +206,7 @@ def _report(
     tl.store(line + 2 + 2 * WIDTH + n, known, mask=steps)
 
 
-def follow(choice: Tensor, tree: Planted, control: Control, best: Tensor, found: Found, path: Tensor) -> None:
+def follow(choice: Tensor, tree: PackedTree, control: CycleControl, best: Tensor, found: Found, path: Tensor) -> None:
     """The verdict on rows whose slots chose so, by comparing."""
     rows, width = tree.token.shape
     _follow[(rows,)](
@@ -218,7 +218,13 @@ def follow(choice: Tensor, tree: Planted, control: Control, best: Tensor, found:
 
 
 def offer(
-    laws: Laws, tree: Planted, control: Control, wishes: Wishes, room: tuple[Tensor, Tensor], found: Found, path: Tensor
+    laws: LawBuffers,
+    tree: PackedTree,
+    control: CycleControl,
+    wishes: SamplingInputs,
+    room: tuple[Tensor, Tensor],
+    found: Found,
+    path: Tensor,
 ) -> None:
     """The verdict of the rule `chosen`; `room` is for the slot each row ends at and the tokens it rejected there."""
     (rows, width), vocab, (kept, following, sound), (end, shut) = tree.token.shape, laws.logits.shape[1], found, room
@@ -238,7 +244,7 @@ def offer(
     settle(laws, following)
 
 
-class Bundle:
+class CacheBundle:
     """Tensors of one shape, [rows, heads, places, size], and where each of them lies: moved in one go."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -249,7 +255,7 @@ class Bundle:
         self.lies = torch.tensor([one.data_ptr() for one in tensors], device=first.device)
 
 
-def carry(bundle: Bundle, control: Control, found: Found, path: Tensor) -> None:
+def carry(bundle: CacheBundle, control: CycleControl, found: Found, path: Tensor) -> None:
     """Move the entries of each row's accepted path to the places after its committed ones."""
     like = bundle.tensors[0]
     heads, size = like.shape[1], like.shape[3]
@@ -262,7 +268,7 @@ def carry(bundle: Bundle, control: Control, found: Found, path: Tensor) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Committed:
+class CommittedTokens:
     """What the head reads next, [rows, depth + 1] laid end to end, and the slots whose states stand beside it."""
 
     following: Tensor
@@ -272,12 +278,12 @@ class Committed:
 
 
 def report(
-    control: Control,
-    tree: Planted,
+    control: CycleControl,
+    tree: PackedTree,
     total: Tensor,
     found: Found,
     path: Tensor,
-    committed: Committed,
+    committed: CommittedTokens,
     result: Tensor,
 ) -> None:
     """The record of each row: accepted, next token, whether all had a law, drafted; tokens, parents, the path."""

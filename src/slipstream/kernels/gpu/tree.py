@@ -20,12 +20,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.kernels.gpu import draw
+from slipstream.kernels.gpu import sample as draw
 from slipstream.kernels.gpu.attention import WORDS, Layout
-from slipstream.kernels.gpu.cycle import Control, chain_layout
-from slipstream.kernels.gpu.draw import Wishes
+from slipstream.kernels.gpu.cycle import CycleControl, chain_layout
 from slipstream.kernels.gpu.launch import early, wait
 from slipstream.kernels.gpu.noise import FIELD, fold, key_of, uniform
+from slipstream.kernels.gpu.sample import SamplingInputs
 
 SOME = 64  # candidates of a program
 
@@ -250,7 +250,7 @@ def _plant(
             tl.store(count + r * CHUNKS + c, tl.minimum(tl.maximum(tokens - c * CHUNK, 0), CHUNK))
 
 
-class Pool:
+class CandidatePool:
     """All candidates of one growth, and the nodes that are open; scratch for the blocks a vocabulary is gone through
     in. `kept` numbers the candidates that made it into the draft."""
 
@@ -277,7 +277,15 @@ class Pool:
         return self.width + (level - 1) * self.width * self.width if level else 0
 
 
-def rank(pool: Pool, level: int, logits: Tensor, ids: Tensor, wishes: Wishes, control: Control, race: bool) -> None:
+def rank(
+    pool: CandidatePool,
+    level: int,
+    logits: Tensor,
+    ids: Tensor,
+    wishes: SamplingInputs,
+    control: CycleControl,
+    race: bool,
+) -> None:
     """Put the likeliest tokens after each open slot into the pool: after the row's end, then after `pool.node`."""
     width, opened, (slots, vocab) = pool.width, pool.width if level else 1, logits.shape
     _rank[slots, pool.blocks](
@@ -294,7 +302,7 @@ def rank(pool: Pool, level: int, logits: Tensor, ids: Tensor, wishes: Wishes, co
     )
 
 
-def open_level(pool: Pool, level: int, control: Control) -> Layout:
+def open_level(pool: CandidatePool, level: int, control: CycleControl) -> Layout:
     """Open the likeliest nodes of a level; where they lie as slots of the head. `pool.word` is what they read, and
     `pool.source` says after which slot of the level before each of them stands."""
     here, width = pool.layouts[level], pool.width
@@ -313,7 +321,7 @@ def open_level(pool: Pool, level: int, control: Control) -> Layout:
 
 
 @dataclass(frozen=True, eq=False)
-class Planted:
+class PackedTree:
     """A tree as the target reads it, one line per row: slot 0 is the committed end, slot n + 1 node n."""
 
     token: Tensor
@@ -321,7 +329,7 @@ class Planted:
     far: Tensor  # drafted tokens up to and with this slot
 
 
-def plant(pool: Pool, control: Control, tree: Planted, layout: Layout) -> None:
+def plant(pool: CandidatePool, control: CycleControl, tree: PackedTree, layout: Layout) -> None:
     """The likeliest candidates as a draft, in the order of the pool, laid out for a pass."""
     (rows, width), some, chunk = tree.token.shape, triton.cdiv(pool.size, SOME), layout.chunk
     how = early(tree.token, rows * width)

@@ -1,0 +1,1 @@
+"""The EAGLE drafter: a head on the target's hidden states."""

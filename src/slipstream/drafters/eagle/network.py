@@ -1,0 +1,123 @@
+"""The network of the eagle drafter: one decoder layer that reads the target's mind (arXiv 2401.15077, 2408.15766).
+
+Slot t reads the embedding of token t + 1 beside a state of position t, attends over the slots before it, and says how
+token t + 2 is distributed. The state is the target's own, hidden states of a low, a middle and a high layer fused into
+one, as far as the target has read; beyond that it is what this layer itself gave one slot earlier. Embeddings and
+output matrix are the target's and are not stored; of the output matrix only the rows of a small draft vocabulary are
+used, which is most of what a drafted token would cost otherwise.
+
+The parts of the layer stand apart (`fuse`, `project`, `finish`, `logits`) because attention lies between them: drafting
+attends over a cache, training over several roll-outs at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from slipstream.core.array_types import Float, Int, Tensor
+
+
+@dataclass(frozen=True)
+class EagleConfig:
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    features: tuple[int, ...]  # layers of the target whose outputs are fused
+    draft_vocab: int
+    rope_theta: float = 10000.0
+    eps: float = 1e-5
+    own_output: bool = False  # whether the output rows are the head's own and stored with it, not the target's
+
+    @staticmethod
+    def of(values: dict[str, Any]) -> EagleConfig:
+        """From a folder's JSON; keys of others are left alone."""
+        known = {f.name for f in fields(EagleConfig)}
+        missing = known - {"rope_theta", "eps", "own_output"} - values.keys()
+        if missing:
+            raise ValueError(f"the head's config lacks {', '.join(sorted(missing))}")
+        own = {key: value for key, value in values.items() if key in known}
+        return EagleConfig(**own | {"features": tuple(own["features"])})
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"features": list(self.features)}
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight, in float32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
+
+    def forward(self, x: Float[Tensor, "*n size"]) -> Float[Tensor, "*n size"]:
+        return functional.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), self.eps)
+
+
+class EagleNet(nn.Module):
+    """`output` holds the rows of the target's output matrix that the draft vocabulary names, or rows of its own."""
+
+    scale: Tensor
+    output: Tensor
+    frequency: Tensor
+
+    def __init__(self, config: EagleConfig, output: Float[Tensor, "draft_vocab hidden"] | None = None) -> None:
+        super().__init__()
+        self.config = c = config
+        inner = c.heads * c.head_dim
+        self.register_buffer("scale", torch.ones(len(c.features)))  # evens out what layers differ in size; linear
+        self.fc = nn.Linear(len(c.features) * c.hidden, c.hidden, bias=False)
+        self.norm_embedding, self.norm_state = RMSNorm(c.hidden, c.eps), RMSNorm(c.hidden, c.eps)
+        self.qkv = nn.Linear(2 * c.hidden, inner + 2 * c.kv_heads * c.head_dim, bias=False)
+        self.o = nn.Linear(inner, c.hidden, bias=False)
+        self.norm_mlp = RMSNorm(c.hidden, c.eps)
+        self.gate_up = nn.Linear(c.hidden, 2 * c.intermediate, bias=False)
+        self.down = nn.Linear(c.intermediate, c.hidden, bias=False)
+        self.norm = RMSNorm(c.hidden, c.eps)
+        rows = torch.zeros(c.draft_vocab, c.hidden) if output is None else output
+        self.register_buffer("output", rows, persistent=c.own_output)
+        frequency = c.rope_theta ** (-torch.arange(0, c.head_dim, 2, dtype=torch.float64) / c.head_dim)
+        self.register_buffer("frequency", frequency.float(), persistent=False)
+
+    def fuse(self, features: Float[Tensor, "*n stacked"]) -> Float[Tensor, "*n hidden"]:
+        """The target's hidden states at one position, side by side, made one state."""
+        parts = features.view(*features.shape[:-1], len(self.scale), self.config.hidden)
+        fused: Tensor = self.fc((parts * self.scale.to(features.dtype)[:, None]).flatten(-2))
+        return fused
+
+    def project(
+        self, embedding: Float[Tensor, "*n hidden"], state: Float[Tensor, "*n hidden"], position: Int[Tensor, " *n"]
+    ) -> tuple[Float[Tensor, "*n heads dim"], Float[Tensor, "*n kv_heads dim"], Float[Tensor, "*n kv_heads dim"]]:
+        """Query, key and value of slots, turned to their positions."""
+        c = self.config
+        both = torch.cat([self.norm_embedding(embedding), self.norm_state(state)], -1)
+        packed = self.qkv(both).unflatten(-1, (-1, c.head_dim))
+        turned, value = packed.split((c.heads + c.kv_heads, c.kv_heads), -2)
+        turned = self._turn(turned, position)
+        query, key = torch.split(turned, [c.heads, c.kv_heads], -2)
+        return query, key, value
+
+    def _turn(self, x: Float[Tensor, "*n heads dim"], position: Int[Tensor, " *n"]) -> Float[Tensor, "*n heads dim"]:
+        """Rotary positions, halves against each other."""
+        angle = position[..., None, None].to(self.frequency.dtype) * self.frequency
+        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        left, right = x.chunk(2, -1)
+        return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
+
+    def finish(
+        self, state: Float[Tensor, "*n hidden"], attended: Float[Tensor, "*n inner"]
+    ) -> Float[Tensor, "*n hidden"]:
+        """What the layer gives after attention: the next slot's state."""
+        state = state + self.o(attended)
+        gate, up = self.gate_up(self.norm_mlp(state)).chunk(2, -1)
+        out: Tensor = state + self.down(functional.silu(gate) * up)
+        return out
+
+    def logits(self, state: Float[Tensor, "*n hidden"]) -> Float[Tensor, "*n draft_vocab"]:
+        return functional.linear(self.norm(state), self.output)

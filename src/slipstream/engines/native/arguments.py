@@ -1,0 +1,104 @@
+"""What a user passes to the engine: types are checked, and objects take the place of names."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from difflib import get_close_matches
+from inspect import signature
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slipstream.core.checks import shown
+from slipstream.core.interfaces import Drafter
+from slipstream.engines.native.build import Target, build_target
+from slipstream.engines.native.scheduler import Limits
+from slipstream.models.run.invariant import free
+from slipstream.models.run.torch_model import TorchModel
+from slipstream.models.sources.catalog import load_text, resolve
+from slipstream.models.sources.load import ModelFiles
+from slipstream.models.text.codec import TextCodec
+from slipstream.models.weights.linears import prepared
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+MODELS = "a model is a name, a folder, a GGUF file, or a loaded causal language model of transformers"
+LOADING = (*list(signature(build_target).parameters)[1:], "tokenizer")
+OPTIONS = ("model", "drafter", "verify", "depth", "shape", "options", "limits", "watch", *LOADING)
+OTHER_NAMES = {"tree": "shape", "rule": "verify", "temperature": "Sampling(temperature=…) in a request"}
+
+
+def check_types(drafter: Any, options: Any, limits: Any, watch: Any, loading: Mapping[str, Any]) -> None:
+    """Refuse what is of another type, and options that do not exist."""
+    for name in loading:
+        if name not in LOADING:
+            near = OTHER_NAMES.get(name) or next(iter(get_close_matches(name, OPTIONS, 1)), None)
+            hint = f"; use {near}" if near else ""
+            raise ValueError(f"the engine has no option {name!r}; it takes {', '.join(OPTIONS)}{hint}")
+    if not isinstance(drafter, str | Drafter | None):
+        raise ValueError(f"drafter is {shown(drafter)}; it must be a name, a Drafter, or None for plain decoding")
+    if not isinstance(options, Mapping | None):
+        raise ValueError(f"options is {shown(options)}; it must be a dictionary of the drafter's own options")
+    if options and isinstance(drafter, Drafter):
+        raise ValueError(f"options is {shown(options)}; a drafter given as an object takes none")
+    if not isinstance(limits, Limits | None):
+        raise ValueError(f"limits is {shown(limits)}; it must be Limits(rows=…, tokens=…, …)")
+    if watch is not None and not callable(watch):
+        raise ValueError(f"watch is {shown(watch)}; it must be a function of a draft, a law and a verdict")
+
+
+def named(drafter: str | Drafter | None) -> str:
+    """The name by which requests ask for the engine's own drafter."""
+    if isinstance(drafter, Drafter):
+        return type(drafter).__name__
+    return "none" if drafter is None else drafter
+
+
+def given_target(
+    model: Any, tokenizer: Any = None, context: int | None = None, invariant: bool | None = None, **loading: Any
+) -> Target:
+    """A target whose model is loaded already."""
+    if isinstance(model, str | PathLike):
+        raise ValueError("tokenizer goes with a loaded model; a model by name brings its own")
+    if loading:
+        raise ValueError(f"{', '.join(loading)} cannot be given for a loaded model; load it as it is to run")
+    if isinstance(model, Target):
+        if (tokenizer, context, invariant) != (None, None, None):
+            raise ValueError("tokenizer, context and invariant are part of a target already")
+        return model
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(f"model is {shown(model)}; {MODELS}")
+    found, text = _identity(model, tokenizer)
+    twin = prepared(_twin(model), bool(invariant))
+    sure = free(twin) if invariant is None else invariant
+    return Target(found, TorchModel(twin, context=context, invariant=sure), text)
+
+
+def _twin(model: PreTrainedModel) -> PreTrainedModel:
+    """Modules and configuration of its own over the same weights, so that the user's model stays as it is."""
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, shared)
+
+
+def _identity(model: PreTrainedModel, tokenizer: Any) -> tuple[ModelFiles, TextCodec]:
+    """What the model is called, and its tokenizer."""
+    from transformers import PreTrainedTokenizerBase
+
+    place = model.name_or_path
+    try:
+        found = resolve(place, fetch=False) if place else None
+        text = load_text(found) if found and tokenizer is None else None
+    except ValueError:
+        found = text = None
+    if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise ValueError(f"tokenizer is {shown(tokenizer)}; it must be a tokenizer of transformers")
+    if tokenizer is not None:
+        ends = (model.config.eos_token_id, getattr(model.generation_config, "eos_token_id", None))
+        text = TextCodec(tokenizer, ends)
+    if text is None:
+        raise ValueError(f"there is no tokenizer at the model's name_or_path, {place!r}; pass one as tokenizer=")
+    return found or ModelFiles(place or type(model).__name__, Path(place), "object"), text

@@ -1,0 +1,1 @@
+"""Whole decoding cycles captured as CUDA graphs."""

@@ -1,0 +1,52 @@
+"""What may be spent on capturing what a policy would like to try.
+
+A size of cycle that was never run has to be compiled and captured first, which takes as long as hundreds of cycles.
+What a user asked for is captured when it is asked for. A policy tries many sizes, and would stop everyone again and
+again: it may do so for a moment whenever there are more rows than ever, and then for a small share of all time; beyond
+that it gets what is there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+GRANT = 1.5  # seconds for every number of rows that was the largest so far: those who leave leave captured cycles
+SHARE = 0.05  # of the time that cycles take
+
+
+class CaptureBudget:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self.running = self.spent = 0.0  # seconds
+        self._latest = 0.0  # what the last one took, which is what the next one is expected to
+        self._stopped = 0.0  # of the cycle under way
+        self._most = self._grants = 0  # rows so far, and how often there were more
+
+    def left(self, rows: int, cost: float = 0.0) -> bool:
+        """Whether something may be captured that is expected to take so long, or as long as the last one."""
+        if rows > self._most:
+            self._most, self._grants = rows, self._grants + 1
+        return self.spent + max(self._latest, cost) <= GRANT * self._grants + SHARE * self.running
+
+    @contextmanager
+    def runs(self) -> Iterator[None]:
+        """A cycle, with what is captured in it."""
+        began, self._stopped = self._clock(), 0.0
+        try:
+            yield
+        finally:
+            self.running += self._clock() - began - self._stopped
+
+    @contextmanager
+    def captures(self, counted: bool = True) -> Iterator[None]:
+        """`counted`: it is a policy's wish."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            taken = self._clock() - began
+            self._stopped += taken
+            if counted:
+                self._latest, self.spent = taken, self.spent + taken

@@ -1,0 +1,102 @@
+"""What captured cycles are put together from, whether they draft chains or trees.
+
+Each part holds buffers of fixed size and does one stretch of a cycle in them; what is captured is a sequence of such
+stretches. Nothing here reads what the device computed, but `CapturedCycle` at its end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+
+import numpy as np
+import torch
+
+from slipstream.core.array_types import Tensor
+from slipstream.engines.native.captured.draft_steps import HeadState
+from slipstream.kernels.gpu.attention import Layout
+from slipstream.kernels.gpu.cycle import CycleControl, chain_layout, keep
+from slipstream.kernels.gpu.decoder import Held
+from slipstream.kernels.gpu.sample import LawBuffers, SamplingInputs
+from slipstream.kernels.gpu.verify import Found
+from slipstream.models.run.gpu_passes import GpuPasses, capture
+
+INTEGERS = len(fields(CycleControl))
+REHEARSALS = 4  # of a cycle that was just captured
+
+
+class CycleInputs:
+    """What the host says of each row before a cycle."""
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self._words = torch.zeros(INTEGERS, rows, dtype=torch.long, device=device)
+        self._numbers = torch.zeros(5, rows, device=device)
+        self.control = CycleControl(*self._words)
+        self.control.depth.fill_(-1)  # no rows while it is captured
+        self.far = torch.zeros(rows, dtype=torch.long, device=device)
+        warm, stop, *limits = self._numbers
+        self.wishes = SamplingInputs(warm, self.control.stream, self.control.start, self.far, stop, limits)
+
+    def load(self, words: Sequence[Sequence[int]], numbers: Sequence[Sequence[float]]) -> None:
+        self._words.copy_(torch.from_numpy(np.array(words)), non_blocking=True)  # faster than torch's own way
+        self._numbers.copy_(torch.from_numpy(np.array(numbers, np.float32)), non_blocking=True)
+
+
+class ScorePass:
+    """The target's pass over `width` tokens of each row, their laws, and the states that a head will read."""
+
+    def __init__(
+        self, target: GpuPasses, held: Held, head: HeadState | None, rows: int, width: int, parts: int
+    ) -> None:
+        self._target, self._held, self._head = target, held, head
+        device = target.like.device
+        self.token = torch.zeros(rows, width, dtype=torch.long, device=device)
+        self.layout = chain_layout(rows, width, target.heads.chunk(width, rows * width), device)
+        self._pass = target.passing(rows * width, parts)
+        self.laws = LawBuffers(rows * width, target.vocab, device)
+        self.choice = torch.zeros_like(self.token)
+        kept, following, sound = torch.zeros(3, rows, dtype=torch.long, device=device)
+        self.found: Found = kept, following, sound
+        self._size = target.like.shape[1]
+        layers = len(head.features) if head else 0
+        self.stack = target.like.new_zeros(rows * width, self._size * layers)
+
+    def run(self, tree: bool) -> None:
+        watched = {}
+        if self._head is not None:
+            for n, (layer, held) in enumerate(self._head.features.items()):
+                stack = self.stack[:, n * self._size : (n + 1) * self._size]
+                watched[layer] = _keeper(self.layout, held, stack, self._head.kernels.scale[n : n + 1])
+        span = 0, self._target.layers
+        self._pass.run(self.token.view(-1), self.layout, self._held, span, watched, tree, self.laws.logits)
+
+
+class CapturedCycle:
+    """A cycle as one graph, and the one read at its end. While the device works the host may do something else."""
+
+    def __init__(self, run: Callable[[], None], result: Tensor) -> None:
+        self._result, self._recorded = result, result.is_cuda
+        self.replay = capture(run) if self._recorded else run
+
+    def run(self, meanwhile: Callable[[], None] | None = None) -> Tensor:
+        self.replay()
+        if meanwhile is not None:
+            meanwhile()
+        return self._result.cpu()  # the one place where the host waits
+
+    def rehearse(self) -> float | None:
+        """Seconds of a cycle of no rows, which takes about as long as one of some; None where nothing is recorded."""
+        times = []
+        for _ in range(REHEARSALS if self._recorded else 0):
+            began = time.perf_counter()
+            self.run()
+            times.append(time.perf_counter() - began)
+        return min(times, default=None)
+
+
+def _keeper(layout: Layout, held: Tensor, stack: Tensor, scale: Tensor) -> Callable[[Tensor], None]:
+    def kept(state: Tensor) -> None:
+        keep(state, layout, held, stack, scale)
+
+    return kept

@@ -1,0 +1,81 @@
+"""What the record of a captured cycle says of a row: what was drafted, what was accepted of it, what follows.
+
+The target's cache holds accepted tokens only, one after the other, when the record is read: these are what it is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from slipstream.core.types import Origin
+
+PLAIN = (Origin.PLAIN,)
+
+
+class CycleResult(NamedTuple):
+    tokens: list[int]  # drafted
+    parents: Sequence[int]  # of each, among them; -1 is the committed end
+    path: Sequence[int]  # the accepted ones, first to last
+    kept: list[int]  # which are these
+    emitted: list[int]  # and the one after them
+    origins: tuple[Origin, ...]  # of those
+
+    @property
+    def levels(self) -> list[int]:
+        """How many tokens were drafted for the first position, the second, and so on."""
+        if isinstance(self.parents, range):  # a chain
+            return [1] * len(self.parents)
+        depth, counts = list[int](), list[int]()
+        for parent in self.parents:
+            depth.append(depth[parent] + 1 if parent >= 0 else 0)
+            if depth[-1] == len(counts):
+                counts.append(0)
+            counts[depth[-1]] += 1
+        return counts
+
+    @property
+    def judged(self) -> list[tuple[int, int]]:
+        """Of each place along the accepted path that had candidates: which of them was accepted, -1 for none; how
+        many there were."""
+        found, slot = list[tuple[int, int]](), -1
+        for node in (*self.path, None):
+            line = [i for i, parent in enumerate(self.parents) if parent == slot]
+            if line:
+                found.append((-1 if node is None else line.index(node), len(line)))
+            slot = -1 if node is None else node
+        return found
+
+
+def told_chains(record: Sequence[list[int]]) -> list[CycleResult]:
+    """Of each row: accepted, next token, whether all had a law, drafted; tokens, and more that is not needed here."""
+    return [_chain(line[0], line[1], line[4 : 4 + line[3]]) if line[3] else _plain(line[1]) for line in record]
+
+
+def _plain(last: int) -> CycleResult:
+    return CycleResult([], (), (), [], [last], PLAIN)
+
+
+def _chain(count: int, last: int, tokens: list[int]) -> CycleResult:
+    kept = tokens[:count]
+    final = _origins(count, True, count < len(tokens))
+    return CycleResult(tokens, range(-1, len(tokens) - 1), range(count), kept, [*kept, last], final)
+
+
+def told_trees(record: Sequence[list[int]], nodes: int) -> list[CycleResult]:
+    """Of each row: accepted, next token, whether all had a law, drafted; `nodes` tokens and parents; the path."""
+    found = []
+    for count, last, _, drafted, *rest in record:
+        tokens, parents, path = rest[:drafted], rest[nodes : nodes + drafted], rest[2 * nodes : 2 * nodes + count]
+        kept = [tokens[i] for i in path]
+        final = _origins(count, drafted > 0, (path[-1] if path else -1) in parents)
+        found.append(CycleResult(tokens, parents, path, kept, [*kept, last], final))
+    return found
+
+
+@lru_cache
+def _origins(kept: int, drafted: bool, rejected: bool) -> tuple[Origin, ...]:
+    """Of what was kept, and of the token after it."""
+    final = Origin.PLAIN if not drafted else Origin.RECOVERED if rejected else Origin.BONUS
+    return (*[Origin.ACCEPTED] * kept, final)

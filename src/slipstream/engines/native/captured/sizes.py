@@ -1,0 +1,116 @@
+"""The sizes that captured cycles come in: a few, since each is captured when it is first met."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slipstream.core.types import Budget, Row
+from slipstream.engines.native.captured.chain_cycle import ChainGraphKey
+from slipstream.engines.native.captured.tree_cycle import TreeGraphKey
+from slipstream.models.cache.tensors import power
+from slipstream.models.run.gpu_passes import parts_of
+
+CHAINS = frozenset({"greedy", "coupled", "token", "block"})
+TREES = frozenset({"greedy", "coupled", "chosen"})  # that verify trees on the device
+WIDEST = 1024  # tokens of a pass that is worth a graph
+DEPTHS = (0, 1, 2, 3, 5, 8)  # that graphs are captured for: a row that drafts less leaves the rest out
+LEVELS, WIDTHS = (3, 6, 10, 16), (6, 8)  # the same for trees; none is larger
+NODES = (8, 15, 24, 32, 48, 64)  # 15 and the committed end are as many tokens as products of few rows take
+
+Shaped = ChainGraphKey | TreeGraphKey
+
+
+@dataclass(frozen=True)
+class DraftSize:
+    """What the largest draft of a cycle takes, rounded up to what graphs are captured for; no nodes: a chain."""
+
+    depth: int
+    width: int = 1
+    nodes: int = 0
+
+    @property
+    def slots(self) -> int:
+        """Drafted tokens of a row in the target's pass."""
+        return self.nodes or self.depth
+
+    @property
+    def places(self) -> int:
+        """In the caches beyond the committed ones: of the target, or of the head, which keeps all it looked at."""
+        return max(self.slots, self.depth * self.width)
+
+    def holds(self, other: DraftSize) -> bool:
+        """Whether drafts of another size have room in one of this."""
+        alike = bool(self.nodes) == bool(other.nodes)
+        return alike and self.depth >= other.depth and self.width >= other.width and self.nodes >= other.nodes
+
+
+PLAIN = DraftSize(0)
+FIRST = (
+    DraftSize(3),
+    DraftSize(3, 6, 8),
+)  # to be tried where nothing was: a chain, or a tree where there are no chains
+GROWN = (DraftSize(3, 6, 8), DraftSize(6, 6, 15), DraftSize(10, 6, 24))  # trees that a chooser may choose from
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """What all rows of a cycle come to."""
+
+    rows: int
+    longest: int
+    cut: bool  # whether some want some tokens of a law alone
+
+    @staticmethod
+    def of(rows: Sequence[Row]) -> BatchShape:
+        return BatchShape(len(rows), max(row.length for row in rows), any(map(_cut, rows)))
+
+    def used(self, size: DraftSize) -> int:
+        """Places of the caches that a cycle may look at."""
+        return self.longest + size.places + 1
+
+    def lines(self, size: DraftSize, crowd: int = 1) -> int:
+        """Rows that a graph is captured for: those there are, and those that will soon be, as far as they fit."""
+        most = max(1, WIDEST // (size.slots + 1))
+        return power(max(self.rows, min(crowd, 1 << (most.bit_length() - 1))))
+
+    def kind(self, size: DraftSize, rule: str, lines: int) -> Shaped:
+        parts = parts_of(self.used(size))
+        if not size.nodes:
+            return ChainGraphKey(lines, size.depth, rule, parts, self.cut)
+        return TreeGraphKey(lines, size.nodes, size.depth, size.width, rule, parts)
+
+    def fits(self, kind: Shaped, rule: str) -> bool:
+        """Whether these rows can have such a cycle."""
+        same = kind.rule == rule and (not isinstance(kind, ChainGraphKey) or kind.cut == self.cut)
+        return same and kind.rows >= self.rows and kind.parts >= parts_of(self.used(size_of(kind)))
+
+
+def size_of(kind: Shaped) -> DraftSize:
+    return DraftSize(kind.depth) if isinstance(kind, ChainGraphKey) else DraftSize(kind.depth, kind.width, kind.nodes)
+
+
+def _cut(row: Row) -> bool:
+    """Whether only some tokens of a law are wanted."""
+    wish = row.request.sampling
+    return wish.temperature > 0 and bool(wish.top_k or wish.top_p < 1 or wish.min_p)
+
+
+def size_for(budget: Sequence[Budget], rule: str) -> DraftSize | None:
+    """None where it is too large, or is not the drafter's to choose. Of trees that would make a pass too wide only the
+    likeliest nodes are drafted: so many as there is room for."""
+    deep = max(min(spend.depth, spend.shape.size if spend.shape else spend.depth) for spend in budget)
+    shapes = [spend.shape for spend in budget if spend.depth and spend.shape is not None]
+    if not deep or (not shapes and rule in CHAINS):
+        return DraftSize(_least(DEPTHS, deep) or deep)
+    nodes = max([deep, *(shape.nodes for shape in shapes)])
+    wide = max([1, *(shape.width for shape in shapes)])
+    depth, width, most = _least(LEVELS, deep), _least(WIDTHS, wide), _least(NODES, nodes)
+    if depth is None or width is None or most is None or any(shape.parents for shape in shapes):
+        return None
+    fitting = [size for size in NODES if size <= most and len(budget) * (size + 1) <= WIDEST]
+    return DraftSize(depth, width, fitting[-1]) if fitting else None
+
+
+def _least(sizes: Sequence[int], wanted: int) -> int | None:
+    return next((size for size in sizes if size >= wanted), None)

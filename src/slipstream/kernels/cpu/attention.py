@@ -1,0 +1,103 @@
+"""Attention over the cache in float32, every token by itself: what it must equal is `reference` below.
+
+Libraries split the sum over places by the shape of the whole batch, so a token's bits change with its batch mates, with
+the number of drafted tokens beside it and with the room in the cache. The kernel, `attention.cpp`, sums over what a
+token sees in the order of the text, and over nothing else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from slipstream.kernels.cpu.compile import Unavailable, function, load
+from slipstream.kernels.cpu.linear import POINTER, parallel
+
+SOURCE = Path(__file__).parent / "src" / "attention.cpp"
+SMALL = 1 << 15  # multiplications that are done before a second thread has woken up
+
+
+def reference(
+    query: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, row: Tensor, scale: float, cap: float = 0.0
+) -> Tensor:
+    """query [tokens, heads, dim], keys and values [rows, kv_heads, places, dim], seen [tokens, used], row [tokens];
+    [tokens, heads, dim_v]."""
+    group = query.shape[1] // keys.shape[1]
+    used = keys.shape[2] if seen is None else seen.shape[1]
+    ours, theirs = (held[row, :, :used].repeat_interleave(group, 1) for held in (keys, values))
+    scores = torch.einsum("thd,thpd->thp", query, ours) * scale
+    scores = cap * torch.tanh(scores / cap) if cap else scores
+    if seen is not None:
+        scores = scores.masked_fill(~seen[:, None], -math.inf)
+    return torch.einsum("thp,thpd->thd", scores.softmax(-1), theirs)
+
+
+class AttentionKernel:
+    """A library that passed its check."""
+
+    def __init__(self, path: Path) -> None:
+        number, word = ctypes.c_float, ctypes.c_uint
+        self._call = function(path, "slipstream_attend", *(POINTER,) * 7, number, number, word, POINTER)
+        self._parallel = parallel()
+        self._check()
+
+    def attend(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        seen: Tensor | None,
+        row: Tensor,
+        scale: float,
+        cap: float = 0.0,
+        used: int | None = None,
+    ) -> Tensor:
+        """As `reference`; `used` places are looked at where `seen` does not say."""
+        assert keys.is_contiguous(), "the cache is read where it lies"
+        assert values.is_contiguous(), "the cache is read where it lies"
+        tokens, heads, dim = query.shape
+        kv_heads, places = keys.shape[1:3]
+        width = used or places if seen is None else seen.shape[1]
+        out = torch.empty(tokens, heads, values.shape[3])
+        sizes = (ctypes.c_int64 * 7)(tokens, heads, kv_heads, dim, values.shape[3], places, width)
+        query = query.contiguous()
+        look = None if seen is None else seen.contiguous().data_ptr()
+        threads = torch.get_num_threads() if tokens * heads * dim * width > SMALL else 1
+        address = query.data_ptr(), keys.data_ptr(), values.data_ptr(), look, row.data_ptr(), out.data_ptr()
+        self._call(*address, ctypes.addressof(sizes), scale, cap, threads, self._parallel)
+        return out
+
+    def _check(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        keys, values = torch.randn(2, 2, 2, 40, 20, generator=generator)
+        query, row = torch.randn(5, 6, 20, generator=generator), torch.tensor([0, 1, 1, 0, 1])
+        seen = torch.rand(5, 33, generator=generator) < 0.7
+        for cap in (0.0, 3.0):
+            found = self.attend(query, keys, values, seen, row, 0.3, cap)
+            each = ((query[t : t + 1], keys, values, seen[t : t + 1], row[t : t + 1]) for t in range(5))
+            alone = torch.cat([self.attend(*one, 0.3, cap) for one in each])
+            right = torch.allclose(found, reference(query, keys, values, seen, row, 0.3, cap), atol=1e-5)
+            if not right or not torch.equal(found, alone):
+                raise Unavailable("it is compiled, but its results are wrong")
+
+
+def kernel() -> AttentionKernel | None:
+    """The kernel, where it can be had."""
+    loaded = _loaded()
+    return None if isinstance(loaded, str) else loaded
+
+
+def why_not() -> str | None:
+    """Why there is no kernel, in a clause; None where there is one."""
+    loaded = _loaded()
+    return loaded if isinstance(loaded, str) else None
+
+
+@functools.cache
+def _loaded() -> AttentionKernel | str:
+    return load(AttentionKernel, SOURCE)

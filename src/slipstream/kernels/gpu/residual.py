@@ -1,0 +1,112 @@
+"""The residual stream of a pass: what products read through a norm, and add to.
+
+It is kept in float32. Whoever adds to it also leaves it times the weight of the norm that comes next, and the squares
+of what it left; who reads it then divides by their root. Where the library multiplies, the norm is a kernel of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from slipstream.kernels.gpu.int8_weight import Weight
+from slipstream.kernels.gpu.launch import early, wait
+
+ROWS = 16  # the smallest tile that matrix units take
+MOST = 512  # programs that may add to the stream side by side
+SHARED = 1 << 14  # sums of a row, over all shares, that there is room for
+
+
+@triton.jit
+def _ready(x, weight, ready, left, size, SIZE: tl.constexpr, MOST: tl.constexpr, EARLY: tl.constexpr):
+    if EARLY:
+        wait()
+    row, at = tl.program_id(0), tl.arange(0, SIZE)
+    inside = at < size
+    piece = tl.load(x + row * size + at, mask=inside, other=0.0).to(tl.float32)
+    scaled = piece * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(ready + row * size + at, scaled.to(ready.dtype.element_ty), mask=inside)
+    tl.store(left + row * MOST, tl.sum(piece * piece, 0))
+
+
+@triton.jit
+def _norm(x, weight, out, size, epsilon, SIZE: tl.constexpr, EARLY: tl.constexpr):
+    if EARLY:
+        wait()
+    row = tl.program_id(0)
+    at = tl.arange(0, SIZE)
+    inside = at < size
+    piece = tl.load(x + row * size + at, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(piece * piece, 0) / size + epsilon)
+    piece = piece * scale * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * size + at, piece.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _added(x, made, weight, out, size, epsilon, SIZE: tl.constexpr, EARLY: tl.constexpr):
+    """Add to a stream, and norm it for who reads it next."""
+    if EARLY:
+        wait()
+    row, at = tl.program_id(0), tl.arange(0, SIZE)
+    inside = at < size
+    piece = tl.load(x + row * size + at, mask=inside, other=0.0)
+    piece += tl.load(made + row * size + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(x + row * size + at, piece, mask=inside)
+    scale = tl.rsqrt(tl.sum(piece * piece, 0) / size + epsilon)
+    piece = piece * scale * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * size + at, piece.to(out.dtype.element_ty), mask=inside)
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    weight: Tensor
+    epsilon: float
+
+
+class ResidualStream:
+    """The residual stream of a pass, and what the norm that comes next needs of it."""
+
+    def __init__(self, tokens: int, size: int, like: Weight) -> None:
+        self.hidden = torch.empty(tokens, size, device=like.device)
+        self.ready = like.new_empty(tokens, size)
+        self.squares = torch.empty(tokens, MOST, device=like.device)
+        spread = SHARED if tokens <= ROWS else 0
+        self.partial = torch.empty(ROWS, spread, device=like.device)  # sums of shares of the inputs
+        self.arrived = torch.zeros(MOST, dtype=torch.int32, device=like.device)  # programs that have left theirs
+        self.norm: Norm | None = None
+        self.parts = 0  # of the squares; 0: nobody left any
+        self.normed = False  # whether `ready` is what the norm gives, and not only what it multiplies
+
+    def begin(self, norm: Norm) -> None:
+        """What lies in `hidden` is read under this norm next."""
+        (tokens, size), hidden = self.hidden.shape, self.hidden
+        wide = triton.next_power_of_2(size)
+        _ready[(tokens,)](hidden, norm.weight, self.ready, self.squares, size, wide, MOST, **early(hidden, tokens))
+        self.norm, self.parts, self.normed = norm, 1, False
+
+    def through_norm(self) -> Tensor:
+        """What the norm that is due makes of it."""
+        assert self.norm is not None, "a stream is read through a norm"
+        tokens, size = self.hidden.shape
+        if not self.normed:
+            wide, how = triton.next_power_of_2(size), early(self.hidden, tokens)
+            _norm[(tokens,)](self.hidden, self.norm.weight, self.ready, size, self.norm.epsilon, wide, **how)
+        return self.ready
+
+    def add(self, made: Tensor, after: Norm | None) -> None:
+        """Add what was made, to be read under this norm next."""
+        tokens, size = self.hidden.shape
+        self.norm, self.parts, self.normed = after, 0, after is not None
+        if after is None:
+            self.hidden += made
+            return
+        wide = triton.next_power_of_2(size)
+        _added[(tokens,)](
+            *(self.hidden, made, after.weight, self.ready, size, after.epsilon, wide),
+            num_warps=8,
+            **early(made, tokens),
+        )

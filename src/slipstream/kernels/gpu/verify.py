@@ -1,0 +1,254 @@
+"""Verdicts on drafts, without leaving the device: what they must equal are the rules of `core`.
+
+Greedy and coupled compare what each slot chose with what was drafted (`match`). The token and the block rule weigh the
+two laws (`judge`): what is kept follows from a few numbers, and the token that follows is a race over what is left of
+the target's law, in blocks side by side.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from slipstream.kernels.gpu import sample as draw
+from slipstream.kernels.gpu.launch import early, long, wait
+from slipstream.kernels.gpu.noise import ACCEPT, EMIT, fold, key_of, uniform
+from slipstream.kernels.gpu.sample import LawBuffers, SamplingInputs
+
+
+@triton.jit(do_not_specialize=["width"])
+def _match(choice, token, depth, best, accepted, next, sound, width, LONG: tl.constexpr, EARLY: tl.constexpr):
+    """Greedy and coupled: keep the drafts that are the target's own choices, up to the first that is not."""
+    if EARLY:
+        wait()
+    row, n = tl.program_id(0), tl.arange(0, LONG)
+    follows = (n + 1 < width) & (n < tl.load(depth + row))
+    drafted = tl.load(token + row * width + n + 1, mask=follows, other=-1)
+    chosen = tl.load(choice + row * width + n, mask=follows, other=-2)
+    kept = tl.min(tl.where(drafted == chosen, LONG, n), 0)
+    tl.store(accepted + row, kept)
+    tl.store(next + row, tl.load(choice + row * width + kept))
+    tl.store(sound + row, _sound(best, row, kept, width))
+
+
+@triton.jit
+def _sound(best, row, kept, width):
+    """Whether every slot up to the last accepted one has a law."""
+    slot = tl.arange(0, 64)
+    there = (slot < width) & (slot <= kept)
+    high = tl.load(best + row * width + slot, mask=there, other=0.0)
+    fine = (high == high) & (tl.abs(high) != float("inf"))
+    return tl.min(fine.to(tl.int64), 0)
+
+
+@triton.jit
+def _ratio(logits, vocab, token, best, total, chance, warm, row, n, rows, WIDTH: tl.constexpr):
+    """p / q of the n-th drafted token of a row; 0 where the draft's law excludes its own token."""
+    slot = row * WIDTH + n
+    p = tl.exp((tl.load(logits + slot.to(tl.int64) * vocab + tl.load(token + slot + 1)) - tl.load(best + slot)) / warm)
+    p = p / tl.load(total + slot)
+    q = tl.load(chance + n * rows + row)
+    return tl.where(q > 0, p / tl.where(q > 0, q, 1.0), 0.0)
+
+
+@triton.jit
+def _laws_at(
+    logits, vocab, best, total, drafts, draft_vocab, draft_best, draft_total, slot_of, warm, slot, line, block, covered,
+    word, NAMED: tl.constexpr, SURE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One block of the target's law at a slot and of the law a node was drafted from: where that was SURE, all of it on
+    one word."""
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    inside = at < vocab
+    x = tl.load(logits + slot.to(tl.int64) * vocab + at, mask=inside, other=float("-inf"))
+    p = tl.exp((x - tl.load(best + slot)) / warm) / tl.load(total + slot)
+    if SURE:
+        return at, inside, p, (at == word).to(tl.float32)
+    known = at
+    if NAMED:
+        known = tl.load(slot_of + at, mask=inside, other=-1)
+    has = inside & (known >= 0) & (known < covered)
+    y = tl.load(drafts + line.to(tl.int64) * draft_vocab + known, mask=has, other=float("-inf"))
+    q = tl.where(has, tl.exp((y - tl.load(draft_best + line)) / warm) / tl.load(draft_total + line), 0.0)
+    return at, inside, p, q
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _surplus(
+    logits, vocab, token, best, total, drafts, draft_vocab, draft_best, draft_total, chance, slot_of,
+    temperature, surplus, rows,
+    WIDTH: tl.constexpr, NAMED: tl.constexpr, SURE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """For the block rule: how far w_i times the target's law after i drafted tokens exceeds the draft's, in sum."""
+    if EARLY:
+        wait()
+    row, block = tl.program_id(0), tl.program_id(2)
+    after = tl.program_id(1) + 1
+    warm = tl.load(temperature + row)
+    carried = tl.full((), 1.0, tl.float64)
+    for n in tl.static_range(WIDTH - 1):
+        ratio = _ratio(logits, vocab, token, best, total, chance, warm, row, n, rows, WIDTH).to(tl.float64)
+        carried = tl.where(n < after, tl.minimum(carried * ratio, 1.0), carried)
+    slot, line = row * WIDTH + after, after * rows + row
+    _, inside, p, q = _laws_at(
+        logits, vocab, best, total, drafts, draft_vocab, draft_best, draft_total, slot_of, warm, slot, line, block,
+        draft_vocab, tl.load(token + slot + 1), NAMED, SURE, BLOCK,
+    )  # fmt: skip
+    found = tl.sum(tl.where(inside, tl.maximum(p.to(tl.float64) * carried - q.to(tl.float64), 0.0), 0.0), 0)
+    tl.store(surplus + (row * (WIDTH - 1) + after) * tl.num_programs(2) + block, found)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _accept(
+    logits, vocab, token, depth, best, total, chance, temperature, stream, start, surplus, blocks, accepted, carry,
+    sound, rows, WIDTH: tl.constexpr, WHOLE: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """How many drafted tokens are kept: by the token rule each with min(1, p / q) after those before it; by the block
+    rule (WHOLE) credit is carried from token to token, and the longest prefix that is kept wins."""
+    if EARLY:
+        wait()
+    row = tl.program_id(0)
+    far, warm = tl.load(depth + row), tl.load(temperature + row)
+    own, begin = tl.load(stream + row), tl.load(start + row)
+    kept = far * 0
+    going = far >= 0
+    carried = tl.full((), 1.0, tl.float64)
+    scale = tl.full((), 1.0, tl.float64)
+    some = tl.arange(0, BLOCKS)
+    for n in tl.static_range(WIDTH - 1):
+        ratio = _ratio(logits, vocab, token, best, total, chance, warm, row, n, rows, WIDTH)
+        coin = uniform(key_of(own, begin, begin * 0 + n, ACCEPT))
+        if WHOLE:
+            carried = tl.minimum(carried * ratio.to(tl.float64), 1.0)
+            more = carried * 0.0
+            if n + 2 < WIDTH:
+                line = (row * (WIDTH - 1) + n + 1) * blocks + some
+                more = tl.sum(tl.load(surplus + line, mask=some < blocks, other=0.0), 0)
+            among = more + 1.0 - carried
+            share = tl.where(among > 0, more / tl.where(among > 0, among, 1.0), 0.0)
+            keeps = (n < far) & (coin < tl.where(far == n + 1, carried, share))
+            kept = tl.where(keeps, n + 1, kept)
+            scale = tl.where(keeps, carried, scale)
+        else:
+            going = going & (n < far) & (coin < tl.minimum(ratio, 1.0).to(tl.float64))
+            kept += going.to(kept.dtype)
+    tl.store(accepted + row, kept)
+    tl.store(carry + row, scale)
+    tl.store(sound + row, _sound(best, row, kept, WIDTH))
+
+
+@triton.jit(do_not_specialize=["rows", "width"])
+def _rest(
+    logits, vocab, token, depth, best, total, drafts, draft_vocab, draft_best, draft_total, slot_of, temperature,
+    stream, start, accepted, carry, soonest, drawn, rows, width,
+    NAMED: tl.constexpr, SURE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """One block of two races for the token after the kept ones: on what is left of the target's law, and on it all."""
+    if EARLY:
+        wait()
+    row, block = tl.program_id(0), tl.program_id(1)
+    kept, warm, begin = tl.load(accepted + row), tl.load(temperature + row), tl.load(start + row)
+    cut = kept < tl.load(depth + row)
+    slot, line = row * width + kept, tl.where(cut, kept, 0) * rows + row
+    at, inside, p, q = _laws_at(
+        logits, vocab, best, total, drafts, draft_vocab, draft_best, draft_total, slot_of, warm, slot, line, block,
+        tl.where(cut, draft_vocab, 0), tl.load(token + slot + 1, mask=cut, other=-1), NAMED, SURE, BLOCK,
+    )  # fmt: skip
+    left = (p * tl.load(carry + row)).to(tl.float32) - q
+    key = key_of(tl.load(stream + row), begin, begin * 0 + kept, EMIT)
+    noise = -tl.log(uniform(fold(key, at.to(tl.int64))))
+    out = (row * tl.num_programs(1) + block) * 2
+    time = tl.where(inside & (left > 0), noise / tl.where(left > 0, left, 1.0).to(tl.float64), float("inf"))
+    first = tl.min(time, 0)
+    tl.store(soonest + out, first)
+    tl.store(drawn + out, tl.min(tl.where(time == first, at, vocab), 0))
+    time = tl.where(inside & (p > 0), noise / tl.where(p > 0, p, 1.0).to(tl.float64), float("inf"))
+    first = tl.min(time, 0)
+    tl.store(soonest + out + 1, first)
+    tl.store(drawn + out + 1, tl.min(tl.where(time == first, at, vocab), 0))
+
+
+@triton.jit
+def _settle(soonest, drawn, vocab, blocks, next, BLOCKS: tl.constexpr, EARLY: tl.constexpr):
+    """The winner of the race on what was left; of the other one where nothing was."""
+    if EARLY:
+        wait()
+    row = tl.program_id(0)
+    some = tl.arange(0, BLOCKS)
+    there = some < blocks
+    line = (row * blocks + some) * 2
+    left = tl.load(soonest + line, mask=there, other=float("inf"))
+    whole = tl.load(soonest + line + 1, mask=there, other=float("inf"))
+    one, other = tl.min(left, 0), tl.min(whole, 0)
+    mine = tl.min(tl.where(left == one, tl.load(drawn + line, mask=there, other=vocab), vocab), 0)
+    usual = tl.min(tl.where(whole == other, tl.load(drawn + line + 1, mask=there, other=vocab), vocab), 0)
+    found = tl.where(one < float("inf"), mine, usual)
+    tl.store(next + row, tl.minimum(found, vocab - 1).to(tl.int64))
+
+
+Found = tuple[Tensor, Tensor, Tensor]
+"""Of each row: how many drafted tokens are kept, the token that follows, and whether every slot so far had a law."""
+
+
+def match(choice: Tensor, token: Tensor, wishes: SamplingInputs, best: Tensor, found: Found) -> None:
+    """The verdict on rows whose slots chose so, by comparing."""
+    rows, width = token.shape
+    _match[(rows,)](
+        *(choice, token, wishes.depth, best, *found, width, long(width)), num_warps=1, **early(token, rows * width)
+    )
+
+
+def judge(
+    laws: LawBuffers, drafts: LawBuffers | None, chance: Tensor, token: Tensor,
+    wishes: SamplingInputs, slot_of: Tensor | None,
+    room: tuple[Tensor, Tensor], whole: bool, found: Found,
+) -> None:  # fmt: skip
+    """The verdict by the token rule or, `whole`, by the block rule. Drafts and their chances stand one depth after the
+    other, all rows of each; without laws of theirs they were sure. `room` is for a surplus [rows, depth, blocks] and a
+    credit [rows]."""
+    (rows, width), vocab, (surplus, carry) = token.shape, laws.logits.shape[1], room
+    kept, following, sound = found
+    named, names = slot_of is not None, token if slot_of is None else slot_of
+    wide = triton.next_power_of_2(laws.blocks)
+    sure, other = drafts is None, laws if drafts is None else drafts
+    drafted = (other.logits, other.logits.shape[1], other.best, other.total)
+    how = early(token, rows * width)
+    if whole and width > 2:
+        _surplus[rows, width - 2, laws.blocks](
+            *(laws.logits, vocab, token, laws.best, laws.total, *drafted, chance, names),
+            *(wishes.temperature, surplus, rows, width, named, sure, draw.BLOCK),
+            **how,
+        )
+    _accept[(rows,)](
+        *(laws.logits, vocab, token, wishes.depth, laws.best, laws.total, chance),
+        *(wishes.temperature, wishes.stream, wishes.start, surplus, laws.blocks, kept, carry, sound, rows),
+        *(width, whole, wide),
+        num_warps=1,
+        **how,
+    )
+    _rest[rows, laws.blocks](
+        *(laws.logits, vocab, token, wishes.depth, laws.best, laws.total, *drafted, names),
+        *(wishes.temperature, wishes.stream, wishes.start, kept, carry, laws.soonest, laws.drawn, rows),
+        *(width, named, sure, draw.BLOCK),
+        **how,
+    )
+    settle(laws, following)
+
+
+def settle(laws: LawBuffers, following: Tensor) -> None:
+    """The token after each row's kept ones, of two races that were run block by block."""
+    wide = triton.next_power_of_2(laws.blocks)
+    rows, vocab = len(following), laws.logits.shape[1]
+    _settle[(rows,)](
+        *(laws.soonest, laws.drawn, vocab, laws.blocks, following, wide), num_warps=1, **early(following, rows)
+    )
+
+
+def surplus_room(rows: int, depth: int, laws: LawBuffers) -> tuple[Tensor, Tensor]:
+    device = laws.logits.device
+    return (
+        torch.zeros(rows, max(1, depth), laws.blocks, dtype=torch.float64, device=device),
+        torch.ones(rows, dtype=torch.float64, device=device),
+    )

@@ -1,0 +1,1 @@
+"""The KV cache, its rows and the prefixes it keeps."""

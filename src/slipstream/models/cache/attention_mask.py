@@ -1,0 +1,59 @@
+"""Who sees what in one pass: causal within a row, a path within a tree, nothing across rows, all within the window.
+
+The cache is laid out by place, windows reckon in positions of the text. The two differ for nodes of a tree alone, where
+siblings stand at one position and lie at several places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from slipstream.core.array_types import Bool, Int, Tensor
+from slipstream.models.run.packing import RowSlice
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMask:
+    """Who sees what, for packed tokens: `limit` and the extra pairs of a tree (see `packing`)."""
+
+    pieces: Sequence[RowSlice]
+    device: torch.device
+
+    def visible(self, window: int | None, used: int) -> Bool[Tensor, "tokens used"] | None:
+        """[tokens, used]; None where every token sees every place."""
+        limit = [n for piece in self.pieces for n in piece.line.limit[piece.skip :]]
+        if window is None and min(limit) >= used:
+            return None
+        lists = [places for piece in self.pieces for places in piece.line.seen[piece.skip :]]
+        if window is None and self.device.type == "cpu" and not any(lists):
+            return torch.from_numpy(np.arange(used) < np.array(limit)[:, None])  # a few numbers: no time to call torch
+        places = torch.arange(used, device=self.device)
+        seen = places < ints(limit, self.device)[:, None]
+        pairs = [(token, place) for token, extra in enumerate(lists) for place in extra]
+        if pairs:
+            token, place = ints(pairs, self.device).T
+            seen[token, place] = True
+        if window is not None:
+            position = [n for piece in self.pieces for n in piece.line.position[piece.skip :]]
+            seen &= ints(position, self.device)[:, None] - self.text(places, bool(pairs)) < window
+        return seen
+
+    def text(self, places: Int[Tensor, " used"], branching: bool) -> Int[Tensor, "*tokens used"]:
+        """The position in the text of what lies at each place: the place itself, but for nodes of a tree."""
+        if not branching:
+            return places
+        table = places.repeat(len(self.pieces), 1)
+        for r, piece in enumerate(self.pieces):
+            start, position = piece.line.start, piece.line.position
+            table[r, start : start + len(position)] = ints(position, self.device)
+        owner = [r for r, piece in enumerate(self.pieces) for _ in range(len(piece))]
+        return table[ints(owner, self.device)]
+
+
+def ints(values: Sequence[Any], device: torch.device) -> Int[Tensor, " ..."]:
+    return torch.tensor(values, dtype=torch.long, device=device)

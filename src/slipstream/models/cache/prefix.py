@@ -1,0 +1,180 @@
+"""Which beginnings of texts are kept, and on which pages: the books of prefix reuse.
+
+Keys and values at a place depend on the tokens up to it and on nothing else, so texts that begin alike may share them.
+Kept texts form a tree of pages: a page holds up to `PAGE` tokens that follow the page above, so what many texts share
+is held once, and a look-up costs one hash per page. Two texts may part inside a page; the part before is shared still.
+
+Pages stand in order of their last use, each later than all pages below it: using a page uses what leads there. The
+first in that order is thus always a page nothing follows, and that is the one to give up when another is needed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+PAGE = 16  # tokens
+
+
+@dataclass(eq=False)
+class PrefixPage:
+    """Tokens that follow the page above; only a full page is followed by others."""
+
+    index: int
+    above: PrefixPage | None = None
+    tokens: tuple[int, ...] = ()
+    below: dict[tuple[int, ...], PrefixPage] = field(default_factory=dict)
+
+
+class PrefixIndex:
+    """At most `capacity` pages, numbered from 0; what lies on them is the business of whoever asks."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.tokens = 0  # held on all pages
+        self._root = PrefixPage(-1)
+        self._order: OrderedDict[PrefixPage, None] = OrderedDict()  # least recently used first
+        self._free: list[int] = []  # given up, to be used again
+
+    def __len__(self) -> int:
+        """Pages in use."""
+        return len(self._order)
+
+    @property
+    def high(self) -> int:
+        """One more than the highest number ever in use: so many pages need room."""
+        return len(self._order) + len(self._free)
+
+    def find(self, tokens: Sequence[int]) -> list[int]:
+        """Where the longest kept beginning of a text lies: a place, page times `PAGE` and so on, for each token."""
+        path = self._walk(tokens)
+        size = len(path) * PAGE
+        rest = tuple(tokens[size : size + PAGE])
+        last = max(
+            (path[-1] if path else self._root).below.values(), key=lambda page: common(page.tokens, rest), default=None
+        )
+        if last is not None and (part := common(last.tokens, rest)):
+            path, size = [*path, last], size + part
+        self._use(path)
+        return [path[i // PAGE].index * PAGE + i % PAGE for i in range(size)]
+
+    def add(self, tokens: Sequence[int]) -> list[int]:
+        """Keep a text, as much of it as there are pages. Places for its last tokens, those not held so far; the least
+        recently used pages give way."""
+        tokens = tokens[: self.capacity * PAGE]
+        path = self._walk(tokens)
+        page, size = path[-1] if path else self._root, len(path) * PAGE
+        begun = self._begun(page, tuple(tokens[size : size + PAGE]))
+        held = size + len(begun.tokens) if begun else size
+        self._use([*path, begun] if begun else path)
+        if begun and held < len(tokens):
+            self._write(begun, tokens[size : size + PAGE])
+        new = [begun] if begun else []
+        starts = range(size + PAGE * len(new), len(tokens), PAGE)
+        for start, index in zip(starts, self._indices(len(starts)), strict=True):
+            new.append(PrefixPage(index, new[-1] if new else page))
+            self._write(new[-1], tokens[start : start + PAGE])
+        self._use([*path, *new])
+        return [new[(i - size) // PAGE].index * PAGE + i % PAGE for i in range(held, len(tokens))]
+
+    def _walk(self, tokens: Sequence[int]) -> list[PrefixPage]:
+        """The full pages a text begins with."""
+        page, path = self._root, list[PrefixPage]()
+        for start in range(0, len(tokens) - PAGE + 1, PAGE):
+            found = page.below.get(tuple(tokens[start : start + PAGE]))
+            if found is None:
+                break
+            path.append(page := found)
+        return path
+
+    def _begun(self, above: PrefixPage, rest: tuple[int, ...]) -> PrefixPage | None:
+        """The page that goes on with `rest`, or that `rest` goes on with. There is at most one of the latter, since
+        no page is the beginning of a sibling."""
+        alike = (page for page in above.below.values() if common(page.tokens, rest) in (len(page.tokens), len(rest)))
+        return next(alike, None) if rest else None
+
+    def _use(self, path: Sequence[PrefixPage]) -> None:
+        for page in reversed(path):
+            self._order[page] = None
+            self._order.move_to_end(page)
+
+    def _indices(self, count: int) -> list[int]:
+        """Numbers for blank pages. The text being added was used last and fits the pages there are, so what gives way
+        is never part of it."""
+        while len(self) + count > self.capacity:
+            self._give_up()
+        fresh = range(self.high, self.high + count)
+        again = [self._free.pop() for _ in range(min(count, len(self._free)))]
+        return [*again, *fresh[: count - len(again)]]
+
+    def _give_up(self) -> None:
+        page, _ = self._order.popitem(last=False)
+        assert page.above is not None, "the root is no page"
+        assert not page.below, "a page went before those that follow it"
+        del page.above.below[page.tokens]
+        self.tokens -= len(page.tokens)
+        self._free.append(page.index)
+
+    def _write(self, page: PrefixPage, tokens: Sequence[int]) -> None:
+        assert page.above is not None, "the root holds nothing"
+        page.above.below.pop(page.tokens, None)
+        self.tokens += len(tokens) - len(page.tokens)
+        page.tokens = tuple(tokens)
+        page.above.below[page.tokens] = page
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless free and used pages are all pages, once each, and the books agree."""
+        used = [page.index for page in self._order]
+        assert sorted([*used, *self._free]) == list(range(self.high)), f"pages {used} used, {self._free} free"
+        assert self.high <= self.capacity, f"{self.high} pages of {self.capacity}"
+        assert self.tokens == sum(len(page.tokens) for page in self._order), "tokens are miscounted"
+        rank = {page: n for n, page in enumerate(self._order)}
+        reached, todo = 0, [self._root]
+        while todo:
+            page = todo.pop()
+            assert not page.below or page is self._root or len(page.tokens) == PAGE, "a page not full is followed"
+            for tokens, below in page.below.items():
+                assert (tokens, page) == (below.tokens, below.above), "a page is filed wrongly"
+                assert page is self._root or rank[below] < rank[page], "a page is younger than what leads there"
+                reached += 1
+            todo += page.below.values()
+        assert reached == len(self), f"{reached} pages can be found of {len(self)}"
+
+
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many leading tokens are the same: by halves, so that slices are compared and not tokens."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def leaders(texts: Sequence[list[int]], held: Sequence[int], least: int, worth: int) -> dict[int, int]:
+    """Which of several texts to read ahead, and how far, so that the others can take over what they share with it.
+
+    In alphabetical order, what a text shares with another is most with a neighbour. Neighbours that share `least`
+    tokens nobody holds are a group. Its leader is the one that shares most, if that spares the others `worth` tokens.
+    """
+    order = sorted(range(len(texts)), key=lambda n: texts[n])
+    pairs = list(pairwise(order))
+    shared = [common(texts[a], texts[b]) for a, b in pairs]
+    joined = [size - max(held[a], held[b]) >= least for size, (a, b) in zip(shared, pairs, strict=True)]
+    found: dict[int, int] = {}
+    start = 0
+    for end, more in enumerate([*joined, False]):
+        if more:
+            continue
+        if end > start:
+            best = max(range(start, end), key=shared.__getitem__)
+            others = [n for n in range(start, end + 1) if n != best]
+            spared = [min(shared[min(n, best) : max(n, best)]) - held[order[n]] for n in others]
+            if sum(max(0, tokens) for tokens in spared) >= worth:
+                found[order[best]] = shared[best]
+        start = end + 1
+    return found

@@ -1,0 +1,164 @@
+"""Keys and values of every layer, kept in rectangles that outlive the passes.
+
+Two tensors per layer, [rows, kv_heads, places, head_dim], and one for each layer whose hidden states a drafter asked
+for, as if it had a single head. A row keeps its index from open to close, and the entry at place i belongs to the i-th
+token the row has read. Writing goes into tensors that already exist; rolling back is forgetting a length, since a place
+beyond it is never read before it is written again. Both axes grow by doubling, so growing costs a constant per token. A
+sliding-window layer keeps everything too: what slid out of the window must be there again when a draft is rolled back.
+
+Rows and places may have grown for different requests, so that together they hold more than the ones of today need.
+Where growing would pass the limit, the rows in use are laid together in the smallest rectangle that holds them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+
+from slipstream.core.array_types import Float, Tensor
+from slipstream.kernels.cpu.move import CacheBlocks, Move, kernel
+
+SMALLEST = 64  # places of a fresh cache
+PLACES, ROWS = 1024, 16  # of one on a GPU, where graphs are captured anew when it grows
+
+
+class KVCache:
+    """Rows are handed out lowest first, so that the rows in use mostly lie side by side."""
+
+    def __init__(self, places: int = SMALLEST, rows: int = 0) -> None:
+        self.rows = rows
+        self.places = places
+        self.version = 0  # counts how often rectangles were to be replaced by others
+        self.limit: int | None = None  # rows times places; kept as long as the rows in use can be
+        self._free: list[int] = list(range(rows))
+        self._layers: dict[object, tuple[Tensor, ...]] = {}
+        self._table: CacheBlocks | None = None  # all of them, as long as none is replaced
+
+    @staticmethod
+    def on(device: torch.device) -> KVCache:
+        """One that begins as large as is good on a device."""
+        return KVCache(PLACES, ROWS) if device.type == "cuda" else KVCache()
+
+    def take(self) -> int:
+        """An index for a new row."""
+        if not self._free:
+            grown = max(1, 2 * self.rows)
+            self._free = list(range(self.rows, grown))
+            self.rows = grown
+            self.version += 1
+        return heapq.heappop(self._free)
+
+    def give(self, row: int) -> None:
+        assert row not in self._free, f"row {row} was given back twice"
+        heapq.heappush(self._free, row)
+
+    def reserve(self, places: int) -> None:
+        """Room for this many tokens in every row; the layers follow when they are next written."""
+        while self.places < places:
+            self.places *= 2
+            self.version += 1
+
+    def crowded(self, more: int, places: int) -> bool:
+        """Whether room for `more` rows and so many places would pass the limit."""
+        wide, grown = self.places, self.rows
+        while wide < places:
+            wide *= 2
+        while grown - self.rows + len(self._free) < more:
+            grown = max(1, 2 * grown)
+        return self.limit is not None and (grown, wide) != (self.rows, self.places) and grown * wide > self.limit
+
+    def relay(self, taken: Sequence[int], places: int) -> None:
+        """Lay the rows in use together, in that order, with so many places: row n is then what `taken[n]` was."""
+        assert len(taken) + len(self._free) == self.rows, "a row is neither free nor taken"
+        self.rows, self.places = power(max(1, len(taken))), power(places)
+        self.version += 1
+        self._free = list(range(len(taken), self.rows))
+        self._table = None
+        for name, held in self._layers.items():
+            self._layers[name] = tuple(self._laid(old, taken) for old in held)
+
+    def _laid(self, old: Tensor, taken: Sequence[int]) -> Tensor:
+        new = old.new_zeros(self.rows, old.shape[1], self.places, old.shape[3])
+        places = min(self.places, old.shape[2])
+        for n, row in enumerate(taken):
+            if row < old.shape[0]:  # a layer that was not written since the rows grew holds nothing of the new ones
+                new[n, :, :places] = old[row, :, :places]
+        return new
+
+    def layer(
+        self, index: int, key: Float[Tensor, "1 kv_heads tokens dim"], value: Float[Tensor, "1 kv_heads tokens dim_v"]
+    ) -> tuple[Tensor, Tensor]:
+        """Both rectangles of one layer, made or grown on demand to hold entries such as these."""
+        keys, values = self.hold(index, key, value)
+        return keys, values
+
+    def hold(self, name: object, *like: Float[Tensor, "_ _ _ _"]) -> tuple[Tensor, ...]:
+        """Rectangles of any name, made or grown on demand to hold entries such as these."""
+        held = self._layers.get(name)
+        if held is None or held[0].shape[0] < self.rows or held[0].shape[2] < self.places:
+            old = held or [None] * len(like)
+            held = self._layers[name] = tuple(map(self._grown, like, old))
+            self._table = None
+        return held
+
+    def whole(self) -> Iterator[tuple[object, tuple[Tensor, ...]]]:
+        """All there are by name, with room for every row and place."""
+        for name, held in list(self._layers.items()):
+            yield name, self.hold(name, *held)
+
+    def row(self, name: object, row: int, start: int, end: int) -> Float[Tensor, "heads tokens dim"]:
+        """Some places of one row in the first rectangle of a name."""
+        assert name in self._layers, f"nothing of {name} was read yet"
+        return self._layers[name][0][row, :, start:end]
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's entries in all layers there are."""
+        rectangles = [held for layer in self._layers.values() for held in layer]
+        return sum(held.shape[1] * held.shape[3] * held.element_size() for held in rectangles)
+
+    @property
+    def device(self) -> torch.device:
+        return next((held[0].device for held in self._layers.values()), torch.device("cpu"))
+
+    def _grown(self, like: Tensor, old: Tensor | None) -> Tensor:
+        # zeros, not empty: a masked place has weight 0, and 0 times a stray NaN would not be 0
+        new = like.new_zeros(self.rows, like.shape[1], self.places, like.shape[3])
+        if old is not None:
+            new[: old.shape[0], :, : old.shape[2]] = old
+        return new
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """Copy entries from place to place within their rows, in every layer; the gather ends before the write."""
+        found = kernel() if self.device.type == "cpu" else None
+        if found is not None:
+            if self._table is None:
+                self._table = CacheBlocks([held for rectangles in self._layers.values() for held in rectangles])
+            found.move(self._table, moves)
+            return
+        row, source, target = torch.tensor(moves, device=self.device).T
+        for rectangles in self._layers.values():
+            for held in rectangles:
+                held[row, :, target] = held[row, :, source]
+
+    def check_integrity(self, taken: Iterable[int], lengths: Sequence[int]) -> None:
+        """Raise AssertionError unless every row is either free or taken, once, and what it holds has room."""
+        everyone = sorted([*self._free, *taken])
+        assert everyone == list(range(self.rows)), f"free and taken rows are {everyone}, not 0 to {self.rows - 1}"
+        assert max(lengths, default=0) <= self.places, f"a row of {max(lengths)} does not fit {self.places} places"
+        for name, held in self._layers.items():
+            shapes = [(tensor.shape[0], tensor.shape[2]) for tensor in held]
+            assert len(set(shapes)) == 1, f"layer {name} holds rectangles of {shapes}"
+            assert all(bool(torch.isfinite(tensor).all()) for tensor in held), f"layer {name} is not finite"
+
+
+def power(n: int) -> int:
+    """The smallest power of two that is no less."""
+    return 1 << (n - 1).bit_length()
+
+
+def hidden(layer: int) -> str:
+    """The name under which the output of a layer is held."""
+    return f"hidden {layer}"

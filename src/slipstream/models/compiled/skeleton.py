@@ -1,0 +1,187 @@
+"""What stands in for a model's modules when none of them has to run.
+
+A model of the common kind on a CPU runs as one call (`decoder`); of its modules there is nothing left to do but to hold
+weights under the names that transformers gives them. A skeleton holds them just so, packed already, and transformers is
+not needed for it: that is most of the time a start takes. It is made of what was taken out of a model whose layers had
+agreed with the call, never of a model's name, and it refuses to be run module by module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from slipstream.core.array_types import Float, Int, Tensor
+from slipstream.kernels.cpu.linear import PackedWeight
+from slipstream.models.run.decoder import HEAD_NORMS, NORMS, PARTS, Decoder, head_norms
+from slipstream.models.run.invariant import free
+from slipstream.models.run.support_check import LIMITS, ModelAnatomy
+from slipstream.models.run.torch_model import TorchModel
+from slipstream.models.weights.linears import PackedLinear
+
+CONFIG = ("model_type", "vocab_size", "num_hidden_layers", "layer_types", "rope_parameters", *LIMITS)
+CHUNK = 4096  # positions whose angles are compared at a time
+
+
+class NotCompilable(Exception):
+    """A model cannot be taken apart; the message says why, in a clause."""
+
+
+@dataclass(frozen=True)
+class SkeletonParts:
+    """What a skeleton is made of: plain values, fit for JSON, and tensors by name."""
+
+    facts: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class SkeletonConfig:
+    """As much of a configuration as is asked for by those who run a model without its modules."""
+
+    values: Mapping[str, Any]
+    is_encoder_decoder: bool = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in CONFIG:
+            raise AttributeError(name)
+        return self.values[name]
+
+    def get_text_config(self) -> SkeletonConfig:
+        return self
+
+
+class StoredRotaryTable(nn.Module):
+    """Cosines and sines of positions; `take` tries whether they are those of a model's own module, to the bit."""
+
+    def __init__(self, frequency: Float[Tensor, " half"], factor: float) -> None:
+        super().__init__()
+        self.frequency, self.factor = frequency, factor
+
+    def forward(
+        self, _: Float[Tensor, "..."], position: Int[Tensor, "batch tokens"]
+    ) -> tuple[Float[Tensor, "batch tokens dim"], Float[Tensor, "batch tokens dim"]]:
+        angle = position[..., None].float() * self.frequency
+        both = torch.cat([angle, angle], -1)
+        return both.cos() * self.factor, both.sin() * self.factor
+
+
+class Skeleton(nn.Module):
+    """A model's weights, under the names `decoder` looks for."""
+
+    def __init__(self, bones: SkeletonParts) -> None:
+        super().__init__()
+        facts, held = bones.facts, bones.tensors
+        self.config = SkeletonConfig(facts["config"])
+        self.device, self.dtype = torch.device("cpu"), torch.float32
+        body = nn.Module()
+        body.embed_tokens = nn.Embedding.from_pretrained(held["embedding"])  # type: ignore[no-untyped-call]
+        body.norm = _norm(held["norm"], facts["epsilon"])
+        body.rotary_emb = StoredRotaryTable(held["frequency"], facts["factor"])
+        body.layers = nn.ModuleList(_layer(bones, i) for i in range(facts["config"]["num_hidden_layers"]))
+        self.base_model = body
+        self.lm_head = _packed(bones, "head", held["embedding"] if facts["tied"] else None)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.base_model.embed_tokens  # type: ignore[return-value]
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("this model was opened from a compiled package, without modules to run; load it whole")
+
+
+def _layer(bones: SkeletonParts, number: int) -> nn.Module:
+    layer = nn.Module()
+    layer.self_attn, layer.mlp = nn.Module(), nn.Module()
+    layer.self_attn.head_dim, layer.self_attn.scaling = bones.facts["head_dim"], bones.facts["scaling"]
+    for path in PARTS.values():
+        parent, _, name = path.partition(".")
+        setattr(getattr(layer, parent), name, _packed(bones, f"{number}.{path}"))
+    for path in NORMS.values():
+        setattr(layer, path, _norm(bones.tensors[f"{number}.{path}"], bones.facts["epsilon"]))
+    for path in HEAD_NORMS.values():
+        if f"{number}.{path}" in bones.tensors:
+            name = path.partition(".")[2]
+            setattr(layer.self_attn, name, _norm(bones.tensors[f"{number}.{path}"], bones.facts["epsilon"]))
+    return layer
+
+
+def _norm(weight: Tensor, epsilon: float) -> nn.Module:
+    norm = nn.Module()
+    norm.weight, norm.variance_epsilon = weight, epsilon  # type: ignore[assignment]
+    return norm
+
+
+def _packed(bones: SkeletonParts, name: str, held: Tensor | None = None) -> PackedLinear:
+    packed = PackedWeight(bones.tensors[name], bones.tensors.get(f"{name}.bias"), *bones.facts["products"][name])
+    return PackedLinear(packed, held)
+
+
+def assemble(bones: SkeletonParts) -> tuple[Skeleton, ModelAnatomy]:
+    """A skeleton, and what is known about it."""
+    skeleton = Skeleton(bones)
+    windows = dict(enumerate(bones.facts["windows"]))
+    layers = list(skeleton.base_model.layers)  # type: ignore[arg-type]
+    return skeleton, ModelAnatomy(layers, windows, skeleton.lm_head.out_features, as_tuple=False, agreed=True)
+
+
+def take(model: TorchModel) -> SkeletonParts:
+    """What a skeleton needs of a model; Unfit where that would not be all there is to it."""
+    whole, anatomy = model.model, model.anatomy
+    if not isinstance(model.decoder, Decoder) or not free(whole):
+        raise NotCompilable("its layers do not run as one call in float32 on a CPU")
+    embedding, body = whole.get_input_embeddings(), whole.base_model
+    if type(embedding) is not nn.Embedding or embedding.max_norm is not None:
+        raise NotCompilable("its embeddings are more than a table")
+    products = dict(_products(whole, anatomy.layers))
+    if len({id(module) for module in products.values()}) != sum(isinstance(m, PackedLinear) for m in whole.modules()):
+        raise NotCompilable("it has products beside those of its layers")
+    angles = _angles(body.rotary_emb, model.context, whole.config.get_text_config())
+    first: Any = anatomy.layers[0]
+    facts = {
+        "config": {name: getattr(whole.config.get_text_config(), name, None) for name in CONFIG},
+        "products": {name: m.packed.facts for name, m in products.items()},
+        "windows": [anatomy.windows[i] for i in range(len(anatomy.layers))],
+        "head_dim": first.self_attn.head_dim,
+        "scaling": first.self_attn.scaling,
+        "epsilon": first.input_layernorm.variance_epsilon,
+        "factor": angles.factor,
+        "tied": products["head"].held is not None and torch.equal(products["head"].held, embedding.weight),
+    }
+    norms = {
+        f"{i}.{path}": getattr(layer, path).weight for i, layer in enumerate(anatomy.layers) for path in NORMS.values()
+    }
+    for i, layer in enumerate(anatomy.layers):
+        norms |= {f"{i}.{HEAD_NORMS[name]}": norm.weight for name, norm in head_norms(layer).items()}
+    tensors = {"embedding": embedding.weight, "norm": body.norm.weight, "frequency": angles.frequency, **norms}
+    for name, module in products.items():
+        tensors |= {name: module.packed.data} | ({f"{name}.bias": module.bias} if module.bias is not None else {})
+    return SkeletonParts(facts, {name: tensor.detach() for name, tensor in tensors.items()})
+
+
+def _products(model: Any, layers: Any) -> Iterator[tuple[str, PackedLinear]]:
+    yield "head", model.get_output_embeddings()
+    for i, layer in enumerate(layers):
+        for path in PARTS.values():
+            yield f"{i}.{path}", layer.get_submodule(path)
+
+
+def _angles(own: Any, context: int, config: Any) -> StoredRotaryTable:
+    """Ours, tried against the model's own at every position there is."""
+    longest = max([context, *(value for name in LIMITS if isinstance(value := getattr(config, name, None), int))])
+    try:
+        made = StoredRotaryTable(own.inv_freq.detach().clone(), float(own.attention_scaling))
+    except AttributeError as error:
+        raise NotCompilable("its positions are turned in another way") from error
+    like = torch.zeros(1, 1, 1)
+    for start in range(0, longest, CHUNK):
+        position = torch.arange(start, min(start + CHUNK, longest))[None]
+        if not all(torch.equal(*pair) for pair in zip(made(like, position), own(like, position), strict=True)):
+            raise NotCompilable("its positions are turned in another way")
+    return made

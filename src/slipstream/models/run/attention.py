@@ -1,0 +1,230 @@
+"""Our attention, plugged into any model through transformers' attention interface.
+
+The model computes queries, keys and values for packed tokens as if they were one sequence, and hands them to `attend`.
+The pass it belongs to travels along as a keyword argument (`slipstream=`): where the keys and values are to be
+written, which rows of the cache take part, and who may see what. Linears thus see packed tokens only; attention alone
+sees a rectangle [rows, queries], where short rows are padded with a repeated token whose result is dropped.
+
+Shapes: heads = kv_heads x group. A few queries are folded, [rows, kv_heads, group x queries, dim], so that the keys of
+a group of heads are read once; many queries (a prompt) repeat the keys instead, which is then the smaller tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from slipstream.core.array_types import Float, Int, Tensor
+from slipstream.kernels.cpu.attention import AttentionKernel
+from slipstream.models.cache.attention_mask import AttentionMask, ints
+from slipstream.models.cache.tensors import KVCache, hidden
+from slipstream.models.run.packing import RowSlice
+
+NAME = "slipstream"
+FOLD = 32  # up to so many queries a row, grouped heads are folded into the query axis
+WHOLE = torch.ones(1, 1, 1, 1, dtype=torch.bool)  # a mask in four dimensions is passed on as it is: none is built
+
+
+@dataclass(eq=False)
+class AttentionPass:
+    """One pass over the cache. Built once, read by every layer."""
+
+    cache: KVCache
+    windows: dict[int, int | None]  # by layer; None sees everything
+    rows: slice | Int[Tensor, " rows"]
+    used: int  # places any row reads
+    shape: tuple[int, int]  # rows, queries
+    where: tuple[Any, slice, Any]  # row, heads and place each packed token is written to
+    spread: Int[Tensor, " rectangle"] | None  # packed token at each place of the rectangle; None: as packed
+    gather: Int[Tensor, " tokens"] | None
+    sight: AttentionMask
+    kernel: AttentionKernel | None = (
+        None  # works on every token by itself; None: whatever torch does best with a rectangle
+    )
+    masks: dict[tuple[int | None, int], Tensor | None] = field(default_factory=dict)
+
+    def notice(self, module: nn.Module, mask: Any, others: dict[str, Any]) -> None:
+        """A view has no use for what else the model says; the probe that stands in for one has."""
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, cap: float | None, sink: Any
+    ) -> Float[Tensor, "1 tokens heads dim"]:
+        if self.kernel is not None:  # it reads float32, so that is what is kept
+            key, value = key.float(), value.float()
+        keys, values = self.cache.layer(layer, key, value)
+        one = self.shape[0] == 1
+        keys[self.where] = key[0] if one else key[0].transpose(0, 1)
+        values[self.where] = value[0] if one else value[0].transpose(0, 1)
+        if self.kernel is not None:
+            assert sink is None, "sinks are refused where tokens are worked on one by one"
+            return self._one_by_one(self.kernel, layer, query, keys, values, scale, cap)
+        keys, values = keys[self.rows, :, : self.used], values[self.rows, :, : self.used]
+        rows, queries = self.shape
+        heads, group = query.shape[1], query.shape[1] // keys.shape[1]
+        if not one:
+            flat = query[0] if self.spread is None else query[0].index_select(1, self.spread)
+            query = flat.view(heads, rows, queries, -1).transpose(0, 1)
+        if group > 1 and queries > FOLD:
+            keys, values, group = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1), 1
+        mask = self.mask(self.windows[layer], group, query.dtype)
+        query = query.reshape(rows, heads // group, group * queries, query.shape[-1])
+        if cap is None and sink is None:
+            out = functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
+        else:
+            out = by_hand(query, keys, values, mask, scale, cap, _column(sink, heads // group, queries))
+        out = out.reshape(rows, heads, queries, out.shape[-1])
+        if one:
+            return out.transpose(1, 2)
+        out = out.transpose(0, 1).flatten(1, 2)
+        return (out if self.gather is None else out.index_select(1, self.gather)).transpose(0, 1)[None]
+
+    def _one_by_one(
+        self,
+        kernel: AttentionKernel,
+        layer: int,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        scale: float | None,
+        cap: Any,
+    ) -> Float[Tensor, "1 tokens heads dim"]:
+        window, packed = self.windows[layer], query[0].transpose(0, 1)
+        window = window if window is not None and window < self.used else None
+        if (window, 0) not in self.masks:
+            self.masks[window, 0] = self.sight.visible(window, self.used)
+        owner = self.where[0] if isinstance(self.where[0], Tensor) else torch.full((len(packed),), self.where[0])
+        factor = packed.shape[-1] ** -0.5 if scale is None else scale
+        seen = self.masks[window, 0]
+        out = kernel.attend(packed.float(), keys, values, seen, owner, factor, cap or 0.0, self.used)
+        return out.to(query.dtype)[None]
+
+    def remember(self, layer: int, state: Float[Tensor, "tokens hidden"]) -> None:
+        """Keep what a layer gave for every packed token beside its keys and values."""
+        (held,) = self.cache.hold(hidden(layer), state[None, None])
+        held[self.where] = state[None] if self.shape[0] == 1 else state[:, None]
+
+    def mask(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor | None:
+        """0 where a query sees a place, -inf elsewhere, [rows, 1, group x queries, used]; None where all is seen."""
+        window = window if window is not None and window < self.used else None
+        if (window, group) not in self.masks:
+            seen = self.sight.visible(window, self.used)
+            if seen is not None:
+                seen = seen if self.spread is None else seen[self.spread]
+                seen = seen.view(self.shape[0], 1, self.shape[1], -1).repeat(1, 1, group, 1)
+                seen = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -math.inf)
+            self.masks[window, group] = seen
+        return self.masks[window, group]
+
+
+def by_hand(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None, cap: float | None, sink: Any
+) -> Tensor:
+    """Attention with soft-capped scores (Gemma 2) or sinks (a score that takes weight and gives nothing)."""
+    scores = query @ keys.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if cap is not None:
+        scores = torch.tanh(scores / cap) * cap
+    if mask is not None:
+        scores = scores + mask
+    if sink is not None:
+        scores = torch.cat([scores, sink.to(scores.dtype).expand(*scores.shape[:-1], 1)], -1)
+    weights = functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    return (weights if sink is None else weights[..., :-1]) @ values
+
+
+def _column(sink: Any, kv_heads: int, queries: int) -> Any:
+    """A score per head, laid beside folded queries: [kv_heads, group x queries, 1]."""
+    return None if sink is None else sink.reshape(kv_heads, -1).repeat_interleave(queries, 1)[..., None]
+
+
+def view(
+    cache: KVCache,
+    windows: dict[int, int | None],
+    pieces: Sequence[RowSlice],
+    device: torch.device,
+    kernel: AttentionKernel | None = None,
+) -> AttentionPass:
+    """Lay out one pass."""
+    used = max(piece.line.start + len(piece.line) for piece in pieces)
+    cache.reserve(used)
+    sight = AttentionMask(pieces, device)
+    if len(pieces) == 1:
+        row, start = pieces[0].line.row, pieces[0].line.start + pieces[0].skip
+        one = (row, slice(None), slice(start, used))
+        return AttentionPass(
+            cache, windows, slice(row, row + 1), used, (1, len(pieces[0])), one, None, None, sight, kernel
+        )
+    index = [piece.line.row for piece in pieces]
+    queries = max(map(len, pieces))
+    order, rows = _rows(index, device)
+    spread, gather, offset = [0] * (len(order) * queries), list[int](), 0
+    for piece, base in zip(pieces, (order[row] * queries for row in index), strict=True):
+        spread[base : base + len(piece)] = range(offset, offset + len(piece))
+        gather += range(base, base + len(piece))
+        offset += len(piece)
+    packed = gather == list(range(len(spread)))
+    owner = [piece.line.row for piece in pieces for _ in range(len(piece))]
+    place = [piece.line.start + i for piece in pieces for i in range(piece.skip, len(piece.line))]
+    where = (ints(owner, device), slice(None), ints(place, device))
+    there, back = (None, None) if packed else (ints(spread, device), ints(gather, device))
+    return AttentionPass(cache, windows, rows, used, (len(order), queries), where, there, back, sight, kernel)
+
+
+def _rows(index: list[int], device: torch.device) -> tuple[dict[int, int], slice | Tensor]:
+    """Rows of the cache side by side are read where they lie, with the few strangers between; others are gathered."""
+    low, high = min(index), max(index) + 1
+    if high - low <= 2 * len(index):
+        return {row: row - low for row in range(low, high)}, slice(low, high)
+    return {row: r for r, row in enumerate(index)}, ints(index, device)
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    slipstream: Any = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """What the model calls in every layer."""
+    if slipstream is None:
+        raise RuntimeError("this model is wrapped by slipstream; set_attn_implementation('sdpa') frees it again")
+    slipstream.notice(module, attention_mask, others)
+    return slipstream.attend(module.layer_idx, query, key, value, scaling, softcap, s_aux), None
+
+
+def tag(
+    *_: Any, mask_function: Callable[..., Tensor] | None = None, local_size: int | None = None, **__: Any
+) -> Tensor:
+    """In place of a mask: one that only says which window the model asked for, read when a model is probed."""
+    mask = WHOLE.clone()
+    mask.window = local_size  # type: ignore[attr-defined]
+    mask.plain = mask_function is not None and _plain(mask_function, local_size)  # type: ignore[attr-defined]
+    return mask
+
+
+def _plain(sees: Callable[..., Tensor], window: int | None) -> bool:
+    """Whether a mask function is causal with a sliding window, or without one: no chunks, no blocks, no way ahead."""
+    reach = window or 1000
+    here = torch.tensor(3 * reach)
+    wanted = {1: False, 0: True, 1 - reach: True, -reach: window is None}
+    return all(bool(sees(torch.tensor(0), torch.tensor(0), here, here + step)) == see for step, see in wanted.items())
+
+
+def plug_in(model: Any) -> None:
+    """Put our attention into a model. Until one is there, transformers need not be, which takes seconds to import."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, tag)
+    model.set_attn_implementation(NAME)

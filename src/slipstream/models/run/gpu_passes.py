@@ -1,0 +1,275 @@
+"""Passes on a GPU, replayed as captured graphs, whoever runs the layers: our kernels (`gpu_decoder`) or a model's own
+modules with our attention in them (`gpu_modules`).
+
+Passes of few tokens are captured for each size when it is met again, and replayed: what tokens, positions and places
+they are about is read from a table that is copied in. So are those of many tokens of a small model, which take longer
+to launch than to run. Graphs speak of tensors where they lie, so they are dropped when the cache moves.
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from slipstream.core.array_types import Float, Int, Tensor
+from slipstream.kernels.gpu.attention import PART, WORDS, AttentionHeads, Layout
+from slipstream.kernels.gpu.decoder import Held, Watched
+from slipstream.kernels.gpu.launch import FEW
+from slipstream.models.cache.tensors import KVCache, power
+from slipstream.models.run.packing import RowSlice
+
+Where = tuple[Int[Tensor, " tokens"], Int[Tensor, " tokens"]]
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 128)  # tokens of captured passes
+LARGER = (160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)  # of small models
+MANY = 8  # such passes that are captured
+EVEN = 16  # passes that are not captured have room for a multiple of so many
+ONCE = 1  # times that a size is run before it is captured
+WORK = 1.2e12  # weights times tokens that a GPU is busy with for longer than a host takes to launch a pass
+LEAST = 8  # parts of the cache a captured pass can look at
+COLUMNS = 7 + WORDS + 1  # of the table: where tokens and chunks of them are, what they see, and which they are
+
+
+@runtime_checkable
+class PassRunner(Protocol):
+    """The buffers of a pass over so many tokens."""
+
+    @property
+    def hidden(self) -> Float[Tensor, "tokens hidden"]:
+        """What a pass without tokens begins with."""
+
+    def run(
+        self,
+        token: Int[Tensor, " tokens"] | None,
+        layout: Layout,
+        held: Held,
+        span: tuple[int, int],
+        watched: Watched,
+        tree: bool,
+        out: Float[Tensor, "kept vocab"] | None = None,
+        kept: Int[Tensor, " kept"] | None = None,
+    ) -> None:
+        """Take tokens, or what lies in `hidden`, through the layers of a span; `out` gets logits of the kept ones."""
+
+
+class GpuPasses(ABC):
+    """A model's layers on a GPU. `like` is a state, `entries` a key and a value of each layer: their sizes and type."""
+
+    heads: AttentionHeads
+    layers: int
+    vocab: int
+    like: Float[Tensor, "1 hidden"]
+    entries: Sequence[tuple[Float[Tensor, "1 kv_heads 1 dim"], Float[Tensor, "1 kv_heads 1 dim"]]]
+    deepest: int = 64 * WORDS  # of a tree
+    largest: int = SIZES[-1]  # tokens of a pass that is worth a graph
+
+    def __init__(self) -> None:
+        self.captures = 0
+        self._graphs: dict[Any, CapturedPass] = {}
+        self._met: Counter[Any] = Counter()  # how often a size was run that is not captured yet
+        self._held: tuple[KVCache, int, list[tuple[Tensor, Tensor]]] | None = None
+
+    @abstractmethod
+    def passing(self, tokens: int, parts: int) -> PassRunner:
+        """Room for a pass over so many tokens that may look at so many parts of the cache."""
+
+    @abstractmethod
+    def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
+        """The model's norm and head alone."""
+
+    def branches(self, levels: int) -> bool:
+        """Whether trees so deep can be run, and paths of them be moved in all layers at once."""
+        return levels <= self.deepest and len({key.shape for key, _ in self.entries}) == 1
+
+    def takes(self, pieces: Sequence[RowSlice]) -> bool:
+        """Whether every branch is narrow enough to be told in bits."""
+        reach = (
+            seen[-1] - limit for p in pieces for seen, limit in zip(p.line.seen, p.line.limit, strict=True) if seen
+        )
+        return max(reach, default=0) < 64 * WORDS
+
+    def forward(
+        self,
+        cache: KVCache,
+        pieces: Sequence[RowSlice],
+        span: tuple[int, int],
+        hidden: Float[Tensor, "tokens hidden"] | None = None,
+        watched: Sequence[int] = (),
+        kept: Tensor | None = None,
+    ) -> tuple[Tensor | None, dict[int, Tensor], Where]:
+        """Run layers `span` over packed entries, from the embeddings or from `hidden`; the logits of the kept ones,
+        what the watched layers gave, and the row and place each entry was written to."""
+        used = max(piece.line.start + len(piece.line) for piece in pieces)
+        cache.reserve(used)
+        held = self.held(cache)
+        tokens, slots = sum(map(len, pieces)), 0 if kept is None else len(kept)
+        size, room = size_of(tokens, self.largest), size_of(slots) if slots else 0
+        parts, tree = parts_of(used), any(any(p.line.seen) for p in pieces)
+        chunk = self.heads.chunk(max(map(len, pieces)), tokens)
+        chunks = _chunks(sum(-(-len(piece) // chunk) for piece in pieces), size)
+        table = table_of(pieces, size, chunk)
+        key = size, room, parts, span, tuple(watched), hidden is not None, tree, chunk, chunks
+        run = self._graphs.get(key) or self._new(key, held)
+        where = run(table, hidden, kept)
+        found = {layer: run.watched[layer][:tokens].clone() for layer in watched}
+        return (run.logits[:slots].clone() if slots else None), found, (where.row[:tokens], where.place[:tokens])
+
+    def _new(self, key: Any, held: Held) -> CapturedPass:
+        """What was met before is captured, which takes as long as several passes; but what has no size of its own."""
+        sized = key[0] <= self.largest and (key[0] <= SIZES[-1] or sum(k[0] > SIZES[-1] for k in self._graphs) < MANY)
+        recorded = sized and self._met[key] >= ONCE
+        run = CapturedPass(self, key, held, recorded)
+        if recorded:
+            self._graphs[key] = run
+            self.captures += 1
+        elif sized:
+            self._met[key] += 1
+        return run
+
+    def held(self, cache: KVCache) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of every layer, where they lie now."""
+        if self._held is None or self._held[0] is not cache or self._held[1] != cache.version:
+            found = [cache.layer(i, *both) for i, both in enumerate(self.entries)]
+            self._held = cache, cache.version, found
+            self._graphs.clear()
+        return self._held[2]
+
+
+class CapturedPass:
+    """One size of pass: its buffers and, where it is recorded, a graph over them."""
+
+    def __init__(self, passes: GpuPasses, key: Any, held: Held, recorded: bool) -> None:
+        size, slots, parts, self._span, watched, self._resumed, self._tree, chunk, chunks = key
+        self._held, device = held, passes.like.device
+        self._table = torch.zeros(COLUMNS, size, dtype=torch.long, device=device)
+        self._table[2] = -1  # nothing is written before there is something to write
+        self._kept = torch.zeros(slots, dtype=torch.long, device=device)
+        self._pass = passes.passing(size, parts)
+        self.watched = {layer: passes.like.new_empty(self._pass.hidden.shape) for layer in watched}
+        self.logits = torch.empty(slots, passes.vocab, device=device)
+        self._layout = layout_of(self._table, chunk, chunks)
+        self._replay: Callable[[], None] = self._run
+        if device.type == "cuda" and recorded:
+            self._replay = capture(self._run)
+
+    def __call__(self, table: Tensor, hidden: Tensor | None, kept: Tensor | None) -> Layout:
+        self._table.copy_(table, non_blocking=True)
+        if kept is not None:
+            self._kept[: len(kept)].copy_(kept, non_blocking=True)
+        if hidden is not None:
+            self._pass.hidden[: len(hidden)].copy_(hidden)
+        self._replay()
+        return self._layout
+
+    def _run(self) -> None:
+        token = None if self._resumed else self._table[-1]
+        watched = {layer: state.copy_ for layer, state in self.watched.items()}
+        wanted = (self.logits, self._kept) if len(self._kept) else ()
+        self._pass.run(token, self._layout, self._held, self._span, watched, self._tree, *wanted)
+
+
+def capture(run: Callable[[], None]) -> Callable[[], None]:
+    """A function as one graph: it runs twice as it is, so that everything is compiled, then it is recorded. Where that
+    fails, the stream it was recorded on is left behind with it. Meanwhile no garbage is collected: there might be an
+    old graph in it, and to let go of one is not allowed then."""
+    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    aside.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(aside):
+        for _ in range(2):
+            run()
+        torch.cuda.synchronize()
+        collecting = gc.isenabled()
+        gc.disable()
+        graph.capture_begin(capture_error_mode="thread_local")  # other threads may go on
+        try:
+            run()
+        finally:
+            graph.capture_end()
+            if collecting:
+                gc.enable()
+    torch.cuda.current_stream().wait_stream(aside)
+    return graph.replay
+
+
+@contextmanager
+def rehearsal() -> Iterator[None]:
+    """Whoever asks the device for a number, which cannot be recorded, is told so here, before a graph is begun: one
+    that fails is better not begun."""
+    if not torch.cuda.is_available():
+        yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says of itself that it does not notice everything
+        try:
+            torch.cuda.set_sync_debug_mode("error")
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+
+def layout_of(table: Int[Tensor, "columns tokens"], chunk: int, chunks: int) -> Layout:
+    """There are up to `chunks` chunks of up to `chunk` tokens."""
+    position, row, place, limit, base, first, count = table[:7]
+    bits = table[7 : 7 + WORDS].view(-1, WORDS)
+    return Layout(position, row, place, limit, base, bits, first[:chunks], count[:chunks], chunk)
+
+
+def table_of(pieces: Sequence[RowSlice], size: int, chunk: int) -> Int[Tensor, "columns size"]:
+    """Where each packed entry stands and what it sees, on the host. What fills up the pass has place -1."""
+    table = torch.zeros(COLUMNS, size, dtype=torch.long)
+    columns: list[list[int]] = [[] for _ in range(5)]
+    first, count, words, offset = list[int](), list[int](), list[tuple[int, int, int]](), 0
+    for piece in pieces:
+        line, skip = piece.line, piece.skip
+        places = range(line.start + skip, line.start + len(line))
+        tokens = [token for token, _ in line.entries[skip:]]
+        for column, more in zip(
+            columns, (line.position[skip:], [line.row] * len(piece), places, line.limit[skip:], tokens), strict=True
+        ):
+            column += more
+        for i in range(skip, len(line)) if any(line.seen) else ():
+            for place in line.seen[i]:
+                word, bit = divmod(place - line.limit[i], 64)
+                words.append((offset + i - skip, word, bit))
+        starts = range(offset, offset + len(piece), chunk)
+        first += starts
+        count += [min(chunk, offset + len(piece) - start) for start in starts]
+        offset += len(piece)
+    found = torch.from_numpy(np.array(columns))  # faster than torch's own way
+    table[:4, :offset], table[4, :offset], table[-1, :offset] = found[:4], found[3], found[4]
+    table[2, offset:] = -1
+    table[5:7, : len(first)] = torch.tensor([first, count])
+    bits = table[7 : 7 + WORDS].view(-1, WORDS)
+    for token, word, bit in words:
+        bits[token, word] |= 1 << bit if bit < 63 else -(1 << 63)
+    return table
+
+
+def parts_of(used: int) -> int:
+    """Parts of the cache that a pass may look at; one that has nothing in it costs next to nothing."""
+    return power(max(LEAST, -(-used // PART)))
+
+
+def _chunks(count: int, size: int) -> int:
+    """Chunks that a pass has room for: those with nothing in them take time, too, and few sizes make few graphs."""
+    return 1 if count == 1 else size if size <= FEW else min(size, power(count))
+
+
+def size_of(tokens: int, largest: int = SIZES[-1]) -> int:
+    """Tokens that a pass has room for: what there are graphs for, or hardly more than there are. Tables of such sizes
+    begin where kernels like it; others would be compiled once more."""
+    return next((size for size in (*SIZES, *LARGER) if tokens <= size <= largest), -(-tokens // EVEN) * EVEN)
+
+
+def largest_of(weights: int) -> int:
+    """Tokens of a pass that is worth a graph, by the weights that each of them goes through."""
+    return max(SIZES[-1], min(LARGER[-1], int(WORK / weights)))

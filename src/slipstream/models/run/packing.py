@@ -1,0 +1,118 @@
+"""From rows and drafted nodes to one packed sequence.
+
+What a row reads in a pass is a *line*: the committed tokens it has not cached (at least the last one), then its
+drafted nodes. Entry i of a line lies at place start + i of the row's cache, whatever the tree looks like; its position
+is that of a token in the text, so siblings share one. An entry sees the places below its `limit` and the places listed
+in `seen`: for a chain the limit says it all, a branch hides what lies between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from slipstream.core.types import Draft
+
+Entry = tuple[int, int]
+"""Token, and the entry of the same line it follows (-1: the cached text)."""
+
+
+@dataclass(frozen=True)
+class RowEntries:
+    """All that one row reads, and what each entry of it may see."""
+
+    row: int  # its index in the cache
+    start: int  # places cached before
+    pending: int  # committed entries; the rest are drafted nodes
+    entries: list[Entry]
+    position: list[int] = field(default_factory=list)
+    limit: list[int] = field(default_factory=list)
+    seen: list[list[int]] = field(default_factory=list)
+
+    @staticmethod
+    def of(row: int, start: int, pending: Sequence[int], nodes: Sequence[Entry] = ()) -> RowEntries:
+        """`nodes` name their parents within the row: the number of the node, or -1."""
+        entries = entries_of(pending, nodes)
+        if not nodes:  # a prompt, or plain decoding
+            count = len(entries)
+            position = list(range(start, start + count))
+            return RowEntries(row, start, count, entries, position, [place + 1 for place in position], [[]] * count)
+        line = RowEntries(row, start, len(pending), entries)
+        for i, (_, parent) in enumerate(entries):
+            line.position.append(start if parent < 0 else line.position[parent] + 1)
+            before = line.seen[parent] if parent >= 0 else []
+            straight = parent == i - 1 and not before
+            line.limit.append(start + i + 1 if straight else line.limit[parent] if parent >= 0 else start)
+            line.seen.append([] if straight else [*before, start + i])
+        return line
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+@dataclass(frozen=True)
+class RowSlice:
+    """The entries of a line that one pass runs: those from `skip` on; the ones before are cached already."""
+
+    line: RowEntries
+    skip: int = 0
+
+    def __len__(self) -> int:
+        return len(self.line) - self.skip
+
+    @property
+    def stretch(self) -> tuple[int, int, slice]:
+        """Where its entries lie in a rectangle of the cache, side by side."""
+        return self.line.row, 0, slice(self.line.start + self.skip, self.line.start + len(self.line))
+
+
+def entries_of(pending: Sequence[int], nodes: Sequence[Entry]) -> list[Entry]:
+    """Committed tokens, then nodes that name their parents among themselves, as entries of one line."""
+    last = len(pending) - 1
+    entries = [(token, i - 1) for i, token in enumerate(pending)]
+    return entries + [(token, last if parent < 0 else last + 1 + parent) for token, parent in nodes]
+
+
+def nodes_by_row(draft: Draft) -> list[list[int]]:
+    """Packed numbers of each row's nodes, in order."""
+    table: list[list[int]] = [[] for _ in range(draft.tree.rows)]
+    for i, (r, _) in enumerate(draft.tree.lists):
+        table[r].append(i)
+    return table
+
+
+def local_nodes(draft: Draft) -> list[list[Entry]]:
+    """Each row's nodes as entries that name their parents within the row."""
+    table: list[list[Entry]] = [[] for _ in range(draft.tree.rows)]
+    if not len(draft.tree):
+        return table
+    number: list[int] = []
+    for (r, p), token in zip(draft.tree.lists, draft.token.tolist(), strict=True):
+        number.append(len(table[r]))
+        table[r].append((token, number[p] if p >= 0 else -1))
+    return table
+
+
+def slot_index(lines: Sequence[RowEntries], draft: Draft) -> list[int]:
+    """Where each slot stands on the packed axis of whole lines: committed ends first, then every node."""
+    offset = [0]
+    for line in lines:
+        offset.append(offset[-1] + len(line))
+    ends = [offset[r] + line.pending - 1 for r, line in enumerate(lines)]
+    if not len(draft.tree):
+        return ends
+    nodes = [0] * len(draft.tree)
+    for r, numbers in enumerate(nodes_by_row(draft)):
+        for k, i in enumerate(numbers):
+            nodes[i] = ends[r] + 1 + k
+    return ends + nodes
+
+
+def agree(run: Sequence[Entry], line: Sequence[Entry]) -> int:
+    """How many leading entries are the same."""
+    same = 0
+    for mine, yours in zip(run, line, strict=False):
+        if mine != yours:
+            break
+        same += 1
+    return same

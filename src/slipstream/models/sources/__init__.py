@@ -1,0 +1,1 @@
+"""Where models come from: catalog, hub, folders and GGUF files."""

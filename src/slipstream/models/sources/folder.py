@@ -1,0 +1,142 @@
+"""What a model folder must hold, and what can be read off it without loading it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from slipstream.models.sources.store import CatalogError, manifest, sha256
+
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+USUAL = frozenset({"llama", "mistral", "qwen2"})  # causal for certain: transformers takes seconds to import and ask
+OWN_CODE = "brings its own code; if you trust its author, --trust-remote-code (trust_remote_code=True) runs it"
+ONLY = "only safetensors or GGUF are loaded"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CatalogError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise CatalogError(f"{path} is malformed: {error}") from error
+    if not isinstance(data, dict):
+        raise CatalogError(f"{path} is malformed: it must hold one JSON object")
+    return data
+
+
+def missing(folder: Path) -> str | None:
+    """What a folder lacks to be a model, as the end of a sentence; None if nothing."""
+    if not (folder / "config.json").is_file():
+        gguf = next(folder.glob("*.gguf"), None)
+        return f"has no config.json{f'; give the path of {gguf.name} in it' if gguf else ''}"
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        shards = sorted(set(read_json(index).get("weight_map", {}).values()))
+        absent = [shard for shard in shards if not (folder / shard).is_file()]
+        if absent or not shards:
+            return f"lacks {len(absent)} of its {len(shards)} weight files, {(absent or ['all'])[0]} first"
+    elif not (folder / "model.safetensors").is_file():
+        pickles = [path.name for pattern in PICKLES for path in folder.glob(pattern)]
+        kind = f"its weights are pickles ({min(pickles)}); {ONLY}" if pickles else f"no model.safetensors; {ONLY}"
+        return f"has no weights to load: {kind}"
+    if not any((folder / name).is_file() for name in TOKENIZERS):
+        return f"has no tokenizer; one of {', '.join(TOKENIZERS)} is needed"
+    return None
+
+
+def brings_code(folder: Path) -> bool:
+    """Whether a model or its tokenizer names classes of its own, which are Python files beside it."""
+    files = (folder / name for name in ("config.json", "tokenizer_config.json"))
+    return any("auto_map" in read_json(path) for path in files if path.is_file())
+
+
+def unfit(folder: Path, trust_remote_code: bool) -> str | None:
+    """Why a folder's architecture cannot be run, as the end of a sentence; None if it can."""
+    config = read_json(folder / "config.json")
+    kind = config.get("model_type")
+    if config.get("is_encoder_decoder"):
+        return f"is an encoder-decoder model ({kind}); only causal language models are run"
+    if kind in USUAL:
+        return None
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+
+    if "auto_map" in config and kind not in CAUSAL:
+        return None if trust_remote_code else OWN_CODE
+    if kind not in CAUSAL:
+        return f"is of type {kind!r}, which is no causal language model of this transformers version"
+    return None
+
+
+def cut_short(folder: Path) -> str | None:
+    """Which weight file is not as long as its header says, as the end of a sentence; None if all are."""
+    for path in weight_files(folder):
+        if problem := weights_problem(path):
+            return f"is damaged: {path.name} {problem}"
+    return None
+
+
+def weights_problem(path: Path) -> str | None:
+    """Why a file of safetensors cannot be whole, as the end of a sentence; only its header is read."""
+    try:
+        start, header = _header(path)
+        expected = start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return "has no readable header"
+    size = path.stat().st_size
+    return None if size == expected else f"holds {size:,} bytes, and its header asks for {expected:,}"
+
+
+def weight_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    names = set(read_json(index)["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+    return [folder / name for name in sorted(names)]
+
+
+def weights_sha256(folder: Path) -> str:
+    """The hash of the weight file; of several files, the hash of their hashes and names in order."""
+    known = (manifest(folder) or {}).get("sha256")
+    if isinstance(known, str):
+        return known
+    files = weight_files(folder)
+    if len(files) == 1:
+        return _file_sha256(files[0])
+    return hashlib.sha256("".join(f"{_file_sha256(path)}  {path.name}\n" for path in files).encode()).hexdigest()
+
+
+def _file_sha256(path: Path) -> str:
+    stored = hub_hash(path)
+    return stored if stored and len(stored) == 64 else sha256(path)
+
+
+def hub_hash(path: Path) -> str | None:
+    """The name of a file in the Hugging Face cache: the sha256 of large files, git's id (sha1) of others. None for
+    files elsewhere."""
+    name = os.path.basename(os.path.realpath(path))
+    return name if path.is_symlink() and re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", name) else None
+
+
+def tensors(folder: Path) -> dict[str, tuple[str, int]]:
+    """Type and number of elements of every stored tensor; only the headers of the weight files are read."""
+    found: dict[str, tuple[str, int]] = {}
+    for path in weight_files(folder):
+        _, header = _header(path)
+        found |= {name: (entry["dtype"], math.prod(entry["shape"])) for name, entry in header.items()}
+    return found
+
+
+def _header(path: Path) -> tuple[int, dict[str, Any]]:
+    """Where the tensors of a file of safetensors begin, and what is said of each; ValueError where it is none."""
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > path.stat().st_size:
+            raise ValueError(f"{path} has a header longer than itself")
+        header: dict[str, Any] = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    return 8 + length, header

@@ -1,0 +1,132 @@
+"""The weights of a GGUF file that a folder in bfloat16 rounds, kept beside it as they are.
+
+A converted folder is one that any tool loads, so its weights are bfloat16 numbers. Those of most quantised files are
+others: whole numbers of few bits with scales. Kernels for processors that multiply bytes read such numbers as they
+are, which is exact and takes a third of the memory. So the file's own blocks lie beside the folder's weights, under the
+names and in the order of rows that these have. Whether they are the same weights is not believed of a name: none is
+kept whose numbers do not round to the folder's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from slipstream.core.array_types import Float, Tensor
+from slipstream.kernels.cpu.few_bits import QuantizedGrid
+from slipstream.models.sources.folder import read_json, weight_files
+from slipstream.models.weights import gguf_blocks as blocks
+
+FILE = "few_bits.blocks"  # not .safetensors: some tools load every file of that name
+KINDS = "kinds"
+PLAIN = frozenset({"F32", "F16", "BF16"})
+GLANCE, CHUNK = 64, 1 << 13  # rows that are compared before all are, and at a time
+HEADS = ("num_attention_heads", "num_key_value_heads")
+
+
+@final
+class GgufWeights:
+    """What was kept of a model's weights, by the names of its parameters."""
+
+    def __init__(self, path: Path) -> None:
+        file: Any = safe_open
+        self._file = file(path, "pt")
+        self.kinds: dict[str, str] = json.loads(self._file.metadata()[KINDS])
+
+    def grid(self, name: str) -> QuantizedGrid | None:
+        """A weight in few bits; None where it is in none."""
+        kind = self.kinds.get(name)
+        return blocks.grid(self._file.get_tensor(name), kind) if kind in blocks.TYPES else None
+
+    def value(self, name: str) -> Float[Tensor, "..."]:
+        """A weight in float32, to the bit."""
+        return _value(self._file.get_tensor(name), self.kinds[name])
+
+    def rounds(self, name: str, weight: Float[Tensor, "..."]) -> bool:
+        """Whether the first rows of a weight are those of the folder, which may have been written over."""
+        return _rounds(self._file.get_slice(name)[:GLANCE], self.kinds[name], weight[:GLANCE])
+
+
+def opened(folder: Path) -> GgufWeights | None:
+    return GgufWeights(folder / FILE) if (folder / FILE).is_file() else None
+
+
+def keep(gguf: Path, folder: Path) -> bool:
+    """Write the weights that a folder rounded; whether these are all that it rounded."""
+    from gguf import GGUFReader
+
+    reader = GGUFReader(gguf, "c")  # memory that could be written to, though it is not: torch looks at no other
+    own = {tensor.name: tensor for tensor in reader.tensors}
+    named, heads = _names(reader), _heads(folder)
+    complete, kinds = True, {}
+    found: dict[str, Tensor] = {}
+    for name, weight in _weights(folder):
+        tensor = own.get(named(name))
+        kind = "" if tensor is None else tensor.tensor_type.name
+        raw = None if tensor is None else _ordered(tensor.data, kind, weight, heads)
+        if raw is None:
+            complete = False
+        elif kind in blocks.TYPES or not torch.equal(_value(raw, kind), weight.float()):
+            found[name], kinds[name] = raw.contiguous(), kind
+    if found:
+        save_file(found, folder / FILE, {KINDS: json.dumps(kinds)})
+    return complete
+
+
+def _names(reader: Any) -> Any:
+    """From a checkpoint's name of a tensor to GGUF's, by GGUF's own map."""
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+    kind = reader.fields["general.architecture"].contents()
+    arch = next((arch for arch, name in MODEL_ARCH_NAMES.items() if name == kind), None)
+    layers = reader.fields.get(f"{kind}.block_count")
+    if arch is None or layers is None:
+        return lambda _: None
+    table = get_tensor_name_map(arch, int(layers.contents()))
+    return lambda name: table.get_name(name, try_suffixes=(".weight", ".bias"))
+
+
+def _heads(folder: Path) -> list[int]:
+    config = read_json(folder / "config.json")
+    return sorted({n for name in HEADS if isinstance(n := config.get(name), int)})
+
+
+def _weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    for path in weight_files(folder):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 (a file is no dictionary)
+                yield name, file.get_tensor(name)
+
+
+def _ordered(data: Any, kind: str, weight: Tensor, heads: list[int]) -> Tensor | None:
+    """Rows of the file, in the order in which they round to the folder's; None where they do not. Some architectures
+    rotate halves of a head where the file has neighbours."""
+    if kind not in blocks.TYPES and kind not in PLAIN:
+        return None
+    raw, rows = torch.from_numpy(data), torch.arange(len(weight))
+    orders = [rows.view(n, -1, 2).transpose(1, 2).flatten() for n in heads if len(rows) % (2 * n) == 0]
+    for order in (None, *orders) if len(raw) == len(weight) else ():
+        glance = raw[:GLANCE] if order is None else raw[order[:GLANCE]]
+        if _rounds(glance, kind, weight[:GLANCE]):
+            whole = raw if order is None else raw[order]
+            return whole if _rounds(whole, kind, weight) else None
+    return None
+
+
+def _rounds(raw: Tensor, kind: str, weight: Tensor) -> bool:
+    return len(raw) == len(weight) and all(
+        torch.equal(_value(raw[i : i + CHUNK], kind).to(weight.dtype), weight[i : i + CHUNK])
+        for i in range(0, len(weight), CHUNK)
+    )
+
+
+def _value(raw: Tensor, kind: str) -> Float[Tensor, "..."]:
+    if kind in blocks.TYPES:
+        return blocks.grid(raw, kind).weight()
+    return (raw.view(torch.bfloat16) if kind == "BF16" else raw).float()

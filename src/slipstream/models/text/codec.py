@@ -1,0 +1,166 @@
+"""Between text and token ids: prompts, chat templates, where a model ends, and which tokenizers are the same.
+
+Exactly one BOS begins a prompt where the model was trained with one: chat templates often write it themselves, and
+some converted tokenizers forget it. Special tokens and end tokens are no text and are skipped when decoding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tokenizers.decoders import ByteLevel
+from tokenizers.decoders import Sequence as Chain
+
+from slipstream.models.text.detokenizer import ByteDetokenizer, Detokenizer, spelt_bytes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# the ends of a chat turn, by the families that use them; a model's own configuration often names only one of them
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<turn|>", "<|endoftext|>")
+BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+PADDING = re.compile(r"\[PAD\d*\]|<\|?(?:extra|reserved|dummy|unused|pad)_?\d+\|?>")
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class TextCodec:
+    """A model's tokenizer as the rest of slipstream sees it. `ends` are the tokens after which it has finished."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        ends: Iterable[int | Sequence[int] | None] = (),
+        full: Callable[[], PreTrainedTokenizerBase] | None = None,
+    ) -> None:
+        """`full` gives transformers' tokenizer, where `tokenizer` only answers as one would (`words`)."""
+        self.tokenizer, self._full = tokenizer, full
+        self.instruct = bool(getattr(tokenizer, "chat_template", None))
+        self.ends = _ends(tokenizer, ends)
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        self.skipped = self.ends | {i for i, token in added.items() if token.special} | set(tokenizer.all_special_ids)
+        self._bos = tokenizer.bos_token_id if _wants_bos(tokenizer) else None
+        self._decode = _decoder(tokenizer)
+        self._bytes, self._known = _of_bytes(tokenizer), dict[int, bytes]()
+
+    @property
+    def huggingface(self) -> PreTrainedTokenizerBase:
+        """transformers' own tokenizer, for other libraries."""
+        return self._full() if self._full else self.tokenizer
+
+    def encode(self, prompt: str | Messages, raw: bool = False) -> list[int]:
+        """Ids of a prompt: through the chat template where there is one and `raw` is off, else as it stands."""
+        if not isinstance(prompt, str) and (raw or not self.instruct):
+            why = "raw is on" if raw else "this model has no chat template"
+            raise ValueError(f"a list of messages needs a chat template, and {why}; give the prompt as one string")
+        text = prompt if isinstance(prompt, str) and (raw or not self.instruct) else self._chat(prompt)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("the prompt is not valid Unicode text (it holds half of a surrogate pair)") from error
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        if self._bos is not None and ids[:1] != [self._bos]:
+            ids.insert(0, self._bos)
+        return ids
+
+    def _chat(self, prompt: str | Messages) -> str:
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        try:
+            text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        except Exception as error:  # templates raise what they like, about roles they do not take
+            why = " ".join(str(error).split())
+            raise ValueError(f"the chat template refuses these messages: {why}") from error
+        return str(text)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids, without special and end tokens."""
+        kept = [i for i in ids if i not in self.skipped]
+        return str(self._decode(kept)) if kept else ""
+
+    def token(self, i: int) -> str:
+        """One token as the vocabulary writes it."""
+        return str(self.tokenizer.convert_ids_to_tokens(i))
+
+    def stream(self) -> Detokenizer:
+        """Decode ids as they come."""
+        return ByteDetokenizer(self._spelt) if self._bytes else Detokenizer(self.decode, self._is_text, self._is_byte)
+
+    def _spelt(self, i: int) -> bytes:
+        if (found := self._known.get(i)) is None:
+            found = self._known[i] = spelt_bytes(self.token(i)) if self._is_text(i) else b""
+        return found
+
+    def _is_text(self, i: int) -> bool:
+        """Not so for ids beyond the vocabulary either, which models with a padded output can emit."""
+        return i not in self.skipped and self.tokenizer.convert_ids_to_tokens(i) is not None
+
+    def _is_byte(self, i: int) -> bool:
+        return BYTE.fullmatch(self.token(i)) is not None
+
+
+def _ends(tokenizer: PreTrainedTokenizerBase, configured: Iterable[int | Sequence[int] | None]) -> frozenset[int]:
+    ends = {tokenizer.eos_token_id}
+    for value in configured:
+        ends |= {value} if isinstance(value, int) or value is None else set(value)
+    vocabulary = tokenizer.get_vocab()
+    ends |= {vocabulary.get(token) for token in TURN_ENDS}
+    return frozenset(i for i in ends if i is not None)
+
+
+def _decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], Any]:
+    """How ids become text. Of what a fast tokenizer of transformers does here only the library's own call is needed,
+    which takes a quarter of the time."""
+    if hasattr(tokenizer, "_decode"):  # one of transformers' own, which is imported then
+        from transformers import PreTrainedTokenizerFast
+
+        kind, base = type(tokenizer), PreTrainedTokenizerFast
+        if (kind.decode, getattr(kind, "_decode", None)) == (base.decode, base._decode):
+            return partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=False)
+    return partial(tokenizer.decode, clean_up_tokenization_spaces=False)
+
+
+def _of_bytes(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether every token stands for certain bytes. Converted tokenizers may spell other kinds of tokens out first,
+    which makes no difference where there are none of these."""
+    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    if not isinstance(decoder, Chain):
+        return isinstance(decoder, ByteLevel)
+    *before, last = json.loads(decoder.__getstate__())["decoders"]
+    kinds = {step["type"] for step in before}
+    if last["type"] != "ByteLevel" or not kinds <= {"ByteFallback", "Fuse", "Replace"}:
+        return False
+    spelt = [step["pattern"].get("String", "") for step in before if step["type"] == "Replace"]  # "" is in every token
+    return not any(BYTE.fullmatch(token) or any(mark in token for mark in spelt) for token in tokenizer.get_vocab())
+
+
+def _wants_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Ask what it does, not its settings: with a stored tokenizer those are ignored."""
+    bos = tokenizer.bos_token_id
+    return bos is not None and tokenizer.encode("a")[:1] == [bos]
+
+
+def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A hash of what every id means, padding aside: equal where one model may draft for another."""
+    lines = (f"{i} {token}\n" for i, token in sorted(_meaning(tokenizer).items()))
+    return hashlib.sha256("".join(lines).encode(errors="surrogatepass")).hexdigest()
+
+
+def same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> str | None:
+    """None where every id means the same to both, padding aside; else a sentence with the first difference."""
+    ours, theirs = _meaning(a), _meaning(b)
+    different = [i for i in ours.keys() | theirs.keys() if ours.get(i) != theirs.get(i)]
+    if not different:
+        return None
+    first = min(different)
+    said = [repr(words[first]) if first in words else "nothing" for words in (ours, theirs)]
+    sizes = f"{len(ours)} and {len(theirs)} tokens"
+    return f"the tokenizers differ ({sizes}): id {first} is {said[0]} in one and {said[1]} in the other"
+
+
+def _meaning(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    return {i: token for token, i in tokenizer.get_vocab().items() if not PADDING.fullmatch(token)}

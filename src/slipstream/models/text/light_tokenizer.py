@@ -1,0 +1,150 @@
+"""A tokenizer without transformers: what `Text` asks of one, answered by the tokenizers library alone.
+
+transformers' own is a wrapper around the same library, but one that takes seconds to import. Whatever the wrapper adds
+that is not plainly the same here (messages with more than a role and a text, templates that keep state) is left to it:
+`full` loads it then. `taken` tries a handful of texts in both before it says that they are the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from tokenizers import Tokenizer
+
+BEYOND = re.compile(r"\b(namespace|generation|dict)\b")  # in a template: what transformers has its own way with
+TEXTS = (
+    "",
+    " ",
+    "Say hello",
+    "  two  spaces,\ttabs\n\nand lines \r\n",
+    "def f(x):\n    return x ** 2  # 12345 + 0.5e-3\n",
+    "Ünïcödé, 日本語, العربية, \U0001f469\u200d\U0001f4bb and \ufffd",
+    "<|im_start|>user\n<s></s><unk> [INST] <0x0A> <|endoftext|>",
+)
+CHATS = (
+    [{"role": "user", "content": "Say hello"}],
+    [{"role": "system", "content": "Be brief. "}, {"role": "user", "content": "1 + 1?"}],
+    [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": " c\n"}],
+    [{"role": "assistant", "content": "out of order"}],
+)
+
+
+class LightTokenizer:
+    """`facts` are what `taken` found; the names are those of transformers' tokenizers."""
+
+    def __init__(self, source: str, facts: Mapping[str, Any], full: Callable[[], Any]) -> None:
+        self._words, self._full = Tokenizer.from_str(source), full
+        self._special: dict[str, Any] = facts["special"]
+        self.chat_template: str | None = facts["template"]
+        self.bos_token_id: int | None = facts["bos"]
+        self.eos_token_id: int | None = facts["eos"]
+        self.all_special_ids: list[int] = facts["special_ids"]
+        self.added_tokens_decoder = self._words.get_added_tokens_decoder()
+        self._template: Any = None
+
+    @property
+    def backend_tokenizer(self) -> Tokenizer:
+        return self._words
+
+    def encode(self, text: str, add_special_tokens: bool = True, verbose: bool = True) -> list[int]:
+        ids: list[int] = self._words.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], clean_up_tokenization_spaces: bool = False) -> str:
+        assert not clean_up_tokenization_spaces, "text is decoded as it is"
+        return str(self._words.decode(list(ids), skip_special_tokens=False))
+
+    def convert_ids_to_tokens(self, i: int) -> str | None:
+        return self._words.id_to_token(i)
+
+    def get_vocab(self) -> dict[str, int]:
+        return self._words.get_vocab(with_added_tokens=True)
+
+    def apply_chat_template(self, messages: Any, add_generation_prompt: bool = True, tokenize: bool = False) -> Any:
+        template = self.chat_template or ""
+        if tokenize or not _plain(messages) or BEYOND.search(template):
+            return self._full().apply_chat_template(
+                messages, add_generation_prompt=add_generation_prompt, tokenize=tokenize
+            )
+        if self._template is None:
+            self._template = _compiled(template)
+        return self._template.render(
+            messages=[dict(message) for message in messages],
+            tools=None,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+            **self._special,
+        )
+
+
+def _plain(messages: Any) -> bool:
+    """Whether there is nothing in messages but roles and texts."""
+    return bool(messages) and all(
+        type(message) is dict
+        and message.keys() <= {"role", "content"}
+        and all(type(v) is str for v in message.values())
+        for message in messages
+    )
+
+
+def _compiled(template: str) -> Any:
+    from jinja2.exceptions import TemplateError
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    def written(value: Any, **how: Any) -> str:
+        return json.dumps(value, **{"ensure_ascii": False, **how})
+
+    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    made.filters["tojson"] = written
+    made.globals |= {"raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
+    return made.from_string(template)
+
+
+def taken(tokenizer: Any) -> tuple[str, dict[str, Any]] | None:
+    """What `LightTokenizer` are made of, where they are the same as a tokenizer of transformers; else None."""
+    backend, template = getattr(tokenizer, "backend_tokenizer", None), getattr(tokenizer, "chat_template", None)
+    if backend is None or not (template is None or isinstance(template, str)):
+        return None
+    source = backend.to_str()
+    facts = {
+        "template": template,
+        "special": dict(tokenizer.special_tokens_map),
+        "special_ids": list(tokenizer.all_special_ids),
+        "bos": tokenizer.bos_token_id,
+        "eos": tokenizer.eos_token_id,
+    }
+    try:
+        facts = json.loads(json.dumps(facts))
+    except TypeError:
+        return None
+    return (source, facts) if _same(LightTokenizer(source, facts, lambda: tokenizer), tokenizer) else None
+
+
+def _same(words: LightTokenizer, tokenizer: Any) -> bool:
+    added = {i: token.special for i, token in tokenizer.added_tokens_decoder.items()}
+    if {i: token.special for i, token in words.added_tokens_decoder.items()} != added:
+        return False
+    if words.get_vocab() != tokenizer.get_vocab():
+        return False
+    for text in TEXTS:
+        ids = tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        if words.encode(text, add_special_tokens=False) != ids or words.encode(text) != tokenizer.encode(text):
+            return False
+        if words.decode(ids) != tokenizer.decode(ids, clean_up_tokenization_spaces=False):
+            return False
+    return not words.chat_template or all(_said(words, chat) == _said(tokenizer, chat) for chat in CHATS)
+
+
+def _said(tokenizer: Any, chat: list[dict[str, str]]) -> tuple[str, str]:
+    try:
+        return "said", tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # templates raise what they like; both must raise the same
+        return type(error).__name__, str(error)

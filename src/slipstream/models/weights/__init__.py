@@ -1,0 +1,1 @@
+"""Weights in few bits, and the linear layers that read them."""

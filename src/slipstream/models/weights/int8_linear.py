@@ -1,0 +1,43 @@
+"""Linear layers whose weights were rounded to eight bits, for a GPU: another target than the one on disk, and named so.
+
+Every output has a scale of its own. A layer computes with the rounded weights, written wide again, wherever its module
+runs; kernels that read eight bits (`kernels.gpu.matmul`) take them from `eighth`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from slipstream.core.array_types import Float, Tensor
+from slipstream.kernels.gpu.int8_weight import Int8Weight
+
+LARGEST = {"int8": 127.0, "fp8": 448.0}
+
+
+class RoundedLinear(nn.Linear):
+    def __init__(self, linear: nn.Linear, kind: str) -> None:
+        super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
+        self.kind, self.eighth = kind, rounded(linear.weight.detach(), kind)
+        self.weight = nn.Parameter(self.eighth.wide(), requires_grad=False)
+        self.bias = linear.bias
+
+
+def rounded(weight: Float[Tensor, "out in"], kind: str) -> Int8Weight:
+    """To the nearest of 255 numbers ("int8"), or of those a float of eight bits has ("fp8": four of them exponent)."""
+    scale = weight.abs().amax(1).float().clamp_(min=1e-12) / LARGEST[kind]
+    steps = weight.float() / scale[:, None]
+    number = steps.round_().to(torch.int8) if kind == "int8" else steps.to(torch.float8_e4m3fn)
+    return Int8Weight(number, scale, weight.new_empty(0))
+
+
+def round_linears(model: nn.Module, kind: str) -> int:
+    """Replace the plain linear layers of a model, in place; how many were. An output matrix that is also the embedding
+    is rounded for its own use, and the embedding keeps its numbers."""
+    count = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                setattr(parent, name, RoundedLinear(child, kind))
+                count += 1
+    return count

@@ -1,0 +1,155 @@
+"""A model's linear layers on the kernel for few rows (`kernels.cpu.linear`).
+
+Decoding is bound by reading weights. Most checkpoints are bfloat16 numbers; a processor without instructions for them
+runs the model in float32 and reads twice the bytes for nothing. Packed, such weights take two bytes again and give the
+numbers they gave before, up to the order of summation, which then is the same for every number of tokens. Between half
+precision layers the kernel still sums in float32, and its results are rounded as theirs would be.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from slipstream.core.array_types import Float, Tensor
+from slipstream.kernels.cpu import linear as cpu_linear
+from slipstream.kernels.cpu.few_bits import FORMS
+from slipstream.models.weights.int8_linear import round_linears
+
+HALF = torch.bfloat16, torch.float16
+Homes = list[tuple[nn.Module, str]]
+"""Modules that a layer is a part of, and what they call it."""
+
+
+class PackedLinear(nn.Module):
+    """Takes the place of a linear layer, for inference. The weight is no parameter: casts and moves pass it by."""
+
+    def __init__(self, packed: cpu_linear.PackedWeight, held: Float[Tensor, "out in"] | None = None) -> None:
+        """`held` is the weight before it was packed, where an embedding keeps it anyway."""
+        super().__init__()
+        self.packed, self.held = packed, held
+        self.out_features, self.in_features = packed.outputs, packed.inputs
+
+    def forward(self, x: Float[Tensor, "*rows in"]) -> Float[Tensor, "*rows out"]:
+        if x.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError("a packed linear layer has no gradient; train on the model as it was loaded")
+        if x.dtype in HALF:
+            return cpu_linear.linear(x.float(), self.packed).to(x.dtype)
+        return cpu_linear.linear(x, self.packed)
+
+    @property
+    def weight(self) -> Float[Tensor, "out in"]:
+        """A copy, unpacked anew each time unless the weight is held: right for code that looks at it once."""
+        return self.packed.unpack() if self.held is None else self.held
+
+    @property
+    def bias(self) -> Float[Tensor, " out"] | None:
+        return self.packed.bias
+
+    def extra_repr(self) -> str:
+        kind = self.packed.kind
+        return f"in_features={self.in_features}, out_features={self.out_features}, weight={kind}"
+
+
+def prepared(
+    model: Any, invariant: bool = False, whole: bool = False, weights: str | None = None, row_bits: int = 16
+) -> Any:
+    """On a CPU, linears made for few rows take over: in float32, where they are faster, and for invariant mode. Where
+    the choice is ours (`whole`), weights take as few bytes as they can: those of few bits stay in them if the processor
+    multiplies whole numbers, and are rounded to bfloat16 if not. `weights`: to what they are rounded in any case;
+    `row_bits`: of the activations that weights of few bits meet."""
+    if weights and model.device.type != "cpu":
+        round_linears(model, weights)
+    if model.device.type == "cpu" and (model.dtype == torch.float32 or invariant):
+        if whole and model.dtype == torch.float32 and cpu_linear.available() and not cpu_linear.has_integers():
+            for weight in model.parameters():  # not buffers: angles of positions are no weights
+                weight.data = weight.data.bfloat16().float()
+        pack_linears(model, integers=whole or weights is not None, rounded=weights is not None, row_bits=row_bits)
+    return model
+
+
+def pack_linears(model: nn.Module, integers: bool = False, rounded: bool = False, row_bits: int = 16) -> int:
+    """Replace the linear layers of a model on the CPU, in place; how many were, none if there is no kernel. With
+    `integers`, weights that are whole numbers of few bits meet activations of sixteen, or `row_bits`; with `rounded`
+    all weights are rounded to eight bits, which a drafter may be.
+
+    Each weight is let go as soon as it is packed, so memory does not double. An output matrix that is also the
+    embedding is packed for its own use, and the embedding keeps its tensor.
+    """
+    if not cpu_linear.available():
+        return 0
+    found = places(model)
+    tables = {m.weight.data_ptr() for m in model.modules() if isinstance(m, nn.Embedding)}
+    count = len(found)
+    while found:
+        child, homes = found.popitem()
+        weights = _weights(child)
+        assert weights is not None
+        put(_packed(*weights, integers, rounded, row_bits, held=weights[0].data_ptr() in tables), homes)
+    return count
+
+
+def places(model: nn.Module) -> dict[nn.Module, Homes]:
+    """The plain linear layers of a model on the CPU, and where each stands."""
+    found: dict[nn.Module, Homes] = defaultdict(list)
+    for parent in model.modules():
+        for name, child in parent._modules.items():  # `named_children` skips a second place
+            if child is not None and _weights(child) is not None:
+                found[child].append((parent, name))
+    return found
+
+
+def put(layer: PackedLinear, homes: Homes) -> None:
+    for parent, name in homes:
+        setattr(parent, name, layer)
+
+
+def _packed(
+    weight: Tensor, bias: Tensor | None, integers: bool, rounded: bool, row_bits: int, held: bool
+) -> PackedLinear:
+    packed = cpu_linear.pack(weight.float(), None if bias is None else bias.float(), integers, rounded, row_bits)
+    kept = held and not rounded and weight.dtype == torch.float32
+    return PackedLinear(packed, weight if kept else None)
+
+
+def products(model: nn.Module) -> str | None:
+    """What the products of packed layers are made of, where they are of whole numbers."""
+    kinds = {packed.kind for packed in _all_packed(model)}
+    small = sorted({f"int{FORMS[kind].bits}" for kind in kinds if kind in FORMS})
+    return f"int{row_bits(model)} x {'/'.join(small)} products" if small else None
+
+
+def row_bits(model: nn.Module) -> int:
+    """Of the activations that meet weights of few bits; sixteen where there are none, as they would be."""
+    return next((packed.row_bits for packed in _all_packed(model) if packed.whole), 16)
+
+
+def rounded(model: nn.Module) -> bool:
+    """Whether any packed layer has other weights than those that were loaded."""
+    return any(packed.rounded for packed in _all_packed(model))
+
+
+def _all_packed(model: nn.Module) -> Iterator[cpu_linear.PackedWeight]:
+    return (module.packed for module in model.modules() if isinstance(module, PackedLinear))
+
+
+def _weights(module: nn.Module) -> tuple[Tensor, Tensor | None] | None:
+    """Weight [out, in] and bias of a plain linear layer; None for all else, kinds of linear layers with a twist too."""
+    if type(module) is nn.Linear:
+        weight, bias = module.weight.detach(), module.bias
+    elif _is_conv1d(module):  # GPT-2 stores [in, out]
+        weight, bias = module.get_parameter("weight").detach().T, module.get_parameter("bias")
+    else:
+        return None
+    plain = weight.dtype in (torch.float32, *HALF) and weight.is_cpu and weight.numel() > 0
+    hooked = module._forward_hooks or module._forward_pre_hooks
+    return (weight, bias) if plain and not hooked else None
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    kind = type(module)
+    return (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D")

@@ -1,0 +1,87 @@
+"""A policy may stop everyone to capture what it wants to try, but not for long."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slipstream.engines.native.captured.capture_budget import GRANT, SHARE, CaptureBudget
+
+
+def test_some_whenever_there_are_more_rows_than_ever_then_a_share_of_all_time():
+    now = [0.0]
+    allowance = CaptureBudget(lambda: now[0])
+    assert allowance.left(1)
+    with allowance.runs():
+        now[0] += 1.0
+        with allowance.captures():
+            now[0] += 2.5 * GRANT
+        with allowance.captures(counted=False):
+            now[0] += 5.0
+    assert (allowance.running, allowance.spent) == (1.0, 2.5 * GRANT)
+    assert not any(allowance.left(rows) for rows in (1, 8, 64, 64)), "the next one will take as long"
+    allowance.spent = 0.0
+    assert allowance.left(64, 2.9 * GRANT)
+    assert not allowance.left(32, 3.1 * GRANT), "those who leave bring no more"
+    allowance.spent = 2.5 * GRANT
+    with allowance.runs():
+        now[0] += 2.1 * GRANT / SHARE
+    assert allowance.left(1)
+
+
+def test_what_is_there_is_used_where_nothing_may_be_captured():
+    pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
+    from slipstream.core.rules import rules
+    from slipstream.core.sampling import Sampling
+    from slipstream.core.types import Request, Row
+    from slipstream.drafters.per_row import PerRow, RowDrafter
+    from slipstream.engines.job import DecodingPlan, Job
+    from slipstream.engines.native.batch import Batch
+    from slipstream.engines.native.captured.runner import CapturedRunner
+    from slipstream.engines.native.captured.sizes import DEPTHS, BatchShape, DraftSize
+    from slipstream.engines.native.scheduler import Limits
+    from slipstream.models.run.gpu_decoder import GpuDecoder
+    from slipstream.models.run.torch_model import TorchModel
+    from slipstream.plan.policy import Fixed
+    from tiny import VOCAB, build
+
+    class Nines(RowDrafter):
+        def guess(self, tokens, depth):
+            return [9] * depth
+
+    class Always(PerRow):
+        def new(self, row):
+            return Nines()
+
+    model = build("llama").to("cuda" if torch.cuda.is_available() else "cpu")
+    target = TorchModel(model)
+    target.decoder = GpuDecoder(model, target.anatomy.layers, target.anatomy.windows)
+    drafter, express = Always(VOCAB), CapturedRunner(target, target.decoder)
+
+    def decode(wanted: int | None) -> list[int]:
+        parts = {"ngram": drafter, "none": drafter}
+        batch = Batch(target, parts.__getitem__, lambda name: rules.get(name)(), Fixed(3), Limits(), express=express)
+        job = Job(Request([5, 6, 7, 5, 6], Sampling(0, seed=1), 4), DecodingPlan("ngram", "greedy", wanted))
+        batch.add(job)
+        with torch.inference_mode():
+            while batch.step():
+                pass
+        assert not batch.failures
+        return job.row.output
+
+    def depths() -> set[int]:
+        return {cycle.kind.depth for cycle in express.captured}
+
+    express.allowance.spent = 1e9
+    plainly = decode(None)
+    assert depths() == {0}, "the policy's wish is not captured"
+    assert decode(1) == plainly
+    assert depths() == {0, 1}, "a user's is"
+    decode(None)
+    assert depths() == {0, 1}
+    stock, sizes = express._stocks[id(drafter)], [DraftSize(depth) for depth in DEPTHS]
+    common = BatchShape.of([Row(Request([5, 6, 7, 5, 6], Sampling(0), 4))])
+    offered = {offer.depth: offer.there for offer in stock.menu(common, "greedy", sizes, lambda _: False)}
+    assert offered == {0: True, 1: True}
+    offered = {offer.depth: offer.there for offer in stock.menu(common, "greedy", sizes, lambda _: True)}
+    assert offered == {depth: depth < 2 for depth in DEPTHS}

@@ -1,0 +1,108 @@
+"""Cycles that are larger than they need be serve until they have cost what the right one would."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
+
+from slipstream.engines.native.captured.graph_cache import EXPECTED, GraphCache
+from slipstream.engines.native.captured.sizes import DEPTHS, GROWN, PLAIN, BatchShape, DraftSize
+
+RULE, ROOM = "greedy", 1 << 12
+SIZES = [*map(DraftSize, DEPTHS), *GROWN]
+
+
+def capture(stock: GraphCache, common: BatchShape, size: DraftSize, lines: int, seconds: float) -> None:
+    whole = SimpleNamespace(rehearse=lambda: seconds)
+    stock.add(common.kind(size, RULE, lines), SimpleNamespace(whole=whole))
+
+
+def find(stock: GraphCache, common: BatchShape, size: DraftSize, crowd: int = 1, pure: bool = False):
+    return stock.find(common, size, RULE, crowd, ROOM, pure)
+
+
+def test_the_first_is_captured_for_all_who_are_on_their_way():
+    few = BatchShape(3, 100, False)
+    assert find(GraphCache(), few, DraftSize(3), crowd=50).rows == 64
+    assert find(GraphCache(), few, DraftSize(3)).rows == 4
+    assert find(GraphCache(), few, DraftSize(10, 6, 24), crowd=64).rows == 32, "a pass of 1,600 tokens is too wide"
+
+
+def test_a_larger_one_serves_until_it_has_cost_as_much_as_capturing():
+    stock, many, few = GraphCache(), BatchShape(40, 100, False), BatchShape(3, 100, False)
+    capture(stock, many, DraftSize(5), 64, 0.002)
+    large = find(stock, many, DraftSize(5))
+    assert (large.rows, large.depth) == (64, 5)
+    found = [find(stock, few, DraftSize(3)) for _ in range(2 * int(EXPECTED / 0.002) + 2)]
+    assert found[0] == large
+    assert (found[-1].rows, found[-1].depth) == (4, 3)
+    assert EXPECTED / 0.002 * 0.9 < found.index(found[-1]) <= len(found)
+    capture(stock, few, DraftSize(3), 4, 0.001)
+    assert find(stock, few, DraftSize(3)) == found[-1]
+    assert find(stock, few, DraftSize(2)) == found[-1], "the cheapest of those that are large enough"
+    assert find(stock, BatchShape(5, 100, False), DraftSize(2)) == large
+
+
+def test_what_does_not_hold_the_rows_does_not_serve():
+    stock, few = GraphCache(), BatchShape(3, 100, False)
+    capture(stock, few, DraftSize(3), 4, 0.001)
+    assert find(stock, BatchShape(3, 100, True), DraftSize(3)).cut, "another law"
+    assert find(stock, BatchShape(3, 5000, False), DraftSize(3)).parts > find(stock, few, DraftSize(3)).parts
+    assert find(stock, few, DraftSize(3, 6, 8)).nodes == 8, "a chain holds no tree"
+    assert find(stock, few, PLAIN, pure=True).depth == 0, "whoever chose to draft nothing shall not pay for drafts"
+    assert find(stock, few, PLAIN).depth == 3, "a row at its end rides along"
+    assert stock.find(few, DraftSize(2), RULE, 1, 103, False).depth == 2, "no room for a longer draft"
+
+
+def test_prices_of_sizes_that_are_not_there_are_rather_too_high():
+    stock, few = GraphCache(), BatchShape(8, 100, False)
+    assert [offer.depth for offer in stock.menu(few, RULE, SIZES, lambda _: True)] == [0]
+    capture(stock, few, PLAIN, 64, 1.0)
+    menu = stock.menu(few, RULE, SIZES, lambda _: True)
+    assert [(offer.depth, offer.nodes, offer.there) for offer in menu] == [(0, 0, True), (3, 0, False)]
+    capture(stock, few, DraftSize(3), 64, 1.3)
+    menu = {(o.depth, o.nodes): o for o in stock.menu(few, RULE, SIZES, lambda _: True)}
+    assert menu[3, 0].there
+    assert menu[8, 0].seconds == pytest.approx(1.8)
+    assert menu[6, 15].seconds == pytest.approx(2.5), "by its tokens"
+    assert [o.depth for o in stock.menu(few, RULE, SIZES, lambda _: False)] == [0, 3]
+    chains = {(o.depth, o.nodes) for o in stock.menu(few, RULE, SIZES, lambda cost: cost < 1)}
+    assert chains == {(depth, 0) for depth in DEPTHS}, "the first tree takes long"
+    capture(stock, few, DraftSize(3), 8, 1.1)
+    assert [o.seconds for o in stock.menu(few, RULE, SIZES, lambda _: False)] == [1.0, 1.1], "the cheaper of two"
+
+
+def test_what_cycles_took_counts_and_else_what_the_host_added_to_others():
+    stock, few = GraphCache(), BatchShape(8, 100, False)
+    capture(stock, few, PLAIN, 8, 1.0)
+    capture(stock, few, DraftSize(3), 8, 1.5)
+    for _ in range(5):
+        stock.paid(few.kind(PLAIN, RULE, 8), 8, 1.25)
+    assert [o.seconds for o in stock.menu(few, RULE, SIZES, lambda _: False)] == [1.25, 1.75]
+    stock.paid(few.kind(DraftSize(3), RULE, 8), 7, 3.0)
+    assert [o.seconds for o in stock.menu(few, RULE, SIZES, lambda _: False)] == [1.25, 3.0]
+    assert [o.seconds for o in stock.menu(BatchShape(2, 100, False), RULE, SIZES, lambda _: False)] == [1.25, 1.75]
+
+
+def test_what_catching_up_takes_is_believed_when_it_was_seen_a_few_times():
+    stock, few = GraphCache(), BatchShape(3, 100, False)
+    capture(stock, few, DraftSize(3), 4, 1.0)
+    for seconds, believed in ((6.0, 0.0), (1.5, 0.5), (3.0, 2.0), (1.5, 0.5)):
+        stock.caught_up(few.kind(DraftSize(3), RULE, 4), 3, 1000, seconds)
+        assert stock.late(1024) == believed, "less what the cycle takes anyway"
+    assert stock.late(512) == 0.25
+    assert stock.late(0) == 0.0
+
+
+def test_what_was_captured_is_dropped_when_a_cache_has_moved_and_not_before():
+    stock, few = GraphCache(), BatchShape(3, 100, False)
+    stock.lie_at((1, 1))
+    capture(stock, few, PLAIN, 4, 0.001)
+    stock.lie_at((1, 1))
+    assert len(stock.cycles) == 1
+    stock.lie_at((1, 2))
+    assert not stock.cycles
+    assert stock.price(few.kind(PLAIN, RULE, 4), 3) == 0.001, "what it costs is still known"

@@ -1,0 +1,269 @@
+"""Whole cycles on the device equal the batch's own cycles, token for token: on a GPU, or under Triton's interpreter."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
+
+from heads import eagle
+from slipstream.core.rules import rules
+from slipstream.core.sampling import Sampling
+from slipstream.core.types import Request
+from slipstream.drafters.draft_model import DraftModel
+from slipstream.drafters.ngram import NGram
+from slipstream.drafters.none import NoDrafter
+from slipstream.engines.job import DecodingPlan, Job
+from slipstream.engines.native.batch import Batch
+from slipstream.engines.native.captured.runner import CapturedRunner
+from slipstream.engines.native.scheduler import Limits
+from slipstream.kernels.gpu import sample as draw
+from slipstream.models.run import gpu_passes
+from slipstream.models.run.decoder import _agrees
+from slipstream.models.run.gpu_decoder import GpuDecoder
+from slipstream.models.run.gpu_modules import record
+from slipstream.models.run.gpu_passes import GpuPasses
+from slipstream.models.run.torch_model import TorchModel
+from slipstream.plan.policy import Adaptive
+from tiny import VOCAB, build
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PROMPTS = ((3, 6), (12, 4)) if DEVICE == "cpu" else ((3, 9), (30, 34), (9, 22))
+LAYERS = {"num_hidden_layers": 2} if DEVICE == "cpu" else {}  # the interpreter is slow
+IDS = sorted(random.Random(3).sample(range(VOCAB), 60))
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that find nothing to do cost the interpreter as much as others."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr(gpu_passes, "LEAST", 1)
+        monkeypatch.setattr(draw, "BLOCK", 128)
+
+
+def passes(target: TorchModel, recorded: bool = False) -> GpuPasses:
+    """What a GPU would run it by."""
+    known = target.anatomy
+    if recorded:
+        return record(target.model, known, range(5))[0]
+    return GpuDecoder(target.model, known.layers, known.windows)
+
+
+def draft_model(target: TorchModel, fast: bool, ids: list[int] | None) -> DraftModel:
+    """The target's first layer, and noise beside it."""
+    model = build("llama", num_hidden_layers=1).to(DEVICE)
+    model.load_state_dict(target.model.state_dict(), strict=False)
+    model.model.layers[0].mlp.down_proj.weight.data *= 1.1
+    smaller = TorchModel(model)
+    smaller.decoder = passes(smaller) if fast else None
+    if ids is None:
+        return DraftModel(smaller, VOCAB)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight[ids].detach().clone())
+    return draft_of(model, fast, ids)
+
+
+def draft_of(model: Any, fast: bool, ids: list[int]) -> DraftModel:
+    smaller = TorchModel(model)
+    smaller.decoder = passes(smaller) if fast else None
+    return DraftModel(smaller, VOCAB, torch.tensor(ids, device=DEVICE))
+
+
+def outputs(
+    fast: bool, course: DecodingPlan, how: Sampling, kind: str = "llama", ids: list[int] | None = IDS
+) -> tuple[list[list[int]], int]:
+    model = build(kind, **LAYERS).to(DEVICE)
+    target = TorchModel(model)
+    target.decoder = passes(target, recorded=kind != "llama") if fast else None
+    head = eagle(target, IDS, features=(0, 1))
+    head.slots.net.to(DEVICE)
+    head.slots._call, head.vocabulary.ids = None, head.vocabulary.ids.to(DEVICE)
+    parts = {"none": NoDrafter(VOCAB), "eagle": head, "ngram": NGram(VOCAB)}
+    if course.drafter == "draft_model":
+        parts["draft_model"] = draft_model(target, fast, ids)
+    express = CapturedRunner(target, target.decoder) if fast else None
+    batch = Batch(target, parts.__getitem__, lambda name: rules.get(name)(), Adaptive(4), Limits(), express=express)
+    jobs, rng = [], random.Random(1)
+    for n, (length, tokens) in enumerate(PROMPTS):
+        prompt = [rng.randrange(VOCAB) for _ in range(length)] * (2 if course.drafter == "ngram" else 1)
+        jobs.append(Job(Request(prompt, replace(how, seed=n), tokens), replace(course, depth=max(0, course.depth - n))))
+        batch.check(jobs[-1])
+        batch.add(jobs[-1])
+    with torch.inference_mode():
+        while batch.step():
+            target.check_integrity()
+            if "draft_model" in parts:
+                parts["draft_model"].model.check_integrity()
+    assert not batch.failures
+    return [job.row.output for job in jobs], express.cycles if express else 0
+
+
+CUT = Sampling(temperature=0.9, top_k=20, top_p=0.8, min_p=0.05)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "rule", "depth", "how"),
+    [("none", "block", 0, Sampling(0.8)), ("eagle", "greedy", 2, Sampling(0)), ("eagle", "coupled", 2, Sampling(1.0)),
+     ("eagle", "token", 2, CUT), ("eagle", "block", 3, Sampling(0.8)), ("none", "token", 0, CUT),
+     ("draft_model", "greedy", 3, Sampling(0)), ("draft_model", "token", 2, Sampling(0.8)),
+     ("ngram", "greedy", 3, Sampling(0)), ("ngram", "token", 2, Sampling(0.3)), ("ngram", "block", 3, Sampling(0.5)),
+     ("ngram", "coupled", 2, CUT), ("draft_model", "block", 2, CUT), ("draft_model", "coupled", 1, Sampling(1.0))],
+)  # fmt: skip
+def test_captured_cycles_say_what_the_others_say(drafter, rule, depth, how):
+    course = DecodingPlan(drafter, rule, depth)
+    wanted, _ = outputs(fast=False, course=course, how=how)
+    mine, cycles = outputs(fast=True, course=course, how=how)
+    assert mine == wanted
+    assert cycles, "no cycle was a whole one"
+
+
+def test_greedy_and_sampled_rows_have_whole_cycles_side_by_side():
+    found = []
+    for fast in (False, True):
+        model = build("llama", **LAYERS).to(DEVICE)
+        target = TorchModel(model)
+        target.decoder = passes(target) if fast else None
+        express = CapturedRunner(target, target.decoder) if fast else None
+        parts = {"none": NoDrafter(VOCAB), "ngram": NGram(VOCAB)}
+        batch = Batch(target, parts.__getitem__, lambda name: rules.get(name)(), Adaptive(4), Limits(), express=express)
+        ways = [("greedy", Sampling(0, seed=1)), ("block", Sampling(0.7, seed=2))]
+        jobs = [Job(Request([5, 6, 7, 5, 6], how, 4), DecodingPlan("ngram", rule, 2)) for rule, how in ways]
+        for job in jobs:
+            batch.add(job)
+        with torch.inference_mode():
+            while batch.step():
+                target.check_integrity()
+        assert not batch.failures
+        found.append([job.row.output for job in jobs])
+    assert found[0] == found[1]
+    assert express.cycles > max(job.tally.cycles for job in jobs), "both kinds of rows"
+
+
+def test_a_draft_model_with_the_whole_vocabulary():
+    course = DecodingPlan("draft_model", "block", 3)
+    wanted, _ = outputs(False, course, Sampling(0.7), ids=None)
+    assert outputs(True, course, Sampling(0.7), ids=None)[0] == wanted
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gpt2", *(["gpt_oss"] if DEVICE == "cpu" else [])])
+def test_modules_of_other_kinds_run_whole_cycles(kind):
+    """Windows, capped scores and sinks among them."""
+    course = DecodingPlan("eagle", "block", 2)
+    wanted, _ = outputs(fast=False, course=course, how=Sampling(0.8), kind=kind)
+    mine, cycles = outputs(fast=True, course=course, how=Sampling(0.8), kind=kind)
+    assert mine == wanted
+    assert cycles
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_passes_of_the_common_kind_agree_with_the_modules(kind):
+    model = build(kind).to(DEVICE)
+    for name, weight in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(weight, 0.5, 1.5)
+    layers, windows = TorchModel(model).anatomy.layers, dict.fromkeys(range(3))
+    with torch.inference_mode():
+        assert _agrees(GpuDecoder(model, layers, windows), model, layers)
+        model.base_model.layers[1].mlp.act_fn = torch.nn.GELU()
+        assert not _agrees(GpuDecoder(model, layers, windows), model, layers)
+
+
+def test_windows_and_other_kinds_are_left_to_the_modules():
+    model = build("llama")
+    layers = TorchModel(model).anatomy.layers
+    with pytest.raises(TypeError, match="window"):
+        GpuDecoder(model, layers, {0: None, 1: 8, 2: None})
+    with pytest.raises((TypeError, AttributeError)):
+        GpuDecoder(build("gpt2"), build("gpt2").transformer.h, dict.fromkeys(range(3)))
+
+
+def test_weights_are_laid_together_once():
+    model = build("llama").to(DEVICE)
+    layers, windows = TorchModel(model).anatomy.layers, dict.fromkeys(range(3))
+    before = model.base_model.layers[0].self_attn.k_proj.weight.clone()
+    one, other = (GpuDecoder(model, layers, windows).net.blocks[0].qkv for _ in range(2))
+    assert one.data_ptr() == other.data_ptr()
+    assert one.shape == other.shape
+    assert torch.equal(model.base_model.layers[0].self_attn.k_proj.weight, before)
+    assert model.base_model.layers[0].self_attn.k_proj.weight.data_ptr() == one[32:].data_ptr()
+
+
+class Letters:
+    """Text of a token, for those who wait for it."""
+
+    def push(self, tokens: list[int]) -> str:
+        return "".join(f"<{token}>" for token in tokens)
+
+    def flush(self) -> str:
+        return ""
+
+
+def test_everyone_is_told_all_of_it_in_order_however_a_row_ends():
+    """What the device emitted is told while it works on the next cycle: nothing is lost where there is none."""
+    target = TorchModel(build("llama", **LAYERS).to(DEVICE))
+    target.decoder = passes(target)
+    parts = {"none": NoDrafter(VOCAB), "ngram": NGram(VOCAB)}
+    batch = Batch(
+        *(target, parts.__getitem__, lambda name: rules.get(name)(), Adaptive(4), Limits()),
+        express=CapturedRunner(target, target.decoder),
+    )
+    course = DecodingPlan("ngram", "greedy", 2)
+
+    def submit(tokens: int, stop: tuple[str, ...] = ()) -> Job:
+        job = Job(Request([5, 6, 7, 5, 6], Sampling(0), tokens), course, Letters(), stop)  # type: ignore[arg-type]
+        batch.add(job)
+        return job
+
+    whole = submit(7)
+    with torch.inference_mode():
+        while batch.step():
+            pass
+        said = whole.row.output
+        stopped, cancelled, last = submit(7, (f"<{said[3]}>",)), submit(7), submit(6)
+        for _ in range(3):
+            batch.step()
+        cancelled.cancel()
+        while batch.step():
+            pass
+    assert not batch.failures
+    assert last.result().tokens == said[:6]
+    end = said.index(said[3])
+    assert stopped.result().text == "".join(f"<{token}>" for token in said[:end])
+    assert stopped.result().finish == "stop"
+    assert cancelled.result().finish == "cancelled"
+    assert cancelled.result().tokens == said[: len(cancelled.row.output)]
+    for job in (whole, cancelled, last):
+        done = job.result()
+        assert done.text == "".join(f"<{token}>" for token in done.tokens)
+        assert [token for chunk in job._seen for token in chunk.tokens] == done.tokens
+        assert done.tally.emitted == len(done.tokens)
+
+
+def test_a_text_that_cannot_be_told_ends_its_own_request_alone():
+    target = TorchModel(build("llama", **LAYERS).to(DEVICE))
+    target.decoder = passes(target)
+    parts = {"none": NoDrafter(VOCAB)}
+    batch = Batch(
+        *(target, parts.__getitem__, lambda name: rules.get(name)(), Adaptive(4), Limits()),
+        express=CapturedRunner(target, target.decoder),
+    )
+
+    class Broken(Letters):
+        def push(self, tokens: list[int]) -> str:
+            raise RuntimeError("no such letter")
+
+    course = DecodingPlan("none", "greedy", 0)
+    asked = Request([5, 6, 7], Sampling(0), 4)
+    bad, good = (Job(asked, course, text) for text in (Broken(), Letters()))  # type: ignore[arg-type]
+    for job in (bad, good):
+        batch.add(job)
+    with torch.inference_mode():
+        while batch.step():
+            pass
+    assert (bad.result().finish, bad.result().error) == ("error", "no such letter")
+    assert good.result().text == "".join(f"<{token}>" for token in good.row.output)
+    assert not batch.failures

@@ -1,0 +1,150 @@
+"""The memory budget is what is allocated, not what was asked for; prompts are read so many tokens a step."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+import batches
+import letters
+from slipstream.core.sampling import Sampling
+from slipstream.core.types import Request
+from slipstream.drafters.ngram import NGram
+from slipstream.drafters.none import NoDrafter
+from slipstream.engines.job import Job
+from slipstream.engines.native.batch import Batch
+from slipstream.engines.native.engine import NativeEngine
+from slipstream.engines.native.scheduler import Limits
+from slipstream.models.run.torch_model import TorchModel
+from slipstream.plan.policy import Adaptive
+
+SIZE = len(letters.TOKENS)
+
+
+def real(limits: Limits) -> tuple[Batch, TorchModel]:
+    model = letters.target().model
+    parts = {"none": NoDrafter(SIZE), "ngram": NGram(SIZE)}
+    return Batch(model, parts.__getitem__, batches.RULES.__getitem__, Adaptive(4), limits), model
+
+
+def ask(batch: Batch, rng: random.Random, prompt: int, tokens: int, depth: int | None = None) -> Job:
+    text = [rng.randrange(3, SIZE) for _ in range(prompt)]
+    return batches.send(batch, Request(text, Sampling(temperature=0), tokens), "ngram", "greedy", depth)
+
+
+def drain(batch: Batch, model: TorchModel, limit: int) -> None:
+    while batch.step():
+        assert model.places <= limit
+        model.check_integrity()
+    assert not model._seats
+
+
+def test_a_long_row_after_many_short_ones_stays_within_the_budget():
+    """Sixteen short rows make the rectangle wide, a long row makes it long: together they would hold ten times the
+    budget."""
+    limits, rng = Limits(rows=16, tokens=512, retained=0), random.Random(1)
+    batch, model = real(limits)
+    for _ in range(16):
+        ask(batch, rng, 8, 12)
+    drain(batch, model, 512)
+    long = ask(batch, rng, 80, 60)
+    drain(batch, model, 512)
+    assert len(long.row.output) == 60
+
+
+def test_rows_that_stay_are_laid_together_and_go_on_as_if_nothing_had_happened():
+    """Long and short requests come and go at random; every output is what rows that never move give."""
+    limits, rng = Limits(rows=8, tokens=512, prefill=16, retained=0), random.Random(7)
+    batch, model = real(limits)
+    jobs, moved, relay = [], [0], model.cache.relay
+
+    def counted(taken, places):
+        moved[0] += bool(taken)
+        relay(taken, places)
+
+    model.cache.relay = counted  # type: ignore[method-assign]
+    for n in range(48):
+        size = 90 if n % 12 == 11 else rng.randrange(3, 10)
+        jobs.append(ask(batch, rng, size, rng.randrange(4, 30), rng.choice([None, 0, 2, 4])))
+        for _ in range(rng.randrange(3)):
+            batch.step()
+            assert model.places <= 512
+    drain(batch, model, 512)
+    assert moved[0] >= 3, "rows in use were laid together"
+    assert not batch.failures
+    lone, _ = real(Limits(rows=16, retained=0))
+    again = [batches.send(lone, job.row.request, "none", "greedy", 0) for job in jobs]
+    while lone.step():
+        pass
+    assert [job.row.output for job in jobs] == [job.row.output for job in again]
+
+
+class Reading(TorchModel):
+    """Counts the tokens of every pass."""
+
+    passes: list[int]
+
+    def _forward(self, pieces, *more, **others):
+        self.passes[-1] += sum(map(len, pieces))
+        return super()._forward(pieces, *more, **others)
+
+
+@pytest.mark.parametrize("retained", [0, 4096])
+def test_prompts_share_what_may_be_read_in_a_step(retained):
+    """Five long prompts and five short ones: no step reads more than the limit and one token a decoding row."""
+    rng, limits = random.Random(3), Limits(rows=10, prefill=20, retained=retained)
+    plain = letters.target().model
+    model = Reading(plain.model, anatomy=plain.anatomy, retained=retained)
+    model.passes = [0]
+    parts = {"none": NoDrafter(SIZE), "ngram": NGram(SIZE)}
+    batch = Batch(model, parts.__getitem__, batches.RULES.__getitem__, Adaptive(4), limits)
+    jobs = [ask(batch, rng, size, 6, 0) for size in (70, 9, 50, 12, 41, 20, 64, 3, 100, 19)]
+    while batch.step():
+        model.passes.append(0)
+    assert max(model.passes) <= 20 + 10
+    assert sum(model.passes) == sum(len(job.row.request.prompt) + 5 for job in jobs)
+    assert all(len(job.row.output) == 6 for job in jobs)
+
+
+def test_decoding_goes_on_while_prompts_are_read():
+    rng = random.Random(5)
+    batch, _ = real(Limits(rows=4, prefill=8, retained=0))
+    first = ask(batch, rng, 4, 40, 0)
+    batch.step()
+    ask(batch, rng, 70, 4, 0)
+    ask(batch, rng, 70, 4, 0)
+    for done in range(2, 12):
+        batch.step()
+        assert len(first.row.output) == done
+    while batch.step():
+        pass
+
+
+def test_a_job_that_is_done_while_it_waits_takes_no_row_and_blocks_nobody():
+    batch = batches.batch(Limits(rows=1))
+    jobs = [batches.send(batch, Request([1], max_tokens=3)) for _ in range(3)]
+    jobs[0].end("error", "gone")
+    jobs[1].cancel()
+    batch.step()
+    assert [job.seated for job in jobs] == [False, False, True]
+    batches.finish(batch)
+    assert [job.row.finish for job in jobs] == ["error", "cancelled", "length"]
+    assert [len([c for c in batches.chunks(job) if c.finish]) for job in jobs] == [1, 1, 1]
+
+
+def test_what_is_kept_for_prompts_that_begin_alike_is_limited_and_shown():
+    """Other prompts take the place of those used least recently, and the memory stays within its limit."""
+    rng, limit = random.Random(5), 1 << 16
+    with NativeEngine(letters.target(), "none", limits=Limits(retained_bytes=limit)) as engine:
+        for _ in range(20):
+            prompt = [rng.randrange(3, SIZE) for _ in range(100)]
+            engine.generate([prompt], Sampling(temperature=0), max_tokens=4)
+        stats = engine.stats
+    assert stats["retained_max_bytes"] == limit
+    assert limit / 2 < stats["retained_bytes"] <= limit
+    assert stats["retained_tokens"] <= stats["retained_places"] < 20 * 100
+    with NativeEngine(letters.target(), "none") as engine:
+        assert 0 < engine.stats["retained_max_bytes"] <= 512 << 20
+    with pytest.raises(ValueError, match="retained_bytes is -1; it must be 0"):
+        Limits(retained_bytes=-1)

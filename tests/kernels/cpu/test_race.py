@@ -1,0 +1,100 @@
+"""The race in one pass picks what the race of `core.noise` picks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slipstream.core.law import Dense, OneHot, Sparse
+from slipstream.core.noise import CounterNoise, Purpose, Site, race
+from slipstream.core.types import Request, Row
+from slipstream.core.verify_token import ResidualLaw
+from slipstream.kernels.cpu.race import KernelNoise, kernel
+
+pytestmark = pytest.mark.skipif(kernel() is None, reason="needs a C++ compiler")
+
+
+def keys(count: int) -> torch.Tensor:
+    return torch.randint(-(2**63), 2**63 - 1, (count,), generator=torch.Generator().manual_seed(3))
+
+
+def probs(rows: int, vocab: int, sharpness: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(vocab)) * sharpness
+    return logits.to(dtype).softmax(-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sharpness", [0.0, 1.0, 5.0, 40.0])  # the last leaves most tokens nothing at all
+@pytest.mark.parametrize("vocab", [2, 3, 1000, 49152])
+def test_dense(vocab, sharpness, dtype):
+    law = Dense(probs(200, vocab, sharpness, dtype))
+    assert torch.equal(kernel().race(law, keys(200)), race(law, keys(200)))
+
+
+def test_sparse_and_expanded():
+    ids = torch.randperm(5000, generator=torch.Generator().manual_seed(1))[:900].sort().values
+    law = Sparse(ids.expand(50, -1), probs(50, 900, 3.0), 5000)
+    assert torch.equal(kernel().race(law, keys(50)), race(law, keys(50)))
+    same = Sparse(law.ids, probs(1, 900, 3.0).expand(50, -1), 5000)
+    assert torch.equal(kernel().race(same, keys(50)), race(same, keys(50)))
+    across = Dense(probs(900, 50, 3.0).T)  # rows that do not lie in a line
+    assert torch.equal(kernel().race(across, keys(50)), race(across, keys(50)))
+
+
+@pytest.mark.parametrize("vocab", [10, 20000])  # one part, and several
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nobody_wins_where_nothing_is_possible_or_a_probability_is_nan(vocab, dtype):
+    some = probs(4, vocab, 1.0, dtype)
+    some[0] = 0
+    some[1, vocab - 3] = torch.nan
+    some[2] = torch.nan
+    ids = torch.arange(vocab).expand(4, -1)
+    for law in (Dense(some), Sparse(ids, some, vocab)):
+        assert kernel().race(law, keys(4)).tolist() == race(law, keys(4)).tolist()
+        assert [token < 0 for token in race(law, keys(4)).tolist()] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("kind", [KernelNoise, CounterNoise])
+def test_nothing_is_drawn_from_a_law_with_nan(kind):
+    some, site = probs(2, 50, 1.0), Site(*(torch.arange(2) for _ in range(3)))
+    some[1, 7] = torch.nan
+    noise = kind([Row(Request([1, 2, 3])) for _ in range(2)], [False] * 2)
+    with pytest.raises(FloatingPointError, match="a law holds NaN or no possible token"):
+        noise.draw(Dense(some), site, Purpose.EMIT)
+
+
+def test_noise_draws_alike():
+    rows = [Row(Request([1, 2, 3])) for _ in range(30)]
+    law, site = Dense(probs(30, 500, 2.0)), Site(torch.arange(30), torch.arange(30), torch.zeros(30).long())
+    for shared in (False, True):
+        fast, slow = (kind(rows, [shared] * 30).draw(law, site, Purpose.EMIT) for kind in (KernelNoise, CounterNoise))
+        assert torch.equal(fast, slow)
+
+
+def test_a_law_that_lies_elsewhere_is_raced_there():
+    """Keys are made on the host whatever the device; the kernel must not be handed another device's memory."""
+    law = Dense(probs(3, 50, 1.0).to("meta"))
+    assert KernelNoise([], []).race(law, keys(3)).device.type == "meta"
+
+
+@pytest.mark.parametrize("vocab", [3, 1000, 49152])
+def test_what_is_left_of_a_law_is_raced_over_without_being_made(vocab):
+    """Sparse, one-hot and dense shares; scales that leave much, little, or nothing at all."""
+    generator = torch.Generator().manual_seed(vocab)
+    whole, ids = probs(60, vocab, 3.0), torch.arange(0, vocab, 2)
+    scale = torch.rand(60, generator=generator, dtype=torch.float64)
+    for taken in (
+        Sparse(ids.expand(60, -1), probs(60, len(ids), 3.0), vocab),
+        OneHot(torch.randint(vocab, (60,), generator=generator), vocab),
+        Dense(probs(60, vocab, 2.0)),
+        Dense(whole),  # with a scale below 1 nothing is left anywhere
+    ):
+        law = ResidualLaw(whole, scale, taken)
+        assert torch.equal(kernel().race(law, keys(60)), race(law, keys(60)))
+
+
+def test_a_rest_of_someone_elses_making_is_taken_as_it_is():
+    law = ResidualLaw(
+        probs(20, 50, 1.0), torch.ones(20).double(), Dense(probs(20, 50, 2.0)), lambda weight, _: weight.flip(1)
+    )
+    assert torch.equal(kernel().race(law, keys(20)), race(law, keys(20)))

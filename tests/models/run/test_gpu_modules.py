@@ -1,0 +1,110 @@
+"""Other models as a GPU runs them, their own modules over our attention: on one, or under Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
+
+from slipstream.models.run import gpu_passes
+from slipstream.models.run.decoder import _recorded
+from slipstream.models.run.gpu_decoder import GpuDecoder
+from slipstream.models.run.gpu_modules import GpuModules, record
+from tiny import ARCHITECTURES, ROUNDING, Bench, build
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+EXPERTS = ["mixtral", "gpt_oss", "qwen3_moe"]  # in float32 these ask the device which expert to run
+KINDS = sorted(ARCHITECTURES.keys() - EXPERTS) if DEVICE == "cuda" else ["gemma2", "gpt_oss", "olmo2"]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that find nothing to do cost the interpreter as much as others."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr(gpu_passes, "LEAST", 1)
+    monkeypatch.setattr(gpu_passes, "ONCE", 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_chains_and_trees_of_several_rows_equal_the_plain_model(kind):
+    """Texts longer than a window, of models with windows, capped scores, sinks, experts and other positions."""
+    bench = Bench.of(kind, device=DEVICE, features=(1,))
+    with torch.inference_mode():
+        bench.model.decoder = found = record(bench.model.model, bench.model.anatomy, range(5))[0]
+    bench.join(13, 3)
+    offs = [bench.cycle([2, 1], 0.0), bench.cycle([4, 3], 0.6)]
+    assert isinstance(found, GpuModules)
+    assert found.captures > 1, "all of it went the other way"
+    assert max(offs) <= ROUNDING
+
+
+def test_prompts_of_a_small_model_are_captured_when_such_a_size_is_met_again(monkeypatch):
+    monkeypatch.setattr(gpu_passes, "ONCE", 1)
+    monkeypatch.setattr(gpu_passes, "SIZES", (1, 2, 4))
+    monkeypatch.setattr(gpu_passes, "LARGER", (8, 12))
+    monkeypatch.setattr(gpu_passes, "MANY", 1)
+    bench = Bench.of("llama", device=DEVICE)
+    known = bench.model.anatomy
+    bench.model.decoder = found = GpuDecoder(bench.model.model, known.layers, known.windows)
+    assert (found.largest, gpu_passes.largest_of(10**12)) == (12, 4), "of a large model only passes of few tokens"
+    assert [gpu_passes.size_of(n, 12) for n in (3, 6, 9, 12, 13, 17)] == [4, 8, 12, 12, 16, 32]
+    captures = []
+    for length in (12, 11, 10, 7, 8, 16, 16):
+        bench.join(length)
+        bench.model.prefill(bench.rows, 100)
+        captures.append(found.captures)
+        assert bench.cycle([2], 0.0) <= ROUNDING
+        bench.leave(0)
+    assert captures[0] == 0 < captures[1], "the second of a size"
+    assert sum(key[0] > 4 for key in found._graphs) == 1, "and not all of them"
+
+
+def test_what_cannot_be_recorded_runs_as_it_is():
+    model = build("gpt2").to(DEVICE)
+    known = Bench.of("gpt2", device=DEVICE).model.anatomy
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    model.transformer.h[0].forward = fail
+    found, how = _recorded(model, known)
+    assert found is None
+    assert "not permitted when stream is capturing)" in how
+    assert "\n" not in how
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+def test_parts_that_are_compiled_say_the_same_and_are_given_back():
+    bench = Bench.of("gemma2", device=DEVICE)
+    own = bench.model.anatomy.layers[0].mlp.forward
+    with torch.inference_mode():
+        bench.model.decoder, wanted, mine = record(bench.model.model, bench.model.anatomy, range(5), fuse=True)
+    torch.testing.assert_close(mine, wanted, atol=1e-4, rtol=1e-4)
+    assert bench.model.anatomy.layers[0].mlp.forward == own
+    bench.join(13, 3)
+    assert bench.cycle([2, 1], 0.0) <= ROUNDING
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="there is no CUDA device")
+@pytest.mark.parametrize("kind", EXPERTS)
+def test_experts_that_are_asked_for_run_as_they_are_and_leave_nothing_broken(kind):
+    bench = Bench.of(kind, device=DEVICE)
+    assert bench.model.decoder is None
+    bench.join(13, 3)
+    assert bench.cycle([2, 1], 0.0) <= ROUNDING
+    other = Bench.of("gemma2", device=DEVICE)
+    assert isinstance(other.model.decoder, GpuModules)
+    other.join(13, 3)
+    assert other.cycle([2, 1], 0.0) <= ROUNDING
+
+
+def test_a_tree_deeper_than_a_window_goes_the_other_way():
+    bench = Bench.of("gemma2", device=DEVICE)
+    with torch.inference_mode():
+        bench.model.decoder = found = record(bench.model.model, bench.model.anatomy, range(5))[0]
+    assert not found.branches(16)
+    bench.join(3)
+    deep = bench.draft([12], 0.3)
+    assert bench.off(deep, bench.model.score(bench.rows, deep)) <= ROUNDING
