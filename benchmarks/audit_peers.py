@@ -155,7 +155,7 @@ def run_letters(engine: str, drafter: str, options: dict[str, str], work: Path, 
 def run_quick(engine: str, words: list[str]) -> dict[str, Any]:
     """Temperature 0, seeds, and tokens that the law excludes: a few texts, where sampling thousands takes too long."""
     from slipstream.audit.engine import Box, greedy, seeds
-    from slipstream.cli.audit_engine import PROMPTS
+    from slipstream.cli.audit.engine_audit import PROMPTS
     from slipstream.cli.options import settings, shared
     from slipstream.engines import open_engine
     from slipstream.engines.native.build import build_target

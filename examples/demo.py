@@ -15,10 +15,10 @@ from rich.text import Text
 
 import slipstream as ss
 from slipstream.bench.statistics import FASTER, SLOWER, Estimate, estimate, ratio, verdict
-from slipstream.cli.completion_report import why_undrafted
-from slipstream.cli.generation import Run, Task, run_task
-from slipstream.cli.pairs import why_not_measured
-from slipstream.cli.token_view import TokenView, legend
+from slipstream.cli.generate.completion_report import why_undrafted
+from slipstream.cli.generate.pairs import why_not_measured
+from slipstream.cli.generation import GenerationTask, Run, run_task
+from slipstream.cli.output.token_view import TokenView, legend
 from slipstream.plan.drafting_cost import DraftingCost
 
 PROMPTS = {"code": "Write a Python function that reverses a string.", "chat": "Why is the sky blue?"}
@@ -50,8 +50,8 @@ class Cell:
         return self.last.samples[0].tokens
 
 
-def task(prompt: str, way: str, tokens: int) -> Task:
-    return Task(prompt, ss.Sampling(temperature=0), ss.Wish(max_tokens=tokens, speculation=WAYS[way]))
+def task(prompt: str, way: str, tokens: int) -> GenerationTask:
+    return GenerationTask(prompt, ss.Sampling(temperature=0), ss.Wish(max_tokens=tokens, speculation=WAYS[way]))
 
 
 def show_text(engine: ss.Engine, console: Console, tokens: int) -> None:

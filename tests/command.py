@@ -32,7 +32,7 @@ class Command:
         self._patch, self._captured = patch, captured
         for place in ("engines.native.build", "engines.native.engine", "bench.engine_pool"):
             patch.setattr(f"slipstream.{place}.build_target", default.build)
-        patch.setattr("slipstream.cli.pairs.SECONDS", 0.0)  # the least number of pairs is enough for tests
+        patch.setattr("slipstream.cli.generate.pairs.SECONDS", 0.0)  # the least number of pairs is enough for tests
 
     def __call__(self, *words: str, stdin: bytes = b"") -> Done:
         self._patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))

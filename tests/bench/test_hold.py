@@ -19,7 +19,7 @@ from slipstream.bench.matrix import Matrix, Setup
 from slipstream.bench.measure.measurement import warm
 from slipstream.bench.measure.memory import is_out_of_memory, release_memory, resident
 from slipstream.bench.measure.roofline import Machine
-from slipstream.bench.run import Schedule
+from slipstream.bench.run import BenchSchedule
 from slipstream.bench.session import BenchOptions, bench
 from slipstream.engines import open_engine
 
@@ -59,7 +59,7 @@ def opened(monkeypatch, tmp_path) -> list[tuple[str, str, int]]:
 def order(hold: int | None, **matrix: str) -> list[tuple[int, str, str, str]]:
     options = Matrix(("native", "transformers"), ("ngram",), **matrix)
     cells = options.cells(["code", "chat"])
-    found = list(Schedule(cells, {}, 2, 4, {}, hold).order())
+    found = list(BenchSchedule(cells, {}, 2, 4, {}, hold).order())
     assert sorted(map(repr, found)) == sorted(repr((n, cell)) for cell in cells for n in range(2))
     return [(n, cell.setup.engine, cell.setup.drafter, cell.workload) for n, cell in found]
 

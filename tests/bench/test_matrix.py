@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slipstream.bench.matrix import Matrix, Setup
-from slipstream.bench.run import Schedule
+from slipstream.bench.run import BenchSchedule
 from slipstream.bench.workloads import load_workloads
 
 
@@ -72,7 +72,7 @@ def test_bad_words(words, says):
 def test_setups_take_turns_and_none_is_always_first():
     workloads = {w.name: w for w in load_workloads("code,chat")}
     cells = Matrix(depth="1-2").cells(list(workloads))
-    order = list(Schedule(cells, workloads, 3, 8, {}).order())
+    order = list(BenchSchedule(cells, workloads, 3, 8, {}).order())
     assert len(order) == len(set(order)) == 3 * len(cells) == 18
     for start in range(0, 18, 3):  # every three in a row are the three setups of one load in one repeat
         assert len({(repeat, cell.load) for repeat, cell in order[start : start + 3]}) == 1

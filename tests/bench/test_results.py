@@ -15,7 +15,7 @@ from slipstream.bench.matrix import Cell, Setup
 from slipstream.bench.measure.measurement import Measurement, book_times, groups
 from slipstream.bench.measure.roofline import Machine, Weights, bytes_per_token, held_weights, intensity, probe_machine
 from slipstream.bench.records import RecordContext, records
-from slipstream.bench.table import Table, tables, text
+from slipstream.bench.table import ResultTable, tables, text
 from slipstream.bench.workloads import Item, Workload
 from slipstream.engines.base import SpeculationStats
 from slipstream.models.sources.load import ModelFiles
@@ -192,7 +192,7 @@ def test_tables():
     assert "exact 1.00" in shown
     assert "99.0" in shown  # the draft model's own speed
     assert tables(results(against=compare(results(), results())))[1].rows[0][-1] == "no clear difference"
-    assert text(Table("t", ["a", "b"], [["long", "1"]])) == "t\na     b\nlong  1"
+    assert text(ResultTable("t", ["a", "b"], [["long", "1"]])) == "t\na     b\nlong  1"
 
 
 def test_numbers_stored_in_two_bytes_are_read_as_such_by_our_kernels(tmp_path):

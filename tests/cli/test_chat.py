@@ -93,7 +93,7 @@ def test_trees_penalties_and_depth(chat):
 
 
 def test_depth_auto_takes_a_fixed_depth_back(chat, monkeypatch):
-    from slipstream.cli import conversation
+    from slipstream.cli.chat import conversation
 
     asked = []
     speculation = conversation.Speculation

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from slipstream.cli import audit
+from slipstream.cli.audit import command as audit
 
 pytestmark = pytest.mark.model
 # a shell that started this in the background may have had interrupts ignored, which processes inherit

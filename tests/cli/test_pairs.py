@@ -10,10 +10,10 @@ from itertools import count
 import pytest
 
 from slipstream.bench.measure.measurement import Measurement
-from slipstream.cli import pairs as module
-from slipstream.cli.completion_report import why_undrafted
+from slipstream.cli.generate import pairs as module
+from slipstream.cli.generate.completion_report import why_undrafted
+from slipstream.cli.generate.pairs import LEAST, MOST, Pairs, described, measure_pairs, speed_of, why_not_measured
 from slipstream.cli.generation import Run
-from slipstream.cli.pairs import LEAST, MOST, Pairs, described, measure_pairs, speed_of, why_not_measured
 from slipstream.engines.base import Completion, Guarantee, SpeculationStats
 from slipstream.plan.drafting_cost import DraftingCost
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.cli import prompt as prompts
-from slipstream.cli.prompt import as_conversation, read_prompt
+from slipstream.cli.generate import prompt as prompts
+from slipstream.cli.generate.prompt import as_conversation, read_prompt
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import letters_folder
-from slipstream.cli import session
+from slipstream.cli.generate import session
 
 CLI = Path(session.__file__).parent
 

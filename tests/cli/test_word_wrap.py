@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from slipstream.cli.word_wrap import WordWrap
+from slipstream.cli.output.word_wrap import WordWrap
 
 STORY = "The quick brown fox jumps over the lazy dog, again and again.\n\n  - indented item that is rather long\n"
 CODE = "Look:\n```python\nreturn a_long_name + another_long_name + yet_another\n```\nand that was the whole of it.\n"

@@ -26,7 +26,7 @@ Some = TypeVar("Some")
 
 
 @dataclass(frozen=True)
-class Schedule:
+class BenchSchedule:
     """What is run: cells, on which prompts, how often."""
 
     cells: Sequence[Cell]
@@ -91,7 +91,7 @@ Measured = dict[Cell, list[Measurement]]
 Warmed = WeakKeyDictionary[Engine, set[Any]]  # an engine that is opened anew is cold
 
 
-def run(schedule: Schedule, pool: EnginePool, journal: Journal) -> Measured:
+def run(schedule: BenchSchedule, pool: EnginePool, journal: Journal) -> Measured:
     """Measure what the journal does not hold yet; everything, cell by cell in the order of the matrix."""
     work = list(schedule.order())
     keys = {(cell, n): schedule.key(cell, n, pool.matrix.options_of(cell.setup)) for n, cell in work}
@@ -111,13 +111,13 @@ def run(schedule: Schedule, pool: EnginePool, journal: Journal) -> Measured:
     }
 
 
-def all_entries(schedule: Schedule, pool: EnginePool, journal: Journal, field: str) -> list[Any]:
+def all_entries(schedule: BenchSchedule, pool: EnginePool, journal: Journal, field: str) -> list[Any]:
     """What was written beside every measurement, where there is something."""
     keys = (schedule.key(cell, n, pool.matrix.options_of(cell.setup)) for n, cell in schedule.order())
     return [value for key in keys if (value := _entry(journal, key).get(field)) is not None]
 
 
-def first_entries(schedule: Schedule, pool: EnginePool, journal: Journal, field: str) -> dict[Cell, Any]:
+def first_entries(schedule: BenchSchedule, pool: EnginePool, journal: Journal, field: str) -> dict[Cell, Any]:
     """What was written beside the first measurement of each cell, where there is something."""
     found = {
         cell: _entry(journal, schedule.key(cell, 0, pool.matrix.options_of(cell.setup))).get(field)
@@ -132,7 +132,7 @@ def _entry(journal: Journal, key: Mapping[str, Any]) -> dict[str, Any]:
     return entry
 
 
-def _measure(schedule: Schedule, pool: EnginePool, cell: Cell, repeat: int, warmed: Warmed) -> dict[str, Any]:
+def _measure(schedule: BenchSchedule, pool: EnginePool, cell: Cell, repeat: int, warmed: Warmed) -> dict[str, Any]:
     """A measurement, and who made it. Nobody keeps the engine: it may have to make room for the next."""
     engine, items = pool.open(cell.setup), schedule.workloads[cell.workload].items
     seed = 1 + SEEDS * repeat
@@ -145,7 +145,7 @@ def _measure(schedule: Schedule, pool: EnginePool, cell: Cell, repeat: int, warm
     return {"measurement": measured, "model": engine.label, "version": engine.version}
 
 
-def _draft(schedule: Schedule, pool: EnginePool, cell: Cell) -> float | None:
+def _draft(schedule: BenchSchedule, pool: EnginePool, cell: Cell) -> float | None:
     if cell.setup.plain:
         return None
     return pool.draft_alone(cell.setup, schedule.workloads[cell.workload].items[0].turns[0])

@@ -18,7 +18,7 @@ from slipstream.bench.measure.roofline import Machine, Weights, held_weights, pr
 from slipstream.bench.records import RecordContext, records
 from slipstream.bench.report.page import html
 from slipstream.bench.report.takeaway import takeaway
-from slipstream.bench.run import Schedule, all_entries, first_entries, run
+from slipstream.bench.run import BenchSchedule, all_entries, first_entries, run
 from slipstream.bench.statistics import median
 from slipstream.bench.workloads import load_workloads
 from slipstream.engines import engines
@@ -65,7 +65,7 @@ def bench(options: BenchOptions) -> Results:
             "device": options.device,
             "machine": _machine_name(),
         }
-        schedule = Schedule(cells, workloads, options.repeats, options.max_tokens, identity, options.hold)
+        schedule = BenchSchedule(cells, workloads, options.repeats, options.max_tokens, identity, options.hold)
         try:
             results = origin | _measured(schedule, pool, journal, found, options)
         finally:
@@ -80,7 +80,7 @@ def bench(options: BenchOptions) -> Results:
 
 
 def _measured(
-    schedule: Schedule, pool: EnginePool, journal: Journal, found: ModelFiles, options: BenchOptions
+    schedule: BenchSchedule, pool: EnginePool, journal: Journal, found: ModelFiles, options: BenchOptions
 ) -> Results:
     """The figures and what they depend on."""
     measured = run(schedule, pool, journal)
@@ -115,7 +115,7 @@ def _machine_name() -> str:
 
 
 def _context(
-    schedule: Schedule, pool: EnginePool, journal: Journal, found: ModelFiles, options: BenchOptions
+    schedule: BenchSchedule, pool: EnginePool, journal: Journal, found: ModelFiles, options: BenchOptions
 ) -> RecordContext:
     labels = first_entries(schedule, pool, journal, "model")
     return RecordContext(
@@ -164,7 +164,7 @@ def _layers(spec: str | None) -> int | None:
     return sum(part[-1] - part[0] + 1 for part in parts)
 
 
-def _versions(schedule: Schedule, pool: EnginePool, journal: Journal) -> dict[str, str]:
+def _versions(schedule: BenchSchedule, pool: EnginePool, journal: Journal) -> dict[str, str]:
     found = first_entries(schedule, pool, journal, "version")
     return {cell.setup.engine: version for cell, version in found.items()}
 

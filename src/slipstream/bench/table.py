@@ -15,14 +15,14 @@ WHEEL = (
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     left: int = 1  # so many columns hold words
 
 
-def tables(results: Mapping[str, Any], narrow: bool = False) -> list[Table]:
+def tables(results: Mapping[str, Any], narrow: bool = False) -> list[ResultTable]:
     """One table per workload, batch and temperature."""
     loads: dict[tuple[Any, ...], list[Row]] = {}
     for record in results["records"]:
@@ -30,7 +30,7 @@ def tables(results: Mapping[str, Any], narrow: bool = False) -> list[Table]:
     shown = [column for column in COLUMNS if worth(column, results["records"]) and (column.needed or not narrow)]
     left = sum(column.left for column in shown)
     return [
-        Table(
+        ResultTable(
             load_title(rows[0]),
             [column.title for column in shown],
             [[column.show(row) for column in shown] for row in rows],
@@ -44,7 +44,7 @@ def load_title(record: Row) -> str:
     return f"{record['workload']}, batch {record['batch']}, temperature {record['temperature']:g}"
 
 
-def changes(compared: Mapping[str, Any]) -> Table:
+def changes(compared: Mapping[str, Any]) -> ResultTable:
     """What became faster or slower since another run."""
     title = f"against {compared['commit']} of {compared['date']}"
     if compared["differs"]:
@@ -61,7 +61,7 @@ def changes(compared: Mapping[str, Any]) -> Table:
         ]
         for r in compared["records"]
     ]
-    return Table(title, [*names, "before", "now", "ratio", "tau", "verdict"], rows, 4)
+    return ResultTable(title, [*names, "before", "now", "ratio", "tau", "verdict"], rows, 4)
 
 
 def headline(results: Mapping[str, Any]) -> str:
@@ -121,7 +121,7 @@ def show(results: Mapping[str, Any]) -> None:
     out.print(results["takeaway"], markup=False, style="bold", soft_wrap=not out.is_terminal)
 
 
-def _rich(table: Table) -> Any:
+def _rich(table: ResultTable) -> Any:
     from rich import box
     from rich.markup import escape
     from rich.table import Table as Shown
@@ -134,7 +134,7 @@ def _rich(table: Table) -> Any:
     return shown
 
 
-def text(table: Table) -> str:
+def text(table: ResultTable) -> str:
     """Aligned columns, with nothing but spaces."""
     lines = [list(table.columns), *map(list, table.rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(table.columns))]

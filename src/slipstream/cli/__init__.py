@@ -10,7 +10,7 @@ from collections.abc import Sequence
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a verb. A user's mistake is one sentence and exit code 2; `--debug` shows the traceback instead."""
     from slipstream.cli.app import app
-    from slipstream.cli.show import INTERRUPTED
+    from slipstream.cli.output.show import INTERRUPTED
 
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words

@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from slipstream import __version__
-from slipstream.cli.audit import audit
+from slipstream.cli.audit.command import audit
 from slipstream.cli.bench import bench
-from slipstream.cli.chat import chat
-from slipstream.cli.generate import generate
+from slipstream.cli.chat.command import chat
+from slipstream.cli.generate.command import generate
 from slipstream.cli.models import models
 from slipstream.cli.train import train
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from slipstream.cli import options as given
-from slipstream.cli.show import Json, print_json
+from slipstream.cli.output.show import Json, print_json
 
 
 def bench(

@@ -27,14 +27,14 @@ Show = Callable[[Chunk], None]
 
 
 @dataclass(frozen=True)
-class Task:
+class GenerationTask:
     """What is generated."""
 
     prompt: Prompt
     sampling: Sampling
     wish: GenerationOptions
 
-    def plain(self) -> Task:
+    def plain(self) -> GenerationTask:
         """The same without speculation."""
         return replace(self, wish=replace(self.wish, speculation=Speculation(off=True)))
 
@@ -60,7 +60,9 @@ class Run:
         return sum(self.tally.drafted)
 
 
-def run_task(engine: Engine, task: Task, show: Show | None = None, between: Callable[[int], None] | None = None) -> Run:
+def run_task(
+    engine: Engine, task: GenerationTask, show: Show | None = None, between: Callable[[int], None] | None = None
+) -> Run:
     """Generate once. `show` is given the chunks of one sample after another, `between` the number of each that begins.
     Ctrl-C ends it with what there is."""
     tickets = engine.submit(task.prompt, task.sampling, task.wish)

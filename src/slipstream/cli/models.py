@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slipstream.cli import options as given
-from slipstream.cli.show import Json, print_json
+from slipstream.cli.output.show import Json, print_json
 
 if TYPE_CHECKING:
     from slipstream.models.sources.verify import FileCheck

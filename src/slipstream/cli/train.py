@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from slipstream.cli import options as given
-from slipstream.cli.show import Json, console, print_json
+from slipstream.cli.output.show import Json, console, print_json
 
 
 def train(

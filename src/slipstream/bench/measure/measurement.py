@@ -105,7 +105,7 @@ def _converse(
     engine: Engine, items: Sequence[Item], group: Sequence[int], load: Load, found: Measurement
 ) -> list[Completion]:
     """All turns of a group's conversations; the last answers."""
-    conversations = [Conversation(items[number % len(items)]) for number in group]
+    conversations = [WorkloadConversation(items[number % len(items)]) for number in group]
     last: dict[int, Completion] = {}
     for turn in range(max(len(conversation.item.turns) for conversation in conversations)):
         open_ = [i for i, conversation in enumerate(conversations) if turn < len(conversation.item.turns)]
@@ -119,7 +119,7 @@ def _converse(
     return [last[i] for i in range(len(conversations))]
 
 
-class Conversation:
+class WorkloadConversation:
     """A conversation so far."""
 
     def __init__(self, item: Item) -> None:

@@ -9,7 +9,7 @@ from slipstream.bench.columns import COLUMNS, Column, legend, worth
 from slipstream.bench.report.bars import chip
 from slipstream.bench.report.labels import Palette, Record, Results, drafting, grouped, load_of
 from slipstream.bench.statistics import NOT_DRAFTED, ONE_REPEAT
-from slipstream.bench.table import Table, changes, load_title
+from slipstream.bench.table import ResultTable, changes, load_title
 
 NAMES = ("engine", "drafter", "rule", "depth")  # columns that the report joins into one
 FIRST_TABLE = ("tokens/s", "against plain", "whole calls/s", "whole calls", "to reference", "first s", "tau")
@@ -58,7 +58,7 @@ def _cell(column: Column, record: Record) -> str:
     return f'<td class="{kind}" data-name="{escape(column.title)}">{shown}</td>'
 
 
-def _plain_table(table: Table) -> str:
+def _plain_table(table: ResultTable) -> str:
     head = "".join(f'<th class="{_side(i, table)}">{escape(name)}</th>' for i, name in enumerate(table.columns))
     rows = "".join(
         "<tr>"
@@ -72,7 +72,7 @@ def _plain_table(table: Table) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 
-def _side(i: int, table: Table) -> str:
+def _side(i: int, table: ResultTable) -> str:
     return "left" if i < table.left else "right"
 
 

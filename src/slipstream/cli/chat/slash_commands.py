@@ -6,11 +6,11 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from slipstream.cli.statistics_view import REPEATS
+from slipstream.cli.generate.statistics_view import REPEATS
 
 if TYPE_CHECKING:
     from slipstream.bench.measure.measurement import Measurement
-    from slipstream.cli.conversation import Conversation
+    from slipstream.cli.chat.conversation import Conversation
     from slipstream.engines.base import Completion, SpeculationStats
 
 COMMANDS = {

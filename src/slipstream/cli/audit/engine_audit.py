@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from slipstream.cli.options import shared
-from slipstream.cli.show import check_line, console, print_json
+from slipstream.cli.output.show import check_line, console, print_json
 
 SAMPLES = 512
 RULES = {"native": "block"}  # audited where no rule is named; a peer has its own

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from slipstream.cli.word_wrap import WordWrap
+from slipstream.cli.output.word_wrap import WordWrap
 
 if TYPE_CHECKING:
     from slipstream.engines.base import Chunk

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from slipstream.bench.measure.measurement import Measurement
-from slipstream.cli.generation import Run, Task, run_task
-from slipstream.cli.show import console
-from slipstream.cli.token_view import TokenView
+from slipstream.cli.generation import GenerationTask, Run, run_task
+from slipstream.cli.output.show import console
+from slipstream.cli.output.token_view import TokenView
 from slipstream.engines.base import GenerationOptions, Speculation
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Conversation:
         message = {"role": "user", "content": line}
         options = GenerationOptions(max_tokens=self.max_tokens, speculation=Speculation(depth=self.depth))
         view = TokenView(console())
-        run = run_task(self.engine, Task(self._request(message), self.sampling, options), view.show)
+        run = run_task(self.engine, GenerationTask(self._request(message), self.sampling, options), view.show)
         view.end()
         if run.times.tokens:
             self.messages += [message, {"role": "assistant", "content": run.samples[0].text}]

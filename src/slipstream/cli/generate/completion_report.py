@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from slipstream.cli.pairs import FEW
+from slipstream.cli.generate.pairs import FEW
 
 if TYPE_CHECKING:
     from slipstream.cli.generation import Run

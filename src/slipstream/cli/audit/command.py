@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slipstream.cli import options as given
-from slipstream.cli.show import Json, check_line, console, mark, print_json
+from slipstream.cli.output.show import Json, check_line, console, mark, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -62,7 +62,7 @@ def audit(
         raise ValueError("--trust-remote-code is for the audit of a model, -m NAME; tables bring no code")
     loading: dict[str, Any] = {"device": device, "trust_remote_code": trust_remote_code}
     if engine is not None:
-        from slipstream.cli.audit_engine import audit_peer
+        from slipstream.cli.audit.engine_audit import audit_peer
 
         settings = given.settings(option)
         name = model or "smollm2-135m"

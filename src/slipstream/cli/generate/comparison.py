@@ -6,8 +6,17 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from slipstream.cli.generation import Run, Task, run_task
-from slipstream.cli.pairs import LEAST, Pairs, Told, described, measure_pairs, not_measured, speed_of, why_not_measured
+from slipstream.cli.generate.pairs import (
+    LEAST,
+    Pairs,
+    Told,
+    described,
+    measure_pairs,
+    not_measured,
+    speed_of,
+    why_not_measured,
+)
+from slipstream.cli.generation import GenerationTask, Run, run_task
 from slipstream.engines.native.compare import agreement, comparable, draft_speed
 from slipstream.engines.native.engine import NativeEngine
 
@@ -18,7 +27,7 @@ if TYPE_CHECKING:
     from slipstream.models.text.codec import TextCodec
 
 
-def compare(engine: Engine, task: Task, run: Run, told: Told) -> dict[str, Any]:
+def compare(engine: Engine, task: GenerationTask, run: Run, told: Told) -> dict[str, Any]:
     """Compare within one engine, which can leave speculation off for a request. `run` was shown to the user."""
     plain = _whole(run_task(engine, task.plain()))
     if note := why_not_measured(run):
@@ -32,7 +41,9 @@ def compare(engine: Engine, task: Task, run: Run, told: Told) -> dict[str, Any]:
     return speed | _agreement(engine, task, run, plain) | alone
 
 
-def compare_apart(engine: Engine, open_plain: Callable[[], Engine], task: Task, run: Run, told: Told) -> dict[str, Any]:
+def compare_apart(
+    engine: Engine, open_plain: Callable[[], Engine], task: GenerationTask, run: Run, told: Told
+) -> dict[str, Any]:
     """Compare where an engine drafts alike for all requests. It is closed before the plain one is opened, since either
     may take the whole machine, so that the two cannot take turns."""
     note = why_not_measured(run)
@@ -46,7 +57,7 @@ def compare_apart(engine: Engine, open_plain: Callable[[], Engine], task: Task, 
     return speed | turns | {"identical": _equal(task, run, plain)}
 
 
-def _speeds(engine: Engine, task: Task, told: Told) -> list[float]:
+def _speeds(engine: Engine, task: GenerationTask, told: Told) -> list[float]:
     speeds = []
     for done in range(LEAST):
         told(done, LEAST)
@@ -60,14 +71,14 @@ def _whole(run: Run) -> Run:
     return run
 
 
-def _equal(task: Task, run: Run, plain: Run) -> bool | None:
+def _equal(task: GenerationTask, run: Run, plain: Run) -> bool | None:
     """Whether a peer gave the same tokens. Its numbers cannot be computed again here, so a difference is not judged."""
     if task.sampling.temperature > 0:
         return None
     return [sample.tokens for sample in run.samples] == [sample.tokens for sample in plain.samples]
 
 
-def _agreement(engine: NativeEngine, task: Task, run: Run, plain: Run) -> dict[str, Any]:
+def _agreement(engine: NativeEngine, task: GenerationTask, run: Run, plain: Run) -> dict[str, Any]:
     """Whether the tokens agree; where they do not, whether a tie flipped or something is wrong."""
     if not comparable(run.samples[0]):
         return {"identical": None}

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from slipstream.cli.comparison import compare, compare_apart
-from slipstream.cli.completion_report import completion_report, why_undrafted
-from slipstream.cli.generation import Run, Task, run_task
+from slipstream.cli.generate.comparison import compare, compare_apart
+from slipstream.cli.generate.completion_report import completion_report, why_undrafted
+from slipstream.cli.generate.statistics_view import show_logprobs, show_statistics
+from slipstream.cli.generate.tree_view import Onlooker, drawing
+from slipstream.cli.generation import GenerationTask, Run, run_task
 from slipstream.cli.options import shared
-from slipstream.cli.show import console, print_json
-from slipstream.cli.statistics_view import show_logprobs, show_statistics
-from slipstream.cli.token_view import TokenView, legend
-from slipstream.cli.tree_view import Onlooker, drawing
+from slipstream.cli.output.show import console, print_json
+from slipstream.cli.output.token_view import TokenView, legend
 from slipstream.engines import open_engine
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
@@ -54,7 +54,7 @@ class Opening:
         return open_engine(self.engine, self.model, "none", options=shared(self.options), **self.loading)
 
 
-def generated(opening: Opening, engine: Engine, task: Task, comparing: bool, as_json: bool) -> dict[str, Any]:
+def generated(opening: Opening, engine: Engine, task: GenerationTask, comparing: bool, as_json: bool) -> dict[str, Any]:
     """Generate, show and compare; the report. After Ctrl-C it says so and nothing is compared any more."""
     run = _shown(engine, task, as_json)
     report = completion_report(run, engine, opening.drafter)
@@ -75,7 +75,7 @@ def generated(opening: Opening, engine: Engine, task: Task, comparing: bool, as_
     return report
 
 
-def _shown(engine: Engine, task: Task, quiet: bool) -> Run:
+def _shown(engine: Engine, task: GenerationTask, quiet: bool) -> Run:
     """The run whose text the user sees."""
     if quiet:
         return run_task(engine, task)
@@ -90,7 +90,7 @@ def _shown(engine: Engine, task: Task, quiet: bool) -> Run:
     return run
 
 
-def _compared(opening: Opening, engine: Engine, task: Task, run: Run) -> dict[str, Any]:
+def _compared(opening: Opening, engine: Engine, task: GenerationTask, run: Run) -> dict[str, Any]:
     with console(stderr=True).status("comparing with plain decoding") as status:
 
         def told(done: int, least: int) -> None:

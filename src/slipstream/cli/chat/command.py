@@ -6,13 +6,13 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from slipstream.cli import options as given
-from slipstream.cli.chat_commands import run_command
-from slipstream.cli.chat_input import read_line
-from slipstream.cli.show import console
-from slipstream.cli.token_view import legend
+from slipstream.cli.chat.line_input import read_line
+from slipstream.cli.chat.slash_commands import run_command
+from slipstream.cli.output.show import console
+from slipstream.cli.output.token_view import legend
 
 if TYPE_CHECKING:
-    from slipstream.cli.conversation import Conversation
+    from slipstream.cli.chat.conversation import Conversation
 
 
 def chat(
@@ -39,7 +39,7 @@ def chat(
     trust_remote_code: given.TrustRemoteCode = False,
 ) -> None:
     """Talk to a model. /help lists the commands; Ctrl-C ends an answer, Ctrl-D the conversation."""
-    from slipstream.cli.conversation import Conversation
+    from slipstream.cli.chat.conversation import Conversation
     from slipstream.core.sampling import Penalties, Sampling
     from slipstream.engines import open_engine
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from slipstream.cli.show import console
+from slipstream.cli.output.show import console
 
 if TYPE_CHECKING:
     from rich.console import Console

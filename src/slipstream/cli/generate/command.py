@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from slipstream.cli import options as given
-from slipstream.cli.constraints import read_biases, read_grammar, token_biases
-from slipstream.cli.prompt import as_conversation, read_prompt
-from slipstream.cli.show import INTERRUPTED, Json
+from slipstream.cli.generate.constraints import read_biases, read_grammar, token_biases
+from slipstream.cli.generate.prompt import as_conversation, read_prompt
+from slipstream.cli.output.show import INTERRUPTED, Json
 
 
 def generate(
@@ -56,8 +56,8 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Generate text. On a terminal accepted tokens are green, recovered ones yellow, bonus tokens cyan."""
-    from slipstream.cli.generation import Task
-    from slipstream.cli.session import Opening, generated
+    from slipstream.cli.generate.session import Opening, generated
+    from slipstream.cli.generation import GenerationTask
     from slipstream.core.sampling import Penalties, Sampling
     from slipstream.engines.base import GenerationOptions
 
@@ -79,7 +79,7 @@ def generate(
     loading = {"dtype": dtype, "device": device, "invariant": invariant, "trust_remote_code": trust_remote_code}
     opening = Opening(engine, model, drafter, verify, depth, given.settings(option), loading, tree, show_tree)
     with opening.open() as opened:
-        task = Task(conversation, replace(sampling, bias=token_biases(biases, opened.text)), wish)
+        task = GenerationTask(conversation, replace(sampling, bias=token_biases(biases, opened.text)), wish)
         report = generated(opening, opened, task, compare, as_json)
     if report["interrupted"]:
         raise typer.Exit(INTERRUPTED)

@@ -1,0 +1,1 @@
+"""The `chat` command: conversation, slash commands and line input."""

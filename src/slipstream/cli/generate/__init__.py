@@ -1,0 +1,1 @@
+"""The `generate` command: prompt, task, comparison with plain decoding, and report."""

@@ -1,0 +1,1 @@
+"""What several commands print: streamed text, JSON and lines of checks."""
