@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import letters
 import letters_folder
 from slipstream.cli.generate import session
 
@@ -224,6 +225,28 @@ def test_a_note_says_in_words_why_nothing_is_drafted(generate, monkeypatch):
     monkeypatch.setattr(session, "why_undrafted", lambda *_: "nothing was drafted: dear")
     assert generate("--json").report["drafting_note"] == "nothing was drafted: dear"
     assert "nothing was drafted: dear" in generate().stderr
+
+
+def test_an_engine_that_drafts_for_all_requests_is_compared_after_it_is_closed():
+    """Its two runs cannot take turns, and the report says so."""
+    from slipstream.cli.comparison import compare_apart
+    from slipstream.cli.generation import Task, run_task
+    from slipstream.core.sampling import Sampling
+    from slipstream.engines.base import Wish
+    from slipstream.engines.native.engine import NativeEngine
+
+    task = Task("abcabcabc", Sampling(temperature=0), Wish(max_tokens=12, ignore_ends=True))
+    fast = NativeEngine(letters.target(), "ngram", depth=2)
+    run = run_task(fast, task)
+    plain = NativeEngine(letters.target(), "none")
+    report = compare_apart(fast, lambda: plain, task, run, lambda done, least: None)
+    assert report["pairs"] == 5
+    assert report["identical"] is True
+    assert report["ratio_low"] <= report["ratio"] <= report["ratio_high"]
+    assert "did not take turns" in report["note"]
+    for engine in (fast, plain):
+        with pytest.raises(ValueError, match="closed"):
+            engine.submit("abc")
 
 
 def test_json_is_the_last_line_and_can_be_read(generate):

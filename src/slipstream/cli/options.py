@@ -24,8 +24,8 @@ AnyRule = Annotated[
     str | None,
     typer.Option(
         "--verify",
-        help=f"The rule: {', '.join(rules.names())}. Chains take block, coupled and token; trees take chosen, coupled, "
-        "no_replace, replace and spectr; temperature 0 is always greedy. "
+        help=f"The rule: {', '.join(rules.names())}. block and token verify chains, the others trees as well; "
+        "temperature 0 is always greedy. "
         "Default: coupled with --seed, else block, for trees no_replace.",
     ),
 ]

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 COLOURS = {"accepted": "green", "recovered": "yellow", "bonus": "cyan", "plain": ""}
 MEANINGS = {
-    "accepted": "drafted tokens",
-    "recovered": "after a rejected one",
-    "bonus": "after a draft accepted to its end",
+    "accepted": "drafts",
+    "recovered": "after a rejected draft",
+    "bonus": "after a draft accepted whole",
     "plain": "without a draft",
 }
 
