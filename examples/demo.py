@@ -19,10 +19,11 @@ from slipstream.cli.generate.completion_report import why_undrafted
 from slipstream.cli.generate.pairs import why_not_measured
 from slipstream.cli.generation import GenerationTask, Run, run_task
 from slipstream.cli.output.token_view import TokenView, legend
+from slipstream.engines.native.build import Target
 from slipstream.plan.drafting_cost import DraftingCost
 
 PROMPTS = {"code": "Write a Python function that reverses a string.", "chat": "Why is the sky blue?"}
-DEPTH, LEAST, MOST = 4, 3, 12  # drafted tokens a cycle where the depth is fixed; rounds of measurements
+DEPTH, LEAST, MOST = 4, 5, 12  # drafted tokens a cycle where the depth is fixed; rounds of measurements
 PLAIN, FIXED, POLICY = "plain", f"always {DEPTH} drafted", "the policy's choice"
 WAYS = {PLAIN: ss.Speculation(off=True), FIXED: ss.Speculation(depth=DEPTH), POLICY: ss.Speculation()}
 NEXT = (
@@ -50,8 +51,13 @@ class Cell:
         return self.last.samples[0].tokens
 
 
+def open_engine(model: str | Target) -> ss.Engine:
+    return ss.Engine(model, drafter="eagle", limits=ss.Limits(retained=0))
+
+
 def task(prompt: str, way: str, tokens: int) -> GenerationTask:
-    return GenerationTask(prompt, ss.Sampling(temperature=0), ss.Wish(max_tokens=tokens, speculation=WAYS[way]))
+    options = ss.GenerationOptions(max_tokens=tokens, speculation=WAYS[way])
+    return GenerationTask(prompt, ss.Sampling(temperature=0), options)
 
 
 def show_text(engine: ss.Engine, console: Console, tokens: int) -> None:
@@ -69,16 +75,22 @@ def show_text(engine: ss.Engine, console: Console, tokens: int) -> None:
 
 
 def measure(engine: ss.Engine, console: Console, tokens: int, seconds: float) -> dict[str, dict[str, Cell]]:
-    """All ways of decoding take turns on every prompt, so that what slows the machine for a while slows all of them."""
+    """All ways of decoding take turns on every prompt, so that what slows the machine for a while slows all of them.
+    The policy has an engine for each prompt, on the same weights: what it learns of one text is not applied to the
+    other."""
     cells = {name: {way: Cell() for way in WAYS} for name in PROMPTS}
+    chosen = {name: open_engine(engine.target) for name in PROMPTS}
     started, rounds = time.perf_counter(), 0
     with console.status("") as status:
         while rounds < LEAST or (rounds < MOST and time.perf_counter() - started < seconds):
             status.update(f"measuring: round {rounds + 1} of up to {MOST}")
             for name, prompt in PROMPTS.items():
                 for way in list(WAYS) if rounds % 2 == 0 else reversed(WAYS):
-                    cells[name][way].add(run_task(engine, task(prompt, way, tokens)), engine.drafting_cost)
+                    used = chosen[name] if way == POLICY else engine
+                    cells[name][way].add(run_task(used, task(prompt, way, tokens)), used.drafting_cost)
             rounds += 1
+    for used in chosen.values():
+        used.close()
     return cells
 
 
@@ -123,7 +135,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="for measuring")
     asked = parser.parse_args()
     console = Console(highlight=False)
-    with ss.Engine(drafter="eagle", limits=ss.Limits(retained=0)) as engine:
+    with open_engine("smollm2-135m") as engine:
         show_text(engine, console, asked.tokens)
         cells = measure(engine, console, asked.tokens, asked.seconds)
         rounds = len(cells["code"][PLAIN].speeds)
