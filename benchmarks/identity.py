@@ -104,7 +104,7 @@ def run(target, cell, args, left: list[int], deadline: float) -> Iterator[tuple[
         for i in left:
             how = ss.Sampling(temperature=0) if rule == "greedy" else ss.Sampling(0.8, seed=1000 + i)
             speculation = ss.Speculation(depth=1 + i % 4) if drafted else ss.Speculation(off=True)
-            wish = ss.Wish(max_tokens=args.tokens, ignore_ends=True, speculation=speculation)
+            wish = ss.GenerationOptions(max_tokens=args.tokens, ignore_ends=True, speculation=speculation)
             tickets += [(i, ticket) for ticket in engine.submit(PROMPTS[i], how, wish)]
         for i, ticket in tickets:
             if time.monotonic() > deadline:

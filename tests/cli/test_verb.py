@@ -232,10 +232,10 @@ def test_an_engine_that_drafts_for_all_requests_is_compared_after_it_is_closed()
     from slipstream.cli.comparison import compare_apart
     from slipstream.cli.generation import Task, run_task
     from slipstream.core.sampling import Sampling
-    from slipstream.engines.base import Wish
+    from slipstream.engines.base import GenerationOptions
     from slipstream.engines.native.engine import NativeEngine
 
-    task = Task("abcabcabc", Sampling(temperature=0), Wish(max_tokens=12, ignore_ends=True))
+    task = Task("abcabcabc", Sampling(temperature=0), GenerationOptions(max_tokens=12, ignore_ends=True))
     fast = NativeEngine(letters.target(), "ngram", depth=2)
     run = run_task(fast, task)
     plain = NativeEngine(letters.target(), "none")
