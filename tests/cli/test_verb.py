@@ -12,9 +12,10 @@ import pytest
 
 import letters
 import letters_folder
+from slipstream import cli
 from slipstream.cli.generate import session
 
-CLI = Path(session.__file__).parent
+CLI = Path(cli.__file__).parent
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +180,7 @@ def test_square_brackets_in_a_path(slipstream, tmp_path, verb):
 def test_nothing_is_printed_as_markup():
     """Consoles of the command line read no markup, so that tags would be printed as they stand."""
     tags = re.compile(r"\[(/|(bold |dim )?(dim|bold|red|green|yellow|cyan))\]")
-    assert [path.name for path in CLI.glob("*.py") if tags.search(path.read_text())] == []
+    assert [path.name for path in CLI.rglob("*.py") if tags.search(path.read_text())] == []
 
 
 @pytest.mark.parametrize("words", [["--compare"], ["--compare", "-d", "none"], ["--compare", "--max-tokens", "0"]])
@@ -229,13 +230,13 @@ def test_a_note_says_in_words_why_nothing_is_drafted(generate, monkeypatch):
 
 def test_an_engine_that_drafts_for_all_requests_is_compared_after_it_is_closed():
     """Its two runs cannot take turns, and the report says so."""
-    from slipstream.cli.comparison import compare_apart
-    from slipstream.cli.generation import Task, run_task
+    from slipstream.cli.generate.comparison import compare_apart
+    from slipstream.cli.generation import GenerationTask, run_task
     from slipstream.core.sampling import Sampling
     from slipstream.engines.base import GenerationOptions
     from slipstream.engines.native.engine import NativeEngine
 
-    task = Task("abcabcabc", Sampling(temperature=0), GenerationOptions(max_tokens=12, ignore_ends=True))
+    task = GenerationTask("abcabcabc", Sampling(temperature=0), GenerationOptions(max_tokens=12, ignore_ends=True))
     fast = NativeEngine(letters.target(), "ngram", depth=2)
     run = run_task(fast, task)
     plain = NativeEngine(letters.target(), "none")
