@@ -10,7 +10,7 @@ import pytest
 TOOL = Path(__file__).parents[1] / "tools" / "check_docs.py"
 GOOD = """# Page
 [here](#a-heading) and [a picture that
-is there](image.svg), `code`
+is there](image.svg), `code`, `docs/page.py`
 
 ## A heading
 - item
@@ -27,6 +27,8 @@ def problems(tmp_path, monkeypatch, capsys):
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
     (tmp_path / "image.svg").touch()
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "page.py").touch()
 
     def check(text: str) -> list[str]:
         page = tmp_path / "page.md"
@@ -51,6 +53,7 @@ def test_a_good_page_has_no_problem(problems):
         ("[gone](gone.md)", "page.md:1: gone.md does not exist"),
         ("a [link of\ntwo lines](gone.md)", "page.md:2: gone.md does not exist"),
         ('<img src="gone.svg">', "page.md:1: gone.svg does not exist"),
+        ("`core/gone.py`", "page.md:1: there is no file core/gone.py"),
         ("[up](#nothing)", "page.md:1: #nothing names no heading of page.md"),
         ("word " * 30, "page.md:1: 150 columns; at most 120"),
         ("text\n- item", "page.md:2: the list needs an empty line before it"),

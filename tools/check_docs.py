@@ -1,4 +1,4 @@
-"""Check the documentation: links that lead nowhere, lines of prose above 120 columns, lists that do not render.
+"""Check the documentation: links and files that do not exist, lines above 120 columns, lists that do not render.
 
     python tools/check_docs.py
 
@@ -15,12 +15,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md")), ROOT / "benchmarks" / "README.md"]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"")
+FILE = re.compile(r"`([\w./*-]+/[\w.*-]+\.(?:py|cpp|hpp|json|md))`")
+FOLDERS = ("", "src/slipstream", "benchmarks", "benchmarks/results")  # where a file that a page names may be
 ITEM = re.compile(r"\s*([-*]|\d+\.) ")
 MAX_COLUMNS = 120
 
 
 def main() -> int:
-    problems = [problem for page in PAGES for problem in (*_links(page), *_columns(page), *_lists(page))]
+    checks = (_links, _files, _columns, _lists)
+    problems = [problem for page in PAGES for check in checks for problem in check(page)]
     for problem in problems:
         print(problem)
     return int(bool(problems))
@@ -49,6 +52,16 @@ def _links(page: Path) -> Iterator[str]:
             yield f"{place}: {target} does not exist"
         elif anchor and file.suffix == ".md" and anchor not in _anchors(file):
             yield f"{place}: {target} names no heading of {file.name}"
+
+
+def _files(page: Path) -> Iterator[str]:
+    """Files that are named in backticks; those of the past are in CHANGELOG."""
+    if page.name == "CHANGELOG.md":
+        return
+    for number, line in enumerate(_prose(page), 1):
+        for name in FILE.findall(line):
+            if not any(True for folder in FOLDERS for _ in (ROOT / folder).glob(name)):
+                yield f"{page.relative_to(ROOT)}:{number}: there is no file {name}"
 
 
 def _anchors(page: Path) -> set[str]:
