@@ -20,6 +20,7 @@ COMMANDS = [
     for line in block.splitlines()
     if line.startswith("slipstream")
 ]
+OWN_MODELS = re.findall(r"\| `(slipstream generate .*?)` \|", PAGES)
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGES, re.S)
 LESS = {"audit": ["--samples", "200"], "generate": ["--max-tokens", "12"]}  # the same command, less of it
 WHOLE = [("audit",), ("audit", "--self-test")]  # run by tests/cli/test_audit.py, which also reads what they found
@@ -29,6 +30,7 @@ DISTINCT = dict.fromkeys(words[1:] for words in COMMANDS if words[1:] not in WHO
 def test_there_is_something_to_run():
     assert len(COMMANDS) >= 6
     assert SNIPPETS
+    assert OWN_MODELS
     assert all(("slipstream", *words) in COMMANDS for words in WHOLE)
     assert README.index("make demo") < README.index("make test") < README.index("slipstream generate")
 
@@ -39,6 +41,17 @@ def test_every_command_runs(slipstream, words):
     done = slipstream(*words, *LESS.get(words[0], []), stdin=b"hello\n/stats\n")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.strip()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("line", OWN_MODELS)
+def test_commands_for_own_models_have_legal_flags(slipstream, line):
+    """With the default model in place of those that a user has."""
+    words = shlex.split(line)
+    for flag, name in (("-m", "smollm2-135m"), ("-d", "ngram")):
+        words[words.index(flag) + 1] = name
+    done = slipstream(*words[1:], "--max-tokens", "4")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.model
