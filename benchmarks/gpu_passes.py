@@ -10,9 +10,11 @@ from gpu_common import timed
 
 from slipstream.bench.measure.agreement import compare_laws, laws
 from slipstream.bench.workloads import load_workloads
+from slipstream.core.verify_token import Token
+from slipstream.drafters.draft_model_device import DraftModelState
 from slipstream.engines.native.build import build_target
-from slipstream.engines.native.captured.chain_cycle import ChainCycle, ChainGraphKey
-from slipstream.engines.native.captured.draft_steps import DraftModelState
+from slipstream.engines.native.captured.chain_cycle import ChainCycle
+from slipstream.engines.native.captured.graph_key import DraftSize, GraphKey
 from slipstream.models.cache.tensors import KVCache
 from slipstream.models.run.gpu_decoder import GpuDecoder
 from slipstream.models.run.gpu_modules import record
@@ -133,8 +135,9 @@ def cycle(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
     ids = torch.arange(partner.vocab, device="cuda")
     told: dict[str, Any] = {}
     for depth in (3, 6):
-        kind = ChainGraphKey(1, depth, "token", parts_of(CONTEXT))
-        whole = ChainCycle(kind, passes_, held, DraftModelState(partner, partner_held, ids, ids))
+        assert Token.device_rule is not None
+        key = GraphKey(1, DraftSize(depth), Token.device_rule, parts_of(CONTEXT))
+        whole = ChainCycle(key, passes_, held, DraftModelState(partner, partner_held, ids, ids))
         control = [[1], [CONTEXT], [depth], [0], [0], [5], [0], [0], [6]]
         numbers = [[1.0], [0.0], [0.0], [1.0], [0.0]]
         whole._inputs.load(control, numbers)

@@ -10,8 +10,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from slipstream.core.device import DeviceRule
 from slipstream.core.law import Law
 from slipstream.core.noise import Noise
 from slipstream.core.tree import Siblings
@@ -66,6 +67,12 @@ class Drafter(ABC):
     needs: Needs = Needs()
     siblings: ClassVar[frozenset[Siblings]] = frozenset(Siblings)  # ways in which it can draw several candidates
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """A subclass that proposes in another way does not inherit the device form."""
+        super().__init_subclass__(**kwargs)
+        if "propose" in vars(cls) and "device_form" not in vars(cls):
+            cls.device_form = Drafter.device_form  # type: ignore[method-assign]
+
     def open(self, rows: Sequence[Row]) -> None:
         """Make room for new rows."""
 
@@ -79,16 +86,29 @@ class Drafter(ABC):
     def observe(self, rows: Sequence[Row], verdict: Verdict, scores: Scores) -> None:
         """Learn what became of the draft proposed last."""
 
+    def device_form(self, target: Any) -> Any | None:
+        """Its part of captured cycles, a `drafters.device.DeviceDrafter`; None where the ordinary path must be taken.
+        `target` is the model that scores, on a GPU."""
+        return None
+
 
 class Verifier(ABC):
     """Decides what to keep of a draft. Pure: laws and draws in, verdict out."""
 
     name: ClassVar[str]
     lossless: ClassVar[bool]
+    greedy: ClassVar[bool] = False  # whether it needs temperature 0
+    device_rule: ClassVar[DeviceRule | None] = None  # how a captured cycle runs it; None: it takes the ordinary path
     shared: ClassVar[bool] = False  # draft and target race on one field of noise per position
     siblings: ClassVar[
         tuple[Siblings, ...]
     ] = ()  # ways of drawing candidates it takes, the best one first; none: chains
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """A subclass that verifies in another way does not inherit the device rule."""
+        super().__init_subclass__(**kwargs)
+        if "verify" in vars(cls) and "device_rule" not in vars(cls):
+            cls.device_rule = None
 
     @abstractmethod
     def verify(self, draft: Draft, target: Law, noise: Noise) -> Verdict:

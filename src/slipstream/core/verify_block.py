@@ -17,6 +17,7 @@ from typing import ClassVar
 import torch
 
 from slipstream.core.array_types import Float, Int, Tensor
+from slipstream.core.device import DeviceRule, DeviceVerdict
 from slipstream.core.interfaces import Verifier
 from slipstream.core.law import Law
 from slipstream.core.noise import Noise, Site
@@ -29,6 +30,7 @@ SLACK = 1 + 1e-6  # laws sum to one up to rounding
 class Block(Verifier):
     name: ClassVar[str] = "block"
     lossless: ClassVar[bool] = True
+    device_rule: ClassVar[DeviceRule | None] = DeviceRule(DeviceVerdict.BLOCK)
 
     def verify(self, draft: Draft, target: Law, noise: Noise) -> Verdict:
         if not len(draft.tree):

@@ -17,6 +17,7 @@ from typing import ClassVar
 import torch
 
 from slipstream.core.array_types import Int, Tensor
+from slipstream.core.device import DeviceRule, DeviceVerdict
 from slipstream.core.interfaces import Verifier
 from slipstream.core.law import Law, OneHot
 from slipstream.core.noise import Noise, Purpose, Site
@@ -27,6 +28,8 @@ from slipstream.core.types import Draft, Verdict
 class Greedy(Verifier):
     name: ClassVar[str] = "greedy"
     lossless: ClassVar[bool] = True
+    greedy: ClassVar[bool] = True
+    device_rule: ClassVar[DeviceRule | None] = DeviceRule(DeviceVerdict.MATCH, greedy=True, trees=True)
     siblings: ClassVar[tuple[Siblings, ...]] = tuple(Siblings)
 
     def verify(self, draft: Draft, target: Law, noise: Noise) -> Verdict:
@@ -39,6 +42,7 @@ class Coupled(Verifier):
     name: ClassVar[str] = "coupled"
     lossless: ClassVar[bool] = True
     shared: ClassVar[bool] = True
+    device_rule: ClassVar[DeviceRule | None] = DeviceRule(DeviceVerdict.MATCH, shared=True, trees=True)
     siblings: ClassVar[tuple[Siblings, ...]] = (Siblings.DISTINCT, Siblings.CHOSEN)
 
     def verify(self, draft: Draft, target: Law, noise: Noise) -> Verdict:

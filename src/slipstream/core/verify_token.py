@@ -15,6 +15,7 @@ from typing import ClassVar
 import torch
 
 from slipstream.core.array_types import Float, Int, Tensor
+from slipstream.core.device import DeviceRule, DeviceVerdict
 from slipstream.core.interfaces import Verifier
 from slipstream.core.law import Dense, Law
 from slipstream.core.noise import Noise, Purpose, Site
@@ -91,6 +92,7 @@ class ResidualLaw(Law):
 class Token(Verifier):
     name: ClassVar[str] = "token"
     lossless: ClassVar[bool] = True
+    device_rule: ClassVar[DeviceRule | None] = DeviceRule(DeviceVerdict.TOKEN)
 
     def __init__(self, acceptance: Acceptance = acceptance, residual: Residual = residual) -> None:
         self.acceptance, self.residual = acceptance, residual

@@ -22,6 +22,7 @@ from typing import ClassVar
 import torch
 
 from slipstream.core.array_types import Float, Int, Tensor
+from slipstream.core.device import DeviceRule, DeviceVerdict
 from slipstream.core.interfaces import Verifier
 from slipstream.core.law import Dense, Law, OneHot
 from slipstream.core.noise import Noise, Purpose, Site
@@ -37,6 +38,7 @@ each is accepted once those before it are rejected, and the law of the token whe
 class Chosen(Verifier):
     name: ClassVar[str] = "chosen"
     lossless: ClassVar[bool] = True
+    device_rule: ClassVar[DeviceRule | None] = DeviceRule(DeviceVerdict.OFFER, chains=False, trees=True)
     siblings: ClassVar[tuple[Siblings, ...]] = (Siblings.CHOSEN,)
 
     def verify(self, draft: Draft, target: Law, noise: Noise) -> Verdict:

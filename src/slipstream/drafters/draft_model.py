@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -19,6 +20,7 @@ from slipstream.core.noise import Noise
 from slipstream.core.shaping import Place, law_at, places
 from slipstream.core.tree import Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
+from slipstream.drafters.device import DeviceDrafter
 from slipstream.drafters.grow import grow, locate
 from slipstream.drafters.vocabulary import DraftVocabulary
 from slipstream.models.run.torch_model import TorchModel
@@ -103,6 +105,16 @@ class DraftModel(Drafter):
         proposal = self._proposals[rows[0]]
         number = torch.cat([proposal.number, proposal.number.new_full((1,), -1)]).to(verdict.path.device)
         self.model.commit(rows, replace(verdict, path=number[verdict.path]), proposal.run)
+
+    def device_form(self, target: Any) -> DeviceDrafter | None:
+        """A draft model drafts on the device where its own passes can be captured."""
+        try:
+            from slipstream.drafters.draft_model_device import DraftModelDevice
+            from slipstream.models.run.gpu_passes import GpuPasses
+        except ImportError:  # Triton is not installed
+            return None
+        passes = self.model.decoder
+        return DraftModelDevice(self, passes) if isinstance(passes, GpuPasses) else None
 
     def stepped(self, rows: Sequence[Row], depths: Sequence[int], kept: Sequence[Sequence[int]]) -> None:
         """Someone else ran the model over the committed ends of rows that draft, and over all that was drafted in them

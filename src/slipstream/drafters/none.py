@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -12,6 +13,7 @@ from slipstream.core.law import OneHot
 from slipstream.core.noise import Noise
 from slipstream.core.tree import Tree
 from slipstream.core.types import Budget, Draft, Row
+from slipstream.drafters.device import DeviceDrafter, PlainDecoding
 
 
 class NoDrafter(Drafter):
@@ -20,6 +22,9 @@ class NoDrafter(Drafter):
 
     def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:
         return nothing(len(rows), self.vocab)
+
+    def device_form(self, target: Any) -> DeviceDrafter:
+        return PlainDecoding()
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -13,6 +13,8 @@ from slipstream.core.law import OneHot
 from slipstream.core.noise import Noise
 from slipstream.core.tree import Shape, Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row
+from slipstream.drafters.device import DeviceDrafter
+from slipstream.drafters.host_device import HostDeviceDrafter
 from slipstream.drafters.none import nothing
 
 
@@ -64,6 +66,9 @@ class PerRow(Drafter):
     def chains(self, rows: Sequence[Row], budget: Sequence[Budget]) -> list[list[int]]:
         """The tokens of each row's chain alone."""
         return [[token for _, token in self._guess(row, spend)] for row, spend in zip(rows, budget, strict=True)]
+
+    def device_form(self, target: Any) -> DeviceDrafter:
+        return HostDeviceDrafter(self)
 
     def _guess(self, row: Row, spend: Budget) -> list[tuple[int, int]]:
         """(parent, token) of every node of a row."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -21,6 +22,7 @@ from slipstream.core.noise import Noise
 from slipstream.core.shaping import places
 from slipstream.core.tree import Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
+from slipstream.drafters.device import DeviceDrafter
 from slipstream.drafters.eagle.cache import HeadCache, TargetFeatures
 from slipstream.drafters.eagle.cpu_draft import draft_whole
 from slipstream.drafters.eagle.network import EagleNet
@@ -50,6 +52,11 @@ class Eagle(Drafter):
 
     def close(self, rows: Sequence[Row]) -> None:
         self.slots.close(rows)
+
+    def device_form(self, target: Any) -> DeviceDrafter:
+        from slipstream.drafters.eagle.device import EagleDeviceDrafter
+
+        return EagleDeviceDrafter(self, target, target.decoder.like)
 
     @torch.inference_mode()
     def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:

@@ -66,7 +66,7 @@ class Batch:
         drafter, rule = self._drafter(job.course.drafter), self._rule(job.course.rule)
         if job.course.shape is not None:
             check_tree(job.course.shape, rule, drafter, self.model)
-        if job.course.rule == "greedy" and job.row.request.sampling.temperature != 0:
+        if rule.greedy and job.row.request.sampling.temperature != 0:
             raise ValueError("the greedy rule needs temperature 0; use token, block or coupled for sampling")
 
     def add(self, job: Job) -> None:

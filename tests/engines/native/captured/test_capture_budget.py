@@ -34,11 +34,13 @@ def test_what_is_there_is_used_where_nothing_may_be_captured():
     from slipstream.core.rules import rules
     from slipstream.core.sampling import Sampling
     from slipstream.core.types import Request, Row
+    from slipstream.core.verify_match import Greedy
     from slipstream.drafters.per_row import PerRow, RowDrafter
     from slipstream.engines.job import DecodingPlan, Job
     from slipstream.engines.native.batch import Batch
+    from slipstream.engines.native.captured.graph_key import DraftSize
     from slipstream.engines.native.captured.runner import CapturedRunner
-    from slipstream.engines.native.captured.sizes import DEPTHS, BatchShape, DraftSize
+    from slipstream.engines.native.captured.sizes import DEPTHS, BatchShape
     from slipstream.engines.native.scheduler import Limits
     from slipstream.models.run.gpu_decoder import GpuDecoder
     from slipstream.models.run.torch_model import TorchModel
@@ -70,7 +72,7 @@ def test_what_is_there_is_used_where_nothing_may_be_captured():
         return job.row.output
 
     def depths() -> set[int]:
-        return {cycle.kind.depth for cycle in express.captured}
+        return {cycle.key.depth for cycle in express.captured}
 
     express.allowance.spent = 1e9
     plainly = decode(None)
@@ -81,7 +83,7 @@ def test_what_is_there_is_used_where_nothing_may_be_captured():
     assert depths() == {0, 1}
     stock, sizes = express._stocks[id(drafter)], [DraftSize(depth) for depth in DEPTHS]
     common = BatchShape.of([Row(Request([5, 6, 7, 5, 6], Sampling(0), 4))])
-    offered = {offer.depth: offer.there for offer in stock.menu(common, "greedy", sizes, lambda _: False)}
+    offered = {offer.depth: offer.there for offer in stock.menu(common, Greedy.device_rule, sizes, lambda _: False)}
     assert offered == {0: True, 1: True}
-    offered = {offer.depth: offer.there for offer in stock.menu(common, "greedy", sizes, lambda _: True)}
+    offered = {offer.depth: offer.there for offer in stock.menu(common, Greedy.device_rule, sizes, lambda _: True)}
     assert offered == {depth: depth < 2 for depth in DEPTHS}

@@ -8,16 +8,20 @@ import pytest
 
 pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
 
+from slipstream.core.verify_match import Greedy
+from slipstream.core.verify_token import Token
+from slipstream.drafters.none import NoDrafter
 from slipstream.engines.native.captured.graph_cache import EXPECTED, GraphCache
-from slipstream.engines.native.captured.sizes import DEPTHS, GROWN, PLAIN, BatchShape, DraftSize
+from slipstream.engines.native.captured.graph_key import DraftSize
+from slipstream.engines.native.captured.sizes import DEPTHS, GROWN, PLAIN, BatchShape
 
-RULE, ROOM = "greedy", 1 << 12
+RULE, ROOM = Greedy.device_rule, 1 << 12
 SIZES = [*map(DraftSize, DEPTHS), *GROWN]
 
 
 def capture(stock: GraphCache, common: BatchShape, size: DraftSize, lines: int, seconds: float) -> None:
     whole = SimpleNamespace(rehearse=lambda: seconds)
-    stock.add(common.kind(size, RULE, lines), SimpleNamespace(whole=whole))
+    stock.add(common.key(size, RULE, lines), SimpleNamespace(whole=whole))
 
 
 def find(stock: GraphCache, common: BatchShape, size: DraftSize, crowd: int = 1, pure: bool = False):
@@ -80,9 +84,9 @@ def test_what_cycles_took_counts_and_else_what_the_host_added_to_others():
     capture(stock, few, PLAIN, 8, 1.0)
     capture(stock, few, DraftSize(3), 8, 1.5)
     for _ in range(5):
-        stock.paid(few.kind(PLAIN, RULE, 8), 8, 1.25)
+        stock.paid(few.key(PLAIN, RULE, 8), 8, 1.25)
     assert [o.seconds for o in stock.menu(few, RULE, SIZES, lambda _: False)] == [1.25, 1.75]
-    stock.paid(few.kind(DraftSize(3), RULE, 8), 7, 3.0)
+    stock.paid(few.key(DraftSize(3), RULE, 8), 7, 3.0)
     assert [o.seconds for o in stock.menu(few, RULE, SIZES, lambda _: False)] == [1.25, 3.0]
     assert [o.seconds for o in stock.menu(BatchShape(2, 100, False), RULE, SIZES, lambda _: False)] == [1.25, 1.75]
 
@@ -91,7 +95,7 @@ def test_what_catching_up_takes_is_believed_when_it_was_seen_a_few_times():
     stock, few = GraphCache(), BatchShape(3, 100, False)
     capture(stock, few, DraftSize(3), 4, 1.0)
     for seconds, believed in ((6.0, 0.0), (1.5, 0.5), (3.0, 2.0), (1.5, 0.5)):
-        stock.caught_up(few.kind(DraftSize(3), RULE, 4), 3, 1000, seconds)
+        stock.caught_up(few.key(DraftSize(3), RULE, 4), 3, 1000, seconds)
         assert stock.late(1024) == believed, "less what the cycle takes anyway"
     assert stock.late(512) == 0.25
     assert stock.late(0) == 0.0
@@ -105,4 +109,22 @@ def test_what_was_captured_is_dropped_when_a_cache_has_moved_and_not_before():
     assert len(stock.cycles) == 1
     stock.lie_at((1, 2))
     assert not stock.cycles
-    assert stock.price(few.kind(PLAIN, RULE, 4), 3) == 0.001, "what it costs is still known"
+    assert stock.price(few.key(PLAIN, RULE, 4), 3) == 0.001, "what it costs is still known"
+
+
+def test_a_rule_or_drafter_that_works_in_another_way_takes_the_ordinary_path():
+    class OtherToken(Token):
+        def verify(self, draft, target, noise):
+            return super().verify(draft, target, noise)
+
+    class Renamed(Token):
+        name = "renamed"
+
+    class OtherDrafter(NoDrafter):
+        def propose(self, rows, budget, noise):
+            return super().propose(rows, budget, noise)
+
+    assert OtherToken.device_rule is None
+    assert Renamed.device_rule is Token.device_rule
+    assert OtherDrafter(8).device_form(None) is None
+    assert NoDrafter(8).device_form(None) is not None

@@ -14,12 +14,14 @@ pytest.importorskip("triton", reason="needs Triton (pip install triton); its int
 
 from slipstream.core.sampling import Sampling
 from slipstream.core.types import Request, Row
+from slipstream.core.verify_match import Greedy
 from slipstream.engines.native.captured.capture_budget import GRANT, CaptureBudget
 from slipstream.engines.native.captured.graph_cache import GraphCache
-from slipstream.engines.native.captured.sizes import DEPTHS, GROWN, PLAIN, BatchShape, DraftSize, Shaped, size_of
+from slipstream.engines.native.captured.graph_key import DraftSize, GraphKey
+from slipstream.engines.native.captured.sizes import DEPTHS, GROWN, PLAIN, BatchShape
 from slipstream.plan.graph_size import GraphSizePolicy, SizeOption
 
-RULE, TOKENS, PROMPT, HOST, EACH = "greedy", 128, 170, 4e-4, 1.2e-5
+RULE, TOKENS, PROMPT, HOST, EACH = Greedy.device_rule, 128, 170, 4e-4, 1.2e-5
 SIZES = [*map(DraftSize, DEPTHS), *GROWN]
 
 
@@ -51,22 +53,22 @@ class Machine:
     def plainly(self, count: int) -> float:
         """Tokens per second where nothing is drafted and all is captured."""
         whole = BatchShape(count, 200, False)
-        return count / (HOST + max(self.seconds(whole.kind(PLAIN, RULE, whole.lines(PLAIN))), EACH * count))
+        return count / (HOST + max(self.seconds(whole.key(PLAIN, RULE, whole.lines(PLAIN))), EACH * count))
 
     def missing(self, rows: list[Row]) -> int:
         """Tokens that a draft model would have to read before it drafts."""
         return PROMPT * len({*rows} - self.read) if self.reading else 0
 
-    def seconds(self, kind: Shaped) -> float:
-        size = size_of(kind)
+    def seconds(self, key: GraphKey) -> float:
+        size = key.size
         wide = 3 if size.nodes else 1
-        return self.base + self.level * size.depth * wide + self.token * kind.rows * (size.slots + 1)
+        return self.base + self.level * size.depth * wide + self.token * key.rows * (size.slots + 1)
 
-    def capture(self, kind: Shaped) -> None:
+    def capture(self, key: GraphKey) -> None:
         self.captured += 1
-        with self.allowance.captures(size_of(kind).depth > 0), self.stock.captures(kind):
-            self.now += 4.0 if size_of(kind).nodes else 0.2
-        self.stock.add(kind, SimpleNamespace(whole=SimpleNamespace(rehearse=lambda: self.seconds(kind))))
+        with self.allowance.captures(key.size.depth > 0), self.stock.captures(key):
+            self.now += 4.0 if key.size.nodes else 0.2
+        self.stock.add(key, SimpleNamespace(whole=SimpleNamespace(rehearse=lambda: self.seconds(key))))
 
     def serve(self, count: int) -> float:
         """Tokens per second of a batch, until its last row is done."""
@@ -89,9 +91,9 @@ class Machine:
             free = partial(self.allowance.left, common.lines(PLAIN, crowd))
             once = self.stock.late(self.missing(rows))
             offer = self.chooser.choose(rows, self.stock.menu(common, RULE, self.sizes, free), None, once)
-        kind = self.stock.find(common, DraftSize(*offer[:3]), RULE, crowd, 1 << 12, True)
-        if fresh := kind not in self.stock.cycles:
-            self.capture(kind)
+        key = self.stock.find(common, DraftSize(*offer[:3]), RULE, crowd, 1 << 12, True)
+        if fresh := key not in self.stock.cycles:
+            self.capture(key)
         counts, behind = list[int](), self.missing(rows) if offer.depth else 0
         for row in rows:
             judged = []
@@ -101,16 +103,16 @@ class Machine:
             row.tokens += [1] * kept
             counts.append(kept)
             self.chooser.observe([row], [judged])
-        taken = HOST + max(self.seconds(kind), EACH * sum(counts))
+        taken = HOST + max(self.seconds(key), EACH * sum(counts))
         if offer.depth:
             self.chooser.pace.moved(rows, counts)
         if behind:
             taken += self.reading
-            self.stock.caught_up(kind, len(rows), behind, taken)
+            self.stock.caught_up(key, len(rows), behind, taken)
             self.read |= {*rows}
         self.now += taken
         if not fresh and not behind:
-            self.stock.paid(kind, len(rows), taken)
+            self.stock.paid(key, len(rows), taken)
 
 
 @pytest.mark.parametrize("count", [1, 8, 64])

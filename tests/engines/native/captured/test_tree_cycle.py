@@ -25,9 +25,10 @@ from slipstream.engines.job import DecodingPlan, Job
 from slipstream.engines.native.batch import Batch
 from slipstream.engines.native.captured import sizes
 from slipstream.engines.native.captured.chain_cycle import ChainCycle
+from slipstream.engines.native.captured.graph_key import DraftSize
 from slipstream.engines.native.captured.result import CycleResult
 from slipstream.engines.native.captured.runner import CapturedRunner
-from slipstream.engines.native.captured.sizes import DraftSize, size_for
+from slipstream.engines.native.captured.sizes import size_for
 from slipstream.engines.native.captured.tree_cycle import TreeCycle
 from slipstream.engines.native.scheduler import Limits
 from slipstream.kernels.gpu import sample as draw
@@ -100,6 +101,19 @@ class Run:
     held: list[list[torch.Tensor]]  # of each row in the end: keys, values and states of every layer, and the head's
 
 
+def noted(cycle: ChainCycle | TreeCycle, policy: Noting) -> ChainCycle | TreeCycle:
+    """The cycle, which also tells the policy what it drafted."""
+    read = type(cycle).told
+
+    def told(record: Sequence[list[int]]) -> list[CycleResult]:
+        results = read(cycle, record)
+        policy.note(results, cycle)
+        return results
+
+    cycle.told = told
+    return cycle
+
+
 def run(fast: bool, rule: str, warm: float, rows: Sequence[Wanted]) -> Run:
     """Decode rows together."""
     model = build("llama", **SMALL)
@@ -123,9 +137,8 @@ def run(fast: bool, rule: str, warm: float, rows: Sequence[Wanted]) -> Run:
     policy = Noting()
     batch = Batch(target, parts.__getitem__, lambda name: rules.get(name)(), policy, Limits(), express=whole)
     if whole is not None:
-        side = whole._side(head)
-        commit = side.commit
-        side.commit = lambda rows, budget, told, cycle: (policy.note(told, cycle), commit(rows, budget, told, cycle))
+        make = whole._cycle
+        whole._cycle = lambda *args: noted(make(*args), policy)
     jobs, rng = [], random.Random(1)
     for n, (length, tokens, depth, shape) in enumerate(rows):
         prompt = [rng.randrange(VOCAB) for _ in range(length)]
@@ -142,7 +155,7 @@ def run(fast: bool, rule: str, warm: float, rows: Sequence[Wanted]) -> Run:
     assert not batch.failures
     tallies = [job.tally for job in jobs]
     counts = sum(one.cycles for one in tallies), sum(sum(one.accepted) for one in tallies)
-    kinds = [cycle.kind for cycle in whole.captured] if whole else []
+    kinds = [cycle.key for cycle in whole.captured] if whole else []
     caches = [held[job.row] for job in jobs]
     outputs = [job.row.output for job in jobs]
     return Run(outputs, *counts, whole.cycles if whole else 0, kinds, policy.drafts, policy.weights, caches)
@@ -193,13 +206,14 @@ def test_captured_trees_say_what_the_others_say(rule, warm, rows):
 def test_what_is_not_grown_or_too_large_goes_the_other_way(monkeypatch):
     for name, some in (("LEVELS", (2, 3)), ("WIDTHS", (2, 3)), ("NODES", (4, 6, 8))):
         monkeypatch.setattr(sizes, name, some)
+    greedy, chosen = (rules.get(name).device_rule for name in ("greedy", "chosen"))
     tree = Budget(3, shape=Shape(nodes=6, width=3))
-    assert size_for([tree, Budget(2)], "greedy") == DraftSize(3, 3, 6)
-    assert size_for([Budget(2)], "chosen") == DraftSize(2, 2, 4)
-    assert size_for([Budget(2)], "greedy") == DraftSize(2)
-    assert size_for([Budget(0, shape=tree.shape)], "chosen") == DraftSize(0)
-    assert size_for([tree] * 180, "greedy") == DraftSize(3, 3, 4), "a pass as wide as that has room for fewer nodes"
-    assert size_for([tree] * 240, "greedy") is None
-    assert size_for([tree, Budget(2, shape=Shape((-1, -1)))], "greedy") is None
-    assert size_for([Budget(3, shape=Shape(nodes=90, width=3))], "greedy") is None
-    assert size_for([Budget(3, shape=Shape(nodes=6, width=9))], "greedy") is None
+    assert size_for([tree, Budget(2)], greedy) == DraftSize(3, 3, 6)
+    assert size_for([Budget(2)], chosen) == DraftSize(2, 2, 4)
+    assert size_for([Budget(2)], greedy) == DraftSize(2)
+    assert size_for([Budget(0, shape=tree.shape)], chosen) == DraftSize(0)
+    assert size_for([tree] * 180, greedy) == DraftSize(3, 3, 4), "a pass as wide as that has room for fewer nodes"
+    assert size_for([tree] * 240, greedy) is None
+    assert size_for([tree, Budget(2, shape=Shape((-1, -1)))], greedy) is None
+    assert size_for([Budget(3, shape=Shape(nodes=90, width=3))], greedy) is None
+    assert size_for([Budget(3, shape=Shape(nodes=6, width=9))], greedy) is None

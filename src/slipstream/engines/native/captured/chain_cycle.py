@@ -7,13 +7,14 @@ how long each row is and how far it may draft, and learns what was accepted; not
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from slipstream.core.array_types import Float, Tensor
+from slipstream.core.device import DeviceVerdict
 from slipstream.core.noise import Purpose
-from slipstream.engines.native.captured.draft_steps import DraftModelState, HeadState, HeadUpdate, HostDraft
+from slipstream.drafters.device import DeviceDraft, DraftSteps
+from slipstream.engines.native.captured.graph_key import GraphKey
 from slipstream.engines.native.captured.parts import CapturedCycle, CycleInputs, ScorePass
 from slipstream.engines.native.captured.result import CycleResult, told_chains
 from slipstream.kernels.gpu.cycle import commit, lay
@@ -24,39 +25,26 @@ from slipstream.kernels.gpu.verify import judge, match, surplus_room
 from slipstream.models.run.gpu_passes import GpuPasses
 
 
-@dataclass(frozen=True)
-class ChainGraphKey:
-    """What a graph is captured for."""
-
-    rows: int
-    depth: int
-    rule: str  # greedy, coupled, token or block; what needs no draft, any rule
-    parts: int  # of the cache
-    cut: bool = False  # whether rows may want some tokens of a law alone
-
-
 class ChainCycle:
     """The buffers of one kind of cycle, and its graph."""
 
-    def __init__(
-        self, kind: ChainGraphKey, target: GpuPasses, held: Held, side: HeadState | DraftModelState | HostDraft | None
-    ) -> None:
-        self.kind, self._side = kind, side
-        head = side if isinstance(side, HeadState) else None
-        rows, width, device = kind.rows, kind.depth + 1, target.like.device
+    def __init__(self, key: GraphKey, target: GpuPasses, held: Held, draft: DeviceDraft) -> None:
+        self.key, self._draft = key, draft
+        rows, width, device = key.rows, key.depth + 1, target.like.device
         self._inputs = CycleInputs(rows, device)
-        self._scoring = ScorePass(target, held, head, rows, width, kind.parts)
-        self._chance = torch.zeros(max(1, kind.depth), rows, device=device)
-        self._credit = surplus_room(rows, kind.depth, self._scoring.laws)
+        self._scoring = ScorePass(target, held, draft, rows, width, key.parts)
+        self._chance = torch.zeros(max(1, key.depth), rows, device=device)
+        self._credit = surplus_room(rows, key.depth, self._scoring.laws)
         self._result = torch.zeros(rows, 2 * width + 2, dtype=torch.float64, device=device)
-        self._reading = HeadUpdate(head, rows, width, kind.parts, target.like)
+        self._reading = draft.committed_read(rows, width, key.parts, target.like)
         self.state = self._reading.state
-        self._guess = self._scoring.token.new_zeros(rows, kind.depth)
-        if isinstance(side, HostDraft):
+        self._host_tokens = self._scoring.token.new_zeros(rows, key.depth)
+        if draft.on_host:
             self._chance.fill_(1.0)
-        elif side is not None and kind.depth:
-            self._steps = side.steps(rows, kind.depth, kind.parts, self.state)
-            self._drafts = LawBuffers(rows * kind.depth, len(side.ids), device)
+        self._steps = draft.steps(rows, key.depth, key.parts, self.state) if key.depth else None
+        if self._steps is not None:
+            assert draft.ids is not None, "steps come with a vocabulary"
+            self._drafts = LawBuffers(rows * key.depth, len(draft.ids), device)
         self.whole = CapturedCycle(self._all, self._result)
 
     def __call__(
@@ -71,7 +59,7 @@ class ChainCycle:
         tokens, their chances."""
         self._inputs.load(words, numbers)
         if state is not None:
-            target = self._guess if isinstance(self._side, HostDraft) else self.state
+            target = self._host_tokens if self._draft.on_host else self.state
             target[: len(state)].copy_(state)
         return self.whole.run(meanwhile)
 
@@ -85,15 +73,15 @@ class ChainCycle:
     def _first(self) -> None:
         scoring, inputs = self._scoring, self._inputs
         lay(inputs.control, scoring.token, inputs.far, scoring.layout)
-        if isinstance(self._side, HostDraft):
-            scoring.token[:, 1:].copy_(self._guess)
-        elif self._side is not None and self.kind.depth:
-            self._draft(self._side)
+        if self._draft.on_host:
+            scoring.token[:, 1:].copy_(self._host_tokens)
+        elif self._steps is not None:
+            self._draft_chain(self._steps)
 
     def _second(self) -> None:
         scoring, inputs, reading = self._scoring, self._inputs, self._reading
         scoring.run(tree=False)
-        if self.kind.cut:
+        if self.key.cut:
             cut(scoring.laws.logits, inputs.wishes)
         self._verify()
         commit(
@@ -102,29 +90,29 @@ class ChainCycle:
         )
         reading.run(scoring.stack)
 
-    def _draft(self, side: HeadState | DraftModelState) -> None:
-        rows, depth, token = self.kind.rows, self.kind.depth, self._scoring.token
-        purpose = Purpose.FIELD if self.kind.rule == "coupled" else Purpose.DRAFT
-        self._steps.begin(self._inputs.control)
+    def _draft_chain(self, steps: DraftSteps) -> None:
+        rows, depth, token = self.key.rows, self.key.depth, self._scoring.token
+        purpose = Purpose.FIELD if self.key.rule.shared else Purpose.DRAFT
+        steps.begin(self._inputs.control)
         for n in range(depth):
             laws = self._drafts.some(n * rows, rows)
-            self._steps.run(n, token, laws.logits)
-            if self.kind.cut:
+            steps.run(n, token, laws.logits)
+            if self.key.cut:
                 cut(laws.logits, self._inputs.wishes)
-            draft(laws, self._inputs.wishes, token[:, n + 1 :], depth + 1, n, purpose, self._chance[n], side.ids)
+            ids = self._draft.ids
+            draft(laws, self._inputs.wishes, token[:, n + 1 :], depth + 1, n, purpose, self._chance[n], ids)
 
     def _verify(self) -> None:
-        rule, width, scoring, wishes = self.kind.rule, self.kind.depth + 1, self._scoring, self._inputs.wishes
-        drawn = rule not in ("token", "block") or self._side is None or width == 1
-        if drawn:  # each slot's own choice says it all
-            purpose = Purpose.FIELD if rule == "coupled" else Purpose.EMIT
-            choose(scoring.laws, wishes, scoring.choice, width, purpose, race=rule != "greedy")
+        rule, width, scoring, wishes = self.key.rule, self.key.depth + 1, self._scoring, self._inputs.wishes
+        drafted = width > 1 and (self._draft.on_host or self._steps is not None)
+        if rule.verdict is DeviceVerdict.MATCH or not drafted:  # the target's own choice at each slot decides
+            purpose = Purpose.FIELD if rule.shared else Purpose.EMIT
+            choose(scoring.laws, wishes, scoring.choice, width, purpose, race=not rule.greedy)
             match(scoring.choice, scoring.token, wishes, scoring.laws.best, scoring.found)
             return
-        side = self._side
-        drafts, slot_of = (None, None) if isinstance(side, HostDraft | None) else (self._drafts, side.slot_of)
+        drafts = None if self._steps is None else self._drafts
         choose(scoring.laws, wishes, scoring.choice, width, Purpose.EMIT, race=False)
         judge(
-            *(scoring.laws, drafts, self._chance, scoring.token, wishes, slot_of),
-            *(self._credit, rule == "block", scoring.found),
+            *(scoring.laws, drafts, self._chance, scoring.token, wishes, self._draft.slot_of),
+            *(self._credit, rule.verdict is DeviceVerdict.BLOCK, scoring.found),
         )

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
+from slipstream.core.device import DeviceRule
 from slipstream.engines.native.captured.chain_cycle import ChainCycle
-from slipstream.engines.native.captured.sizes import CHAINS, FIRST, PLAIN, BatchShape, DraftSize, Shaped, size_of
+from slipstream.engines.native.captured.graph_key import DraftSize, GraphKey
+from slipstream.engines.native.captured.sizes import FIRST, PLAIN, BatchShape
 from slipstream.engines.native.captured.tree_cycle import TreeCycle
 from slipstream.kernels.machine import say
 from slipstream.models.cache.tensors import power
@@ -31,18 +33,18 @@ class GraphCache:
     """Cycles under one drafter, or with none."""
 
     def __init__(self) -> None:
-        self.cycles: dict[Shaped, ChainCycle | TreeCycle] = {}
+        self.cycles: dict[GraphKey, ChainCycle | TreeCycle] = {}
         self._version: tuple[int, int] | None = None
-        self._device: dict[Shaped, float] = {}  # seconds of a cycle there, with no rows in it
+        self._device: dict[GraphKey, float] = {}  # seconds of a cycle there, with no rows in it
         self._whole: dict[
-            tuple[Shaped, int], RecentMedian
+            tuple[GraphKey, int], RecentMedian
         ] = {}  # with the host's part, by the rows there were, rounded up
         self._host = RecentMedian(7)  # the host's part
         self._reading, self._read = (
             CostCurve(),
             0,
         )  # seconds that a drafter read so many tokens it had missed; how often
-        self._missed: defaultdict[Shaped, float] = defaultdict(float)  # seconds lost because there was a larger one
+        self._missed: defaultdict[GraphKey, float] = defaultdict(float)  # seconds lost because there was a larger one
         self._costs: dict[bool, RecentMedian] = {}  # seconds of capturing a chain, a tree
 
     def lie_at(self, version: tuple[int, int]) -> None:
@@ -52,55 +54,57 @@ class GraphCache:
             self._version = version
             self.cycles.clear()
 
-    def find(self, common: BatchShape, size: DraftSize, rule: str, crowd: int, most: int, pure: bool) -> Shaped:
+    def find(
+        self, common: BatchShape, size: DraftSize, rule: DeviceRule, crowd: int, most: int, pure: bool
+    ) -> GraphKey:
         """The cycle for rows that draft so much: the cheapest there is, unless their own should be captured. A cycle
         looks at no more than `most` places; `pure`: who drafts nothing shall have a cycle without drafts."""
-        own = common.kind(size, rule, common.lines(size))
+        own = common.key(size, rule, common.lines(size))
         if own in self.cycles:
             return own
         larger = [
-            kind
-            for kind in self.cycles
-            if size_of(kind).holds(size) and common.fits(kind, rule) and common.used(size_of(kind)) <= most
-            if size.depth or not kind.depth or not pure
+            key
+            for key in self.cycles
+            if key.size.holds(size) and common.fits(key, rule) and common.used(key.size) <= most
+            if size.depth or not key.depth or not pure
         ]
         if not larger:
-            return common.kind(size, rule, common.lines(size, crowd))
-        best = min(larger, key=lambda kind: self.price(kind, common.rows))
+            return common.key(size, rule, common.lines(size, crowd))
+        best = min(larger, key=lambda each: self.price(each, common.rows))
         self._missed[own] += self._device.get(best, 0.0) / 2
         return best if self._missed[own] < max(EXPECTED, self._cost(size.nodes > 0)) else own
 
-    def price(self, kind: Shaped, rows: int) -> float:
+    def price(self, key: GraphKey, rows: int) -> float:
         """What a cycle takes: what such cycles took, or what it took without rows and what the host adds to others."""
-        paid = self._whole.get((kind, power(rows)))
-        return paid.value if paid else self._device.get(kind, 0.0) + self._host.value
+        paid = self._whole.get((key, power(rows)))
+        return paid.value if paid else self._device.get(key, 0.0) + self._host.value
 
-    def add(self, kind: Shaped, cycle: ChainCycle | TreeCycle) -> None:
-        self.cycles[kind] = cycle
-        self._missed.pop(kind, None)
+    def add(self, key: GraphKey, cycle: ChainCycle | TreeCycle) -> None:
+        self.cycles[key] = cycle
+        self._missed.pop(key, None)
         if (seconds := cycle.whole.rehearse()) is not None:
-            self._device[kind] = seconds
+            self._device[key] = seconds
 
     @contextmanager
-    def captures(self, kind: Shaped) -> Iterator[None]:
+    def captures(self, key: GraphKey) -> Iterator[None]:
         began = perf_counter()
         yield
         taken = perf_counter() - began
-        self._costs.setdefault(size_of(kind).nodes > 0, RecentMedian()).add(taken)
-        say(f"captured {kind} in {taken:.2f} s: {1000 * self._device.get(kind, 0.0):.2f} ms a cycle")
+        self._costs.setdefault(key.size.nodes > 0, RecentMedian()).add(taken)
+        say(f"captured {key} in {taken:.2f} s: {1000 * self._device.get(key, 0.0):.2f} ms a cycle")
 
     def _cost(self, tree: bool) -> float:
         """What capturing another one is expected to take."""
         return self._costs[tree].value if tree in self._costs else COLD if tree else 0.0
 
-    def paid(self, kind: Shaped, rows: int, seconds: float) -> None:
+    def paid(self, key: GraphKey, rows: int, seconds: float) -> None:
         """What a cycle took, for which nothing was captured or read."""
-        self._whole.setdefault((kind, power(rows)), RecentMedian(7)).add(seconds)
-        self._host.add(max(0.0, seconds - self._device.get(kind, 0.0)))
+        self._whole.setdefault((key, power(rows)), RecentMedian(7)).add(seconds)
+        self._host.add(max(0.0, seconds - self._device.get(key, 0.0)))
 
-    def caught_up(self, kind: Shaped, rows: int, tokens: int, seconds: float) -> None:
+    def caught_up(self, key: GraphKey, rows: int, tokens: int, seconds: float) -> None:
         """The drafter had to read so many tokens first, and a cycle took so long with that."""
-        self._reading.add(power(tokens), seconds - self.price(kind, rows))
+        self._reading.add(power(tokens), seconds - self.price(key, rows))
         self._read += 1
 
     def late(self, tokens: int) -> float:
@@ -108,14 +112,14 @@ class GraphCache:
         return self._reading(tokens) if self._read >= SURE else 0.0
 
     def menu(
-        self, common: BatchShape, rule: str, sizes: Iterable[DraftSize], free: Callable[[float], bool]
+        self, common: BatchShape, rule: DeviceRule, sizes: Iterable[DraftSize], free: Callable[[float], bool]
     ) -> list[SizeOption]:
         """Sizes to choose from, drafting nothing first; also those that would have to be captured, where `free` says
         that there are so many seconds for it, at a price that is rather too high."""
         there: dict[DraftSize, float] = {}
-        for kind in self.cycles:
-            if common.fits(kind, rule):
-                size, price = size_of(kind), self.price(kind, common.rows)
+        for key in self.cycles:
+            if common.fits(key, rule):
+                size, price = key.size, self.price(key, common.rows)
                 there[size] = min(price, there.get(size, price))
         plain = there.pop(PLAIN, 0.0)
         if not plain:
@@ -128,14 +132,14 @@ class GraphCache:
         offers += [
             SizeOption(size.depth, size.width, size.nodes, _guess(size, plain, there), there=False)
             for size in fresh
-            if may[size.nodes > 0] or not (there or rule in CHAINS)
+            if may[size.nodes > 0] or not (there or rule.chains)
         ]
         return [SizeOption(0, 1, 0, plain), *offers]
 
 
 def _guess(size: DraftSize, plain: float, there: dict[DraftSize, float]) -> float:
     """What a size would take: by its levels or by its tokens, whichever says more, as those cost that are there, of its
-    own kind if there are any."""
+    own key if there are any."""
     alike = [known for known in there if bool(known.nodes) == bool(size.nodes)] or list(there)
     if not alike:
         return plain * (1 + HOPE * size.depth)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from slipstream.core.array_types import Tensor
-from slipstream.engines.native.captured.draft_steps import HeadState
+from slipstream.drafters.device import DeviceDraft
 from slipstream.kernels.gpu.attention import Layout
 from slipstream.kernels.gpu.cycle import CycleControl, chain_layout, keep
 from slipstream.kernels.gpu.decoder import Held
@@ -46,10 +46,8 @@ class CycleInputs:
 class ScorePass:
     """The target's pass over `width` tokens of each row, their laws, and the states that a head will read."""
 
-    def __init__(
-        self, target: GpuPasses, held: Held, head: HeadState | None, rows: int, width: int, parts: int
-    ) -> None:
-        self._target, self._held, self._head = target, held, head
+    def __init__(self, target: GpuPasses, held: Held, draft: DeviceDraft, rows: int, width: int, parts: int) -> None:
+        self._target, self._held, self._draft = target, held, draft
         device = target.like.device
         self.token = torch.zeros(rows, width, dtype=torch.long, device=device)
         self.layout = chain_layout(rows, width, target.heads.chunk(width, rows * width), device)
@@ -59,15 +57,15 @@ class ScorePass:
         kept, following, sound = torch.zeros(3, rows, dtype=torch.long, device=device)
         self.found: Found = kept, following, sound
         self._size = target.like.shape[1]
-        layers = len(head.features) if head else 0
-        self.stack = target.like.new_zeros(rows * width, self._size * layers)
+        self.stack = target.like.new_zeros(rows * width, self._size * len(draft.features))
 
     def run(self, tree: bool) -> None:
         watched = {}
-        if self._head is not None:
-            for n, (layer, held) in enumerate(self._head.features.items()):
-                stack = self.stack[:, n * self._size : (n + 1) * self._size]
-                watched[layer] = _keeper(self.layout, held, stack, self._head.kernels.scale[n : n + 1])
+        scale = self._draft.feature_scale
+        for n, (layer, held) in enumerate(self._draft.features.items()):
+            assert scale is not None, "features come with their scale"
+            stack = self.stack[:, n * self._size : (n + 1) * self._size]
+            watched[layer] = _keeper(self.layout, held, stack, scale[n : n + 1])
         span = 0, self._target.layers
         self._pass.run(self.token.view(-1), self.layout, self._held, span, watched, tree, self.laws.logits)
 

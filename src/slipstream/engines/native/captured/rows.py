@@ -41,7 +41,10 @@ class CapturedRows:
     def open(self, job: Job) -> bool:
         """A row that begins; whether a tree would cost it its whole cycles, which a chain has."""
         self._choosers[job.way].open(job.row)
-        return self.express is not None and self.express.only_chains(self._drafter(job.course.drafter), job.course.rule)
+        rule = self._rule(job.course.rule).device_rule
+        if self.express is None or rule is None:
+            return False
+        return self.express.only_chains(self._drafter(job.course.drafter), rule)
 
     def close(self, job: Job) -> None:
         for chooser in self._choosers.values():  # a row may have lost its drafter since
@@ -52,7 +55,8 @@ class CapturedRows:
         if self.express is None:
             return False
         if not job.rides:  # who once does, always will
-            job.rides = job.top is None and self.express.suits(job.row, job.course.rule)
+            rule = self._rule(job.course.rule).device_rule
+            job.rides = job.top is None and rule is not None and self.express.suits(job.row, rule)
         return job.rides
 
     def ready(self, job: Job) -> bool:
@@ -74,17 +78,21 @@ class CapturedRows:
     def _whole(self, express: CapturedRunner, jobs: Sequence[Job]) -> bool:
         """The whole cycle of rows with one drafter and one rule on the device, where it can be. What is known then goes
         to the rows at once; those who wait for text are told while the device works on the next cycle."""
-        started, (name, rule) = time.perf_counter(), jobs[0].way
-        rows, drafter, chooser = [job.row for job in jobs], self._drafter(name), self._choosers[name, rule]
+        started, (name, rule_name) = time.perf_counter(), jobs[0].way
+        rows, drafter, chooser = [job.row for job in jobs], self._drafter(name), self._choosers[name, rule_name]
+        rule = self._rule(rule_name)
+        assert rule.device_rule is not None, "rows without a device rule take the ordinary path"
         free = [job for job in jobs if job.course.depth is None]
         try:
             if free:
-                chosen = express.choose([job.row for job in free], drafter, rule, chooser)
+                chosen = express.choose([job.row for job in free], drafter, rule.device_rule, chooser)
                 for job in free:
                     job.budget = chosen
-            budget = limited(jobs, self._rule(rule), drafter, self._context)
+            budget = limited(jobs, rule, drafter, self._context)
             quiet = self.fresh if drafter.needs.features else ()  # heads begin after the first token, on either way
-            done = express.run(rows, budget, drafter, rule, len(free) == len(jobs), quiet, self._teller.catch_up)
+            done = express.run(
+                rows, budget, drafter, rule.device_rule, len(free) == len(jobs), quiet, self._teller.catch_up
+            )
         except Exception as error:  # it would fail again, after as long a time
             self._note(f"express, given up: {error}")
             self.express = None

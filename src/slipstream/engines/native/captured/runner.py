@@ -12,30 +12,20 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache, partial
 from time import perf_counter
+from typing import cast
 
+from slipstream.core.device import DeviceRule
 from slipstream.core.interfaces import Drafter
 from slipstream.core.noise import keys
 from slipstream.core.shaping import asks
 from slipstream.core.types import Budget, Row
+from slipstream.drafters.device import DeviceDraft, DeviceDrafter, TreeDraft
 from slipstream.engines.native.captured.capture_budget import CaptureBudget
-from slipstream.engines.native.captured.chain_cycle import ChainCycle, ChainGraphKey
-from slipstream.engines.native.captured.device_drafters import DeviceDrafter, side_of
-from slipstream.engines.native.captured.draft_steps import DraftModelState, HeadState, HostDraft
+from slipstream.engines.native.captured.chain_cycle import ChainCycle
 from slipstream.engines.native.captured.graph_cache import GraphCache
+from slipstream.engines.native.captured.graph_key import DraftSize, GraphKey
 from slipstream.engines.native.captured.result import CycleResult
-from slipstream.engines.native.captured.sizes import (
-    CHAINS,
-    DEPTHS,
-    GROWN,
-    LEVELS,
-    TREES,
-    WIDEST,
-    BatchShape,
-    DraftSize,
-    Shaped,
-    size_for,
-    size_of,
-)
+from slipstream.engines.native.captured.sizes import DEPTHS, GROWN, LEVELS, WIDEST, BatchShape, size_for
 from slipstream.engines.native.captured.tree_cycle import TreeCycle
 from slipstream.kernels.gpu.decoder import Held
 from slipstream.models.run.gpu_passes import GpuPasses
@@ -49,7 +39,7 @@ class CapturedRunner:
         self._stocks: defaultdict[int, GraphCache] = defaultdict(GraphCache)  # by drafter; 0 with none
         self._sides: dict[int, tuple[Drafter, DeviceDrafter | None]] = {}  # by who they are, which is held on to
         self._captured = False  # whether this cycle was
-        self._latest: tuple[GraphCache, Shaped, int] | None = (
+        self._latest: tuple[GraphCache, GraphKey, int] | None = (
             None  # whose price the last cycle tells, and of how many rows
         )
         self.crowd = 1  # rows there are or will soon be
@@ -64,25 +54,25 @@ class CapturedRunner:
         """Whether a drafter's steps can be part of a cycle."""
         return self._side(drafter) is not None
 
-    def branches(self, drafter: Drafter, rule: str) -> bool:
+    def branches(self, drafter: Drafter, rule: DeviceRule) -> bool:
         """Whether they can be where it drafts trees."""
         side = self._side(drafter)
-        return side is not None and side.branches and rule in TREES and self._passes.branches(LEVELS[-1])
+        return side is not None and side.branches and rule.trees and self._passes.branches(LEVELS[-1])
 
-    def only_chains(self, drafter: Drafter, rule: str) -> bool:
+    def only_chains(self, drafter: Drafter, rule: DeviceRule) -> bool:
         """Whether a tree would cost rows their whole cycles, which a chain has: no policy should try one then."""
         return self.drafts(drafter) and not self.branches(drafter, rule)
 
-    def suits(self, row: Row, rule: str) -> bool:
+    def suits(self, row: Row, rule: DeviceRule) -> bool:
         """Whether a row asks for nothing but what is done here."""
         greedy = row.request.sampling.temperature == 0
-        return rule in CHAINS | TREES and not asks(row) and greedy == (rule == "greedy") and row.length > 1
+        return not asks(row) and greedy == rule.greedy and row.length > 1
 
     def ready(self, row: Row) -> bool:
         """Whether it has read all but its last token."""
         return self._model.cached(row) == row.length - 1
 
-    def choose(self, rows: Sequence[Row], drafter: Drafter, rule: str, chooser: GraphSizePolicy) -> Budget:
+    def choose(self, rows: Sequence[Row], drafter: Drafter, rule: DeviceRule, chooser: GraphSizePolicy) -> Budget:
         """What all rows are to draft in the coming cycle: of what is captured, or may be, the fastest."""
         side = self._side(drafter)
         if side is None or not side.drafts:
@@ -92,7 +82,7 @@ class CapturedRunner:
         if held is not None:
             return held.budget
         common = BatchShape.of(rows)
-        sizes = [DraftSize(depth) for depth in DEPTHS if not depth or rule in CHAINS]
+        sizes = [DraftSize(depth) for depth in DEPTHS if not depth or rule.chains]
         sizes = [size for size in (*sizes, *GROWN) if self._fits(common, size, drafter, rule)]
         free = partial(self.allowance.left, common.lines(sizes[0], self.crowd))
         stock = self._stocks[id(drafter)]
@@ -104,7 +94,7 @@ class CapturedRunner:
         rows: Sequence[Row],
         budget: Sequence[Budget],
         drafter: Drafter,
-        rule: str,
+        rule: DeviceRule,
         free: bool = False,
         quiet: Collection[Row] = (),
         meanwhile: Callable[[], None] | None = None,
@@ -119,15 +109,15 @@ class CapturedRunner:
         """What the last cycle took, with the host's part: what was done meanwhile is of the cycle before, which was
         most often one like this."""
         if self._latest is not None:
-            stock, kind, rows = self._latest
-            stock.paid(kind, rows, seconds)
+            stock, key, rows = self._latest
+            stock.paid(key, rows, seconds)
 
     def _run(
         self,
         rows: Sequence[Row],
         budget: Sequence[Budget],
         drafter: Drafter,
-        rule: str,
+        rule: DeviceRule,
         free: bool,
         quiet: Collection[Row],
         meanwhile: Callable[[], None] | None,
@@ -135,7 +125,7 @@ class CapturedRunner:
         if (side := self._side(drafter)) is None:
             return None
         if not any(spend.depth and spend.shape for spend in budget):
-            budget = side.guess(rows, budget)
+            budget = side.draft_on_host(rows, budget)
         common, size = BatchShape.of(rows), size_for(budget, rule)
         if size is None or not self._fits(common, size, drafter, rule):
             return None
@@ -143,53 +133,54 @@ class CapturedRunner:
             return None
         most = max(common.used(size), min(self._model.context, side.context or self._model.context))
         stock = self._stocks[id(drafter) if side.drafts else 0]
-        kind = stock.find(common, size, rule, self.crowd, most, free)
-        cycle = self._cycle(stock, kind, common, side, free and size.depth > 0)
+        key = stock.find(common, size, rule, self.crowd, most, free)
+        cycle = self._cycle(stock, key, common, side, free and size.depth > 0)
         budget = [Budget(0) if row in quiet else spend for row, spend in zip(rows, budget, strict=True)]
         began = perf_counter()
         state, read = side.begin(rows, budget, cycle)
-        words = self._control(rows, budget, side, size, kind.rows)
+        words = self._control(rows, budget, side, size, key.rows)
         record = cycle(*words, state, meanwhile)[: len(rows)].long().tolist()
         if read:  # the device had read it when the record was there
-            stock.caught_up(kind, len(rows), read, perf_counter() - began)
+            stock.caught_up(key, len(rows), read, perf_counter() - began)
         self.cycles += 1
         if not all(line[2] for line in record):  # some place has no law: who it was is found out the other way
             return None
-        self._latest = None if self._captured or read else (stock, kind, len(rows))
+        self._latest = None if self._captured or read else (stock, key, len(rows))
         told = cycle.told(record)
-        self._model.took(rows, [one.kept for one in told])
-        side.commit(rows, budget, told, cycle)
+        accepted = [result.kept for result in told]
+        self._model.took(rows, accepted)
+        side.commit(rows, budget, accepted, cycle)
         return told
 
-    def _fits(self, common: BatchShape, size: DraftSize, drafter: Drafter, rule: str) -> bool:
+    def _fits(self, common: BatchShape, size: DraftSize, drafter: Drafter, rule: DeviceRule) -> bool:
         if common.rows * (size.slots + 1) > WIDEST:
             return False
         if not size.nodes:
             return True
-        cut = rule != "greedy" and common.cut  # what trees are ranked by is not cut here
+        cut = not rule.greedy and common.cut  # what trees are ranked by is not cut here
         return self.branches(drafter, rule) and not cut
 
     def _side(self, drafter: Drafter) -> DeviceDrafter | None:
         if id(drafter) not in self._sides:
-            self._sides[id(drafter)] = drafter, side_of(drafter, self._model, self._passes)
+            self._sides[id(drafter)] = drafter, drafter.device_form(self._model)
         return self._sides[id(drafter)][1]
 
     def _cycle(
-        self, stock: GraphCache, kind: Shaped, common: BatchShape, side: DeviceDrafter, counted: bool
+        self, stock: GraphCache, key: GraphKey, common: BatchShape, side: DeviceDrafter, counted: bool
     ) -> ChainCycle | TreeCycle:
-        """The cycle of a kind, captured if it must be; `counted`: that was a policy's wish."""
-        used = common.used(size_of(kind))
+        """The cycle of a key, captured if it must be; `counted`: that was a policy's wish."""
+        used = common.used(key.size)
         self._model.make_room(used)
         part, held = side.part(used), self._passes.held(self._model.cache)
         for name, each in self._stocks.items():  # whose caches have moved must not hold on to the old ones
             own = self._sides[name][1] if name else None
             each.lie_at((self._model.cache.version, own.version if own else 0))
-        self._captured = kind not in stock.cycles
+        self._captured = key not in stock.cycles
         if self._captured:
-            with self.allowance.captures(counted), stock.captures(kind):
-                stock.add(kind, _new_cycle(kind, self._passes, held, part))
+            with self.allowance.captures(counted), stock.captures(key):
+                stock.add(key, _new_cycle(key, self._passes, held, part))
             self.captures += 1
-        return stock.cycles[kind]
+        return stock.cycles[key]
 
     def _control(
         self, rows: Sequence[Row], budget: Sequence[Budget], side: DeviceDrafter, size: DraftSize, lines: int
@@ -226,10 +217,7 @@ def _stream(seed: int, sample: int) -> int:
     return int(keys([seed], [sample]))
 
 
-def _new_cycle(
-    kind: Shaped, passes: GpuPasses, held: Held, part: HeadState | DraftModelState | HostDraft | None
-) -> ChainCycle | TreeCycle:
-    if isinstance(kind, ChainGraphKey):
-        return ChainCycle(kind, passes, held, part)
-    assert isinstance(part, HeadState), "trees are drafted by a head"
-    return TreeCycle(kind, passes, held, part)
+def _new_cycle(key: GraphKey, passes: GpuPasses, held: Held, part: DeviceDraft) -> ChainCycle | TreeCycle:
+    if key.nodes:
+        return TreeCycle(key, passes, held, cast(TreeDraft, part))  # asked for only where the drafter branches
+    return ChainCycle(key, passes, held, part)

@@ -5,45 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slipstream.core.device import DeviceRule
 from slipstream.core.types import Budget, Row
-from slipstream.engines.native.captured.chain_cycle import ChainGraphKey
-from slipstream.engines.native.captured.tree_cycle import TreeGraphKey
+from slipstream.engines.native.captured.graph_key import DraftSize, GraphKey
 from slipstream.models.cache.tensors import power
 from slipstream.models.run.gpu_passes import parts_of
 
-CHAINS = frozenset({"greedy", "coupled", "token", "block"})
-TREES = frozenset({"greedy", "coupled", "chosen"})  # that verify trees on the device
 WIDEST = 1024  # tokens of a pass that is worth a graph
 DEPTHS = (0, 1, 2, 3, 5, 8)  # that graphs are captured for: a row that drafts less leaves the rest out
 LEVELS, WIDTHS = (3, 6, 10, 16), (6, 8)  # the same for trees; none is larger
 NODES = (8, 15, 24, 32, 48, 64)  # 15 and the committed end are as many tokens as products of few rows take
-
-Shaped = ChainGraphKey | TreeGraphKey
-
-
-@dataclass(frozen=True)
-class DraftSize:
-    """What the largest draft of a cycle takes, rounded up to what graphs are captured for; no nodes: a chain."""
-
-    depth: int
-    width: int = 1
-    nodes: int = 0
-
-    @property
-    def slots(self) -> int:
-        """Drafted tokens of a row in the target's pass."""
-        return self.nodes or self.depth
-
-    @property
-    def places(self) -> int:
-        """In the caches beyond the committed ones: of the target, or of the head, which keeps all it looked at."""
-        return max(self.slots, self.depth * self.width)
-
-    def holds(self, other: DraftSize) -> bool:
-        """Whether drafts of another size have room in one of this."""
-        alike = bool(self.nodes) == bool(other.nodes)
-        return alike and self.depth >= other.depth and self.width >= other.width and self.nodes >= other.nodes
-
 
 PLAIN = DraftSize(0)
 FIRST = (
@@ -74,20 +45,14 @@ class BatchShape:
         most = max(1, WIDEST // (size.slots + 1))
         return power(max(self.rows, min(crowd, 1 << (most.bit_length() - 1))))
 
-    def kind(self, size: DraftSize, rule: str, lines: int) -> Shaped:
-        parts = parts_of(self.used(size))
-        if not size.nodes:
-            return ChainGraphKey(lines, size.depth, rule, parts, self.cut)
-        return TreeGraphKey(lines, size.nodes, size.depth, size.width, rule, parts)
+    def key(self, size: DraftSize, rule: DeviceRule, rows: int) -> GraphKey:
+        """The graph for so many rows. Graphs of trees never truncate laws."""
+        return GraphKey(rows, size, rule, parts_of(self.used(size)), self.cut and not size.nodes)
 
-    def fits(self, kind: Shaped, rule: str) -> bool:
-        """Whether these rows can have such a cycle."""
-        same = kind.rule == rule and (not isinstance(kind, ChainGraphKey) or kind.cut == self.cut)
-        return same and kind.rows >= self.rows and kind.parts >= parts_of(self.used(size_of(kind)))
-
-
-def size_of(kind: Shaped) -> DraftSize:
-    return DraftSize(kind.depth) if isinstance(kind, ChainGraphKey) else DraftSize(kind.depth, kind.width, kind.nodes)
+    def fits(self, key: GraphKey, rule: DeviceRule) -> bool:
+        """Whether these rows can run in such a graph."""
+        same = key.rule == rule and (bool(key.nodes) or key.cut == self.cut)
+        return same and key.rows >= self.rows and key.parts >= parts_of(self.used(key.size))
 
 
 def _cut(row: Row) -> bool:
@@ -96,12 +61,12 @@ def _cut(row: Row) -> bool:
     return wish.temperature > 0 and bool(wish.top_k or wish.top_p < 1 or wish.min_p)
 
 
-def size_for(budget: Sequence[Budget], rule: str) -> DraftSize | None:
+def size_for(budget: Sequence[Budget], rule: DeviceRule) -> DraftSize | None:
     """None where it is too large, or is not the drafter's to choose. Of trees that would make a pass too wide only the
     likeliest nodes are drafted: so many as there is room for."""
     deep = max(min(spend.depth, spend.shape.size if spend.shape else spend.depth) for spend in budget)
     shapes = [spend.shape for spend in budget if spend.depth and spend.shape is not None]
-    if not deep or (not shapes and rule in CHAINS):
+    if not deep or (not shapes and rule.chains):
         return DraftSize(_least(DEPTHS, deep) or deep)
     nodes = max([deep, *(shape.nodes for shape in shapes)])
     wide = max([1, *(shape.width for shape in shapes)])

@@ -1,0 +1,159 @@
+"""Device drafters: a drafter's part of cycles that are captured as CUDA graphs.
+
+`DeviceDrafter` is what the host keeps of a drafter between captured cycles. It keeps the drafter's cache and the
+ordinary path in the same state. `DeviceDraft` is what one captured graph is built from: buffers, steps and vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+
+from slipstream.core.array_types import Float, Int, Tensor
+from slipstream.core.types import Budget, Row
+
+if TYPE_CHECKING:
+    from slipstream.kernels.gpu.attention import Layout
+    from slipstream.kernels.gpu.cycle import CycleControl
+    from slipstream.kernels.gpu.decoder import GpuNetwork, Held, PassBuffers
+
+
+@runtime_checkable
+class DraftSteps(Protocol):
+    """A chain in each row, drafted one token after the other."""
+
+    def begin(self, control: CycleControl) -> None: ...
+
+    def run(self, n: int, token: Int[Tensor, "rows width"], out: Float[Tensor, "rows draft_vocab"]) -> None:
+        """Logits after the n-th of these tokens: the committed end, then what was drafted."""
+
+
+class CommittedRead:
+    """Buffers for what was committed in a cycle, up to `width` tokens of each row. A drafter that reads the committed
+    tokens at the end of the cycle overrides `run`."""
+
+    def __init__(self, rows: int, width: int, chunk: int, like: Float[Tensor, "1 hidden"]) -> None:
+        from slipstream.kernels.gpu.cycle import chain_layout
+
+        device = like.device
+        self.following = torch.zeros(rows * width, dtype=torch.long, device=device)
+        self.end = torch.zeros(rows, dtype=torch.long, device=device)
+        self.layout: Layout = chain_layout(rows, width, chunk, device)
+        self.state = torch.zeros(rows, like.shape[1], device=device)
+
+    def run(self, stack: Tensor) -> None:
+        """Read the committed tokens; `stack` holds the target's features at each of them."""
+
+
+class DeviceDraft:
+    """A drafter's part of one captured graph. The defaults are those of plain decoding."""
+
+    on_host = False  # whether the host drafts and the graph only scores
+    ids: Tensor | None = None  # its vocabulary, as token ids of the target
+    slot_of: Tensor | None = None  # the inverse of `ids`; -1 where a token cannot be drafted
+    features: Mapping[int, Tensor] = {}  # where the target's hidden states are kept, by layer
+    feature_scale: Tensor | None = None  # factor of each layer's states
+
+    def steps(self, rows: int, depth: int, parts: int, state: Tensor) -> DraftSteps | None:
+        """The steps of a chain; None where nothing is drafted on the device."""
+        return None
+
+    def committed_read(self, rows: int, width: int, parts: int, like: Tensor) -> CommittedRead:
+        return CommittedRead(rows, width, 1, like)
+
+
+@runtime_checkable
+class TreeKernels(Protocol):
+    """One decoder layer on the GPU that runs over the open nodes of a tree."""
+
+    net: GpuNetwork
+    embedding: Tensor
+
+    def begin(self, room: PassBuffers, state: Tensor) -> None: ...
+
+    def step(
+        self,
+        token: Tensor,
+        room: PassBuffers,
+        both: Tensor,
+        layout: Layout,
+        held: Sequence[tuple[Tensor, Tensor]],
+        stride: int = 1,
+        tree: bool = False,
+    ) -> None: ...
+
+    def logits(self, room: PassBuffers, out: Tensor) -> None: ...
+
+
+class TreeDraft(DeviceDraft):
+    """A part that can also draft trees: `part` of a device drafter that `branches` is one."""
+
+    kernels: TreeKernels
+    held: Held
+    ids: Tensor
+
+
+class DeviceDrafter(ABC):
+    """One drafter between captured cycles."""
+
+    drafts, branches = True, False  # whether it drafts anything, and trees, on the device
+    context: int | None = None  # the longest text it can read
+
+    @property
+    def version(self) -> int:
+        """Changes when its cache moves in memory: graphs that refer to the old place are dropped."""
+        return 0
+
+    def ready(self, rows: Sequence[Row], depth: int) -> list[int] | None:
+        """Tokens that each row has to draft, where that is known beforehand."""
+        return None
+
+    def behind(self, rows: Sequence[Row]) -> int:
+        """Tokens that it would have to read before it drafts, beyond the usual ones."""
+        return 0
+
+    def draft_on_host(self, rows: Sequence[Row], budget: Sequence[Budget]) -> Sequence[Budget]:
+        """How far each row is drafted, where the host drafts."""
+        return budget
+
+    def part(self, places: int) -> DeviceDraft:
+        """Its part of a graph, with room for so many places in its cache."""
+        return DeviceDraft()
+
+    def index(self, row: Row) -> int:
+        """The row's index in its cache."""
+        return 0
+
+    @abstractmethod
+    def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, int]:
+        """Prepare a cycle: the state it starts from, where that is not what the last cycle left, and how many tokens
+        had to be read for it."""
+
+    @abstractmethod
+    def commit(
+        self, rows: Sequence[Row], budget: Sequence[Budget], accepted: Sequence[Sequence[int]], cycle: Any
+    ) -> None:
+        """The tokens that were accepted in each row, before the rows grow by them."""
+
+
+class PlainDecoding(DeviceDrafter):
+    """The device form of drafting nothing."""
+
+    drafts = False
+
+    def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, int]:
+        return None, 0
+
+    def commit(
+        self, rows: Sequence[Row], budget: Sequence[Budget], accepted: Sequence[Sequence[int]], cycle: Any
+    ) -> None: ...
+
+
+def inverse(ids: Int[Tensor, " draft_vocab"], vocab: int, device: torch.device) -> Int[Tensor, " vocab"]:
+    """The place of each token among `ids`; -1 where it has none."""
+    places = torch.full((vocab,), -1, device=device)
+    places[ids] = torch.arange(len(ids), device=device)
+    return places

@@ -1,0 +1,157 @@
+"""The device form of an EAGLE head: chains and trees.
+
+The head steps from the state it gave at a row's last slot. At the end of a cycle it reads what was committed, so that
+the next cycle can begin there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from slipstream.core.array_types import Float, Tensor
+from slipstream.core.types import Budget, Row
+from slipstream.drafters.device import CommittedRead, DeviceDrafter, DraftSteps, TreeDraft, inverse
+from slipstream.drafters.eagle.gpu_layer import GpuEagleLayer
+from slipstream.kernels.gpu.cycle import CycleControl, chain_layout, lay_steps, part
+from slipstream.kernels.gpu.decoder import Held, PassBuffers
+from slipstream.models.run.gpu_passes import layout_of, parts_of, size_of, table_of
+from slipstream.models.run.packing import RowSlice
+
+if TYPE_CHECKING:
+    from slipstream.drafters.eagle.drafter import Eagle
+    from slipstream.models.run.torch_model import TorchModel
+
+MAX_SLOTS = 8192  # slots that a head reads in one pass
+
+
+class HeadState(TreeDraft):
+    """`features`: where the target's states are kept, by layer, [rows, 1, places, hidden]."""
+
+    def __init__(
+        self, kernels: GpuEagleLayer, held: Held, features: Mapping[int, Tensor], ids: Tensor, slot_of: Tensor
+    ) -> None:
+        self.kernels: GpuEagleLayer = kernels
+        self.held = held
+        self.features, self.feature_scale, self.ids, self.slot_of = features, kernels.scale, ids, slot_of
+
+    def steps(self, rows: int, depth: int, parts: int, state: Tensor) -> DraftSteps:
+        return HeadSteps(self, rows, depth, parts, state)
+
+    def committed_read(self, rows: int, width: int, parts: int, like: Tensor) -> CommittedRead:
+        return HeadRead(self, rows, width, parts, like)
+
+
+class HeadSteps:
+    def __init__(self, head: HeadState, rows: int, depth: int, parts: int, state: Tensor) -> None:
+        self._head, self._rows, self._depth, self._state = head, rows, depth, state
+        self._room = PassBuffers(head.kernels.net, rows, parts)
+        self._layout = chain_layout(rows * max(1, depth - 1), 1, 1, state.device)
+        self._both = head.kernels.embedding.new_zeros(rows, 2 * state.shape[1])
+
+    def begin(self, control: CycleControl) -> None:
+        if self._depth > 1:
+            lay_steps(control, self._depth - 1, self._layout)
+        self._head.kernels.begin(self._room, self._state)
+
+    def run(self, n: int, token: Tensor, out: Tensor) -> None:
+        kernels = self._head.kernels
+        if n:
+            layout = part(self._layout, (n - 1) * self._rows, self._rows)
+            kernels.step(token[:, n:], self._room, self._both, layout, self._head.held, token.shape[1])
+        kernels.logits(self._room, out)
+
+
+class HeadRead(CommittedRead):
+    """The head reads what was committed, so that the next draft begins there."""
+
+    def __init__(self, head: HeadState, rows: int, width: int, parts: int, like: Tensor) -> None:
+        super().__init__(rows, width, head.kernels.net.heads.chunk(width, rows * width), like)
+        self._head = head
+        self._room = PassBuffers(head.kernels.net, rows * width, parts)
+        self._both = like.new_zeros(rows * width, 2 * like.shape[1])
+
+    def run(self, stack: Tensor) -> None:
+        self._head.kernels.fuse(stack, self._room.hidden)
+        self._head.kernels.step(self.following, self._room, self._both, self.layout, self._head.held)
+        torch.index_select(self._room.hidden, 0, self.end, out=self.state)
+
+
+class EagleDeviceDrafter(DeviceDrafter):
+    branches = True
+
+    def __init__(self, drafter: Eagle, target: TorchModel, like: Float[Tensor, "1 hidden"]) -> None:
+        self._drafter, self._target, self._like = drafter, target, like
+        slots, vocabulary = drafter.slots, drafter.vocabulary
+        self._kernels = GpuEagleLayer(slots.net, slots.embedding, target.context)
+        self._slot_of = inverse(vocabulary.ids, vocabulary.size, target.device)
+        self._left: tuple[dict[Row, tuple[int, int]], Any] | None = None  # index and length of each row in a cycle
+
+    @property
+    def version(self) -> int:
+        return self._drafter.slots.cache.version
+
+    def part(self, places: int) -> HeadState:
+        slots, heads = self._drafter.slots, self._kernels.net.heads
+        like = slots.embedding.new_empty(1, heads.kv_heads, 1, heads.dim)
+        slots.cache.reserve(places)
+        features = self._target.feature_places(self._drafter.needs.features, self._like)
+        held = [slots.cache.layer(0, like, like)]
+        return HeadState(self._kernels, held, features, self._drafter.vocabulary.ids, self._slot_of)
+
+    def index(self, row: Row) -> int:
+        return self._drafter.slots.index(row)
+
+    def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, int]:
+        """The head's state at the last slot of each row: what the last cycle left, or read anew."""
+        (left, before), self._left = self._left or ({}, None), None
+        if before is None or any(row not in left or left[row][1] != row.length for row in rows):
+            return self._read_ends(rows)
+        index = [left[row][0] for row in rows]
+        if before is cycle and index == list(range(len(rows))):
+            return None, 0
+        return before.state[torch.tensor(index, device=before.state.device)], 0
+
+    def _read_ends(self, rows: Sequence[Row]) -> tuple[Tensor, int]:
+        """Read all slots that the head has not read: its states at the rows' last slots, and how many it read."""
+        head, pieces = self.part(max(row.length for row in rows)), [self._drafter.slots.rest(row) for row in rows]
+        states, begin = list[Tensor](), 0
+        while begin < len(rows):
+            end, slots = begin + 1, len(pieces[begin])
+            while end < len(rows) and slots + len(pieces[end]) <= MAX_SLOTS:
+                slots, end = slots + len(pieces[end]), end + 1
+            index = [self._target.index(row) for row in rows[begin:end]]
+            states.append(read_slots(head, pieces[begin:end], index))
+            begin = end
+        return torch.cat(states), sum(map(len, pieces))
+
+    def commit(
+        self, rows: Sequence[Row], budget: Sequence[Budget], accepted: Sequence[Sequence[int]], cycle: Any
+    ) -> None:
+        lengths = [row.length + len(tokens) + 1 for row, tokens in zip(rows, accepted, strict=True)]
+        for row, length in zip(rows, lengths, strict=True):
+            self._drafter.slots.hold(row, length - 1)
+        self._left = {row: (n, length) for n, (row, length) in enumerate(zip(rows, lengths, strict=True))}, cycle
+
+
+def read_slots(head: HeadState, pieces: Sequence[RowSlice], rows: Sequence[int]) -> Float[Tensor, "pieces hidden"]:
+    """The head's state at the last slot of each piece, after an uncaptured pass over all their slots. `rows` are the
+    pieces' rows in the target's cache."""
+    kernels, sizes = head.kernels, list(map(len, pieces))
+    device, tokens = kernels.embedding.device, size_of(sum(sizes), 0)
+    chunk = kernels.net.heads.chunk(max(sizes), tokens)
+    table = table_of(pieces, tokens, chunk).to(device, non_blocking=True)
+    layout = layout_of(table, chunk, sum(-(-size // chunk) for size in sizes))
+    owner = [row for row, size in zip(rows, sizes, strict=True) for _ in range(size)]
+    index = torch.tensor([*owner, *[0] * (tokens - len(owner)), *(end - 1 for end in accumulate(sizes))])
+    index = index.to(device, non_blocking=True)
+    row, ends = index[:tokens], index[tokens:]
+    states = [held[row, 0, layout.place] for held in head.features.values()]
+    scaled = [state * scale for state, scale in zip(states, kernels.scale.to(states[0].dtype), strict=True)]
+    room = PassBuffers(kernels.net, tokens, parts_of(max(piece.line.start + len(piece.line) for piece in pieces)))
+    kernels.fuse(torch.cat(scaled, -1), room.hidden)
+    kernels.step(table[-1], room, states[0].new_empty(tokens, 2 * room.hidden.shape[1]), layout, head.held)
+    return room.hidden[ends]

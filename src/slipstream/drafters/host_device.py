@@ -1,0 +1,57 @@
+"""The device form of drafters that run on the host and are sure of every token, such as n-gram lookup.
+
+The host drafts before each captured cycle. The graph reads the drafted tokens, scores and verifies them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from slipstream.core.array_types import Tensor
+from slipstream.core.types import Budget, Row
+from slipstream.drafters.device import DeviceDraft, DeviceDrafter
+
+
+@runtime_checkable
+class ChainSource(Protocol):
+    """A drafter on the host that drafts one chain for each row."""
+
+    def chains(self, rows: Sequence[Row], budget: Sequence[Budget]) -> list[list[int]]: ...
+
+
+class HostDraft(DeviceDraft):
+    """Tokens drafted by the host, each with probability 1."""
+
+    on_host = True
+
+
+class HostDeviceDrafter(DeviceDrafter):
+    def __init__(self, drafter: ChainSource) -> None:
+        self._drafter, self._tokens = drafter, list[list[int]]()
+        self._ahead: list[list[int]] | None = None  # drafted before the size of the cycle was chosen
+
+    def ready(self, rows: Sequence[Row], depth: int) -> list[int]:
+        self._ahead = self._drafter.chains(rows, [Budget(depth)] * len(rows))
+        return [len(tokens) for tokens in self._ahead]
+
+    def draft_on_host(self, rows: Sequence[Row], budget: Sequence[Budget]) -> Sequence[Budget]:
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            ahead = self._drafter.chains(rows, [replace(spend, shape=None) for spend in budget])
+        self._tokens = [tokens[: spend.depth] for tokens, spend in zip(ahead, budget, strict=True)]
+        return [replace(spend, depth=len(tokens)) for spend, tokens in zip(budget, self._tokens, strict=True)]
+
+    def part(self, places: int) -> HostDraft:
+        return HostDraft()
+
+    def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, int]:
+        depth = cycle.key.depth
+        return torch.tensor([tokens[:depth] + [0] * (depth - len(tokens)) for tokens in self._tokens]), 0
+
+    def commit(
+        self, rows: Sequence[Row], budget: Sequence[Budget], accepted: Sequence[Sequence[int]], cycle: Any
+    ) -> None: ...
