@@ -155,7 +155,7 @@ def race(args) -> dict[str, dict[str, list[float]]]:
                 started, count = time.perf_counter(), 0
                 for item in workload.items:
                     done = engine.generate(item.turns[0], Sampling(temperature=0), max_tokens=args.tokens, **more)
-                    count += len(done[0].tokens)
+                    count += len(done[0].token_ids)
                 if repeat:
                     cells[way].append(count / (time.perf_counter() - started))
     for engine in engines.values():
@@ -204,9 +204,9 @@ def eight_rows(args) -> Bar:
     for repeat in range(args.repeats + 1):
         for some, speeds in ((prompts[:1], one), (prompts, eight)):
             started = time.perf_counter()
-            done = engine.generate(some, Sampling(temperature=0), max_tokens=args.tokens, ignore_ends=True)
+            done = engine.generate(some, Sampling(temperature=0), max_tokens=args.tokens, ignore_eos=True)
             if repeat:
-                speeds.append(sum(len(each.tokens) for each in done) / (time.perf_counter() - started))
+                speeds.append(sum(len(each.token_ids) for each in done) / (time.perf_counter() - started))
     engine.close()
     return Bar("8 rows / 1 row, tokens per second", ratio(eight, one), 3.0)
 

@@ -57,7 +57,7 @@ def race(args: Any, keep: Callable[[Speeds, dict[str, dict[int, float]]], None])
         more = {} if asked is None else {"speculation": asked}
         started = time.perf_counter()
         done = [engine.generate(i.turns[0], GREEDY, max_tokens=args.tokens, **more)[0] for i in items]
-        speed = sum(len(one.tokens) for one in done) / (time.perf_counter() - started)
+        speed = sum(len(one.token_ids) for one in done) / (time.perf_counter() - started)
         note = "" if repeat else " (warming up)"
         print(
             f"{workload}, {way}: {speed:.2f} tokens/s, tau {statistics.mean(d.tau for d in done):.2f}{note}", flush=True
@@ -77,7 +77,7 @@ def peers(target: str, draft: str) -> dict[str, Engine]:
         try:
             found[way] = open_engine("llamacpp", target, drafter)
             (done,) = found[way].generate("Hello", GREEDY, max_tokens=1)
-            if not done.tokens:
+            if not done.token_ids:
                 found.pop(way).close()
                 print(f"{way} is left out: {done.error or 'it says nothing'}", flush=True)
         except ValueError as error:

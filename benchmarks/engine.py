@@ -145,8 +145,8 @@ def hf(model, prompts: list[list[int]], ends: frozenset[int], tokens: int) -> tu
 def native(engine: NativeEngine, prompts: list[list[int]], tokens: int, off: bool) -> tuple[list[list[int]], float]:
     speculation = ss.Speculation(off=off)
     done = engine.generate(prompts, ss.Sampling(temperature=0), max_tokens=tokens, speculation=speculation)
-    cycles = sum(one.tally.cycles for one in done)
-    return [one.tokens for one in done], sum(len(one.tokens) for one in done) / cycles
+    cycles = sum(one.stats.cycles for one in done)
+    return [one.token_ids for one in done], sum(len(one.token_ids) for one in done) / cycles
 
 
 def show(engine: NativeEngine, records: list[dict], args) -> None:

@@ -99,9 +99,11 @@ def _same_trees(asked: argparse.Namespace) -> dict[str, Any]:
 def answer_seeded(
     engine: NativeEngine, texts: list[str], start: int, size: int, how: Speculation, warm: float
 ) -> list[list[int]]:
-    wish = GenerationOptions(max_tokens=LONG, speculation=how, ignore_ends=True)
-    tickets = [engine.submit(texts[n], Sampling(temperature=warm, seed=n), wish)[0] for n in range(start, start + size)]
-    return [ticket.result().tokens for ticket in tickets]
+    options = GenerationOptions(max_tokens=LONG, speculation=how, ignore_eos=True)
+    tickets = [
+        engine.submit(texts[n], Sampling(temperature=warm, seed=n), options)[0] for n in range(start, start + size)
+    ]
+    return [ticket.result().token_ids for ticket in tickets]
 
 
 def _equal(one: list[list[int]], other: list[list[int]]) -> float:

@@ -55,9 +55,9 @@ def answer(
     engine: NativeEngine, texts: list[str], tokens: int, how: Speculation, warm: float = 0.0
 ) -> tuple[int, float, list[list[int]]]:
     """Tokens, tau and the answers, all requests at once."""
-    wish = GenerationOptions(max_tokens=tokens, speculation=how, ignore_ends=True)
-    tickets = [engine.submit(text, Sampling(temperature=warm, seed=n), wish)[0] for n, text in enumerate(texts)]
+    options = GenerationOptions(max_tokens=tokens, speculation=how, ignore_eos=True)
+    tickets = [engine.submit(text, Sampling(temperature=warm, seed=n), options)[0] for n, text in enumerate(texts)]
     done = [ticket.result() for ticket in tickets]
-    cycles = sum(one.tally.cycles for one in done)
-    count = sum(len(one.tokens) for one in done)
-    return count, count / max(1, cycles), [one.tokens for one in done]
+    cycles = sum(one.stats.cycles for one in done)
+    count = sum(len(one.token_ids) for one in done)
+    return count, count / max(1, cycles), [one.token_ids for one in done]

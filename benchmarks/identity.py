@@ -104,15 +104,15 @@ def run(target, cell, args, left: list[int], deadline: float) -> Iterator[tuple[
         for i in left:
             how = ss.Sampling(temperature=0) if rule == "greedy" else ss.Sampling(0.8, seed=1000 + i)
             speculation = ss.Speculation(depth=1 + i % 4) if drafted else ss.Speculation(off=True)
-            wish = ss.GenerationOptions(max_tokens=args.tokens, ignore_ends=True, speculation=speculation)
-            tickets += [(i, ticket) for ticket in engine.submit(PROMPTS[i], how, wish)]
+            options = ss.GenerationOptions(max_tokens=args.tokens, ignore_eos=True, speculation=speculation)
+            tickets += [(i, ticket) for ticket in engine.submit(PROMPTS[i], how, options)]
         for i, ticket in tickets:
             if time.monotonic() > deadline:
                 break
             found = ticket.result()
             if found.error:
                 raise RuntimeError(f"prompt {i} failed: {found.error}")
-            yield i, found.tokens
+            yield i, found.token_ids
 
 
 def read(path: Path, key: dict) -> Done:

@@ -31,7 +31,7 @@ def twin(target: Target) -> Target:
 
 def first_token(engine: NativeEngine, prompt: list[int]) -> float:
     started = time.perf_counter()
-    for _ in engine.stream(prompt, Sampling(temperature=0), max_tokens=2, ignore_ends=True):
+    for _ in engine.stream(prompt, Sampling(temperature=0), max_tokens=2, ignore_eos=True):
         return time.perf_counter() - started
     raise AssertionError("no token came")
 

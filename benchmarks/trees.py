@@ -93,12 +93,12 @@ def measure(engine: NativeEngine, work: Workload, heat: float, args: argparse.Na
                     some, hows[: len(some)], max_tokens=args.tokens, speculation=speculation(way, args.verify)
                 )
                 spent += time.perf_counter() - began
-            texts[way] = [one.tokens for one in done]
+            texts[way] = [one.token_ids for one in done]
             if repeat:  # the first round warms up
-                cycles, emitted = sum(one.tally.cycles for one in done), sum(len(one.tokens) for one in done)
+                cycles, emitted = sum(one.stats.cycles for one in done), sum(len(one.token_ids) for one in done)
                 speeds[way].append(emitted / spent)
                 taus[way].append(emitted / cycles)
-                drafted[way].append(sum(sum(one.tally.drafted) for one in done) / cycles)
+                drafted[way].append(sum(sum(one.stats.drafted) for one in done) / cycles)
     return {
         "workload": work.name,
         "digest": work.digest,

@@ -48,7 +48,7 @@ class Cell:
     @property
     def tokens(self) -> list[int]:
         assert self.last is not None
-        return self.last.samples[0].tokens
+        return self.last.samples[0].token_ids
 
 
 def open_engine(model: str | Target) -> ss.Engine:
@@ -67,7 +67,7 @@ def show_text(engine: ss.Engine, console: Console, tokens: int) -> None:
     run = run_task(engine, task(PROMPTS["code"], FIXED, tokens), view.show)
     view.end()
     console.print("\n", legend(), sep="")
-    stats = run.tally
+    stats = run.stats
     console.print(
         f"{stats.emitted} tokens in {stats.cycles} passes of the target: tau {stats.tau:.2f}. "
         f"Plain decoding needs {stats.emitted} passes.\n"
@@ -101,8 +101,8 @@ def table(cells: dict[str, dict[str, Cell]], title: str) -> Table:
     for name, ways in cells.items():
         for way, cell in ways.items():
             assert cell.last is not None
-            tally, same = cell.last.tally, "yes" if cell.tokens == ways[PLAIN].tokens else "NO"
-            figures = f"{tally.tau:.2f}", f"{tally.cycles} of {tally.emitted}"
+            stats, same = cell.last.stats, "yes" if cell.tokens == ways[PLAIN].tokens else "NO"
+            figures = f"{stats.tau:.2f}", f"{stats.cycles} of {stats.emitted}"
             against = ("", "") if way == PLAIN else compared(ratio(cell.speeds, ways[PLAIN].speeds), cell.last)
             speed = f"{estimate(cell.speeds).value:.0f}"
             result.add_row(name, way, speed, *against, *figures, "" if way == PLAIN else same)

@@ -18,7 +18,7 @@ def main(model: str = "smollm2-135m", draft: str = "ngram") -> None:
     with ss.Engine(model, drafter=draft, depth=6) as engine:
         (done,) = engine.generate(PROMPT, ss.Sampling(temperature=0), max_tokens=48, raw=True)
     print(PROMPT + done.text)
-    print(f"{len(done.tokens)} tokens in {done.tally.cycles} passes of {model}: tau {done.tau:.2f}")
+    print(f"{len(done.token_ids)} tokens in {done.stats.cycles} passes of {model}: tau {done.tau:.2f}")
 
 
 if __name__ == "__main__":

@@ -66,13 +66,13 @@ def assert_clean(some: Batch) -> None:
 
 def alone(job: Job, context: int = 1 << 30) -> Row:
     """The same request by the one-row loop with its own drafter, rule and depth; 0 where the policy was free."""
-    request, course = job.row.request, job.course
+    request, plan = job.row.request, job.plan
     bare = replace(request, grammar=None, processor=None)
-    key = repr((bare, course, context))
+    key = repr((bare, plan, context))
     if key not in _ALONE:
         row = _ALONE[key] = Row(bare)
         model = TableModel(PAIR.target, context)
-        for _ in decode([row], model, DRAFTERS[course.drafter](), RULES[course.rule], Fixed(course.depth or 0)):
+        for _ in decode([row], model, DRAFTERS[plan.drafter](), RULES[plan.rule], Fixed(plan.depth or 0)):
             pass
     return _ALONE[key]
 

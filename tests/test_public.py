@@ -121,7 +121,7 @@ FLAGS = {
     "models compile": ["--dtype", "--help"],
     "models remove": ["--help"],
 }
-NAMES = ["Completion", "Engine", "GenerationOptions", "Limits", "Penalties", "Sampling", "Speculation", "hf"]
+NAMES = ["Completion", "Engine", "GenerationOptions", "Limits", "Sampling", "Speculation", "hf"]
 
 
 def flags(verb, name: str) -> dict[str, list[str]]:

@@ -17,7 +17,6 @@ _PUBLIC = {
     "Engine": "slipstream.engines.native.engine:NativeEngine",
     "Limits": "slipstream.engines.native.scheduler:Limits",
     "Sampling": "slipstream.core.sampling:Sampling",
-    "Penalties": "slipstream.core.sampling:Penalties",
     "Speculation": "slipstream.engines.base:Speculation",
     "GenerationOptions": "slipstream.engines.options:GenerationOptions",
     "Completion": "slipstream.engines.base:Completion",

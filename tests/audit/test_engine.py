@@ -97,11 +97,11 @@ class Tampered(Engine):
     stats = property(lambda self: self._inner.stats)  # type: ignore[assignment]
 
     def submit(
-        self, prompt: Prompt, sampling: Sampling | None = None, wish: GenerationOptions | None = None
+        self, prompt: Prompt, sampling: Sampling | None = None, options: GenerationOptions | None = None
     ) -> list[RequestHandle]:
         assert sampling is not None
         changes = self._changes if sampling.temperature else {}
-        return self._inner.submit(prompt, replace(sampling, **changes), wish)
+        return self._inner.submit(prompt, replace(sampling, **changes), options)
 
     def close(self) -> None:
         pass
@@ -159,10 +159,10 @@ def test_other_tokens_at_temperature_0_are_caught(pair):
     fast, plain = pair
 
     class Wrong(Tampered):
-        def generate(self, prompts: Any, sampling: Any = None, **wish: Any) -> list[Completion]:
-            done = self._inner.generate(prompts, sampling, **wish)
+        def generate(self, prompts: Any, sampling: Any = None, **options: Any) -> list[Completion]:
+            done = self._inner.generate(prompts, sampling, **options)
             if isinstance(sampling, Sampling) and sampling.temperature == 0:
-                done = [replace(c, tokens=[3 + (c.tokens[0] - 2) % 16, *c.tokens[1:]]) for c in done]
+                done = [replace(c, token_ids=[3 + (c.token_ids[0] - 2) % 16, *c.token_ids[1:]]) for c in done]
             return done
 
     checks = {check.name: check for check in audit_engine(box(Wrong(fast), plain), 32)}

@@ -15,7 +15,7 @@ import torch
 
 import letters
 import letters_folder
-from slipstream.core.sampling import Penalties, Sampling
+from slipstream.core.sampling import Sampling
 from slipstream.core.types import Origin
 from slipstream.engines import engines, open_engine
 from slipstream.engines.base import Engine, GenerationOptions, Speculation
@@ -78,27 +78,27 @@ def greedy(prompt: list[int], count: int) -> list[int]:
 
 def test_temperature_0_is_the_argmax_with_speculation_and_without(engine):
     done = engine.generate([ids(p) for p in PROMPTS], COLD, max_tokens=16)
-    assert [c.tokens for c in done] == [greedy(ids(p), 16) for p in PROMPTS]
+    assert [c.token_ids for c in done] == [greedy(ids(p), 16) for p in PROMPTS]
     assert all(c.error is None for c in done)
 
 
 def test_text_and_its_ids_are_one_prompt(engine):
     text, raw = engine.generate("abcabc", COLD, max_tokens=9) + engine.generate("abcabc", COLD, max_tokens=9, raw=True)
-    assert text.tokens == greedy([1, *ids("abcabc"), 2], 9)
-    assert raw.tokens == greedy(ids("abcabc"), 9)
+    assert text.token_ids == greedy([1, *ids("abcabc"), 2], 9)
+    assert raw.token_ids == greedy(ids("abcabc"), 9)
     assert (text.prompt_tokens, raw.prompt_tokens) == (8, 6)
-    assert raw.text == "".join(letters.TOKENS[t] for t in raw.tokens if t > 2)
+    assert raw.text == "".join(letters.TOKENS[t] for t in raw.token_ids if t > 2)
 
 
 def test_origins_and_counts(fast, plain):
     (drafted,), (slow,) = (e.generate(ids("abcabcabc"), COLD, max_tokens=30) for e in (fast, plain))
-    assert drafted.tokens == slow.tokens
+    assert drafted.token_ids == slow.token_ids
     assert set(slow.origins) == {Origin.PLAIN}
     assert slow.tau == 1
-    assert drafted.tally.emitted == len(drafted.tokens) == len(drafted.origins)
+    assert drafted.stats.emitted == len(drafted.token_ids) == len(drafted.origins)
     if fast.capabilities.origins:
-        assert sum(drafted.tally.accepted) == drafted.origins.count(Origin.ACCEPTED)
-        assert sum(drafted.tally.drafted) > 0
+        assert sum(drafted.stats.accepted) == drafted.origins.count(Origin.ACCEPTED)
+        assert sum(drafted.stats.drafted) > 0
     assert drafted.tau >= 1
 
 
@@ -106,17 +106,17 @@ def test_a_stream_is_the_completion_in_pieces(engine):
     chunks = list(engine.stream("abcabc", COLD, max_tokens=20))
     (whole,) = engine.generate("abcabc", COLD, max_tokens=20)
     assert "".join(c.text for c in chunks) == whole.text
-    assert [t for c in chunks for t in c.tokens] == whole.tokens
-    assert [c.finish is None for c in chunks] == [True] * (len(chunks) - 1) + [False]
+    assert [t for c in chunks for t in c.token_ids] == whole.token_ids
+    assert [c.finish_reason is None for c in chunks] == [True] * (len(chunks) - 1) + [False]
 
 
 def test_one_seed_one_text_and_samples_differ(engine):
     if not engine.capabilities.seed:
         pytest.skip("it does not offer seeds")
     first, again = (engine.generate("abc", WARM, max_tokens=12, n=3) for _ in range(2))
-    assert [c.tokens for c in first] == [c.tokens for c in again]
-    assert len({tuple(c.tokens) for c in first}) > 1
-    assert first[0].tokens == engine.generate("abc", WARM, max_tokens=12)[0].tokens
+    assert [c.token_ids for c in first] == [c.token_ids for c in again]
+    assert len({tuple(c.token_ids) for c in first}) > 1
+    assert first[0].token_ids == engine.generate("abc", WARM, max_tokens=12)[0].token_ids
 
 
 def test_a_completion_names_its_rule(engine):
@@ -131,29 +131,29 @@ def test_samples_without_a_seed_leave_the_callers_generator_alone(engine):
     before = torch.get_rng_state()
     done = engine.generate("abc", Sampling(1.5), max_tokens=24, n=2)
     assert torch.equal(torch.get_rng_state(), before)
-    assert done[0].tokens != done[1].tokens
+    assert done[0].token_ids != done[1].token_ids
 
 
 @pytest.mark.parametrize("most", [0, 1, 2])
 def test_max_tokens(engine, most):
     (done,) = engine.generate(ids("abc"), COLD, max_tokens=most)
-    assert (len(done.tokens), done.finish) == (most, "length")
+    assert (len(done.token_ids), done.finish_reason) == (most, "length")
 
 
 def test_end_tokens_and_stops(engine):
     (full,) = engine.generate("abcabc", COLD, max_tokens=30)
-    wanted = full.tokens[4]
-    (cut,) = engine.generate("abcabc", COLD, max_tokens=30, stop_tokens={wanted})
-    assert cut.tokens == full.tokens[: full.tokens.index(wanted) + 1]
-    assert cut.finish == "stop"
+    wanted = full.token_ids[4]
+    (cut,) = engine.generate("abcabc", COLD, max_tokens=30, stop_token_ids={wanted})
+    assert cut.token_ids == full.token_ids[: full.token_ids.index(wanted) + 1]
+    assert cut.finish_reason == "stop"
     string = full.text[3:5]
     (stopped,) = engine.generate("abcabc", COLD, max_tokens=30, stop=(string,))
     assert stopped.text == full.text[: full.text.index(string)]
-    assert stopped.finish == "stop"
+    assert stopped.finish_reason == "stop"
     ended = engine.generate(["abc"] * 12, [Sampling(1.5, seed=i) for i in range(12)], max_tokens=30)
-    assert any(c.finish == "stop" for c in ended)
-    assert all(0 not in c.tokens[:-1] for c in ended)
-    assert all((c.tokens[-1] == 0) == (c.finish == "stop") for c in ended)
+    assert any(c.finish_reason == "stop" for c in ended)
+    assert all(0 not in c.token_ids[:-1] for c in ended)
+    assert all((c.token_ids[-1] == 0) == (c.finish_reason == "stop") for c in ended)
 
 
 def test_logprobs_are_the_models_own(name, engine, fast):
@@ -165,13 +165,13 @@ def test_logprobs_are_the_models_own(name, engine, fast):
             engine.submit("abc", COLD, GenerationOptions(logprobs=3))
         return
     (done,) = engine.generate(ids("abcabc"), COLD, max_tokens=8, logprobs=3)
-    text = [*ids("abcabc"), *done.tokens]
+    text = [*ids("abcabc"), *done.token_ids]
     with torch.inference_mode():
         expected = letters.plain()(torch.tensor([text])).logits[0, 5:-1].log_softmax(-1)
-    for entry, token, row in zip(done.logprobs, done.tokens, expected, strict=True):
-        assert entry.token == token
-        assert entry.value == pytest.approx(float(row[token]), abs=close)
-        assert [v for _, v in entry.top] == pytest.approx(row.topk(3).values.tolist(), abs=close)
+    for entry, token, row in zip(done.logprobs, done.token_ids, expected, strict=True):
+        assert entry.token_id == token
+        assert entry.logprob == pytest.approx(float(row[token]), abs=close)
+        assert [v for _, v in entry.top_logprobs] == pytest.approx(row.topk(3).values.tolist(), abs=close)
 
 
 def test_what_is_not_offered_is_refused(engine):
@@ -179,11 +179,11 @@ def test_what_is_not_offered_is_refused(engine):
     asked = {
         "top_p": Sampling(0.8, top_p=0.9),
         "min_p": Sampling(0.8, min_p=0.1),
-        "bias": Sampling(0.8, bias={4: 1.0}),
-        "allowed": Sampling(0.8, allowed=frozenset({3, 4})),
-        "banned": Sampling(0.8, banned=frozenset({3})),
-        "repetition": Sampling(0.8, penalties=Penalties(repetition=1.2)),
-        "presence": Sampling(0.8, penalties=Penalties(presence=0.5)),
+        "logit_bias": Sampling(0.8, logit_bias={4: 1.0}),
+        "allowed_token_ids": Sampling(0.8, allowed_token_ids=frozenset({3, 4})),
+        "suppress_tokens": Sampling(0.8, suppress_tokens=frozenset({3})),
+        "repetition_penalty": Sampling(0.8, repetition_penalty=1.2),
+        "presence_penalty": Sampling(0.8, presence_penalty=0.5),
     }
     for word, sampling in asked.items():
         if word in can.sampling and word not in can.not_drafting:
@@ -192,66 +192,69 @@ def test_what_is_not_offered_is_refused(engine):
         elif word not in can.sampling:
             with pytest.raises(ValueError, match=word):
                 engine.submit("abc", sampling)
-    for word, wish in {
-        "grammar": GenerationOptions(grammar={"json": True}),
+    for word, options in {
+        "json_schema": GenerationOptions(json_schema=True),
         "min_tokens": GenerationOptions(min_tokens=2),
     }.items():
         if not getattr(can, word):
             with pytest.raises(ValueError, match=word):
-                engine.submit("abc", COLD, wish)
+                engine.submit("abc", COLD, options)
 
 
 def test_shaping_takes_effect(engine):
     can = engine.capabilities
     (free,) = engine.generate(ids("abcabc"), COLD, max_tokens=1)
-    (token,) = free.tokens
-    ways = {"banned": Sampling(0, banned=frozenset({token})), "bias": Sampling(0, bias={token: -50.0})}
+    (token,) = free.token_ids
+    ways = {
+        "suppress_tokens": Sampling(0, suppress_tokens=frozenset({token})),
+        "logit_bias": Sampling(0, logit_bias={token: -50.0}),
+    }
     for word in ways.keys() & can.sampling - can.not_drafting:
         (other,) = engine.generate(ids("abcabc"), ways[word], max_tokens=1)
-        assert other.tokens != [token], word
+        assert other.token_ids != [token], word
 
 
 @pytest.mark.parametrize(
-    ("prompt", "wish", "said"),
+    ("prompt", "options", "said"),
     [
         ([], {}, "prompt is empty"),
         ([999], {}, "outside 0 to 18"),
         ("a" * 500, {}, "context holds 160"),
-        ("a", {"stop_tokens": {99}}, "stop_tokens names token 99"),
+        ("a", {"stop_token_ids": {99}}, "stop_token_ids names token 99"),
         ("a", {"speculation": Speculation(drafter="magic")}, "magic"),
         ("a", {"speculation": Speculation(verify="magic")}, "magic|rule of its own"),
     ],
 )
-def test_mistakes_are_one_sentence(engine, prompt, wish, said):
+def test_mistakes_are_one_sentence(engine, prompt, options, said):
     with pytest.raises(ValueError, match=said) as caught:
-        engine.submit(prompt, COLD, GenerationOptions(**wish))
+        engine.submit(prompt, COLD, GenerationOptions(**options))
     assert "\n" not in str(caught.value)
-    assert len(engine.generate("a", COLD, max_tokens=1)[0].tokens) == 1, "the engine goes on"
+    assert len(engine.generate("a", COLD, max_tokens=1)[0].token_ids) == 1, "the engine goes on"
 
 
 def test_leaving_a_stream_cancels_it(engine):
     stream = engine.stream("abc", WARM, max_tokens=120)
     next(stream)
     stream.close()
-    assert len(engine.generate("hh", COLD, max_tokens=2)[0].tokens) == 2
+    assert len(engine.generate("hh", COLD, max_tokens=2)[0].token_ids) == 2
 
 
 def test_speculation_by_request_where_offered(fast):
-    wish = GenerationOptions(max_tokens=12, speculation=Speculation(off=True))
+    options = GenerationOptions(max_tokens=12, speculation=Speculation(off=True))
     if not fast.capabilities.switch:
         with pytest.raises(ValueError, match="alike for all"):
-            fast.submit("abcabc", COLD, wish)
+            fast.submit("abcabc", COLD, options)
         return
-    (done,) = (ticket.result() for ticket in fast.submit(ids("abcabc"), COLD, wish))
+    (done,) = (ticket.result() for ticket in fast.submit(ids("abcabc"), COLD, options))
     assert set(done.origins) == {Origin.PLAIN}
-    assert done.tokens == greedy(ids("abcabc"), 12)
+    assert done.token_ids == greedy(ids("abcabc"), 12)
 
 
 def test_closing_ends_what_is_under_way(name, folder):
     engine = open_engine(name, folder, "none", options=BARE.get(name))
     tickets = [engine.submit("abc", WARM, GenerationOptions(max_tokens=150))[0] for _ in range(3)]
     engine.close()
-    assert {ticket.result().finish for ticket in tickets} <= {"cancelled", "length", "stop"}
+    assert {ticket.result().finish_reason for ticket in tickets} <= {"cancelled", "length", "stop"}
     with pytest.raises(ValueError, match="the engine is closed"):
         engine.submit("abc")
     engine.close()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import letters
-from slipstream.core.sampling import Penalties, Sampling
+from slipstream.core.sampling import Sampling
 from slipstream.core.types import Origin
 from slipstream.engines import engines
 from slipstream.engines.base import Completion, Engine, GenerationOptions, Speculation
@@ -21,7 +21,7 @@ MAKE: dict[str, Callable[..., Engine]] = {
     "native": lambda **options: NativeEngine(letters.target(), **{"verify": "coupled", "depth": 4} | options),
 }
 OFF = Speculation(off=True)
-WARM = Sampling(temperature=0.7, top_p=0.95, penalties=Penalties(presence=0.1), seed=5)
+WARM = Sampling(temperature=0.7, top_p=0.95, presence_penalty=0.1, seed=5)
 PROMPTS = ["abcabcabc", "ponmponm", "hh", "abcdefghijklmnop"]
 
 
@@ -42,7 +42,7 @@ def engine(make) -> Iterator[Engine]:
 
 
 def same(a: Completion, b: Completion) -> bool:
-    return (a.text, a.tokens, a.finish) == (b.text, b.tokens, b.finish)
+    return (a.text, a.token_ids, a.finish_reason) == (b.text, b.token_ids, b.finish_reason)
 
 
 def ids(text: str) -> list[int]:
@@ -96,7 +96,7 @@ def test_samples_differ_and_can_be_repeated(engine):
 def test_speculation_changes_nothing_but_the_origins(engine, temperature):
     how = replace(WARM, temperature=temperature)
     fast, slow = (
-        engine.generate(PROMPTS, how, max_tokens=30, ignore_ends=True, speculation=s) for s in (Speculation(), OFF)
+        engine.generate(PROMPTS, how, max_tokens=30, ignore_eos=True, speculation=s) for s in (Speculation(), OFF)
     )
     assert all(map(same, fast, slow))
     assert any(Origin.ACCEPTED in c.origins for c in fast)
@@ -114,53 +114,53 @@ def test_speculation_by_request(engine):
         Speculation(verify="coupled"),
     ]
     tickets = [
-        engine.submit("abcabc", WARM, GenerationOptions(max_tokens=24, ignore_ends=True, speculation=s))[0]
+        engine.submit("abcabc", WARM, GenerationOptions(max_tokens=24, ignore_eos=True, speculation=s))[0]
         for s in asked
     ]
     done = [ticket.result() for ticket in tickets]
     assert all(same(done[0], other) for other in done)
-    assert [len(c.tally.drafted) for c in done[:2]] == [0, 0]
-    assert len(done[2].tally.drafted) <= 2
+    assert [len(c.stats.drafted) for c in done[:2]] == [0, 0]
+    assert len(done[2].stats.drafted) <= 2
     for rule in ("token", "block"):
-        (other,) = engine.generate("abc", WARM, max_tokens=9, ignore_ends=True, speculation=Speculation(verify=rule))
-        assert len(other.tokens) == 9
+        (other,) = engine.generate("abc", WARM, max_tokens=9, ignore_eos=True, speculation=Speculation(verify=rule))
+        assert len(other.token_ids) == 9
 
 
 def test_a_stream_is_the_completion_in_pieces(engine):
-    chunks = list(engine.stream("abcabc", WARM, max_tokens=30, ignore_ends=True))
-    (whole,) = engine.generate("abcabc", WARM, max_tokens=30, ignore_ends=True)
+    chunks = list(engine.stream("abcabc", WARM, max_tokens=30, ignore_eos=True))
+    (whole,) = engine.generate("abcabc", WARM, max_tokens=30, ignore_eos=True)
     assert "".join(c.text for c in chunks) == whole.text
-    assert [t for c in chunks for t in c.tokens] == whole.tokens
+    assert [t for c in chunks for t in c.token_ids] == whole.token_ids
     assert [o for c in chunks for o in c.origins] == whole.origins
-    assert [c.finish for c in chunks] == [None] * (len(chunks) - 1) + ["length"]
-    assert len(chunks) == whole.tally.cycles
+    assert [c.finish_reason for c in chunks] == [None] * (len(chunks) - 1) + ["length"]
+    assert len(chunks) == whole.stats.cycles
 
 
 def test_leaving_a_stream_cancels_it(engine):
-    stream = engine.stream("abc", WARM, max_tokens=120, ignore_ends=True)
+    stream = engine.stream("abc", WARM, max_tokens=120, ignore_eos=True)
     next(stream)
     stream.close()
     (done,) = engine.generate("hh", WARM, max_tokens=2)  # the cancelled row is gone before this one is over
     assert engine.stats["waiting"] == 0
-    assert len(done.tokens) <= 2
+    assert len(done.token_ids) <= 2
 
 
 def test_cancel(engine):
-    (full,) = engine.generate("abc", WARM, max_tokens=60, ignore_ends=True)
-    (ticket,) = engine.submit("abc", WARM, GenerationOptions(max_tokens=60, ignore_ends=True))
+    (full,) = engine.generate("abc", WARM, max_tokens=60, ignore_eos=True)
+    (ticket,) = engine.submit("abc", WARM, GenerationOptions(max_tokens=60, ignore_eos=True))
     next(iter(ticket))
     ticket.cancel()
     cut = ticket.result()
-    assert cut.finish in ("cancelled", "length")
-    assert cut.tokens == full.tokens[: len(cut.tokens)]
+    assert cut.finish_reason in ("cancelled", "length")
+    assert cut.token_ids == full.token_ids[: len(cut.token_ids)]
     assert full.text.startswith(cut.text)
 
 
 def test_stop_strings_wherever_they_fall(engine):
     """Stops of one, two and four letters anywhere in the text: inside a chunk and across two."""
-    cool, how = replace(WARM, temperature=0.2, penalties=Penalties()), {"max_tokens": 40, "ignore_ends": True}
+    cool, how = replace(WARM, temperature=0.2, presence_penalty=0.0), {"max_tokens": 40, "ignore_eos": True}
     (full,) = engine.generate("abcabc", cool, **how)
-    spelt = [letters.TOKENS[t] for t in full.tokens]
+    spelt = [letters.TOKENS[t] for t in full.token_ids]
     stops = [full.text[i : i + n] for i in range(0, len(full.text) - 4, 5) for n in (1, 2, 4)]
     fast, slow = (
         [
@@ -173,101 +173,101 @@ def test_stop_strings_wherever_they_fall(engine):
     for stop, a, b in zip(stops, fast, slow, strict=True):
         quick, plain = a.result(), b.result()
         assert same(quick, plain)
-        assert (quick.text, quick.finish) == (full.text.split(stop)[0], "stop")
-        assert quick.tokens == full.tokens[: len(quick.tokens)]
-        assert quick.tally.emitted == len(quick.tokens) == len(quick.origins)
-        shown = "".join(letter for letter in spelt[: len(quick.tokens)] if len(letter) == 1)
+        assert (quick.text, quick.finish_reason) == (full.text.split(stop)[0], "stop")
+        assert quick.token_ids == full.token_ids[: len(quick.token_ids)]
+        assert quick.stats.emitted == len(quick.token_ids) == len(quick.origins)
+        shown = "".join(letter for letter in spelt[: len(quick.token_ids)] if len(letter) == 1)
         assert shown.endswith(stop), "the token that completes the stop is the last one"
         inside += quick.origins[-1] is Origin.ACCEPTED
     assert inside, "no stop fell inside a chunk, so the test has shown little"
 
 
 def test_a_stop_string_that_does_not_come_holds_nothing_back(engine):
-    how = {"max_tokens": 20, "ignore_ends": True}
+    how = {"max_tokens": 20, "ignore_eos": True}
     (full,) = engine.generate("abcabc", WARM, **how)
     (held,) = engine.generate("abcabc", WARM, stop=full.text[-3:] + "zzz", **how)
     assert same(full, held)
 
 
 def test_stop_tokens_and_end_tokens(engine):
-    (full,) = engine.generate("abcabc", WARM, max_tokens=40, ignore_ends=True)
-    wanted = full.tokens[7]
-    (cut,) = engine.generate("abcabc", WARM, max_tokens=40, ignore_ends=True, stop_tokens={wanted})
-    assert cut.tokens == full.tokens[: full.tokens.index(wanted) + 1]
-    assert cut.finish == "stop"
+    (full,) = engine.generate("abcabc", WARM, max_tokens=40, ignore_eos=True)
+    wanted = full.token_ids[7]
+    (cut,) = engine.generate("abcabc", WARM, max_tokens=40, ignore_eos=True, stop_token_ids={wanted})
+    assert cut.token_ids == full.token_ids[: full.token_ids.index(wanted) + 1]
+    assert cut.finish_reason == "stop"
     ended = engine.generate(PROMPTS * 2, [replace(WARM, seed=i) for i in range(8)], max_tokens=40)
-    stopped = [c for c in ended if c.finish == "stop"]
+    stopped = [c for c in ended if c.finish_reason == "stop"]
     assert stopped
-    assert all(c.tokens[-1] == 0 and 0 not in c.tokens[:-1] and "<end>" not in c.text for c in stopped)
+    assert all(c.token_ids[-1] == 0 and 0 not in c.token_ids[:-1] and "<end>" not in c.text for c in stopped)
 
 
 @pytest.mark.parametrize("most", [0, 1, 2])
 def test_max_tokens(engine, most):
-    (done,) = engine.generate("abc", WARM, max_tokens=most, ignore_ends=True)
-    assert (len(done.tokens), done.finish) == (most, "length")
+    (done,) = engine.generate("abc", WARM, max_tokens=most, ignore_eos=True)
+    assert (len(done.token_ids), done.finish_reason) == (most, "length")
 
 
 def test_min_tokens(engine):
-    hows = [replace(WARM, seed=i, bias={0: 3.0}) for i in range(8)]
+    hows = [replace(WARM, seed=i, logit_bias={0: 3.0}) for i in range(8)]
     fast, slow = (
         engine.generate(["abc"] * 8, hows, max_tokens=12, min_tokens=4, speculation=s) for s in (Speculation(), OFF)
     )
     assert all(map(same, fast, slow))
-    assert all(0 not in c.tokens[:4] for c in fast)
-    assert any(c.finish == "stop" for c in fast)
+    assert all(0 not in c.token_ids[:4] for c in fast)
+    assert any(c.finish_reason == "stop" for c in fast)
 
 
 def test_logprobs_are_the_models_own(engine):
-    how = replace(WARM, top_k=4, bias={5: 1.0})
+    how = replace(WARM, top_k=4, logit_bias={5: 1.0})
     fast, slow = (
-        engine.generate("abcabc", how, max_tokens=25, ignore_ends=True, logprobs=3, speculation=s)[0]
+        engine.generate("abcabc", how, max_tokens=25, ignore_eos=True, logprobs=3, speculation=s)[0]
         for s in (Speculation(), OFF)
     )
-    assert [entry.token for entry in fast.logprobs] == fast.tokens == slow.tokens
+    assert [entry.token_id for entry in fast.logprobs] == fast.token_ids == slow.token_ids
     prompt = [1, *ids("abcabc"), 2]
     with torch.inference_mode():
-        logits = letters.plain()(torch.tensor([prompt + fast.tokens])).logits[0, len(prompt) - 1 : -1]
+        logits = letters.plain()(torch.tensor([prompt + fast.token_ids])).logits[0, len(prompt) - 1 : -1]
     expected = logits.log_softmax(-1)
     for entry, other, row in zip(fast.logprobs, slow.logprobs, expected, strict=True):
-        assert entry.value == pytest.approx(float(row[entry.token]), abs=1e-4)
-        assert entry.value == pytest.approx(other.value, abs=1e-4)
-        assert [v for _, v in entry.top] == pytest.approx(row.topk(3).values.tolist(), abs=1e-4)
-        assert [t for t, _ in entry.top] == [t for t, _ in other.top]
+        assert entry.logprob == pytest.approx(float(row[entry.token_id]), abs=1e-4)
+        assert entry.logprob == pytest.approx(other.value, abs=1e-4)
+        assert [v for _, v in entry.top_logprobs] == pytest.approx(row.topk(3).values.tolist(), abs=1e-4)
+        assert [t for t, _ in entry.top_logprobs] == [t for t, _ in other.top]
     (bare,) = engine.generate("abc", how, max_tokens=3, logprobs=0)
-    assert all(entry.top == () for entry in bare.logprobs)
+    assert all(entry.top_logprobs == () for entry in bare.logprobs)
     (none,) = engine.generate("abc", how, max_tokens=3)
     assert none.logprobs == []
 
 
 @pytest.mark.parametrize(
-    ("prompt", "sampling", "wish", "said"),
+    ("prompt", "sampling", "options", "said"),
     [
         ([], None, {}, "the prompt is empty"),
         ([999], None, {}, "outside 0 to 18"),
         ("a" * 500, None, {}, "context holds 160"),
-        ("a", Sampling(bias={99: 1.0}), {}, "bias names token 99"),
-        ("a", None, {"stop_tokens": {99}}, "stop_tokens names token 99"),
+        ("a", Sampling(logit_bias={99: 1.0}), {}, "logit_bias names token 99"),
+        ("a", None, {"stop_token_ids": {99}}, "stop_token_ids names token 99"),
         ("a", None, {"speculation": Speculation(verify="magic")}, "magic"),
         ("a", None, {"speculation": Speculation(drafter="magic")}, "magic"),
         ("a", Sampling(temperature=1.0), {"speculation": Speculation(verify="greedy")}, "needs temperature 0"),
         ("a", None, {"max_tokens": 3, "min_tokens": 4}, "min_tokens is 4"),
-        ("a", None, {"grammar": {"json": True}, "ignore_ends": True}, "ignore_ends"),
+        ("a", None, {"grammar": {"json": True}, "ignore_eos": True}, "ignore_eos"),
     ],
 )
-def test_what_cannot_be_done_is_refused_in_a_sentence(engine, prompt, sampling, wish, said):
+def test_what_cannot_be_done_is_refused_in_a_sentence(engine, prompt, sampling, options, said):
     with pytest.raises(ValueError, match=said) as caught:
-        engine.submit(prompt, sampling, GenerationOptions(**wish))
+        engine.submit(prompt, sampling, GenerationOptions(**options))
     assert "\n" not in str(caught.value)
-    assert engine.generate("a", WARM, max_tokens=1)[0].finish in ("length", "stop"), "the engine goes on"
+    assert engine.generate("a", WARM, max_tokens=1)[0].finish_reason in ("length", "stop"), "the engine goes on"
 
 
 @pytest.mark.parametrize(
-    ("wish", "said"),
+    ("options", "said"),
     [({"n": 0}, "n is 0"), ({"logprobs": 200}, "logprobs is 200"), ({"stop": ("",)}, "stop string is empty")],
 )
-def test_wishes_are_checked(wish, said):
+def test_options_are_checked(options, said):
     with pytest.raises(ValueError, match=said):
-        GenerationOptions(**wish)
+        GenerationOptions(**options)
 
 
 def test_a_stream_is_one_sample(engine):
@@ -304,18 +304,18 @@ def test_stats_count_what_was_emitted(make):
         assert before["tokens"] == 0
         done = engine.generate(PROMPTS, WARM, max_tokens=10, stop=("h",))
         after = engine.stats
-    assert after["tokens"] == sum(len(c.tokens) for c in done)
-    assert after["drafted"] == sum(sum(c.tally.drafted) for c in done)
-    assert after["wasted"] == sum(c.tally.wasted for c in done)
+    assert after["tokens"] == sum(len(c.token_ids) for c in done)
+    assert after["drafted"] == sum(sum(c.stats.drafted) for c in done)
+    assert after["wasted"] == sum(c.stats.wasted for c in done)
     assert after["failures"] == {}
 
 
 def test_closing_ends_what_is_under_way(make):
     engine = make()
-    tickets = [engine.submit("abc", WARM, GenerationOptions(max_tokens=100, ignore_ends=True))[0] for _ in range(3)]
+    tickets = [engine.submit("abc", WARM, GenerationOptions(max_tokens=100, ignore_eos=True))[0] for _ in range(3)]
     next(iter(tickets[0]))
     engine.close()
-    assert {ticket.result().finish for ticket in tickets} <= {"cancelled", "length"}
+    assert {ticket.result().finish_reason for ticket in tickets} <= {"cancelled", "length"}
     with pytest.raises(ValueError, match="the engine is closed"):
         engine.submit("abc")
     engine.close()
@@ -323,5 +323,5 @@ def test_closing_ends_what_is_under_way(make):
 
 
 def test_the_context_ends_a_request(engine):
-    (done,) = engine.generate(ids("abcd" * 38), WARM, max_tokens=50, ignore_ends=True)
-    assert (len(done.tokens), done.finish) == (160 - 152, "length")
+    (done,) = engine.generate(ids("abcd" * 38), WARM, max_tokens=50, ignore_eos=True)
+    assert (len(done.token_ids), done.finish_reason) == (160 - 152, "length")

@@ -39,7 +39,7 @@ def test_nothing_is_emitted_past_the_limit(limit):
     one = row(max_tokens=limit)
     steps = run([one], depth=4)
     assert len(one.output) == limit
-    assert one.finish == "length"
+    assert one.finish_reason == "length"
     assert all(step.drafted < limit for step in steps)
     assert sum(len(step.tokens) for step in steps) == limit == len(one.origins)
 
@@ -54,7 +54,7 @@ def test_nothing_is_drafted_or_emitted_past_the_context(context):
     one = row(max_tokens=100)
     run([one], depth=4, model=Watched(TARGET, context))
     assert one.length == context
-    assert one.finish == "length"
+    assert one.finish_reason == "length"
 
 
 def test_a_prompt_longer_than_the_context_is_refused():
@@ -76,7 +76,7 @@ def test_an_empty_prompt_is_refused():
 def test_the_first_end_token_is_the_last_token(seed):
     one = row(seed, max_tokens=50, ends=(0, 3))
     steps = run([one], depth=4)
-    assert one.finish == "stop" or len(one.output) == 50
+    assert one.finish_reason == "stop" or len(one.output) == 50
     assert not {0, 3} & set(one.output[:-1])
     assert [t for step in steps for t in step.tokens] == one.output
     assert len(one.origins) == len(one.output)

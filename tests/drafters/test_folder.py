@@ -159,9 +159,9 @@ def test_the_engine_drafts_with_a_folder_from_the_start_or_when_a_request_asks_f
     texts, drafted = [], []
     for drafter in ("none", folder):
         with NativeEngine(target, drafter, verify="coupled", depth=3) as engine:
-            texts.append(engine.generate("abcab", sampling, max_tokens=24)[0].tokens)
+            texts.append(engine.generate("abcab", sampling, max_tokens=24)[0].token_ids)
             drafted.append(engine.stats["drafted"])
-            texts.append(engine.generate("abcab", sampling, max_tokens=24, speculation=asked)[0].tokens)
+            texts.append(engine.generate("abcab", sampling, max_tokens=24, speculation=asked)[0].token_ids)
             drafted.append(engine.stats["drafted"])
             assert not engine.stats["failures"]
     assert texts == [texts[0]] * 4

@@ -43,7 +43,7 @@ def test_they_are_found_by_name_and_by_weights():
 @pytest.fixture(scope="module")
 def plain() -> list[list[int]]:
     with NativeEngine(default.build("smollm2-135m", "float32"), "none") as engine:
-        return [one.tokens for one in engine.generate(PROMPTS, Sampling(temperature=0), max_tokens=48)]
+        return [one.token_ids for one in engine.generate(PROMPTS, Sampling(temperature=0), max_tokens=48)]
 
 
 @pytest.mark.model
@@ -51,8 +51,8 @@ def plain() -> list[list[int]]:
 def test_golden_tau_and_the_tokens_of_plain_decoding(name, plain):
     with NativeEngine(default.build("smollm2-135m", "float32"), name, depth=5) as engine:
         drafted = engine.generate(PROMPTS, Sampling(temperature=0), max_tokens=48)
-    assert [one.tokens for one in drafted] == plain
-    tau = sum(len(one.tokens) for one in drafted) / sum(one.tally.cycles for one in drafted)
+    assert [one.token_ids for one in drafted] == plain
+    tau = sum(len(one.token_ids) for one in drafted) / sum(one.stats.cycles for one in drafted)
     assert tau == pytest.approx(GOLDEN[name], rel=TOLERANCE)
 
 

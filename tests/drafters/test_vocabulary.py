@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from slipstream.core.law import OneHot
-from slipstream.core.sampling import Penalties, Sampling
+from slipstream.core.sampling import Sampling
 from slipstream.core.shaping import law_at
 from slipstream.core.types import Request, Row
 from slipstream.drafters.vocabulary import DraftVocabulary
@@ -17,10 +17,10 @@ WISHES = {
     "greedy": Sampling(0),
     "cut": Sampling(0.7, top_k=4, top_p=0.9, min_p=0.05),
     "wide": Sampling(1.3, top_k=100),
-    "penalties": Sampling(penalties=Penalties(1.3, 0.4, 0.2)),
-    "bias": Sampling(0.8, top_p=0.8, bias={3: 2.0, 5: 9.0}),
-    "banned": Sampling(0, banned=frozenset({33, 7}), bias={33: 90.0}),
-    "allowed": Sampling(allowed=frozenset({1, 4, 9})),
+    "penalties": Sampling(repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2),
+    "bias": Sampling(0.8, top_p=0.8, logit_bias={3: 2.0, 5: 9.0}),
+    "banned": Sampling(0, suppress_tokens=frozenset({33, 7}), logit_bias={33: 90.0}),
+    "allowed": Sampling(allowed_token_ids=frozenset({1, 4, 9})),
 }
 
 
@@ -54,7 +54,7 @@ def test_what_was_cut_off_is_not_carried_along():
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_where_nothing_is_allowed_there_is_no_law_and_the_others_keep_theirs(temperature):
-    wishes = [Sampling(temperature), Sampling(temperature, allowed=frozenset({7})), Sampling(temperature)]
+    wishes = [Sampling(temperature), Sampling(temperature, allowed_token_ids=frozenset({7})), Sampling(temperature)]
     places = [(Row(Request([1], wish)), ()) for wish in wishes]
     logits = torch.randn(3, len(IDS))
     law = DraftVocabulary(IDS, SIZE).law_at(logits, places).dense()

@@ -34,13 +34,13 @@ def fake(tmp_path, monkeypatch):
 def test_tokens_origins_and_counts_come_back(folder, fake):
     with open_engine("vllm", folder, "ngram", "block", 2, HERE) as engine:
         (done,) = engine.generate([3, 4, 5], COLD, max_tokens=6, logprobs=1)
-        assert done.tokens == [3, 4, 5, 3, 4, 5]
+        assert done.token_ids == [3, 4, 5, 3, 4, 5]
         assert done.origins[:3] == [Origin.PLAIN, Origin.ACCEPTED, Origin.RECOVERED]
-        assert (done.tally.drafted, done.tally.accepted) == ([3, 3], [2])
-        assert [entry.value for entry in done.logprobs] == [-0.5] * 6
+        assert (done.stats.drafted, done.stats.accepted) == ([3, 3], [2])
+        assert [entry.logprob for entry in done.logprobs] == [-0.5] * 6
         assert engine.version == "vllm 0.0-fake"
         many = engine.generate([[3], [4, 5], [6]], COLD, max_tokens=4)
-        assert [c.tokens for c in many] == [[3] * 4, [4, 5, 4, 5], [6] * 4]
+        assert [c.token_ids for c in many] == [[3] * 4, [4, 5, 4, 5], [6] * 4]
         assert [c.text for c in many] == ["aaaa", "bcbc", "dddd"]
         assert engine.stats["drafted"] > 0
 
@@ -48,22 +48,22 @@ def test_tokens_origins_and_counts_come_back(folder, fake):
 def test_stops_cancel_and_errors(folder, fake):
     with open_engine("vllm", folder, "none", options=HERE) as engine:
         (cut,) = engine.generate([3, 4, 5], COLD, max_tokens=50, stop=("bc",))
-        assert (cut.text, cut.finish) == ("a", "stop")
+        assert (cut.text, cut.finish_reason) == ("a", "stop")
         (ended,) = engine.generate([3, 0, 5], COLD, max_tokens=50)
-        assert (ended.tokens, ended.finish) == ([3, 0], "stop")
+        assert (ended.token_ids, ended.finish_reason) == ([3, 0], "stop")
         stream = engine.stream([3], COLD, max_tokens=150)
         next(stream)
         stream.close()
         (bad,) = engine.generate([3], Sampling(99.0), max_tokens=2)
         assert bad.error == "vllm refused it: temperature must not be 99"
-        assert engine.generate([4], COLD, max_tokens=2)[0].tokens == [4, 4]
+        assert engine.generate([4], COLD, max_tokens=2)[0].token_ids == [4, 4]
 
 
 def test_a_worker_that_dies_ends_its_requests_with_a_sentence(folder, fake):
     fake.setenv("FAKE_VLLM", "die")
     with open_engine("vllm", folder, "none", options=HERE) as engine:
         (done,) = engine.generate([3], COLD, max_tokens=4)
-        assert (done.finish, done.error) == ("error", "vLLM's process ended")
+        assert (done.finish_reason, done.error) == ("error", "vLLM's process ended")
     fake.setenv("FAKE_VLLM", "killed")
     with open_engine("vllm", folder, "none", options=HERE) as engine:
         assert engine.generate([3], COLD, max_tokens=4)[0].error.endswith("a system runs out of memory")
@@ -119,5 +119,5 @@ def test_the_real_one_agrees_at_temperature_0():
         fast = engine.generate(prompts, COLD, max_tokens=16)
     with open_engine("transformers", "smollm2-135m", "none") as engine:
         slow = engine.generate(prompts, COLD, max_tokens=16)
-    assert [c.tokens for c in fast] == [c.tokens for c in slow]
+    assert [c.token_ids for c in fast] == [c.token_ids for c in slow]
     assert any(Origin.ACCEPTED in c.origins for c in fast)

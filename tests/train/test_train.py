@@ -128,7 +128,7 @@ def _decoded_tau(model: Path, drafter: Path, tasks) -> float:
     with NativeEngine(str(model), str(drafter), depth=5, dtype="float32") as engine:
         _, held = split(read_prompts([model / "prompts.jsonl"], engine.target.text, 32), 0.05)
         done = engine.generate([list(p.tokens) for p in held], Sampling(temperature=0), max_tokens=16)
-        return sum(len(one.tokens) for one in done) / sum(one.tally.cycles for one in done)
+        return sum(len(one.token_ids) for one in done) / sum(one.stats.cycles for one in done)
 
 
 def test_a_training_that_was_cut_off_ends_with_the_same_weights(folder, tmp_path):

@@ -76,7 +76,7 @@ class Box:
         texts = [[*self.short, *path] for path in paths]
         done = self.plain.generate(texts, Sampling(1.0, seed=1), max_tokens=1, logprobs=TOP)
         check_done(done)
-        return [{token: math.exp(value) for token, value in c.logprobs[0].top} for c in done]
+        return [{token: math.exp(value) for token, value in c.logprobs[0].top_logprobs} for c in done]
 
 
 def audit_engine(box: Box, samples: int) -> Iterator[Check]:
@@ -109,7 +109,7 @@ def sampled(engine: Engine, box: Box, samples: int, start: int) -> list[list[int
         hows = [Sampling(box.temperature, seed=seed) for seed in range(first, min(first + 64, start + samples))]
         done = engine.generate([list(box.short)] * len(hows), hows, max_tokens=LENGTH)
         check_done(done)
-        texts += [completion.tokens for completion in done]
+        texts += [completion.token_ids for completion in done]
     return texts
 
 
@@ -174,7 +174,7 @@ def greedy(box: Box, tokens: int = 32) -> Check:
     gaps = [
         gap
         for prompt, a, b in zip(box.prompts, *sides, strict=True)
-        if (gap := parting(box, prompt, a.tokens, b.tokens)) is not None
+        if (gap := parting(box, prompt, a.token_ids, b.token_ids)) is not None
     ]
     limit = 2 * box.figures.get("numerics_logprob", 0.01)
     box.note(greedy_differ=len(gaps), greedy_gap=max(gaps, default=0.0), greedy_tau=_tau(sides[0]))
@@ -205,8 +205,8 @@ def seeds(box: Box, tokens: int = 16) -> Iterator[Check]:
         check_done(side)
     yield excluded("no token that the law excludes, speculation on", [*first, *again], box)
     yield excluded("no token that the law excludes, speculation off", off, box)
-    twice = sum(a.tokens == b.tokens for a, b in zip(first, again, strict=True))
-    same = sum(a.tokens == b.tokens for a, b in zip(first, off, strict=True))
+    twice = sum(a.token_ids == b.token_ids for a, b in zip(first, again, strict=True))
+    same = sum(a.token_ids == b.token_ids for a, b in zip(first, off, strict=True))
     box.note(seed_repeats=twice, seed_same_off=same, seed_texts=len(hows))
     detail = f"asked twice: {twice} of {len(hows)} texts the same; speculation off: {same} of {len(hows)}"
     promised = box.fast.capabilities.seed
@@ -216,7 +216,7 @@ def seeds(box: Box, tokens: int = 16) -> Iterator[Check]:
 
 def excluded(name: str, done: Sequence[Completion], box: Box) -> Check:
     """The smallest surprise in float32. A peer's rounding moves it a little, a token of another law by many orders."""
-    texts = [(box.prompts[i % len(box.prompts)], completion.tokens) for i, completion in enumerate(done)]
+    texts = [(box.prompts[i % len(box.prompts)], completion.token_ids) for i, completion in enumerate(done)]
     with torch.inference_mode():
         found = [s for prompt, tokens in texts for s in surprises(box.model, prompt, tokens, box.temperature)]
     least = min(found, default=1.0)
@@ -242,8 +242,8 @@ def _apart(own: dict[int, float], ours: dict[int, float]) -> float:
 
 
 def _tau(done: Sequence[Completion]) -> float:
-    cycles = sum(c.tally.cycles for c in done)
-    return sum(c.tally.emitted for c in done) / cycles if cycles else 0.0
+    cycles = sum(c.stats.cycles for c in done)
+    return sum(c.stats.emitted for c in done) / cycles if cycles else 0.0
 
 
 def _log(value: float) -> float:

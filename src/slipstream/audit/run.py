@@ -18,7 +18,7 @@ from slipstream.audit.subject import Pair, Subject
 from slipstream.audit.trees import audit_tree_rule
 from slipstream.core.law import Dense
 from slipstream.core.rules import rules
-from slipstream.core.sampling import Penalties, Sampling
+from slipstream.core.sampling import Sampling
 from slipstream.plan.policy import Fixed
 
 
@@ -33,9 +33,11 @@ def everything(banned: int | None) -> Sampling:
         temperature=0.8,
         top_p=0.95,
         min_p=0.02,
-        penalties=Penalties(repetition=1.3, presence=0.4, frequency=0.2),
-        bias={0: 0.5, 1: -0.3},
-        banned=frozenset() if banned is None else frozenset({banned}),
+        repetition_penalty=1.3,
+        presence_penalty=0.4,
+        frequency_penalty=0.2,
+        logit_bias={0: 0.5, 1: -0.3},
+        suppress_tokens=frozenset() if banned is None else frozenset({banned}),
     )
 
 

@@ -32,11 +32,11 @@ class GenerationTask:
 
     prompt: Prompt
     sampling: Sampling
-    wish: GenerationOptions
+    options: GenerationOptions
 
     def plain(self) -> GenerationTask:
         """The same without speculation."""
-        return replace(self, wish=replace(self.wish, speculation=Speculation(off=True)))
+        return replace(self, options=replace(self.options, speculation=Speculation(off=True)))
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,16 @@ class Run:
     interrupted: bool = False
 
     @property
-    def tally(self) -> SpeculationStats:
+    def stats(self) -> SpeculationStats:
         """Counts of all samples together."""
-        tally = SpeculationStats()
+        total = SpeculationStats()
         for sample in self.samples:
-            tally.merge(sample.tally)
-        return tally
+            total.merge(sample.stats)
+        return total
 
     @property
     def drafted(self) -> int:
-        return sum(self.tally.drafted)
+        return sum(self.stats.drafted)
 
 
 def run_task(
@@ -65,7 +65,7 @@ def run_task(
 ) -> Run:
     """Generate once. `show` is given the chunks of one sample after another, `between` the number of each that begins.
     Ctrl-C ends it with what there is."""
-    tickets = engine.submit(task.prompt, task.sampling, task.wish)
+    tickets = engine.submit(task.prompt, task.sampling, task.options)
     started = time.perf_counter()
     listeners = [Listener(ticket) for ticket in tickets]
     interrupted = False
@@ -78,7 +78,7 @@ def run_task(
             raise
         interrupted = True
     samples = [listener.result() for listener in listeners]
-    times = Measurement(tokens=sum(len(sample.tokens) for sample in samples))
+    times = Measurement(tokens=sum(len(sample.token_ids) for sample in samples))
     book_times(times, [listener.stamps for listener in listeners], started, time.perf_counter())
     return Run(samples, times, interrupted)
 
@@ -108,8 +108,8 @@ class Listener:
 
     def listen(self, show: Show | None = None) -> None:
         for chunk in self.ticket:
-            if chunk.tokens:
-                self.stamps.append((time.perf_counter(), len(chunk.tokens)))
+            if chunk.token_ids:
+                self.stamps.append((time.perf_counter(), len(chunk.token_ids)))
             self.chunks.append(chunk)
             if show:
                 show(chunk)

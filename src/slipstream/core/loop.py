@@ -36,7 +36,7 @@ def decode(
     drafter.open(everyone)
     policy.open(everyone, model, drafter, verifier)
     try:
-        while rows := [row for row in rows if row.finish is None]:
+        while rows := [row for row in rows if row.finish_reason is None]:
             budget = within_limits(policy.budget(rows), rows, model.context, sibling_mode(verifier, drafter))
             noise = make_noise(rows, [verifier.shared] * len(rows))
             draft = drafter.propose(rows, budget, noise)
@@ -60,7 +60,7 @@ def check_fits(row: Row, model: Model) -> None:
     if max(row.tokens) >= model.vocab or min(row.tokens) < 0:
         raise ValueError(f"the prompt holds a token id outside 0 to {model.vocab - 1}")
     if row.room(model.context) == 0:
-        row.finish = "length"
+        row.finish_reason = "length"
 
 
 def within_limits(

@@ -19,26 +19,6 @@ from slipstream.core.array_types import Bool, Float, Int, Tensor
 from slipstream.core.checks import integer, integers, number, shown
 from slipstream.core.law import Dense, Law, OneHot
 
-
-@dataclass(frozen=True)
-class Penalties:
-    """What repeating a token costs. Repetition looks at prompt and output, the other two at the output alone."""
-
-    repetition: float = 1.0  # a seen token's logit is divided by it where positive, multiplied where negative
-    presence: float = 0.0  # subtracted once for a token seen
-    frequency: float = 0.0  # subtracted for every time it was seen
-
-    def __post_init__(self) -> None:
-        for name in ("repetition", "presence", "frequency"):
-            object.__setattr__(self, name, number(name, getattr(self, name)))
-        if not (self.repetition > 0 and math.isfinite(self.repetition)):
-            raise ValueError(f"repetition is {self.repetition}; it must be a positive number, 1 for none")
-        for name in ("presence", "frequency"):
-            if not math.isfinite(getattr(self, name)):
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be a number, 0 for none")
-
-
-NO_PENALTIES = Penalties()
 COLDEST = torch.finfo(torch.float32).tiny  # the least temperature above 0 that logits can be divided by
 
 
@@ -51,17 +31,16 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None  # None: a fresh one per request
-    penalties: Penalties = NO_PENALTIES
-    bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits of these tokens
-    allowed: frozenset[int] | None = None  # None: every token
-    banned: frozenset[int] = frozenset()
+    repetition_penalty: float = 1.0  # a seen token's logit is divided by it if positive, multiplied by it if negative
+    presence_penalty: float = 0.0  # subtracted once from the logit of a token of the output
+    frequency_penalty: float = 0.0  # subtracted from a token's logit for each time it stands in the output
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits of these tokens
+    allowed_token_ids: frozenset[int] | None = None  # None: every token
+    suppress_tokens: frozenset[int] = frozenset()  # token ids that are never drawn
 
     def __post_init__(self) -> None:
         self._coerce()
-        if not all(math.isfinite(value) for value in self.bias.values()):
-            raise ValueError("bias holds a value that is no number; ban a token with banned instead")
-        if self.allowed is not None and not self.allowed - self.banned:
-            raise ValueError("allowed and banned leave no token to draw")
+        self._check_logit_changes()
         if not (self.temperature >= 0 and math.isfinite(self.temperature)):
             raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy) or a positive number")
         if self.temperature < COLDEST:
@@ -77,21 +56,36 @@ class Sampling:
 
     def _coerce(self) -> None:
         """Give every field its own type, or refuse it by name."""
-        values: dict[str, Any] = {name: number(name, getattr(self, name)) for name in ("temperature", "top_p", "min_p")}
+        names = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+        values: dict[str, Any] = {name: number(name, getattr(self, name)) for name in names}
         values["top_k"] = integer("top_k", self.top_k)
         values["seed"] = None if self.seed is None else integer("seed", self.seed)
-        values["allowed"] = None if self.allowed is None else frozenset(integers("allowed", self.allowed))
-        values["banned"] = frozenset(() if self.banned is None else integers("banned", self.banned))
-        values["penalties"] = NO_PENALTIES if self.penalties is None else self.penalties
-        if not isinstance(values["penalties"], Penalties):
-            raise ValueError(f"penalties is {shown(self.penalties)}; it must be Penalties(repetition=…, presence=…, …)")
-        bias = {} if self.bias is None else self.bias
+        allowed, suppressed = self.allowed_token_ids, self.suppress_tokens
+        values["allowed_token_ids"] = None if allowed is None else frozenset(integers("allowed_token_ids", allowed))
+        values["suppress_tokens"] = frozenset(() if suppressed is None else integers("suppress_tokens", suppressed))
+        bias = {} if self.logit_bias is None else self.logit_bias
         if not isinstance(bias, Mapping):
-            raise ValueError(f"bias is {shown(bias)}; it must be a dictionary from token ids to numbers")
-        pairs = bias.items()
-        values["bias"] = {integer("a token of bias", token): number("a value of bias", value) for token, value in pairs}
+            raise ValueError(f"logit_bias is {shown(bias)}; it must be a dictionary from token ids to numbers")
+        values["logit_bias"] = {
+            integer("a token of logit_bias", token): number("a value of logit_bias", value)
+            for token, value in bias.items()
+        }
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+    def _check_logit_changes(self) -> None:
+        """Refuse values of penalties, biases and token sets that leave no distribution."""
+        if not (self.repetition_penalty > 0 and math.isfinite(self.repetition_penalty)):
+            raise ValueError(
+                f"repetition_penalty is {self.repetition_penalty}; it must be a positive number, 1 for none"
+            )
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be a number, 0 for none")
+        if not all(math.isfinite(value) for value in self.logit_bias.values()):
+            raise ValueError("logit_bias holds a value that is not finite; exclude a token with suppress_tokens")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids - self.suppress_tokens:
+            raise ValueError("allowed_token_ids and suppress_tokens leave no token to draw")
 
     @property
     def cuts(self) -> bool:
@@ -99,9 +93,15 @@ class Sampling:
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
     @cached_property
+    def penalises(self) -> bool:
+        """Whether any penalty is set."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+    @cached_property
     def shapes(self) -> bool:
-        """Whether logits are changed before they become a law: asked every cycle, settled once."""
-        return self.penalties != NO_PENALTIES or bool(self.bias) or self.allowed is not None or bool(self.banned)
+        """Whether logits are changed before they become a law. Cached, since every cycle asks."""
+        restricted = self.allowed_token_ids is not None or bool(self.suppress_tokens)
+        return self.penalises or bool(self.logit_bias) or restricted
 
 
 def law(logits: Float[Tensor, "n vocab"], sampling: Sequence[Sampling]) -> Law:

@@ -1,6 +1,6 @@
 """From raw logits to the logits a request asked for, at every drafted position with the history of its own path.
 
-Bias, allowed and banned tokens, the minimum length, penalties and the grammar all depend on what stands before the
+Bias, allowed and suppressed tokens, the minimum length, penalties and the grammar all depend on what stands before the
 token. So each row of logits comes with its *place*: the row, and the drafted tokens between its committed end and here.
 Target and draft go through the same function. Rows that ask for nothing are left alone.
 """
@@ -15,7 +15,7 @@ import torch
 from slipstream.core import sampling
 from slipstream.core.array_types import Float, Tensor
 from slipstream.core.law import Law
-from slipstream.core.sampling import NO_PENALTIES, Penalties, Sampling
+from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Tree
 from slipstream.core.types import Row
 
@@ -31,8 +31,8 @@ def law_at(logits: Float[Tensor, "n vocab"], places: Sequence[Place], ranking: b
 
 def to_rank(row: Row) -> Sampling:
     """The sampling whose law ranks a row's candidates."""
-    wish = row.request.sampling
-    return UNSHAPED if wish.temperature == 0 else wish
+    sampling = row.request.sampling
+    return UNSHAPED if sampling.temperature == 0 else sampling
 
 
 def places(rows: Sequence[Row], tree: Tree, token: Sequence[int]) -> list[Place]:
@@ -63,17 +63,17 @@ def asks(row: Row) -> bool:
 
 
 def _shape_one(logits: Float[Tensor, " vocab"], row: Row, path: Sequence[int]) -> None:
-    wish, request = row.request.sampling, row.request
-    if wish.penalties != NO_PENALTIES:
-        _penalise(logits, wish.penalties, request.prompt, [*row.output, *path])
-    if wish.bias:
-        logits[list(wish.bias)] += logits.new_tensor(list(wish.bias.values()))
-    if wish.allowed is not None:
+    request, params = row.request, row.request.sampling
+    if params.penalises:
+        _penalise(logits, params, request.prompt, [*row.output, *path])
+    if params.logit_bias:
+        logits[list(params.logit_bias)] += logits.new_tensor(list(params.logit_bias.values()))
+    if params.allowed_token_ids is not None:
         keep = logits.new_zeros(logits.shape, dtype=torch.bool)
-        keep[list(wish.allowed)] = True
+        keep[list(params.allowed_token_ids)] = True
         logits.masked_fill_(~keep, -math.inf)
-    if wish.banned:
-        logits[list(wish.banned)] = -math.inf
+    if params.suppress_tokens:
+        logits[list(params.suppress_tokens)] = -math.inf
     if row.emitted + len(path) < request.min_tokens:
         logits[list(request.ends)] = -math.inf
     if request.processor is not None:
@@ -82,13 +82,11 @@ def _shape_one(logits: Float[Tensor, " vocab"], row: Row, path: Sequence[int]) -
         logits.masked_fill_(~keep_tokens.to(logits.device), -math.inf)
 
 
-def _penalise(
-    logits: Float[Tensor, " vocab"], penalties: Penalties, prompt: Sequence[int], output: Sequence[int]
-) -> None:
-    """Touches only tokens that were seen, in the order the field settled on: repetition first, then the others."""
+def _penalise(logits: Float[Tensor, " vocab"], params: Sampling, prompt: Sequence[int], output: Sequence[int]) -> None:
+    """Change the logits of tokens that were seen: by the repetition penalty first, as elsewhere, then by the others."""
     seen = torch.tensor(sorted({*prompt, *output}), dtype=torch.long, device=logits.device)
     value = logits[seen]
-    logits[seen] = torch.where(value > 0, value / penalties.repetition, value * penalties.repetition)
+    logits[seen] = torch.where(value > 0, value / params.repetition_penalty, value * params.repetition_penalty)
     if output:
         ids, count = torch.tensor(output, device=logits.device).unique(return_counts=True)  # type: ignore[no-untyped-call]
-        logits[ids] -= penalties.presence + penalties.frequency * count.to(logits.dtype)
+        logits[ids] -= params.presence_penalty + params.frequency_penalty * count.to(logits.dtype)

@@ -91,7 +91,7 @@ class Row:
         self.sample = request.sample
         self.tokens = list(request.prompt)
         self.origins: list[Origin] = []
-        self.finish: str | None = None if request.max_tokens else "length"
+        self.finish_reason: str | None = None if request.max_tokens else "length"
         self.constraint = request.grammar() if request.grammar else None
 
     @property
@@ -124,9 +124,9 @@ class Row:
         if self.constraint:
             self.constraint.advance(tokens)
         if self.tokens[-1] in ends:
-            self.finish = "stop"
+            self.finish_reason = "stop"
         elif self.room(context) == 0:
-            self.finish = "length"
+            self.finish_reason = "length"
         return len(tokens)
 
 

@@ -35,20 +35,20 @@ __all__ = [
 class Logprob:
     """log p of an emitted token under the target's own distribution, before any shaping, and the likeliest others."""
 
-    token: int
-    value: float
-    top: tuple[tuple[int, float], ...]
+    token_id: int
+    logprob: float
+    top_logprobs: tuple[tuple[int, float], ...]  # token ids and their log-probabilities
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one cycle brought for one request; `finish` is set on the last one."""
+    """The output of one cycle for one request; `finish_reason` is set on the last one."""
 
     text: str
-    tokens: tuple[int, ...]
+    token_ids: tuple[int, ...]
     origins: tuple[Origin, ...]
     logprobs: tuple[Logprob, ...] = ()
-    finish: str | None = None
+    finish_reason: str | None = None  # "stop", "length", "cancelled" or "error"
     error: str | None = None
     pieces: tuple[str, ...] = ()  # the text that became final with each token; together with a last rest, `text`
 
@@ -117,13 +117,17 @@ class Completion:
 
     prompt_tokens: int
     text: str
-    tokens: list[int]
+    token_ids: list[int]
     origins: list[Origin]
     logprobs: list[Logprob]
-    finish: str
+    finish_reason: str  # "stop", "length", "cancelled" or "error"
     error: str | None
-    tally: SpeculationStats
+    stats: SpeculationStats
     guarantee: Guarantee
+
+    @property
+    def completion_tokens(self) -> int:
+        return len(self.token_ids)
 
     @property
     def rule(self) -> str:
@@ -140,11 +144,11 @@ class Completion:
 
     @property
     def tau(self) -> float:
-        return self.tally.tau
+        return self.stats.tau
 
     @property
     def acceptance(self) -> list[float]:
-        return self.tally.acceptance
+        return self.stats.acceptance
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,7 @@ class Capabilities:
 
     drafters: tuple[str, ...]  # "none" is plain decoding; "draft_model" may also be a model's name or folder
     rules: tuple[str, ...] = ()  # verification rules one may choose from; none where the engine has its own
-    sampling: frozenset[str] = frozenset()  # fields of `Sampling`, and repetition, presence, frequency for penalties
+    sampling: frozenset[str] = frozenset()  # fields of `Sampling`
     logprobs: bool = False
     grammar: bool = False
     min_tokens: bool = False
@@ -207,9 +211,9 @@ class Engine(ABC):
 
     @abstractmethod
     def submit(
-        self, prompt: Prompt, sampling: Sampling | None = None, wish: GenerationOptions | None = None
+        self, prompt: Prompt, sampling: Sampling | None = None, options: GenerationOptions | None = None
     ) -> list[RequestHandle]:
-        """Start `wish.n` samples of a request."""
+        """Start `options.n` samples of a request."""
 
     @abstractmethod
     def close(self) -> None:
@@ -224,30 +228,31 @@ class Engine(ABC):
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling: Sampling | Sequence[Sampling] | None = None,
-        **wish: Any,
+        **options: Any,
     ) -> list[Completion]:
         """Complete one prompt or several, all at once; `n` samples of a prompt stand side by side."""
-        many, asked, tickets = split_prompts(prompts), GenerationOptions.of(wish), list[RequestHandle]()
-        one = sampling is None or isinstance(sampling, Sampling | str | bytes) or not isinstance(sampling, Sequence)
-        each = [sampling] * len(many) if one else list(sampling)  # type: ignore[arg-type]
+        many, shared, handles = split_prompts(prompts), GenerationOptions.of(options), list[RequestHandle]()
+        each: Sequence[Any] = [sampling] * len(many)  # `submit` refuses what is no Sampling
+        if isinstance(sampling, Sequence) and not isinstance(sampling, str | bytes):
+            each = sampling
         if len(each) != len(many):
             raise ValueError(f"there are {len(many)} prompts and {len(each)} samplings; give one, or one for each")
         try:
-            for prompt, how in zip(many, each, strict=True):
-                tickets += self.submit(prompt, how, asked)  # type: ignore[arg-type]
-            return [ticket.result() for ticket in tickets]
+            for prompt, own in zip(many, each, strict=True):
+                handles += self.submit(prompt, own, shared)
+            return [handle.result() for handle in handles]
         except BaseException:
-            for ticket in tickets:
-                ticket.cancel()
+            for handle in handles:
+                handle.cancel()
             raise
 
-    def stream(self, prompt: Prompt, sampling: Sampling | None = None, **wish: Any) -> Stream:
+    def stream(self, prompt: Prompt, sampling: Sampling | None = None, **options: Any) -> Stream:
         """The chunks of one sample as they come; leaving the loop or deleting the stream cancels the request."""
-        asked = GenerationOptions.of(wish)
-        if asked.n != 1:
-            raise ValueError(f"n is {asked.n}; a stream is one sample, so use generate or submit for more")
-        (ticket,) = self.submit(prompt, sampling, asked)
-        return Stream(ticket)
+        own = GenerationOptions.of(options)
+        if own.n != 1:
+            raise ValueError(f"n is {own.n}; a stream is one sample, so use generate or submit for more")
+        (handle,) = self.submit(prompt, sampling, own)
+        return Stream(handle)
 
     def __enter__(self) -> Self:
         return self
@@ -259,19 +264,19 @@ class Engine(ABC):
 class Stream(Iterator[Chunk]):
     """The chunks of a request. The request is cancelled when nobody holds its stream any more."""
 
-    def __init__(self, ticket: RequestHandle) -> None:
-        self._ticket, self._chunks = ticket, iter(ticket)
+    def __init__(self, handle: RequestHandle) -> None:
+        self._handle, self._chunks = handle, iter(handle)
 
     def __next__(self) -> Chunk:
         return next(self._chunks)
 
     def close(self) -> None:
         """Cancel the request; no chunk follows."""
-        self._ticket.cancel()
+        self._handle.cancel()
         self._chunks = iter(())
 
     def __del__(self) -> None:
-        self._ticket.cancel()
+        self._handle.cancel()
 
 
 def check_process(made_in: int) -> None:

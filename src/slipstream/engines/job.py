@@ -36,15 +36,15 @@ class Job(RequestHandle):
     def __init__(
         self,
         request: Request,
-        course: DecodingPlan,
+        plan: DecodingPlan,
         decoder: Detokenizer | None = None,
         stop: Sequence[str] = (),
         logprobs: int | None = None,
         guarantee: Guarantee | None = None,
     ) -> None:
-        self.row, self.course, self.top = Row(request), course, logprobs
-        self.guarantee = guarantee or Guarantee(course.rule)
-        self.tally = SpeculationStats()
+        self.row, self.plan, self.top = Row(request), plan, logprobs
+        self.guarantee = guarantee or Guarantee(plan.rule)
+        self.stats = SpeculationStats()
         self.budget = Budget(0)  # of the coming cycle
         self.prefilled = 0
         self.seated = False  # the model holds its row
@@ -61,8 +61,8 @@ class Job(RequestHandle):
         pieces = self._read(tokens)
         if (kept := len(pieces)) < len(tokens):
             tokens, origins, logprobs = tokens[:kept], origins[:kept], logprobs[:kept]
-        text = "".join(pieces) + (self._rest() if self.row.finish and not self._stops.hit else "")
-        return Chunk(text, tuple(tokens), tuple(origins), tuple(logprobs), self.row.finish, None, tuple(pieces))
+        text = "".join(pieces) + (self._rest() if self.row.finish_reason and not self._stops.hit else "")
+        return Chunk(text, tuple(tokens), tuple(origins), tuple(logprobs), self.row.finish_reason, None, tuple(pieces))
 
     def _read(self, tokens: Sequence[int]) -> list[str]:
         """The text that becomes final with each of them; of fewer where it stops."""
@@ -83,14 +83,14 @@ class Job(RequestHandle):
     def _take_back(self, count: int) -> None:
         if count:
             del self.row.tokens[-count:], self.row.origins[-count:]
-        self.row.finish = "stop"
+        self.row.finish_reason = "stop"
 
     def end(self, reason: str, error: str | None = None) -> None:
         """Finish outside a cycle: cancelled, failed, or nothing to do. Never raises: somebody waits for the last chunk.
         A job that has its last chunk already is left as it is."""
         if self._over.is_set():
             return
-        self.row.finish, self.error = reason, error
+        self.row.finish_reason, self.error = reason, error
         try:
             text = self._rest()
         except Exception:
@@ -107,18 +107,18 @@ class Job(RequestHandle):
 
     def put(self, chunk: Chunk) -> None:
         self._chunks.put(chunk)
-        if chunk.finish is not None:
+        if chunk.finish_reason is not None:
             self._over.set()
 
     @property
     def way(self) -> tuple[str, str]:
         """Its drafter and its rule: rows that have both in common draft and are judged together."""
-        return self.course.drafter, self.course.rule
+        return self.plan.drafter, self.plan.rule
 
     @property
     def unread(self) -> int:
         """Tokens of the prompt that are still to be read; 0 once the row decodes."""
-        return 0 if self.tally.cycles else max(0, len(self.row.request.prompt) - self.prefilled)
+        return 0 if self.stats.cycles else max(0, len(self.row.request.prompt) - self.prefilled)
 
     @property
     def stops(self) -> bool:
@@ -127,13 +127,13 @@ class Job(RequestHandle):
 
     @property
     def done(self) -> bool:
-        return self.row.finish is not None
+        return self.row.finish_reason is not None
 
     def cancel(self) -> None:
         self.cancelled = True
 
     def __iter__(self) -> Iterator[Chunk]:
-        while not self._seen or self._seen[-1].finish is None:
+        while not self._seen or self._seen[-1].finish_reason is None:
             self._seen.append(self._chunks.get())
             yield self._seen[-1]
 
@@ -145,11 +145,11 @@ class Job(RequestHandle):
         return Completion(
             prompt_tokens=len(self.row.request.prompt),
             text="".join(chunk.text for chunk in seen),
-            tokens=self.row.output,
+            token_ids=self.row.output,
             origins=self.row.origins,
             logprobs=[entry for chunk in seen for entry in chunk.logprobs],
-            finish=seen[-1].finish or "",
+            finish_reason=seen[-1].finish_reason or "",
             error=self.error,
-            tally=self.tally,
+            stats=self.stats,
             guarantee=self.guarantee,
         )

@@ -1,4 +1,4 @@
-"""What a request asks for besides its prompt: limits, stops, and how it is sped up."""
+"""The options of a request besides its prompt and its sampling: limits, stops, constraints, speculation."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Shape
 from slipstream.plan.tree_shapes import parse
 
-GRAMMARS = '{"json": a schema, or True for any JSON}, {"regex": a pattern} or {"ebnf": rules from root on}'
 SAMPLES = 4096  # of one request, at most
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """How one request is sped up; None means as the engine was built. `Speculation(off=True)` is plain decoding."""
+    """Speculation of one request; None is the engine's own setting. `Speculation(off=True)` is plain decoding."""
 
     off: bool = False
     drafter: str | None = None
@@ -45,18 +44,20 @@ class Speculation:
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """What a request asks for besides its prompt and its sampling."""
+    """The options of a request besides its prompt and its sampling."""
 
     max_tokens: int = 128
     min_tokens: int = 0
     stop: tuple[str, ...] = ()  # the text ends before the first of these
-    stop_tokens: frozenset[int] = frozenset()  # besides the model's own end tokens
-    ignore_ends: bool = False  # go on past the model's own end tokens
+    stop_token_ids: frozenset[int] = frozenset()  # besides the model's own end tokens
+    ignore_eos: bool = False  # go on past the model's own end tokens
     logprobs: int | None = None  # so many alternatives beside each token's own
     n: int = 1  # samples of one seed
-    grammar: Mapping[str, Any] | None = None  # {"json": schema}, {"regex": …} or {"ebnf": …}
-    raw: bool = False  # no chat template
+    grammar: str | None = None  # EBNF rules from `root` on; at most one of grammar, json_schema and regex
+    json_schema: Mapping[str, Any] | bool | None = None  # a JSON schema, or True for any JSON
+    regex: str | None = None  # the whole text matches it
     speculation: Speculation = field(default_factory=Speculation)
+    raw: bool = False  # no chat template
 
     def __post_init__(self) -> None:
         self._coerce()
@@ -66,19 +67,40 @@ class GenerationOptions:
             raise ValueError(f"logprobs is {self.logprobs}; it must be between 0 and 100")
         if "" in self.stop:
             raise ValueError("a stop string is empty; leave it out")
-        if self.grammar is not None and not isinstance(self.grammar, Mapping):
-            raise ValueError(f"grammar is {shown(self.grammar)}; it must be {GRAMMARS}")
+        self._check_constraint()
         if not isinstance(self.speculation, Speculation):
             raise ValueError(f"speculation is {shown(self.speculation)}; it must be Speculation(depth=…, drafter=…, …)")
+
+    @property
+    def constraint(self) -> tuple[str, Any] | None:
+        """What the text has to match, as the name of the option that says so and its value."""
+        values = ((name, getattr(self, name)) for name in ("grammar", "json_schema", "regex"))
+        return next(((name, value) for name, value in values if value is not None), None)
+
+    def _check_constraint(self) -> None:
+        given = [name for name in ("grammar", "json_schema", "regex") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} are given; a text is constrained by one of them")
+        if not isinstance(self.grammar, str | None):
+            raise ValueError(f"grammar is {shown(self.grammar)}; it must be a string of EBNF rules with a root")
+        if not isinstance(self.regex, str | None):
+            raise ValueError(f"regex is {shown(self.regex)}; it must be a regular expression as a string")
+        if self.json_schema is not None and self.json_schema is not True and not isinstance(self.json_schema, Mapping):
+            raise ValueError(
+                f"json_schema is {shown(self.json_schema)}; it must be a schema as a dictionary, or True for any JSON"
+            )
+        if self.ignore_eos and given:
+            raise ValueError(f"ignore_eos is on, and {given[0]} ends the text at an end token; leave one of them out")
 
     def _coerce(self) -> None:
         """Give every field its own type, or refuse it by name."""
         values: dict[str, Any] = {
             name: integer(name, getattr(self, name)) for name in ("max_tokens", "min_tokens", "n")
         }
-        values |= {name: boolean(name, getattr(self, name)) for name in ("ignore_ends", "raw")}
+        values |= {name: boolean(name, getattr(self, name)) for name in ("ignore_eos", "raw")}
         values["stop"] = strings("stop", self.stop)
-        values["stop_tokens"] = frozenset(() if self.stop_tokens is None else integers("stop_tokens", self.stop_tokens))
+        stop_ids = () if self.stop_token_ids is None else integers("stop_token_ids", self.stop_token_ids)
+        values["stop_token_ids"] = frozenset(stop_ids)
         values["logprobs"] = None if self.logprobs is None else integer("logprobs", self.logprobs)
         values["speculation"] = Speculation() if self.speculation is None else self.speculation
         for name, value in values.items():
@@ -87,11 +109,11 @@ class GenerationOptions:
     @staticmethod
     def of(options: Mapping[str, Any]) -> GenerationOptions:
         """The options of a call by name; an unknown one is refused with what is legal."""
-        legal = [known.name for known in fields(GenerationOptions)]
+        legal = [option.name for option in fields(GenerationOptions)]
         for name in options:
             if name in legal:
                 continue
-            if name in (known.name for known in fields(Sampling)):
+            if name in (parameter.name for parameter in fields(Sampling)):
                 raise ValueError(f"{name} is a parameter of sampling; pass it as ss.Sampling({name}=…)")
             near = get_close_matches(name, legal, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
@@ -99,11 +121,12 @@ class GenerationOptions:
         return GenerationOptions(**options)
 
 
-def checked(sampling: Sampling | None, wish: GenerationOptions | None) -> tuple[Sampling, GenerationOptions]:
-    """What a request asks for, defaults filled in; ValueError where it is of another type."""
-    sampling, wish = Sampling() if sampling is None else sampling, GenerationOptions() if wish is None else wish
+def checked(sampling: Sampling | None, options: GenerationOptions | None) -> tuple[Sampling, GenerationOptions]:
+    """The sampling and the options of a request, defaults filled in; ValueError where one is of another type."""
+    sampling = Sampling() if sampling is None else sampling
+    options = GenerationOptions() if options is None else options
     if not isinstance(sampling, Sampling):
         raise ValueError(f"sampling is {shown(sampling)}; it must be Sampling(temperature=…, seed=…, …)")
-    if not isinstance(wish, GenerationOptions):
-        raise ValueError(f"wish is {shown(wish)}; it must be GenerationOptions(max_tokens=…, stop=…, …)")
-    return sampling, wish
+    if not isinstance(options, GenerationOptions):
+        raise ValueError(f"options is {shown(options)}; it must be GenerationOptions(max_tokens=…, stop=…, …)")
+    return sampling, options

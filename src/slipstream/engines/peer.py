@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from slipstream.core.checks import shown
-from slipstream.core.sampling import Penalties, Sampling
+from slipstream.core.sampling import Sampling
 from slipstream.core.types import Origin, Request
 from slipstream.drafters import drafters
 from slipstream.engines.base import (
@@ -110,7 +110,7 @@ class Peer(Engine):
         drafter, given = named_drafter(self.name, self.capabilities, drafter or "none", dict(options or {}))
         own = configured(self.config, given, self.name)
         self._rule = verify or RULE
-        self.tally = SpeculationStats()
+        self.totals = SpeculationStats()
         self._under_way: set[Job] = set()
         self._lock = threading.Lock()
         self._closed = False
@@ -143,21 +143,21 @@ class Peer(Engine):
         return self.seat.found.quantised
 
     def submit(
-        self, prompt: Prompt, sampling: Sampling | None = None, wish: GenerationOptions | None = None
+        self, prompt: Prompt, sampling: Sampling | None = None, options: GenerationOptions | None = None
     ) -> list[RequestHandle]:
         check_process(self._pid)
-        sampling, wish = checked(sampling, wish)
-        course = self._course(wish.speculation)
-        refuse(self.name, self.capabilities, sampling, wish, course.drafter != "none")
-        ends = frozenset() if wish.ignore_ends else self.seat.ends
-        tokens = encode(prompt, wish.raw, self.seat.text)
-        request = Request(tokens, sampling, wish.max_tokens, ends | wish.stop_tokens, 0, wish.min_tokens)
+        sampling, options = checked(sampling, options)
+        plan = self._course(options.speculation)
+        refuse(self.name, self.capabilities, sampling, options, plan.drafter != "none")
+        ends = frozenset() if options.ignore_eos else self.seat.ends
+        tokens = encode(prompt, options.raw, self.seat.text)
+        request = Request(tokens, sampling, options.max_tokens, ends | options.stop_token_ids, 0, options.min_tokens)
         self._check(request)
         seed, jobs = sampling.seed, []
-        for i in range(wish.n):
+        for i in range(options.n):
             mine = replace(sampling, seed=None if seed is None else (seed + i) % 2**63)
             one = replace(request, sampling=mine, sample=i)
-            jobs.append(Job(one, course, self.seat.text.stream(), wish.stop, wish.logprobs))
+            jobs.append(Job(one, plan, self.seat.text.stream(), options.stop, options.logprobs))
         self._send(jobs)
         return list(jobs)
 
@@ -190,13 +190,13 @@ class Peer(Engine):
         check_drafter(self.name, self.capabilities, name)
         depth = built.depth if asked.depth is None else asked.depth
         off = asked.off or depth == 0 or name == "none"
-        course = DecodingPlan("none", rule, 0) if off else DecodingPlan(name, rule, depth)
-        same = course == built or (off and built.drafter == "none")
+        plan = DecodingPlan("none", rule, 0) if off else DecodingPlan(name, rule, depth)
+        same = plan == built or (off and built.drafter == "none")
         if not same and not self.capabilities.switch:
             raise ValueError(
                 f"{self.name} drafts alike for all requests; open it anew with another drafter, depth or rule"
             )
-        return course
+        return plan
 
     def advance(
         self, job: Job, tokens: Sequence[int], drafted: int = 0, accepted: int = 0, logprobs: Sequence[Logprob] = ()
@@ -207,10 +207,10 @@ class Peer(Engine):
         origins += [last] * (len(tokens) - len(origins))
         kept = job.row.extend(tokens, origins, self.seat.context)
         chunk = job.take(tokens[:kept], origins[:kept], logprobs[:kept])
-        kept = len(chunk.tokens)
+        kept = len(chunk.token_ids)
         with self._lock:
-            for tally in (job.tally, self.tally):
-                tally.add(drafted, min(kept, accepted), kept)
+            for stats in (job.stats, self.totals):
+                stats.add(drafted, min(kept, accepted), kept)
             if job.done:
                 self._under_way.discard(job)
         job.put(chunk)
@@ -237,7 +237,7 @@ class Peer(Engine):
     @property
     def stats(self) -> dict[str, Any]:
         with self._lock:
-            tally, running = self.tally, len(self._under_way)
+            tally, running = self.totals, len(self._under_way)
             return {
                 "model": self.label,
                 "engine": self.version,
@@ -253,13 +253,14 @@ class Peer(Engine):
             }
 
 
-def refuse(engine: str, can: Capabilities, sampling: Sampling, wish: GenerationOptions, drafting: bool) -> None:
+def refuse(engine: str, can: Capabilities, sampling: Sampling, options: GenerationOptions, drafting: bool) -> None:
     """A sentence about the first thing that is asked for and not offered."""
-    asked = _unusual(sampling, Sampling()) - {"penalties"} | _unusual(sampling.penalties, Penalties())
+    asked = _unusual(sampling, Sampling())
     if beyond := sorted(asked - can.sampling):
         raise ValueError(f"{engine} does not offer {', '.join(beyond)}; it takes {', '.join(sorted(can.sampling))}")
-    offered = {"grammar": can.grammar, "logprobs": can.logprobs, "min_tokens": can.min_tokens}
-    wanted = _unusual(wish, GenerationOptions()) & offered.keys()
+    constraints = dict.fromkeys(("grammar", "json_schema", "regex"), can.grammar)
+    offered = {**constraints, "logprobs": can.logprobs, "min_tokens": can.min_tokens}
+    wanted = _unusual(options, GenerationOptions()) & offered.keys()
     for name in wanted:
         if not offered[name]:
             raise ValueError(f"{engine} does not offer {name} here; leave it out or use another engine")

@@ -14,7 +14,7 @@ from slipstream.core.types import Request
 from slipstream.engines.job import DecodingPlan, Job
 from slipstream.hf.asked import asked
 from slipstream.hf.chain import Called, Head, cut
-from slipstream.hf.drafting import course, drafters, helpers
+from slipstream.hf.drafting import decoding_plan, drafters, helpers
 from slipstream.hf.lend import lent
 from slipstream.hf.lines import Line, Show, decode, laid_out
 from slipstream.hf.prompts import Prompt, read_prompts
@@ -60,7 +60,7 @@ def generate(
     check_inputs(inputs)
     prompts = read_prompts(input_ids, inputs.get("attention_mask"), inputs.get("position_ids"))
     sampled = bool(generation_config.do_sample)
-    how = course(drafter, depth, verify, sampled)
+    how = decoding_plan(drafter, depth, verify, sampled)
     models = [model, *helpers(drafter, options)]
     check_ready(models)
     if seed is None and sampled:

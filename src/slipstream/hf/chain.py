@@ -20,7 +20,7 @@ from transformers import LogitsProcessorList
 from transformers.generation import logits_process as steps
 
 from slipstream.core.array_types import Float, Int, Tensor
-from slipstream.core.sampling import Penalties, Sampling
+from slipstream.core.sampling import Sampling
 
 # these keep what an earlier call told them, or hold something of the whole batch
 REFUSED = (
@@ -46,7 +46,7 @@ class Head:
     vocab: int
     padded: bool  # the row: its padding counts as seen for the penalty, which ours does not look at
     bias: dict[int, float] = field(default_factory=dict)
-    banned: set[int] = field(default_factory=set)
+    suppressed: set[int] = field(default_factory=set)
     penalty: float = 1.0
     least: int = 0  # shortest length, prompt and padding included
 
@@ -60,7 +60,7 @@ class Head:
             self.penalty = step.penalty if free else self.penalty
             return free
         if kind is steps.SuppressTokensLogitsProcessor:
-            self.banned |= {token for token in step.suppress_tokens.tolist() if token < self.vocab}
+            self.suppressed |= {token for token in step.suppress_tokens.tolist() if token < self.vocab}
             return True
         if kind in (steps.MinLengthLogitsProcessor, steps.MinNewTokensLengthLogitsProcessor):
             return self._takes_length(step)
@@ -71,7 +71,7 @@ class Head:
             return False
         for (token,), value in bias.items():
             if value == -math.inf:
-                self.banned.add(int(token))
+                self.suppressed.add(int(token))
             else:
                 self.bias[int(token)] = self.bias.get(int(token), 0.0) + value
         return True
@@ -105,7 +105,9 @@ def cut(processors: Sequence[Any], row: int, head: Head, sampled: bool) -> Chain
     last = _cut_last(middle) if sampled else {"temperature": 0.0}
     while middle and head.takes(middle[0]):
         middle.pop(0)
-    sampling = Sampling(bias=head.bias, banned=frozenset(head.banned), penalties=Penalties(head.penalty), **last)
+    sampling = Sampling(
+        repetition_penalty=head.penalty, logit_bias=head.bias, suppress_tokens=frozenset(head.suppressed), **last
+    )
     return Chain(sampling, head.least, LogitsProcessorList(middle), LogitsProcessorList(whole))
 
 

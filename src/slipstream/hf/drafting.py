@@ -24,7 +24,7 @@ TEXTLESS = ("none", "ngram", "eagle")  # these draft from token ids, and what th
 OWN = "the drafter"  # whatever the user gave, by the name the batch knows it by
 
 
-def course(drafter: Any, depth: int | None, verify: str | None, sampled: bool) -> DecodingPlan:
+def decoding_plan(drafter: Any, depth: int | None, verify: str | None, sampled: bool) -> DecodingPlan:
     """How every row is decoded. Sampling always has a seed here: the caller's, or one from torch's generator."""
     if depth is not None and depth < 0:
         raise ValueError(f"depth is {depth}; it must be 0 (plain decoding) or more, or None to adapt")

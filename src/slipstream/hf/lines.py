@@ -51,7 +51,7 @@ class Line:
             self.output.append(token)
             if self._criteria and self._stops():
                 del row.tokens[len(self.prompt.tokens) + len(self.output) :], row.origins[len(self.output) :]
-                row.finish = "stop"
+                row.finish_reason = "stop"
                 return
         if self.job.error is not None:
             raise (self._called and self._called.failure) or RuntimeError(self.job.error)
@@ -87,7 +87,7 @@ class Show:
 def decode(model: Model, drafters: Mapping[str, Drafter], lines: Sequence[Line], show: Show | None) -> None:
     """Run all rows to their ends, in this thread and in one batch."""
     limits = Limits(rows=len(lines), tokens=sys.maxsize, prefill=sys.maxsize)
-    verifiers = {line.job.course.rule: rules.get(line.job.course.rule)() for line in lines}
+    verifiers = {line.job.plan.rule: rules.get(line.job.plan.rule)() for line in lines}
     batch = Batch(model, drafters.__getitem__, verifiers.__getitem__, Adaptive(), limits)
     for line in lines:
         batch.check(line.job)

@@ -185,7 +185,7 @@ def test_an_imported_head_drafts_and_the_text_stays_the_same(tmp_path):
     texts = []
     for drafter in ("none", str(tmp_path / "back")):
         with NativeEngine(letters.target(), drafter, verify="coupled", depth=3) as engine:
-            texts.append(engine.generate("abcab", Sampling(0.9, seed=4), max_tokens=16)[0].tokens)
+            texts.append(engine.generate("abcab", Sampling(0.9, seed=4), max_tokens=16)[0].token_ids)
             drafted = engine.stats["drafted"]
             assert not engine.stats["failures"]
     assert texts[0] == texts[1]

@@ -263,7 +263,7 @@ def test_what_someone_else_has_a_say_in_grows_step_by_step():
     asked = [
         (Request([1, 2, 3], Sampling(0.8, top_p=0.5)), best),
         (Request([1, 2, 3], Sampling(0.8, top_k=5)), Budget(3)),
-        (Request([1, 2, 3], Sampling(0, bias={SOME[0]: 4.0})), best),
+        (Request([1, 2, 3], Sampling(0, logit_bias={SOME[0]: 4.0})), best),
         (Request([1, 2, 3], Sampling(0.8)), replace(best, siblings=Siblings.DISTINCT)),
         (Request([1, 2, 3], Sampling(0)), replace(best, shape=Shape((-1, -1, 0)))),
     ]

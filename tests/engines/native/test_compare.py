@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import letters
-from slipstream.core.sampling import Penalties, Sampling
+from slipstream.core.sampling import Sampling
 from slipstream.core.types import Request
 from slipstream.engines.base import Speculation
 from slipstream.engines.native.compare import agreement, judge
@@ -36,7 +36,7 @@ def twins(apart: float) -> NativeEngine:
 
 def outputs(engine: NativeEngine, how: Sampling, tokens: int = 12) -> list[int]:
     off = Speculation(off=True)
-    return engine.generate(PROMPT, how, max_tokens=tokens, ignore_ends=True, speculation=off)[0].tokens
+    return engine.generate(PROMPT, how, max_tokens=tokens, ignore_eos=True, speculation=off)[0].token_ids
 
 
 def test_equal_outputs_agree():
@@ -76,7 +76,7 @@ def test_a_token_that_is_worse_than_rounding_explains_is_real(apart):
 
 def test_two_choices_that_are_equally_wrong_are_no_tie():
     """Close to each other is not enough: both must be close to the best."""
-    greedy = Sampling(temperature=0, bias={3: 200.0})
+    greedy = Sampling(temperature=0, logit_bias={3: 200.0})
     with twins(0.0) as engine:
         found = agreement(engine.target.model, Request(PROMPT, greedy, 4), [TWINS[0]] * 4, [TWINS[1]] * 4)
     assert found.real is not None
@@ -84,7 +84,9 @@ def test_two_choices_that_are_equally_wrong_are_no_tie():
     assert found.real.behind > 100
 
 
-@pytest.mark.parametrize("how", [Sampling(0.8, seed=3), Sampling(1.3, 9, 0.9, seed=4, penalties=Penalties(1.2, 0.3))])
+@pytest.mark.parametrize(
+    "how", [Sampling(0.8, seed=3), Sampling(1.3, 9, 0.9, seed=4, repetition_penalty=1.2, presence_penalty=0.3)]
+)
 def test_the_race_is_run_again_as_the_engine_ran_it(how):
     """Along a coupled output, every token the engine chose is the best there, so judged against itself nothing is
     missing; any other token is a real difference."""

@@ -12,7 +12,7 @@ import batches
 from automaton import automaton
 from batches import PAIR, VOCAB
 from slipstream.core.noise import CounterNoise
-from slipstream.core.sampling import Penalties, Sampling
+from slipstream.core.sampling import Sampling
 from slipstream.core.types import Constraint, Request, Scores
 from slipstream.drafters.table import TableDrafter
 from slipstream.engines.job import DecodingPlan, Job
@@ -22,7 +22,7 @@ from slipstream.engines.native.scheduler import Limits
 from slipstream.models.run.table_model import TableModel
 
 BAD = 77  # the seed that marks the row things go wrong with
-GOOD = Request([0, 1, 2], Sampling(seed=1, penalties=Penalties(frequency=0.2)), 6)
+GOOD = Request([0, 1, 2], Sampling(seed=1, frequency_penalty=0.2), 6)
 WAYS = [
     ("table", "token", 3),
     ("table", "block", 2),
@@ -57,7 +57,11 @@ def unharmed(batch: Batch, jobs: list[Job]) -> None:
     batches.finish(batch)
     for job in jobs:
         expected = batches.alone(job)
-        assert (job.row.output, job.row.origins, job.row.finish) == (expected.output, expected.origins, expected.finish)
+        assert (job.row.output, job.row.origins, job.row.finish_reason) == (
+            expected.output,
+            expected.origins,
+            expected.finish_reason,
+        )
 
 
 class Moody(TableModel):
@@ -127,7 +131,7 @@ def test_logits_that_are_no_numbers(how, rule):
     batch = batches.batch(model=Moody(how))
     others, job = bystanders(batch), bad(batch, rule)
     unharmed(batch, others)
-    assert (job.row.finish, job.error) == ("error", BROKEN)
+    assert (job.row.finish_reason, job.error) == ("error", BROKEN)
     assert job.row.output == batches.alone(job).output[: len(job.row.output)], "what came before is kept"
     assert job.row.length >= 5
     assert batches.chunks(job)[-1].error == BROKEN
@@ -138,7 +142,7 @@ def test_a_model_that_fails_on_one_row(how):
     batch = batches.batch(Limits(prefill=2), model=Moody(how))
     others, job = bystanders(batch), bad(batch)
     unharmed(batch, others)
-    assert job.row.finish == "error"
+    assert job.row.finish_reason == "error"
     assert job.error in ("no room", "cannot read", "the model failed: device lost")
 
 
@@ -147,7 +151,7 @@ def test_a_model_that_fails_on_one_rows_draft_costs_the_draft():
     others, job = bystanders(batch), bad(batch, "coupled")
     unharmed(batch, others)
     assert job.row.output == batches.alone(job).output
-    assert sum(job.tally.drafted) == 0
+    assert sum(job.stats.drafted) == 0
 
 
 def test_a_pass_too_large_for_the_machine_is_run_in_parts():
@@ -167,15 +171,15 @@ def test_a_drafter_that_fails_costs_drafts_alone(duty, always):
     unharmed(batch, others)
     for one in [*mates, job]:
         expected = batches.alone(_with_drafter(one, "table"))
-        assert (one.row.output, one.row.finish) == (expected.output, expected.finish)
+        assert (one.row.output, one.row.finish_reason) == (expected.output, expected.finish_reason)
         alone = duty in ("open", "propose") and (always or one is job)
-        assert one.course.drafter == ("none" if alone else "clumsy")
+        assert one.plan.drafter == ("none" if alone else "clumsy")
     assert not drafter.rows
     assert f"drafter: clumsy at {duty}" in batch.failures
 
 
 def _with_drafter(job: Job, drafter: str) -> Job:
-    other = Job(job.row.request, replace(job.course, drafter=drafter))
+    other = Job(job.row.request, replace(job.plan, drafter=drafter))
     other.row.seed = job.row.seed
     return other
 
@@ -191,7 +195,7 @@ def test_a_drafter_that_fails_on_a_crowd_alone_is_left_by_all_of_it():
     others = bystanders(batch)
     jobs = [batches.send(batch, replace(GOOD, sample=i), "shy", "coupled", 2) for i in range(2)]
     unharmed(batch, others)
-    assert [job.course.drafter for job in jobs] == ["none", "none"]
+    assert [job.plan.drafter for job in jobs] == ["none", "none"]
 
 
 @pytest.mark.parametrize("rule", ["token", "block", "coupled"])
@@ -201,15 +205,15 @@ def test_a_grammar_without_a_way_on_ends_its_own_request(rule):
     batch = batches.batch()
     others, job = bystanders(batch), bad(batch, rule, grammar=dead_end)
     unharmed(batch, others)
-    assert (job.row.finish, job.error) == ("error", NOTHING)
+    assert (job.row.finish_reason, job.error) == ("error", NOTHING)
     assert len(job.row.output) == 2
 
 
 def test_banned_tokens_that_leave_nothing_end_their_own_request():
     batch = batches.batch()
-    others, job = bystanders(batch), bad(batch, banned=frozenset(range(VOCAB)))
+    others, job = bystanders(batch), bad(batch, suppress_tokens=frozenset(range(VOCAB)))
     unharmed(batch, others)
-    assert (job.row.finish, job.error, job.row.output) == ("error", NOTHING, [])
+    assert (job.row.finish_reason, job.error, job.row.output) == ("error", NOTHING, [])
 
 
 def test_a_dead_end_beyond_the_end_token_is_none():
@@ -220,7 +224,7 @@ def test_a_dead_end_beyond_the_end_token_is_none():
         batch, Request([0, 3], Sampling(seed=1), 9, ends=frozenset({3}), grammar=ends), "table", "coupled", 4
     )
     batches.finish(batch)
-    assert (job.row.finish, len(job.row.output), job.error) == ("stop", 2, None)
+    assert (job.row.finish_reason, len(job.row.output), job.error) == ("stop", 2, None)
 
 
 @pytest.mark.parametrize("part", ["processor", "grammar"])
@@ -245,7 +249,7 @@ def test_a_request_whose_own_code_raises(part):
     others = bystanders(batch)
     job = bad(batch, **{part: {"processor": processor, "grammar": Angry}[part]})
     unharmed(batch, others)
-    assert job.row.finish == "error"
+    assert job.row.finish_reason == "error"
     assert "mine" in (job.error or "")
     assert len(job.row.output) == 2
 
@@ -268,7 +272,7 @@ def test_cancelled_while_waiting_and_while_running():
     jobs[0].cancel()
     jobs[3].cancel()
     batch.step()
-    assert [job.row.finish for job in jobs] == ["cancelled", None, None, "cancelled"]
+    assert [job.row.finish_reason for job in jobs] == ["cancelled", None, None, "cancelled"]
     assert batch.scheduler.running == [jobs[1], jobs[2]], "the row was free at once"
     assert jobs[3].row.output == []
     unharmed(batch, jobs[1:3])
@@ -281,17 +285,17 @@ def test_cancelling_what_is_done_changes_nothing():
     batches.finish(batch)
     job.cancel()
     batch.step()
-    assert job.row.finish == "length"
+    assert job.row.finish_reason == "length"
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
         ({"prompt": [0, VOCAB]}, "outside 0 to 3"),
-        ({"sampling": Sampling(bias={9: 1.0})}, "bias names token 9"),
-        ({"sampling": Sampling(banned=frozenset({-1}))}, "banned names token -1"),
-        ({"sampling": Sampling(allowed=frozenset({4}))}, "allowed names token 4"),
-        ({"ends": frozenset({4})}, "stop_tokens names token 4"),
+        ({"sampling": Sampling(logit_bias={9: 1.0})}, "logit_bias names token 9"),
+        ({"sampling": Sampling(suppress_tokens=frozenset({-1}))}, "suppress_tokens names token -1"),
+        ({"sampling": Sampling(allowed_token_ids=frozenset({4}))}, "allowed_token_ids names token 4"),
+        ({"ends": frozenset({4})}, "stop_token_ids names token 4"),
     ],
 )
 def test_what_cannot_run_is_refused_before_it_starts(wrong, said):
@@ -308,7 +312,7 @@ def test_a_rule_that_breaks_ends_who_is_under_way_and_keeps_who_waits():
     first, second = (batches.send(batch, replace(GOOD, sample=i), "none", "token", 0) for i in range(2))
     batch.step()
     batch.fail(RuntimeError("boom"))
-    assert (first.row.finish, first.error) == ("error", "the engine failed: boom")
+    assert (first.row.finish_reason, first.error) == ("error", "the engine failed: boom")
     unharmed(batch, [second])
 
 
@@ -330,7 +334,7 @@ def test_sampling_that_fails_for_one_row_ends_that_row_alone():
     others, job = bystanders(batch), bad(batch, top_k=2)
     object.__setattr__(job.row.request.sampling, "top_k", 2.5)
     unharmed(batch, others)
-    assert (job.row.finish, job.error is not None) == ("error", True)
+    assert (job.row.finish_reason, job.error is not None) == ("error", True)
 
 
 @pytest.mark.parametrize("at", ["push", "flush"])
@@ -349,7 +353,7 @@ def test_text_that_cannot_be_decoded_ends_its_own_request(at):
     batch.check(job)
     batch.add(job)
     unharmed(batch, others)
-    assert (job.row.finish, job.result().error) == ("error", "'no such token'")
+    assert (job.row.finish_reason, job.result().error) == ("error", "'no such token'")
 
 
 def test_a_model_that_fails_to_close_a_row_goes_on_with_the_others():
@@ -362,7 +366,7 @@ def test_a_model_that_fails_to_close_a_row_goes_on_with_the_others():
     batch = batches.batch(model=Sticky(PAIR.target))
     others, job = bystanders(batch), bad(batch, max_tokens=2)
     unharmed(batch, others)
-    assert job.row.finish == "length"
+    assert job.row.finish_reason == "length"
     assert batch.failures == {"model: stuck": 1}
 
 
@@ -375,4 +379,4 @@ def test_ending_a_job_never_raises_and_keeps_its_first_end():
     job.end("cancelled")
     job.end("error", "later")
     done = job.result()
-    assert (done.finish, done.error, done.text) == ("cancelled", None, "")
+    assert (done.finish_reason, done.error, done.text) == ("cancelled", None, "")

@@ -51,59 +51,59 @@ def engine() -> Iterator[Engine]:
         yield made
 
 
-def wish(spec: dict | None, rule: str, n: int = 1, off: bool = False, most: int = 24) -> GenerationOptions:
-    return GenerationOptions(most, grammar=spec, n=n, speculation=Speculation(off=off, verify=rule))
+def options(spec: dict | None, rule: str, n: int = 1, off: bool = False, most: int = 24) -> GenerationOptions:
+    return GenerationOptions(most, n=n, speculation=Speculation(off=off, verify=rule), **(spec or {}))
 
 
 def matches(spec: dict, text: str) -> bool:
     return re.fullmatch(spec["regex"], text) is not None if "regex" in spec else nested(text)
 
 
-@pytest.mark.parametrize("spec", [{"regex": PATTERN}, {"ebnf": EBNF}])
+@pytest.mark.parametrize("spec", [{"regex": PATTERN}, {"grammar": EBNF}])
 def test_output_matches_whatever_the_rule(engine, spec):
     tickets = [
-        engine.submit("ababcbaabcbbab", Sampling(temperature=t, seed=seed), wish(spec, rule))[0]
+        engine.submit("ababcbaabcbbab", Sampling(temperature=t, seed=seed), options(spec, rule))[0]
         for rule in RULES
         for t in (0.0, 1.0, 2.0)
         for seed in range(2)
     ]
     done = [ticket.result() for ticket in tickets]
-    assert all(c.finish in ("stop", "length") for c in done)
-    over = [c for c in done if c.finish == "stop"]
+    assert all(c.finish_reason in ("stop", "length") for c in done)
+    over = [c for c in done if c.finish_reason == "stop"]
     assert len(over) > len(done) / 2
     assert all(matches(spec, c.text) for c in over), [c.text for c in over]
-    assert any(sum(c.tally.accepted) for c in done)
+    assert any(sum(c.stats.accepted) for c in done)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("spec", [{"regex": PATTERN}, {"ebnf": EBNF}])
+@pytest.mark.parametrize("spec", [{"regex": PATTERN}, {"grammar": EBNF}])
 def test_speculation_changes_nothing(engine, temperature, spec):
     fast, slow = (
-        engine.submit("ababab", Sampling(temperature=temperature, seed=3), wish(spec, "coupled", n=3, off=off))
+        engine.submit("ababab", Sampling(temperature=temperature, seed=3), options(spec, "coupled", n=3, off=off))
         for off in (False, True)
     )
-    assert [ticket.result().tokens for ticket in fast] == [ticket.result().tokens for ticket in slow]
+    assert [ticket.result().token_ids for ticket in fast] == [ticket.result().token_ids for ticket in slow]
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_grammar_no_token_can_follow_ends_its_own_request(engine, rule):
     """The tokenizer has no z: after the letters before it there is no way on."""
-    how, free = Sampling(seed=1), wish(None, "coupled")
+    how, free = Sampling(seed=1), options(None, "coupled")
     (good,) = engine.submit("abc", how, free)
-    (dead,) = engine.submit("abc", how, wish({"regex": "abz"}, rule))
-    (never,) = engine.submit("abc", how, wish({"regex": "z"}, rule))
-    assert (dead.result().finish, dead.result().error, dead.result().text) == ("error", NOTHING, "ab")
-    assert (never.result().finish, never.result().text) == ("error", "")
+    (dead,) = engine.submit("abc", how, options({"regex": "abz"}, rule))
+    (never,) = engine.submit("abc", how, options({"regex": "z"}, rule))
+    assert (dead.result().finish_reason, dead.result().error, dead.result().text) == ("error", NOTHING, "ab")
+    assert (never.result().finish_reason, never.result().text) == ("error", "")
     (alone,) = engine.submit("abc", how, free)
-    assert good.result().tokens == alone.result().tokens
+    assert good.result().token_ids == alone.result().token_ids
 
 
-def test_banned_tokens_that_a_grammar_needs(engine):
+def test_suppressed_tokens_that_a_grammar_needs(engine):
     b = letters.TOKENS.index("b")
-    (dead,) = engine.generate("abc", Sampling(seed=1, banned=frozenset({b})), grammar={"regex": "a+b"}, max_tokens=60)
-    assert dead.finish in ("length", "error")
-    (dead,) = engine.generate("abc", Sampling(seed=1, banned=frozenset({b})), grammar={"regex": "ab"})
-    assert (dead.finish, dead.error, dead.text) == ("error", NOTHING, "a")
+    (dead,) = engine.generate("abc", Sampling(seed=1, suppress_tokens=frozenset({b})), regex="a+b", max_tokens=60)
+    assert dead.finish_reason in ("length", "error")
+    (dead,) = engine.generate("abc", Sampling(seed=1, suppress_tokens=frozenset({b})), regex="ab")
+    assert (dead.finish_reason, dead.error, dead.text) == ("error", NOTHING, "a")
 
 
 def test_the_end_comes_where_the_grammar_is_complete_and_only_there():
@@ -156,22 +156,16 @@ def test_a_chain_costs_one_mask_a_place(monkeypatch):
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ({}, "not understood"),
-        ({"xml": "a"}, "not understood"),
-        ({"regex": "a", "ebnf": "b"}, "not understood"),
-        ({"regex": 3}, "not understood"),
-        ({"json": "object"}, "not understood"),
-        ({"regex": "[a"}, "malformed .*Unclosed"),
-        ({"ebnf": "start ::= [a]"}, "malformed .*root"),
-        ({"json": {"type": "thing"}}, "malformed .*thing"),
-        ({"json": {"enum": {1}}}, "no JSON"),
+        ({"regex": "[a"}, "the regex is malformed: .*Unclosed"),
+        ({"grammar": "start ::= [a]"}, "the grammar is malformed: .*root"),
+        ({"json_schema": {"type": "thing"}}, "the json_schema is malformed: .*thing"),
+        ({"json_schema": {"enum": {1}}}, "json_schema cannot be written as JSON"),
     ],
 )
 def test_what_is_no_grammar_is_refused_in_a_sentence(engine, spec, said):
     with pytest.raises(ValueError, match=said) as caught:
-        engine.submit("abc", wish=GenerationOptions(grammar=spec))
+        engine.submit("abc", options=GenerationOptions(**spec))
     assert "\n" not in str(caught.value)
-    assert '{"regex": a pattern}' in str(caught.value)
 
 
 def test_without_xgrammar_the_sentence_says_how_to_get_it(monkeypatch):
@@ -184,14 +178,14 @@ def test_without_xgrammar_the_sentence_says_how_to_get_it(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ValueError, match=r"pip install slipstream-lm\[grammar\]"):
-        grammar.compiled({"regex": "a"}, TextCodec(letters.tokenizer()), len(letters.TOKENS))
+        grammar.compiled(("regex", "a"), TextCodec(letters.tokenizer()), len(letters.TOKENS))
 
 
 NUMBER, POLITE = r"[0-9]{3}-[0-9]{2}", r"(yes|no), (sir|madam)!"
 SPECS: list[tuple[dict, Callable[[str], object]]] = [
-    ({"json": SCHEMA}, follows_schema),
+    ({"json_schema": SCHEMA}, follows_schema),
     ({"regex": NUMBER}, re.compile(NUMBER).fullmatch),
-    ({"ebnf": 'root ::= ("yes" | "no") ", " ("sir" | "madam") "!"'}, re.compile(POLITE).fullmatch),
+    ({"grammar": 'root ::= ("yes" | "no") ", " ("sir" | "madam") "!"'}, re.compile(POLITE).fullmatch),
 ]
 
 
@@ -202,12 +196,14 @@ def test_the_default_model_writes_what_the_grammar_says():
     with NativeEngine(default.target(), depth=3) as engine:
         asked = [
             [
-                engine.submit(prompt, Sampling(temperature=t, seed=2), wish(spec, rule, off=off, most=60))[0]
+                engine.submit(prompt, Sampling(temperature=t, seed=2), options(spec, rule, off=off, most=60))[0]
                 for t, rule, off in ways
             ]
             for spec, _ in SPECS
         ]
         for (_, right), tickets in zip(SPECS, asked, strict=True):
             done = [ticket.result() for ticket in tickets]
-            assert all(c.finish == "stop" and right(c.text) for c in done), [(c.text, c.finish) for c in done]
-            assert done[0].tokens == done[1].tokens
+            assert all(c.finish_reason == "stop" and right(c.text) for c in done), [
+                (c.text, c.finish_reason) for c in done
+            ]
+            assert done[0].token_ids == done[1].token_ids

@@ -20,14 +20,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import letters
-from slipstream.core.sampling import Penalties, Sampling
+from slipstream.core.sampling import Sampling
 from slipstream.engines.base import GenerationOptions, Speculation
 from slipstream.engines.native.engine import NativeEngine
 from within import within
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 SECONDS = 60  # in which the tiny model has answered anything
-GOOD: dict[str, Any] = {"max_tokens": 12, "ignore_ends": True}
+GOOD: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True}
 GREEDY = Sampling(temperature=0)
 
 small = st.integers(-2, 24)
@@ -66,10 +66,12 @@ samplings = some(
     top_p=number,
     min_p=number,
     seed=integer,
-    penalties=some(repetition=number, presence=number, frequency=number),
-    bias=st.dictionaries(small, number, max_size=2),
-    allowed=ids,
-    banned=ids,
+    repetition_penalty=number,
+    presence_penalty=number,
+    frequency_penalty=number,
+    logit_bias=st.dictionaries(small, number, max_size=2),
+    allowed_token_ids=ids,
+    suppress_tokens=ids,
 )
 speculations = some(
     off=st.booleans(),
@@ -82,12 +84,12 @@ options = some(
     max_tokens=st.sampled_from([0, 1, 5, 12, 10**6]),
     min_tokens=integer,
     stop=st.one_of(words, st.lists(words, max_size=2)),
-    stop_tokens=ids,
-    ignore_ends=st.booleans(),
+    stop_token_ids=ids,
+    ignore_eos=st.booleans(),
     logprobs=integer,
-    grammar=st.sampled_from(
-        [{"regex": "[a-c]+"}, {"regex": "("}, {"regex": 5}, {"json": True}, {"ebnf": ""}, {"x": 1}]
-    ),
+    grammar=st.sampled_from(['root ::= "a" | "b" root', "", {"regex": "a"}]),
+    json_schema=st.sampled_from([True, {"type": "string"}, {"type": "thing"}, 5]),
+    regex=st.sampled_from(["[a-c]+", "(", 5]),
     raw=st.booleans(),
     speculation=speculations,
     temperature=number,
@@ -108,25 +110,23 @@ def expected(engine: NativeEngine) -> list[int]:
 
 def good(engine: NativeEngine) -> list[int]:
     (completion,) = within(SECONDS, lambda: engine.generate("abc", GREEDY, **GOOD))
-    assert completion.finish == "length"
-    return list(completion.tokens)
+    assert completion.finish_reason == "length"
+    return list(completion.token_ids)
 
 
 def made(kind: Any, fields: Any) -> Any:
     return kind(**fields) if isinstance(fields, Fields) else fields
 
 
-def ask(engine: NativeEngine, prompt: Any, sampling: Any, wish: dict[str, Any], streamed: bool) -> None:
+def ask(engine: NativeEngine, prompt: Any, sampling: Any, options: dict[str, Any], streamed: bool) -> None:
     """Make the objects a request is made of, and send it."""
-    if isinstance(sampling, Fields) and "penalties" in sampling:
-        sampling["penalties"] = made(Penalties, sampling["penalties"])
-    if "speculation" in wish:
-        wish["speculation"] = made(Speculation, wish["speculation"])
+    if "speculation" in options:
+        options["speculation"] = made(Speculation, options["speculation"])
     sampling = made(Sampling, sampling)
     if streamed:
-        next(engine.stream(prompt, sampling, **wish), None)
+        next(engine.stream(prompt, sampling, **options), None)
     else:
-        engine.generate(prompt, sampling, **wish)
+        engine.generate(prompt, sampling, **options)
 
 
 # types are checked while tests run, by a library that draws from `random` in the engine's thread
@@ -138,15 +138,15 @@ def ask(engine: NativeEngine, prompt: Any, sampling: Any, wish: dict[str, Any], 
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(prompts, mostly(samplings), options, st.booleans())
-def test_a_good_request_is_answered_beside_and_after_any_other(engine, expected, prompt, sampling, wish, streamed):
+def test_a_good_request_is_answered_beside_and_after_any_other(engine, expected, prompt, sampling, options, streamed):
     refusal = "none"
     (beside,) = engine.submit("abc", GREEDY, GenerationOptions(**GOOD))
     try:
-        within(SECONDS, lambda: ask(engine, prompt, sampling, wish, streamed))
+        within(SECONDS, lambda: ask(engine, prompt, sampling, options, streamed))
     except ValueError as error:
         refusal = str(error)
     assert refusal, "a refusal says why"
     assert "\n" not in refusal, "in one sentence"
-    assert within(SECONDS, beside.result).tokens == expected
+    assert within(SECONDS, beside.result).token_ids == expected
     assert good(engine) == expected
     assert not engine.stats["failures"]

@@ -31,12 +31,12 @@ def outputs(target: Target, prompts: list[str], rows: int, drafted: bool, tokens
         tickets = []
         for i, (prompt, temperature) in enumerate(product(prompts, (0.0, 0.9))):
             speculation = Speculation(depth=1 + i % 4) if drafted else Speculation(off=True)
-            wish = GenerationOptions(tokens, ignore_ends=True, raw=True, speculation=speculation)
-            tickets += engine.submit(prompt, Sampling(temperature, seed=i), wish)
+            options = GenerationOptions(tokens, ignore_eos=True, raw=True, speculation=speculation)
+            tickets += engine.submit(prompt, Sampling(temperature, seed=i), options)
         done = [ticket.result() for ticket in tickets]
     for temperature in (0, 1):
-        assert any(sum(one.tally.drafted) for one in done[temperature::2]) == drafted
-    return [one.tokens for one in done]
+        assert any(sum(one.stats.drafted) for one in done[temperature::2]) == drafted
+    return [one.token_ids for one in done]
 
 
 def check(target: Target, prompts: list[str], tokens: int) -> None:

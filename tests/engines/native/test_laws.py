@@ -18,7 +18,7 @@ from slipstream.core.interfaces import Policy
 from slipstream.core.loop import NoiseFactory
 from slipstream.core.noise import CounterNoise, Noise
 from slipstream.core.rules import rules
-from slipstream.core.sampling import Penalties, Sampling
+from slipstream.core.sampling import Sampling
 from slipstream.core.types import Request, Row
 from slipstream.drafters.ngram import NGram
 from slipstream.drafters.none import NoDrafter
@@ -34,9 +34,11 @@ EVERYTHING = Sampling(
     top_k=2,
     top_p=0.95,
     min_p=0.05,
-    penalties=Penalties(repetition=1.2, presence=0.3, frequency=0.25),
-    bias={1: 0.4, 2: -0.3},
-    allowed=frozenset({0, 1, 2}),
+    repetition_penalty=1.2,
+    presence_penalty=0.3,
+    frequency_penalty=0.25,
+    logit_bias={1: 0.4, 2: -0.3},
+    allowed_token_ids=frozenset({0, 1, 2}),
 )
 DENSE = Pair(Table.random(3, 2, 11, zeros=0), Table.random(3, 2, 12, zeros=0))  # no dead ends under the automaton
 
@@ -70,7 +72,7 @@ class Batched(Subject):
             job = Job(row.request, DecodingPlan("own", "own", self.depth))
             job.row = row
             batch.add(job)
-        while any(row.finish is None for row in rows) and cycles != 0:
+        while any(row.finish_reason is None for row in rows) and cycles != 0:
             batch.step()
             cycles = None if cycles is None else cycles - 1
         assert not batch.failures

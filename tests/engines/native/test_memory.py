@@ -129,8 +129,8 @@ def test_a_job_that_is_done_while_it_waits_takes_no_row_and_blocks_nobody():
     batch.step()
     assert [job.seated for job in jobs] == [False, False, True]
     batches.finish(batch)
-    assert [job.row.finish for job in jobs] == ["error", "cancelled", "length"]
-    assert [len([c for c in batches.chunks(job) if c.finish]) for job in jobs] == [1, 1, 1]
+    assert [job.row.finish_reason for job in jobs] == ["error", "cancelled", "length"]
+    assert [len([c for c in batches.chunks(job) if c.finish_reason]) for job in jobs] == [1, 1, 1]
 
 
 def test_what_is_kept_for_prompts_that_begin_alike_is_limited_and_shown():

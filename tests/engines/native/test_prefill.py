@@ -49,7 +49,7 @@ def test_and_waits_where_the_piece_would_be_too_small():
     first, second, third = jobs(80, 90, 15)
     assert reading.read([first, second, third]) == [first, third], "a small one passes by"
     assert (reader.read, second.unread) == ([], 90)
-    first.tally.cycles = third.tally.cycles = 1
+    first.stats.cycles = third.stats.cycles = 1
     assert reading.read([first, second, third]) == [first, second, third], "next time it is the first"
 
 
@@ -63,6 +63,6 @@ def test_a_long_prompt_is_read_step_by_step():
 def test_who_is_done_is_not_ready():
     reading, _ = prompts(100)
     one, other = jobs(5, 5)
-    one.tally.cycles = other.tally.cycles = 1
+    one.stats.cycles = other.stats.cycles = 1
     one.end("cancelled")
     assert reading.read([one, other]) == [other]

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import batches
 from batches import PAIR, VOCAB
-from slipstream.core.sampling import Penalties, Sampling
+from slipstream.core.sampling import Sampling
 from slipstream.core.types import Origin, Request
 from slipstream.engines.job import Job
 from slipstream.engines.native.scheduler import Limits
@@ -21,16 +21,17 @@ CONTEXT = 20
 
 
 def random_sampling(rng: Random) -> Sampling:
-    penalties = Penalties(rng.choice([1.0, 1.4]), rng.choice([0.0, 0.5]), rng.choice([0.0, -0.3]))
+    names = "repetition_penalty", "presence_penalty", "frequency_penalty"
+    penalties = dict(zip(names, (rng.choice([1.0, 1.4]), rng.choice([0.0, 0.5]), rng.choice([0.0, -0.3])), strict=True))
     return Sampling(
         temperature=rng.choice([0.0, 0.5, 1.0, 1.7]),
         top_k=rng.choice([0, 0, 3]),
         top_p=rng.choice([1.0, 0.7]),
         min_p=rng.choice([0.0, 0.2]),
         seed=rng.getrandbits(63),
-        penalties=rng.choice([penalties, Penalties()]),
-        bias=rng.choice([{}, {rng.randrange(VOCAB): rng.uniform(-2, 2)}]),
-        allowed=rng.choice([None, None, frozenset(range(VOCAB))]),
+        **rng.choice([penalties, {}]),
+        logit_bias=rng.choice([{}, {rng.randrange(VOCAB): rng.uniform(-2, 2)}]),
+        allowed_token_ids=rng.choice([None, None, frozenset(range(VOCAB))]),
     )
 
 
@@ -83,7 +84,7 @@ class Traffic(RuleBasedStateMachine):
         batches.finish(self.batch)
         for job in self.all:
             compare(job)
-        assert self.batch.teller.tally.emitted == sum(len(job.row.output) for job in self.all)
+        assert self.batch.teller.stats.emitted == sum(len(job.row.output) for job in self.all)
         assert not self.batch.failures
 
 
@@ -91,19 +92,21 @@ def compare(job: Job) -> None:
     """With a fixed depth every token and origin is the reference's; a policy's free choice changes neither the greedy
     nor the coupled outcome, and must keep the limits in any case."""
     seen, row = batches.chunks(job), job.row
-    assert [token for chunk in seen for token in chunk.tokens] == row.output
-    assert [chunk.finish for chunk in seen[:-1]] == [None] * (len(seen) - 1)
-    assert job.tally.emitted == len(row.output) == len(row.origins)
-    assert sum(job.tally.accepted) == row.origins.count(Origin.ACCEPTED)
+    assert [token for chunk in seen for token in chunk.token_ids] == row.output
+    assert [chunk.finish_reason for chunk in seen[:-1]] == [None] * (len(seen) - 1)
+    assert job.stats.emitted == len(row.output) == len(row.origins)
+    assert sum(job.stats.accepted) == row.origins.count(Origin.ACCEPTED)
     assert not job.error
-    if job.course.depth is None and job.course.rule not in ("greedy", "coupled"):
+    if job.plan.depth is None and job.plan.rule not in ("greedy", "coupled"):
         assert len(row.output) <= min(row.request.max_tokens, CONTEXT - len(row.request.prompt))
         return
     expected = batches.alone(job, CONTEXT)
-    size = len(row.output) if row.finish == "cancelled" else len(expected.output)
+    size = len(row.output) if row.finish_reason == "cancelled" else len(expected.output)
     assert row.output == expected.output[:size]
-    assert row.finish == ("cancelled" if job.cancelled and row.finish == "cancelled" else expected.finish)
-    if job.course.depth is not None:
+    assert row.finish_reason == (
+        "cancelled" if job.cancelled and row.finish_reason == "cancelled" else expected.finish_reason
+    )
+    if job.plan.depth is not None:
         assert row.origins == expected.origins[:size]
 
 

@@ -14,7 +14,7 @@ from slipstream.core.interfaces import Drafter
 from slipstream.drafters.ngram import NGram
 from slipstream.engines.native.engine import NativeEngine
 
-SHORT = {"max_tokens": 6, "ignore_ends": True}
+SHORT = {"max_tokens": 6, "ignore_eos": True}
 GREEDY = ss.Sampling(temperature=0)
 
 
@@ -26,11 +26,11 @@ def engine() -> Iterator[NativeEngine]:
 
 @pytest.fixture(scope="module")
 def expected(engine) -> list[int]:
-    return engine.generate([3, 4, 5], GREEDY, **SHORT)[0].tokens
+    return engine.generate([3, 4, 5], GREEDY, **SHORT)[0].token_ids
 
 
 @pytest.mark.parametrize(
-    ("wish", "said"),
+    ("options", "said"),
     [
         ({"stop": [5]}, "stop is [5]; it must be a string or a list of strings"),
         ({"stop": b"a"}, "stop is b'a'; it must be a string or a list of strings"),
@@ -38,16 +38,23 @@ def expected(engine) -> list[int]:
         ({"max_tokens": 5.0}, "max_tokens is 5.0; it must be an integer"),
         ({"n": 10**9}, "n is 1000000000; it must be between 1 and 4096"),
         ({"raw": "yes"}, "raw is 'yes'; it must be True or False"),
-        ({"stop_tokens": [1.5]}, "an element of stop_tokens is 1.5; it must be an integer"),
-        ({"grammar": "json"}, "grammar is 'json'; it must be {\"json\": a schema"),
+        ({"stop_token_ids": [1.5]}, "an element of stop_token_ids is 1.5; it must be an integer"),
+        ({"grammar": {"json": True}}, "grammar is {'json': True}; it must be a string of EBNF rules with a root"),
+        ({"regex": 3}, "regex is 3; it must be a regular expression as a string"),
+        (
+            {"json_schema": "object"},
+            "json_schema is 'object'; it must be a schema as a dictionary, or True for any JSON",
+        ),
+        ({"regex": "a", "grammar": "b"}, "grammar and regex are given; a text is constrained by one of them"),
+        ({"regex": "a", "ignore_eos": True}, "ignore_eos is on, and regex ends the text at an end token"),
         ({"speculation": 4}, "speculation is 4; it must be Speculation("),
         ({"temperature": 0.8}, "temperature is a parameter of sampling; pass it as ss.Sampling(temperature=…)"),
         ({"max_token": 5}, "did you mean max_tokens?"),
     ],
 )
-def test_a_wrong_option_of_a_request(engine, wish, said):
+def test_a_wrong_option_of_a_request(engine, options, said):
     with pytest.raises(ValueError) as refused:  # noqa: PT011 - the whole sentence is compared
-        engine.generate("abc", GREEDY, **wish)
+        engine.generate("abc", GREEDY, **options)
     assert said in str(refused.value)
 
 
@@ -57,10 +64,10 @@ def test_a_wrong_option_of_a_request(engine, wish, said):
         ({"seed": 1.5}, "seed is 1.5; it must be an integer"),
         ({"top_k": 40.0}, "top_k is 40.0; it must be an integer"),
         ({"temperature": "hot"}, "temperature is 'hot'; it must be a number"),
-        ({"bias": [3]}, "bias is [3]; it must be a dictionary from token ids to numbers"),
-        ({"bias": {"3": 1.0}}, "a token of bias is '3'; it must be an integer"),
-        ({"banned": "ab"}, "banned is 'ab'; it must be a list of integers"),
-        ({"penalties": 1.2}, "penalties is 1.2; it must be Penalties("),
+        ({"logit_bias": [3]}, "logit_bias is [3]; it must be a dictionary from token ids to numbers"),
+        ({"logit_bias": {"3": 1.0}}, "a token of logit_bias is '3'; it must be an integer"),
+        ({"suppress_tokens": "ab"}, "suppress_tokens is 'ab'; it must be a list of integers"),
+        ({"repetition_penalty": "1.2"}, "repetition_penalty is '1.2'; it must be a number"),
     ],
 )
 def test_a_wrong_field_of_sampling(fields, said):
@@ -71,9 +78,15 @@ def test_a_wrong_field_of_sampling(fields, said):
 
 def test_numbers_of_other_libraries_become_pythons_own():
     sampling = ss.Sampling(
-        temperature=np.float32(0.5), top_k=torch.tensor(4), seed=np.int64(5), allowed=[3, 4], bias={np.int64(3): 1}
+        temperature=np.float32(0.5),
+        top_k=torch.tensor(4),
+        seed=np.int64(5),
+        allowed_token_ids=[3, 4],
+        logit_bias={np.int64(3): 1},
     )
-    assert sampling == ss.Sampling(temperature=0.5, top_k=4, seed=5, allowed=frozenset({3, 4}), bias={3: 1.0})
+    assert sampling == ss.Sampling(
+        temperature=0.5, top_k=4, seed=5, allowed_token_ids=frozenset({3, 4}), logit_bias={3: 1.0}
+    )
     assert [type(value) for value in (sampling.temperature, sampling.top_k, sampling.seed)] == [float, int, int]
 
 
@@ -90,7 +103,7 @@ def test_numbers_of_other_libraries_become_pythons_own():
     ],
 )
 def test_token_ids_of_any_library(engine, expected, prompt):
-    assert [done.tokens for done in engine.generate(prompt, GREEDY, stop=None, **SHORT)] == [expected]
+    assert [done.token_ids for done in engine.generate(prompt, GREEDY, stop=None, **SHORT)] == [expected]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +126,7 @@ def test_what_is_no_prompt(engine, prompt, said):
 def test_sampling_that_is_none(engine):
     with pytest.raises(ValueError, match=r"sampling is {'temperature': 0}; it must be Sampling\("):
         engine.generate("abc", {"temperature": 0})
-    with pytest.raises(ValueError, match=r"wish is {'max_tokens': 3}; it must be GenerationOptions\("):
+    with pytest.raises(ValueError, match=r"options is {'max_tokens': 3}; it must be GenerationOptions\("):
         engine.submit("abc", GREEDY, {"max_tokens": 3})
 
 
@@ -153,7 +166,7 @@ def test_a_loaded_model_is_run_and_left_as_it_was(engine):
     before = {name: type(module) for name, module in model.named_modules()}
     with ss.Engine(model, tokenizer=letters.tokenizer(), drafter=None) as own:
         ours, theirs = (e.generate("abcabc", GREEDY, **SHORT)[0] for e in (own, engine))
-        assert (ours.tokens, ours.text) == (theirs.tokens, theirs.text)
+        assert (ours.token_ids, ours.text) == (theirs.token_ids, theirs.text)
         assert own.label.startswith("LlamaForCausalLM (float32")
         assert own.drafter_name == "none"
         assert {name: type(module) for name, module in model.named_modules()} == before
@@ -165,7 +178,7 @@ def test_a_loaded_model_whose_tokenizer_is_found_by_its_folder(tmp_path, engine,
     letters.tokenizer().save_pretrained(tmp_path)
     model = type(letters.plain()).from_pretrained(tmp_path)
     with ss.Engine(model, drafter="ngram") as own:
-        assert own.generate([3, 4, 5], GREEDY, **SHORT)[0].tokens == expected
+        assert own.generate([3, 4, 5], GREEDY, **SHORT)[0].token_ids == expected
 
 
 def test_a_drafter_given_as_an_object():
@@ -181,9 +194,9 @@ def test_a_drafter_given_as_an_object():
     with ss.Engine(target, drafter, "coupled", depth=3) as engine:
         (done,) = engine.generate("abcabcabc", GREEDY, **SHORT)
         (plain,) = engine.generate("abcabcabc", GREEDY, speculation=ss.Speculation(off=True), **SHORT)
-        assert done.tokens == plain.tokens
+        assert done.token_ids == plain.token_ids
         assert drafter.proposals
-        assert sum(done.tally.drafted)
+        assert sum(done.stats.drafted)
         assert engine.drafter_name == "Counting"
     with pytest.raises(ValueError, match="a drafter given as an object takes none"):
         ss.Engine(letters.target(), drafter, options={"min": "2"})

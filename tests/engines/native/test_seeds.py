@@ -54,22 +54,22 @@ def completions(**speculation) -> Iterator[Completion]:
     how = Speculation(drafter="mini", **speculation)
     for run in RUNS:
         with opened(run) as engine:
-            yield from engine.generate("abcabc", WARM, max_tokens=60, ignore_ends=True, speculation=how)
+            yield from engine.generate("abcabc", WARM, max_tokens=60, ignore_eos=True, speculation=how)
 
 
 @pytest.mark.parametrize("tree", [None, 8])
 def test_one_seed_gives_one_text_at_any_depth(tree):
     done = list(completions(shape=tree))
     assert {c.rule for c in done} == {"coupled"}
-    assert len({tuple(c.tokens) for c in done}) == 1
-    assert all(sum(c.tally.accepted) for c in done)
+    assert len({tuple(c.token_ids) for c in done}) == 1
+    assert all(sum(c.stats.accepted) for c in done)
     if tree is None:
-        assert len({tuple(c.tally.drafted) for c in done}) > 1, "the depth did not vary, so nothing was tested"
+        assert len({tuple(c.stats.drafted) for c in done}) > 1, "the depth did not vary, so nothing was tested"
 
 
 def test_the_block_rule_with_a_seed_promises_nothing():
     done = list(completions(verify="block"))
-    assert len({tuple(c.tokens) for c in done}) > 1, "the times make no difference, so the test above has no power"
+    assert len({tuple(c.token_ids) for c in done}) > 1, "the times make no difference, so the test above has no power"
     assert {(c.rule, c.lossless, c.repeatable) for c in done} == {("block", True, None)}
 
 
@@ -119,11 +119,11 @@ def test_samples_without_a_seed_use_the_systems_randomness():
     with opened(0) as engine:
         torch.manual_seed(0)
         before = torch.get_rng_state()
-        first = engine.generate("ab", Sampling(1.5), max_tokens=24, ignore_ends=True, n=2)
+        first = engine.generate("ab", Sampling(1.5), max_tokens=24, ignore_eos=True, n=2)
         assert torch.equal(torch.get_rng_state(), before), "the caller's generator was used"
         torch.manual_seed(0)
-        again = engine.generate("ab", Sampling(1.5), max_tokens=24, ignore_ends=True, n=2)
-    assert len({tuple(c.tokens) for c in [*first, *again]}) == 4
+        again = engine.generate("ab", Sampling(1.5), max_tokens=24, ignore_eos=True, n=2)
+    assert len({tuple(c.token_ids) for c in [*first, *again]}) == 4
 
 
 @pytest.mark.model
@@ -135,7 +135,7 @@ def test_one_seed_gives_one_text_on_the_default_model(tree, monkeypatch):
         with NativeEngine(default.target(), "eagle", shape=tree) as engine:
             (done,) = engine.generate("List the numbers from 1 to 30, then again.", WARM, max_tokens=60)
         texts.add(done.text)
-        drafted.add(tuple(done.tally.drafted))
+        drafted.add(tuple(done.stats.drafted))
         assert done.guarantee == base.Guarantee("coupled", True, "bit for bit")
     assert len(texts) == 1
     if tree is None:
@@ -146,6 +146,6 @@ def test_one_seed_gives_one_text_on_the_default_model(tree, monkeypatch):
 def test_a_temperature_too_small_for_float32_is_greedy(verify):
     with opened(0) as engine:
         how = Speculation(drafter="mini", depth=3, verify=verify)
-        (cold,) = engine.generate("abcabc", Sampling(0), max_tokens=8, ignore_ends=True, speculation=how)
-        (tiny,) = engine.generate("abcabc", Sampling(1e-46), max_tokens=8, ignore_ends=True, speculation=how)
-    assert (tiny.tokens, tiny.rule, tiny.error) == (cold.tokens, "greedy", None)
+        (cold,) = engine.generate("abcabc", Sampling(0), max_tokens=8, ignore_eos=True, speculation=how)
+        (tiny,) = engine.generate("abcabc", Sampling(1e-46), max_tokens=8, ignore_eos=True, speculation=how)
+    assert (tiny.token_ids, tiny.rule, tiny.error) == (cold.token_ids, "greedy", None)

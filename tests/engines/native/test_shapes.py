@@ -28,15 +28,15 @@ def test_trees_of_all_rules_shapes_and_drafters_in_one_batch():
     rules = ["greedy", "coupled", "chosen", "replace", "no_replace", "spectr"]
     jobs = [send(batch, rule, shape, i) for i, rule in enumerate(rules) for shape in shapes]
     jobs += [send(batch, rule, shapes[0], 9, "ngram") for rule in rules[:-1]]
-    plain = [send(batch, job.course.rule, None, job.row.seed, "none", 0) for job in jobs]
+    plain = [send(batch, job.plan.rule, None, job.row.seed, "none", 0) for job in jobs]
     batches.finish(batch)
     assert not batch.failures
     for job, other in zip(jobs, plain, strict=True):
         assert len(job.row.output) == 10
-        if job.course.rule in ("greedy", "coupled"):
+        if job.plan.rule in ("greedy", "coupled"):
             assert job.row.output == other.row.output, "one seed, one text, whatever the tree"
-    assert any(max(job.tally.drafted, default=0) > job.tally.cycles for job in jobs), "several candidates a place"
-    assert sum(sum(job.tally.accepted) for job in jobs) > 20
+    assert any(max(job.stats.drafted, default=0) > job.stats.cycles for job in jobs), "several candidates a place"
+    assert sum(sum(job.stats.accepted) for job in jobs) > 20
 
 
 def test_a_request_may_ask_for_a_tree_of_its_own():
@@ -46,23 +46,23 @@ def test_a_request_may_ask_for_a_tree_of_its_own():
             engine.generate(words, Sampling(temperature=0), max_tokens=12, speculation=speculation)[0]
             for speculation in (Speculation(), Speculation(shape=6, depth=2), Speculation(off=True))
         )
-        assert default.tokens == own.tokens == off.tokens
-        assert len(default.tally.drafted) <= 2
-        assert len(own.tally.drafted) <= 2
-        assert not off.tally.drafted
+        assert default.token_ids == own.token_ids == off.token_ids
+        assert len(default.stats.drafted) <= 2
+        assert len(own.stats.drafted) <= 2
+        assert not off.stats.drafted
 
 
 @pytest.mark.parametrize(
-    ("course", "why"),
+    ("plan", "why"),
     [
         (DecodingPlan("table", "token", 2, Shape((-1, -1))), "the rule token verifies chains; use"),
         (DecodingPlan("ngram", "spectr", 2, Shape((-1, -1))), "takes no tree of this drafter's"),
         (DecodingPlan("table", "replace", 2, Shape((-1,) * 5)), "5 candidates after one token; the model has 4 tokens"),
     ],
 )
-def test_a_tree_that_cannot_be_is_refused_when_it_is_asked_for(course, why):
+def test_a_tree_that_cannot_be_is_refused_when_it_is_asked_for(plan, why):
     with pytest.raises(ValueError, match=why):
-        batches.batch().check(Job(Request([0, 1]), course))
+        batches.batch().check(Job(Request([0, 1]), plan))
 
 
 def test_a_shape_that_is_none_is_refused():

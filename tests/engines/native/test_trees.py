@@ -14,7 +14,7 @@ from batches import PAIR, VOCAB
 from slipstream.core.interfaces import Drafter
 from slipstream.core.law import OneHot
 from slipstream.core.noise import Noise
-from slipstream.core.sampling import Penalties, Sampling
+from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Tree
 from slipstream.core.types import Budget, Draft, Request, Row
 from slipstream.drafters.table import TableDrafter
@@ -50,7 +50,7 @@ class Bush(Drafter):
 
 
 def sampling(i: int) -> tuple[Sampling, str]:
-    hot = Sampling(0.9, seed=i, penalties=Penalties(1.3, 0.2) if i % 3 == 0 else Penalties())
+    hot = Sampling(0.9, seed=i, repetition_penalty=1.0 if i % 3 else 1.3, presence_penalty=0.0 if i % 3 else 0.2)
     return (Sampling(temperature=0), "greedy") if i % 2 else (hot, "coupled")
 
 
@@ -66,11 +66,11 @@ def test_trees_chains_and_nothing_in_one_pass():
     batches.finish(batch)
     assert not batch.failures
     for job in jobs:
-        plain = replace(job.course, drafter="none", depth=0)
-        job.course, course = plain, job.course
+        plain = replace(job.plan, drafter="none", depth=0)
+        job.plan, plan = plain, job.plan
         assert job.row.output == batches.alone(job).output
-        job.course = course
-    trees = [job.tally for job in jobs if job.course.drafter == "bush"]
+        job.plan = plan
+    trees = [job.stats for job in jobs if job.plan.drafter == "bush"]
     assert sum(sum(tally.accepted) for tally in trees) > 0
     assert any(count == 12 for counts in bush.passes for count in counts), "three and nine nodes of one row"
     for tally in trees:
@@ -86,17 +86,17 @@ def test_on_a_real_cache_the_accepted_path_is_kept():
         engine._drafters["bush"] = bush
         ways = [Speculation(drafter="bush", depth=2), Speculation(drafter="ngram", depth=3), Speculation(off=True)]
         asked = [
-            (text, Sampling(0.6, seed=i), GenerationOptions(10 + i, ignore_ends=True, speculation=way))
+            (text, Sampling(0.6, seed=i), GenerationOptions(10 + i, ignore_eos=True, speculation=way))
             for i, way in enumerate(ways * 2)
             for text in ("abcabc", "ponm")
         ]
         together = [ticket.result() for ticket in [engine.submit(*one)[0] for one in asked]]
-        for (text, how, wish), found in zip(asked, together, strict=True):
-            (alone,) = engine.submit(text, how, replace(wish, speculation=Speculation(off=True)))
-            assert alone.result().tokens == found.tokens
+        for (text, how, options), found in zip(asked, together, strict=True):
+            (alone,) = engine.submit(text, how, replace(options, speculation=Speculation(off=True)))
+            assert alone.result().token_ids == found.token_ids
         assert engine.stats["failures"] == {}
         engine.target.model.check_integrity()
-    accepted = [sum(c.tally.accepted) for c, (_, _, w) in zip(together, asked, strict=True) if w.speculation == ways[0]]
+    accepted = [sum(c.stats.accepted) for c, (_, _, w) in zip(together, asked, strict=True) if w.speculation == ways[0]]
     assert sum(accepted) > 0
 
 
@@ -143,7 +143,7 @@ def test_the_policy_gives_trees_to_rows_whose_rule_takes_them_and_chains_to_the_
         assert all(spend.siblings is not None for spend in trees)
         if rule in ("greedy", "coupled"):
             assert job.row.output == batches.alone(job).output, "plain decoding gives the same"
-    assert sum(sum(job.tally.accepted) for job in jobs) > 0
+    assert sum(sum(job.stats.accepted) for job in jobs) > 0
     assert not batch.policy._ranks, "rows that left are forgotten"
 
 
@@ -165,5 +165,5 @@ def test_a_model_that_takes_no_trees_refuses_them_in_a_sentence(monkeypatch):
     monkeypatch.setattr(engine.target.model, "branches", False)
     with pytest.raises(ValueError, match="in invariant mode on a GPU drafts are chains"):
         engine.submit("abab", Sampling(), GenerationOptions(speculation=Speculation(shape=4, verify="coupled")))
-    assert engine.generate("abab", max_tokens=3)[0].tokens  # the policy is offered none
+    assert engine.generate("abab", max_tokens=3)[0].token_ids  # the policy is offered none
     engine.close()

@@ -16,7 +16,7 @@ from slipstream.engines.native.scheduler import Limits
 from within import within
 
 GREEDY = Sampling(temperature=0)
-LONG = GenerationOptions(150, ignore_ends=True)
+LONG = GenerationOptions(150, ignore_eos=True)
 
 
 @pytest.mark.parametrize("error", [SystemExit("enough"), KeyboardInterrupt(), GeneratorExit()])
@@ -27,7 +27,7 @@ def test_a_thread_that_ends_ends_all_requests_and_refuses_new_ones(error):
     with NativeEngine(letters.target(), "none", watch=watch, limits=Limits(rows=1)) as engine:
         tickets = [ticket for _ in range(3) for ticket in engine.submit("abc", GREEDY, LONG)]
         finished = [within(60, ticket.result) for ticket in tickets]
-        assert [done.finish for done in finished] == ["error"] * 3
+        assert [done.finish_reason for done in finished] == ["error"] * 3
         assert all(type(error).__name__ in done.error for done in finished)
         with pytest.raises(ValueError, match=f"the engine has stopped .{type(error).__name__}.*; make a new one"):
             within(60, lambda: engine.generate("abc"))
@@ -42,10 +42,10 @@ def test_a_callback_that_fails_ends_requests_and_the_engine_goes_on():
     failing = True
     with NativeEngine(letters.target(), "none", watch=watch) as engine:
         (done,) = within(60, lambda: engine.generate("abc", GREEDY, max_tokens=3))
-        assert (done.finish, done.error) == ("error", "verification failed: no paper")
+        assert (done.finish_reason, done.error) == ("error", "verification failed: no paper")
         failing = False
-        (done,) = within(60, lambda: engine.generate("abc", GREEDY, max_tokens=3, ignore_ends=True))
-        assert done.finish == "length"
+        (done,) = within(60, lambda: engine.generate("abc", GREEDY, max_tokens=3, ignore_eos=True))
+        assert done.finish_reason == "length"
 
 
 @pytest.mark.failures
@@ -57,17 +57,17 @@ def test_an_engine_is_not_closed_by_its_own_callback():
 
 def test_a_stream_that_nobody_reads_is_cancelled():
     with NativeEngine(letters.target(), "none") as engine:
-        stream = engine.stream("abc", GREEDY, max_tokens=150, ignore_ends=True)
+        stream = engine.stream("abc", GREEDY, max_tokens=150, ignore_eos=True)
         ticket = stream._ticket
         del stream
         assert ticket.cancelled
-        assert within(60, ticket.result).finish in ("cancelled", "length")
+        assert within(60, ticket.result).finish_reason in ("cancelled", "length")
 
 
 def test_a_closed_stream_has_no_more_chunks():
     with NativeEngine(letters.target(), "none") as engine:
-        stream = engine.stream("abc", GREEDY, max_tokens=150, ignore_ends=True)
-        assert next(stream).tokens
+        stream = engine.stream("abc", GREEDY, max_tokens=150, ignore_eos=True)
+        assert next(stream).token_ids
         stream.close()
         assert list(stream) == []
 
@@ -88,7 +88,7 @@ if not os.fork():
     engine.close()
     sys.exit(0)
 os.wait()
-print(len(engine.generate("abc", Sampling(temperature=0), max_tokens=2, ignore_ends=True)[0].tokens))
+print(len(engine.generate("abc", Sampling(temperature=0), max_tokens=2, ignore_eos=True)[0].token_ids))
 """
 
 

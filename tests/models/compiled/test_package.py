@@ -133,7 +133,7 @@ def test_engines_say_the_same(tmp_path, sampling):
         with NativeEngine(target, "ngram", "coupled") as engine:
             (ticket,) = engine.submit("abcabc", sampling, GenerationOptions(max_tokens=60))
             done = ticket.result()
-        said.append((done.tokens, done.text, done.prompt_tokens))
+        said.append((done.token_ids, done.text, done.prompt_tokens))
     assert said[0] == said[1]
     assert len(said[0][0]) > 5
 
@@ -323,5 +323,5 @@ def test_the_default_model_is_the_same_from_its_package():
     for target in (warm, cold):
         with NativeEngine(target, "eagle", "coupled", depth=3) as engine:
             out = engine.generate(["Say hello", "What is 2 + 2?"], Sampling(1.0, seed=3), max_tokens=8)
-        said.append([done.tokens for done in out])
+        said.append([done.token_ids for done in out])
     assert said[0] == said[1]

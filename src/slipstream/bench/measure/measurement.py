@@ -90,7 +90,7 @@ def measure(engine: Engine, items: Sequence[Item], load: Load) -> Measurement:
             for number, done in zip(group, _converse(engine, items, group, load, found), strict=True):
                 if number < len(items):
                     found.answers.append(done.text)
-                    found.prints.append(hashlib.sha256(repr(done.tokens).encode()).hexdigest()[:16])
+                    found.prints.append(hashlib.sha256(repr(done.token_ids).encode()).hexdigest()[:16])
     found.memory, found.joules, found.idle = mark.peak, spent.joules, spent.idle
     return found
 
@@ -149,8 +149,8 @@ class StreamTimer(threading.Thread):
     def run(self) -> None:
         try:
             for chunk in self.ticket:
-                if chunk.tokens:
-                    self.stamps.append((time.perf_counter(), len(chunk.tokens)))
+                if chunk.token_ids:
+                    self.stamps.append((time.perf_counter(), len(chunk.token_ids)))
             self.done = self.ticket.result()
         except BaseException as error:  # told by the one who waits
             self.trouble = error
@@ -168,8 +168,8 @@ def _together(
     started, timers = time.perf_counter(), list[StreamTimer]()
     try:
         for item, prompt, number in zip(items, prompts, numbers, strict=True):
-            wish = GenerationOptions(load.max_tokens, stop=item.stop, raw=item.raw, speculation=load.speculation)
-            (ticket,) = engine.submit(prompt, load.sampling(number), wish)
+            options = GenerationOptions(load.max_tokens, stop=item.stop, raw=item.raw, speculation=load.speculation)
+            (ticket,) = engine.submit(prompt, load.sampling(number), options)
             timers.append(StreamTimer(ticket))
             timers[-1].start()
         for timer in timers:
@@ -207,14 +207,14 @@ def book_times(found: Measurement, stamps: Sequence[list[tuple[float, int]]], st
 
 def book_counts(found: Measurement, done: Sequence[Completion], engine: Engine) -> None:
     """Add the tokens and the passes of one group; an engine that takes requests one by one shares no pass."""
-    drafted = any(one.tally.drafted for one in done)
+    drafted = any(one.stats.drafted for one in done)
     shares = engine.capabilities.batch_drafting if drafted else engine.capabilities.batch
-    cycles = [one.tally.cycles for one in done]
+    cycles = [one.stats.cycles for one in done]
     found.passes += max(cycles) if shares else sum(cycles)
     for one in done:
-        found.tokens += len(one.tokens)
-        found.context += one.tally.cycles * (one.prompt_tokens + len(one.tokens) // 2)
-        found.tally.merge(one.tally)
+        found.tokens += len(one.token_ids)
+        found.context += one.stats.cycles * (one.prompt_tokens + len(one.token_ids) // 2)
+        found.tally.merge(one.stats)
 
 
 def warm(engine: Engine, items: Sequence[Item], load: Load) -> None:

@@ -40,11 +40,11 @@ def chat(
 ) -> None:
     """Talk to a model. /help lists the commands; Ctrl-C ends an answer, Ctrl-D the conversation."""
     from slipstream.cli.chat.conversation import Conversation
-    from slipstream.core.sampling import Penalties, Sampling
+    from slipstream.core.sampling import Sampling
     from slipstream.engines import open_engine
 
-    penalties = Penalties(repetition_penalty, presence_penalty, frequency_penalty)
-    sampling = Sampling(temperature, top_k, top_p, min_p, seed, penalties)
+    penalties = (repetition_penalty, presence_penalty, frequency_penalty)
+    sampling = Sampling(temperature, top_k, top_p, min_p, seed, *penalties)
     loading: dict[str, Any] = {"dtype": dtype, "device": device, "invariant": invariant}
     loading["trust_remote_code"] = trust_remote_code
     if tree is not None:

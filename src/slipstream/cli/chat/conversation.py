@@ -58,4 +58,4 @@ class Conversation:
         self.answers += 1
         for name in ("tokens", "seconds", "decoded", "decoding"):
             setattr(self.total, name, getattr(self.total, name) + getattr(run.times, name))
-        self.total.tally.merge(run.tally)
+        self.total.tally.merge(run.stats)

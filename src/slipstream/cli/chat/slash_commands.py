@@ -84,8 +84,8 @@ def _stats(talk: Conversation, rest: str) -> str:
     if talk.last is None:
         raise ValueError("there is no answer yet")
     (answer,) = talk.last.samples
-    prompt = f"after a prompt of {answer.prompt_tokens} ({answer.finish})"
-    last = f"{_speed(talk.last.times)} {prompt}, {_drafting(talk.last.tally)}, {_promise(answer)}"
+    prompt = f"after a prompt of {answer.prompt_tokens} ({answer.finish_reason})"
+    last = f"{_speed(talk.last.times)} {prompt}, {_drafting(talk.last.stats)}, {_promise(answer)}"
     lines = [talk.engine.label, f"last answer: {last}"]
     if talk.answers > 1:
         lines.append(f"all {talk.answers} answers: {_speed(talk.total)}, {_drafting(talk.total.tally)}")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from slipstream.cli import options as given
-from slipstream.cli.generate.constraints import read_biases, read_grammar, token_biases
+from slipstream.cli.generate.constraints import read_biases, read_constraint, token_biases
 from slipstream.cli.generate.prompt import as_conversation, read_prompt
 from slipstream.cli.output.show import INTERRUPTED, Json
 
@@ -58,13 +58,13 @@ def generate(
     """Generate text. On a terminal accepted tokens are green, recovered ones yellow, bonus tokens cyan."""
     from slipstream.cli.generate.session import Opening, generated
     from slipstream.cli.generation import GenerationTask
-    from slipstream.core.sampling import Penalties, Sampling
+    from slipstream.core.sampling import Sampling
     from slipstream.engines.base import GenerationOptions
 
     conversation = as_conversation(read_prompt(prompt, file), system)
-    penalties = Penalties(repetition_penalty, presence_penalty, frequency_penalty)
-    sampling = Sampling(temperature, top_k, top_p, min_p, seed, penalties)
-    wish = GenerationOptions(
+    penalties = (repetition_penalty, presence_penalty, frequency_penalty)
+    sampling = Sampling(temperature, top_k, top_p, min_p, seed, *penalties)
+    options = GenerationOptions(
         max_tokens,
         min_tokens,
         tuple(stop or ()),
@@ -72,14 +72,14 @@ def generate(
         ignore_eos,
         logprobs,
         n,
-        read_grammar(json_schema, regex, grammar),
-        raw,
+        raw=raw,
+        **read_constraint(json_schema, regex, grammar),
     )
     biases = read_biases(logit_bias)
     loading = {"dtype": dtype, "device": device, "invariant": invariant, "trust_remote_code": trust_remote_code}
     opening = Opening(engine, model, drafter, verify, depth, given.settings(option), loading, tree, show_tree)
     with opening.open() as opened:
-        task = GenerationTask(conversation, replace(sampling, bias=token_biases(biases, opened.text)), wish)
+        task = GenerationTask(conversation, replace(sampling, logit_bias=token_biases(biases, opened.text)), options)
         report = generated(opening, opened, task, compare, as_json)
     if report["interrupted"]:
         raise typer.Exit(INTERRUPTED)

@@ -75,16 +75,16 @@ def _equal(task: GenerationTask, run: Run, plain: Run) -> bool | None:
     """Whether a peer gave the same tokens. Its numbers cannot be computed again here, so a difference is not judged."""
     if task.sampling.temperature > 0:
         return None
-    return [sample.tokens for sample in run.samples] == [sample.tokens for sample in plain.samples]
+    return [sample.token_ids for sample in run.samples] == [sample.token_ids for sample in plain.samples]
 
 
 def _agreement(engine: NativeEngine, task: GenerationTask, run: Run, plain: Run) -> dict[str, Any]:
     """Whether the tokens agree; where they do not, whether a tie flipped or something is wrong."""
     if not comparable(run.samples[0]):
         return {"identical": None}
-    request = engine.request(task.prompt, task.sampling, task.wish)
+    request = engine.request(task.prompt, task.sampling, task.options)
     found = [
-        agreement(engine.target.model, replace(request, sample=i), ours.tokens, theirs.tokens)
+        agreement(engine.target.model, replace(request, sample=i), ours.token_ids, theirs.token_ids)
         for i, (ours, theirs) in enumerate(zip(run.samples, plain.samples, strict=True))
     ]
     return {

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def completion_report(run: Run, engine: Engine, drafter: str) -> dict[str, Any]:
     """One sample stands in the report itself, several under `choices`."""
     first, samples = run.samples[0], [_sample(sample, engine.text) for sample in run.samples]
-    body = samples[0] if len(samples) == 1 else {"completion_tokens": run.times.tokens, **_drafting(run.tally)}
+    body = samples[0] if len(samples) == 1 else {"completion_tokens": run.times.tokens, **_drafting(run.stats)}
     choices = {} if len(samples) == 1 else {"choices": [{"index": i, **each} for i, each in enumerate(samples)]}
     return {
         "engine": engine.version,
@@ -38,26 +38,26 @@ def _sample(sample: Completion, text: TextCodec) -> dict[str, Any]:
     logprobs = {"logprobs": {"content": [_logprob(one, text) for one in sample.logprobs]}} if sample.logprobs else {}
     return {
         "text": sample.text,
-        "finish_reason": sample.finish,
-        "completion_tokens": len(sample.tokens),
-        "token_ids": list(sample.tokens),
-        **_drafting(sample.tally),
+        "finish_reason": sample.finish_reason,
+        "completion_tokens": sample.completion_tokens,
+        "token_ids": list(sample.token_ids),
+        **_drafting(sample.stats),
         **logprobs,
     }
 
 
-def _drafting(tally: SpeculationStats) -> dict[str, Any]:
+def _drafting(stats: SpeculationStats) -> dict[str, Any]:
     return {
-        "tau": round(tally.tau, 3),
-        "acceptance": [round(share, 3) for share in tally.acceptance],
-        "drafted": sum(tally.drafted),
-        "wasted": tally.wasted,
+        "tau": round(stats.tau, 3),
+        "acceptance": [round(share, 3) for share in stats.acceptance],
+        "drafted": sum(stats.drafted),
+        "wasted": stats.wasted,
     }
 
 
 def _logprob(logprob: Logprob, text: TextCodec) -> dict[str, Any]:
-    others = [_token(token, value, text) for token, value in logprob.top]
-    return {**_token(logprob.token, logprob.value, text), "top_logprobs": others}
+    others = [_token(token, value, text) for token, value in logprob.top_logprobs]
+    return {**_token(logprob.token_id, logprob.logprob, text), "top_logprobs": others}
 
 
 def _token(token: int, value: float, text: TextCodec) -> dict[str, Any]:
@@ -82,6 +82,6 @@ def why_undrafted(run: Run, drafter: str, depth: int | None, cost: DraftingCost 
     if cost.total >= cost.acceptance:
         odds = f"{cost.acceptance:.0%} of them are expected to be accepted"
         return f"{start}: on this machine {price}, and {odds}, so plain decoding is faster"
-    if (accepted := sum(run.tally.accepted)) < run.drafted * cost.total:
+    if (accepted := sum(run.stats.accepted)) < run.drafted * cost.total:
         return f"{start} and {accepted} accepted, which does not pay: on this machine {price}"
     return f"{start}: on this machine {price}, and the policy drafts more only where drafts have paid before"

@@ -11,17 +11,19 @@ if TYPE_CHECKING:
     from slipstream.models.text.codec import TextCodec
 
 
-def read_grammar(json_schema: str | None, regex: str | None, grammar: str | None) -> dict[str, Any] | None:
-    """The engine's form of the one that is given."""
+def read_constraint(json_schema: str | None, regex: str | None, grammar: str | None) -> dict[str, Any]:
+    """The one of the three that is given, as an option of `GenerationOptions`."""
     options = {"--json-schema": json_schema, "--regex": regex, "--grammar": grammar}
     given = [name for name, value in options.items() if value is not None]
     if len(given) > 1:
         raise ValueError(f"{' and '.join(given)} are given; one grammar constrains a text")
     if json_schema is not None:
-        return {"json": _schema(json_schema)}
+        return {"json_schema": _schema(json_schema)}
     if regex is not None:
         return {"regex": regex}
-    return None if grammar is None else {"ebnf": grammar if "::=" in grammar else _contents(grammar, "--grammar")}
+    if grammar is not None:
+        return {"grammar": grammar if "::=" in grammar else _contents(grammar, "--grammar")}
+    return {}
 
 
 def _schema(source: str) -> Any:

@@ -83,7 +83,7 @@ def _shown(engine: Engine, task: GenerationTask, quiet: bool) -> Run:
 
     def between(number: int) -> None:
         view.end()
-        console(stderr=True).print(f"sample {number + 1} of {task.wish.n}", style="dim")
+        console(stderr=True).print(f"sample {number + 1} of {task.options.n}", style="dim")
 
     run = run_task(engine, task, view.show, between)
     view.end()

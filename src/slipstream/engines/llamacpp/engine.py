@@ -27,7 +27,9 @@ class LlamaCppEngine(Peer):
     config = LlamaCppConfig
     capabilities = Capabilities(
         drafters=("none", "draft_model", *KINDS),
-        sampling=frozenset({"temperature", "top_k", "top_p", "min_p", "seed", "repetition", "bias", "banned"}),
+        sampling=frozenset(
+            {"temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty", "logit_bias", "suppress_tokens"}
+        ),
         logprobs=True,
         batch=True,
         batch_drafting=True,

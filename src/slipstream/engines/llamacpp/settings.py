@@ -77,8 +77,8 @@ def sampling(job: Job, own_ends: Iterable[int], cache: bool) -> dict[str, Any]:
     """What one request sends. Every sampler is named, in the order of `core/sampling.py`: temperature first."""
     request = job.row.request
     how = request.sampling
-    bias: list[list[Any]] = [[token, value] for token, value in how.bias.items()]
-    bias += [[token, False] for token in sorted(how.banned)]
+    bias: list[list[Any]] = [[token, value] for token, value in how.logit_bias.items()]
+    bias += [[token, False] for token in sorted(how.suppress_tokens)]
     return {
         "prompt": list(request.prompt),
         "n_predict": request.max_tokens,
@@ -87,7 +87,7 @@ def sampling(job: Job, own_ends: Iterable[int], cache: bool) -> dict[str, Any]:
         "top_k": how.top_k,
         "top_p": how.top_p,
         "min_p": how.min_p,
-        "repeat_penalty": how.penalties.repetition,
+        "repeat_penalty": how.repetition_penalty,
         "repeat_last_n": len(request.prompt) + request.max_tokens,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,

@@ -63,9 +63,9 @@ class Batch:
         check_request(job.row.request, self.model.vocab)
         self.scheduler.check(job)
         # an unknown name is refused here
-        drafter, rule = self._drafter(job.course.drafter), self._rule(job.course.rule)
-        if job.course.shape is not None:
-            check_tree(job.course.shape, rule, drafter, self.model)
+        drafter, rule = self._drafter(job.plan.drafter), self._rule(job.plan.rule)
+        if job.plan.shape is not None:
+            check_tree(job.plan.shape, rule, drafter, self.model)
         if rule.greedy and job.row.request.sampling.temperature != 0:
             raise ValueError("the greedy rule needs temperature 0; use token, block or coupled for sampling")
 
@@ -88,7 +88,7 @@ class Batch:
         return bool(ready or self.scheduler.running or self.scheduler.waiting)
 
     def _cycle(self, jobs: Sequence[Job]) -> None:
-        usual = all(job.tally.cycles for job in jobs)  # nobody reads a prompt, so the times tell what a cycle costs
+        usual = all(job.stats.cycles for job in jobs)  # nobody reads a prompt, so the times tell what a cycle costs
         started = time.perf_counter()
         phase = "draft"
         try:
@@ -123,13 +123,13 @@ class Batch:
         self._prompts.read_ahead(ahead)  # so that they ride from their first token on
         self.riders.fresh = {job.row for job in ahead}
         for job in ready:
-            job.budget = job.course.budget
+            job.budget = job.plan.budget
         return ready
 
     def decide(self, jobs: Sequence[Job]) -> None:
         """How far to draft, where a request leaves that to the policy, which is asked even for nobody: it will be told
         what the cycle took."""
-        free = [job for job in jobs if job.course.depth is None]
+        free = [job for job in jobs if job.plan.depth is None]
         for job, budget in zip(free, self.policy.budget([job.row for job in free]), strict=True):
             job.budget = budget
 
@@ -137,11 +137,11 @@ class Batch:
         self.model.open([job.row])
         job.seated = True
         try:
-            drafter = self._drafter(job.course.drafter)
+            drafter = self._drafter(job.plan.drafter)
             drafter.open([job.row])
             straight = self.riders.open(job)
             if self.model.branches and not straight:
-                self.policy.open([job.row], self.model, drafter, self._rule(job.course.rule))
+                self.policy.open([job.row], self.model, drafter, self._rule(job.plan.rule))
         except Exception as error:
             self._without_drafter(job, error)
 
@@ -154,7 +154,7 @@ class Batch:
                 self._attempt("model", self.model.close, [job.row])
 
     def _leave_drafter(self, job: Job) -> None:
-        self._attempt("drafter", self._drafter(job.course.drafter).close, [job.row])
+        self._attempt("drafter", self._drafter(job.plan.drafter).close, [job.row])
 
     def _attempt(self, part: str, close: Callable[[T], None], what: T) -> None:
         """Close something. A failure is noted, and does not keep other rows from being closed."""
@@ -166,7 +166,7 @@ class Batch:
     def _without_drafter(self, job: Job, error: Exception) -> None:
         """A drafter that fails on a row is taken away from it: drafts are worth nothing beside the request."""
         self._note(f"drafter: {error}")
-        job.course = replace(job.course, drafter="none")
+        job.plan = replace(job.plan, drafter="none")
 
     def draft(self, jobs: Sequence[Job]) -> tuple[list[Group], list[Draft]]:
         """Rows in groups by drafter and rule, and the draft of each group."""

@@ -40,10 +40,10 @@ DOUBT = 4.0  # times what the ways disagree by: four ways do not find the extrem
 def draft_speed(engine: NativeEngine, like: Completion, tokens: int = 32) -> float | None:
     """Tokens per second of the draft model by itself, greedy; None where no model drafts."""
     drafter = engine.drafter(engine.drafter_name)
-    if not isinstance(drafter, DraftModel) or not like.tokens:
+    if not isinstance(drafter, DraftModel) or not like.token_ids:
         return None
     # what it says does not matter for its speed, and a small vocabulary numbers its tokens by itself
-    prompt = [token % drafter.model.vocab for token in like.tokens[:16]]
+    prompt = [token % drafter.model.vocab for token in like.token_ids[:16]]
     row = Row(Request(prompt, Sampling(temperature=0), tokens))
     started = time.perf_counter()
     for _ in decode([row], drafter.model, NoDrafter(drafter.model.vocab), Greedy(), Fixed(0)):

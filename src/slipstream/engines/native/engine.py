@@ -42,7 +42,7 @@ class NativeEngine(Engine):
     capabilities = Capabilities(
         drafters=tuple(MAKERS),
         rules=tuple(rules.names()),
-        sampling=frozenset({*(field.name for field in fields(Sampling)), "repetition", "presence", "frequency"}),
+        sampling=frozenset(field.name for field in fields(Sampling)),
         logprobs=True,
         grammar=True,
         min_tokens=True,
@@ -134,25 +134,27 @@ class NativeEngine(Engine):
         return self._rules[name]
 
     def submit(
-        self, prompt: Prompt, sampling: Sampling | None = None, wish: GenerationOptions | None = None
+        self, prompt: Prompt, sampling: Sampling | None = None, options: GenerationOptions | None = None
     ) -> list[RequestHandle]:
         self._worker.check()
-        sampling, wish = checked(sampling, wish)
-        request = self.request(prompt, sampling, wish)
-        course, text = self._course(wish.speculation, sampling), self.target.text
-        promise = guarantee(course.rule, sampling.seed is not None, self.target.model.invariant)
+        sampling, options = checked(sampling, options)
+        request = self.request(prompt, sampling, options)
+        plan, text = self._course(options.speculation, sampling), self.target.text
+        promise = guarantee(plan.rule, sampling.seed is not None, self.target.model.invariant)
         jobs = [
-            Job(replace(request, sample=i), course, text.stream(), wish.stop, wish.logprobs, promise)
-            for i in range(wish.n)
+            Job(replace(request, sample=i), plan, text.stream(), options.stop, options.logprobs, promise)
+            for i in range(options.n)
         ]
         self._send(jobs)
         return list(jobs)
 
-    def request(self, prompt: Prompt, sampling: Sampling, wish: GenerationOptions) -> Request:
+    def request(self, prompt: Prompt, sampling: Sampling, options: GenerationOptions) -> Request:
         """A request as it is decoded: prompt and end tokens as ids, the grammar compiled."""
-        tokens, grammar = encode(prompt, wish.raw, self.target.text), self._grammar(wish)
-        ends = frozenset() if wish.ignore_ends else self._ends
-        return Request(tokens, sampling, wish.max_tokens, ends | wish.stop_tokens, 0, wish.min_tokens, grammar)
+        tokens, grammar = encode(prompt, options.raw, self.target.text), self._grammar(options)
+        ends = frozenset() if options.ignore_eos else self._ends
+        return Request(
+            tokens, sampling, options.max_tokens, ends | options.stop_token_ids, 0, options.min_tokens, grammar
+        )
 
     def _course(self, asked: Speculation, sampling: Sampling) -> DecodingPlan:
         """The request's own choices, then the engine's."""
@@ -166,14 +168,12 @@ class NativeEngine(Engine):
             depth = shape.depth or DEPTH
         return DecodingPlan(asked.drafter or self._default.drafter or "none", rule, depth, shape)
 
-    def _grammar(self, wish: GenerationOptions) -> Any:
-        if wish.grammar is None:
+    def _grammar(self, options: GenerationOptions) -> Any:
+        if options.constraint is None:
             return None
-        if wish.ignore_ends:
-            raise ValueError("ignore_ends is on, and a grammar is over at an end token; leave one of them out")
         from slipstream.engines.native.grammar import compiled
 
-        return compiled(wish.grammar, self.target.text, self.target.model.vocab)
+        return compiled(options.constraint, self.target.text, self.target.model.vocab)
 
     def _send(self, jobs: list[Job]) -> None:
         for job in jobs:
@@ -185,7 +185,7 @@ class NativeEngine(Engine):
 
     @property
     def stats(self) -> dict[str, Any]:
-        tally, plan = self._batch.teller.tally, self._batch.scheduler
+        tally, plan = self._batch.teller.stats, self._batch.scheduler
         return {
             "model": self.target.label,
             "running": len(plan.running),

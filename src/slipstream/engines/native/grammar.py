@@ -18,37 +18,33 @@ import torch
 
 from slipstream.core.array_types import Bool, Tensor
 from slipstream.core.types import Constraint
-from slipstream.engines.options import GRAMMARS
 from slipstream.models.text.codec import TextCodec
 
-LEGAL = f"a grammar is {GRAMMARS}"
 WHERE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: \(.*?\) is false: )?")  # the library's own line numbers
 
 
-def compiled(spec: Mapping[str, Any], text: TextCodec, vocab: int) -> Callable[[], Constraint]:
-    """A maker of constraints, one per row. Compiling the same grammar again costs nothing."""
-    kind, source = _checked(spec)
+def compiled(constraint: tuple[str, Any], text: TextCodec, vocab: int) -> Callable[[], Constraint]:
+    """A maker of constraints, one per row, from `GenerationOptions.constraint`. Compiled grammars are cached."""
+    name, source = constraint
     compiler, words = _compiler(text, vocab)
-    makers = {"json": compiler.compile_json_schema, "regex": compiler.compile_regex, "ebnf": compiler.compile_grammar}
+    compilers = {
+        "grammar": compiler.compile_grammar,
+        "json_schema": lambda schema: compiler.compile_json_schema(_schema_text(schema)),
+        "regex": compiler.compile_regex,
+    }
     try:
-        grammar = makers[kind](source)
+        grammar = compilers[name](source)
     except RuntimeError as error:
         why = " ".join(WHERE.sub("", str(error)).split())
-        raise ValueError(f"the {kind} grammar is malformed ({why}); {LEGAL}") from error
+        raise ValueError(f"the {name} is malformed: {why}") from error
     return lambda: Grammar(grammar, words, vocab)
 
 
-def _checked(spec: Mapping[str, Any]) -> tuple[str, str]:
-    """The kind of grammar and its source."""
-    ((kind, source),) = spec.items() if len(spec) == 1 else ((None, None),)
-    if kind == "json" and (source is True or isinstance(source, Mapping)):
-        try:
-            return kind, json.dumps({} if source is True else dict(source))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"the JSON schema is no JSON ({error}); {LEGAL}") from error
-    if kind in ("regex", "ebnf") and isinstance(source, str):
-        return kind, source
-    raise ValueError(f"the grammar {dict(spec)!r} is not understood; {LEGAL}")
+def _schema_text(schema: Mapping[str, Any] | bool) -> str:
+    try:
+        return json.dumps(dict(schema) if isinstance(schema, Mapping) else {})
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"json_schema cannot be written as JSON: {error}") from error
 
 
 @lru_cache(maxsize=8)

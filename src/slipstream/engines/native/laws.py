@@ -22,8 +22,13 @@ BROKEN = "the model's logits are not finite"
 
 def check_request(request: Request, vocab: int) -> None:
     """Refuse token ids the model does not have."""
-    wish = request.sampling
-    named = {"bias": wish.bias, "allowed": wish.allowed or (), "banned": wish.banned, "stop_tokens": request.ends}
+    params = request.sampling
+    named = {
+        "logit_bias": params.logit_bias,
+        "allowed_token_ids": params.allowed_token_ids or (),
+        "suppress_tokens": params.suppress_tokens,
+        "stop_token_ids": request.ends,
+    }
     for name, tokens in named.items():
         for token in tokens:
             if not 0 <= token < vocab:
@@ -47,12 +52,12 @@ def check_tree(tree: Shape, rule: Verifier, drafter: Drafter, model: Model) -> N
 
 def law_of(logits: Tensor, where: Sequence[Place]) -> tuple[Law, dict[int, str]]:
     """The law at every slot, and the slots that have none, with the reason; who reaches one of these has failed."""
-    wishes = [row.request.sampling for row, _ in where]
+    samplings = [row.request.sampling for row, _ in where]
     try:
-        return sampling.law(shape(logits, where), wishes), {}
+        return sampling.law(shape(logits, where), samplings), {}
     except Exception:  # somewhere there is none: find out where
         shaped, dead = lawful(logits, where)
-        return sampling.law(shaped, wishes), dead
+        return sampling.law(shaped, samplings), dead
 
 
 def lawful(logits: Tensor, where: Sequence[Place]) -> tuple[Tensor, dict[int, str]]:

@@ -12,7 +12,7 @@ from slipstream.engines.native.captured.result import CycleResult
 
 class ChunkPublisher:
     def __init__(self) -> None:
-        self.tally = SpeculationStats()
+        self.stats = SpeculationStats()
         self._untold: list[tuple[Job, CycleResult, int]] = []  # and how many tokens of it were committed
 
     def later(self, job: Job, told: CycleResult, kept: int) -> None:
@@ -38,7 +38,7 @@ class ChunkPublisher:
         drafted: Sequence[int],
     ) -> None:
         chunk = job.take(tokens, origins, logprobs)
-        kept = len(chunk.tokens)
-        for tally in (job.tally, self.tally):  # before the chunk is out: whoever waits for the last one reads them
-            tally.book(drafted, min(kept, accepted), kept)
+        kept = len(chunk.token_ids)
+        for stats in (job.stats, self.stats):  # before the chunk is out: whoever waits for the last one reads them
+            stats.book(drafted, min(kept, accepted), kept)
         job.put(chunk)

@@ -30,7 +30,7 @@ def alike(job: Job) -> tuple[Any, ...] | None:
     at a time, and one seed gives one text only to a row that draws alone."""
     request = job.row.request
     how = request.sampling
-    if job.course.drafter != "none" or (how.seed is not None and how.temperature > 0):
+    if job.plan.drafter != "none" or (how.seed is not None and how.temperature > 0):
         return None
     return repr(replace(how, seed=None)), request.min_tokens, request.ends, request.max_tokens
 
@@ -45,11 +45,11 @@ def generation(job: Job, pad: int, options: TransformersConfig, layers: int) -> 
     if how.temperature > 0:
         warm = {"do_sample": True, "temperature": how.temperature, "top_k": how.top_k, "top_p": how.top_p}
         warm |= {"min_p": how.min_p} if how.min_p else {}
-    shape: dict[str, Any] = {"repetition_penalty": how.penalties.repetition}
-    if how.bias:
-        shape["sequence_bias"] = [[[token], value] for token, value in how.bias.items()]
-    if how.banned:
-        shape["suppress_tokens"] = sorted(how.banned)
+    shape: dict[str, Any] = {"repetition_penalty": how.repetition_penalty}
+    if how.logit_bias:
+        shape["sequence_bias"] = [[[token], value] for token, value in how.logit_bias.items()]
+    if how.suppress_tokens:
+        shape["suppress_tokens"] = sorted(how.suppress_tokens)
     return GenerationConfig(
         max_new_tokens=request.max_tokens,
         min_new_tokens=request.min_tokens or None,
@@ -63,7 +63,7 @@ def generation(job: Job, pad: int, options: TransformersConfig, layers: int) -> 
 
 
 def _drafting(job: Job, options: TransformersConfig, layers: int) -> dict[str, Any]:
-    drafter, depth = job.course.drafter, job.course.depth
+    drafter, depth = job.plan.drafter, job.plan.depth
     if drafter == "ngram":
         return {"prompt_lookup_num_tokens": depth or 10, "max_matching_ngram_size": options.ngram}
     if drafter == "early_exit":

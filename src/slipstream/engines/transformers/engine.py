@@ -30,7 +30,9 @@ class TransformersEngine(Peer):
     config = TransformersConfig
     capabilities = Capabilities(
         drafters=("none", "ngram", "draft_model", "early_exit"),
-        sampling=frozenset({"temperature", "top_k", "top_p", "min_p", "seed", "repetition", "bias", "banned"}),
+        sampling=frozenset(
+            {"temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty", "logit_bias", "suppress_tokens"}
+        ),
         logprobs=True,
         min_tokens=True,
         batch=True,
@@ -78,7 +80,7 @@ class TransformersEngine(Peer):
         return _bare(load_model(found, asked.dtype, place))
 
     def _start(self, jobs: Sequence[Job]) -> None:
-        if any(job.course.drafter == "draft_model" for job in jobs) and self._assistant is None:
+        if any(job.plan.drafter == "draft_model" for job in jobs) and self._assistant is None:
             for job in jobs:
                 self.end(job, "error", "the engine was opened without a draft model")
             return
@@ -118,9 +120,9 @@ class TransformersEngine(Peer):
     def _decode(self, jobs: Sequence[Job]) -> None:
         first = jobs[0]
         watch = StepWatcher(self._model, jobs, self.advance)
-        assistant = self._assistant if first.course.drafter == "draft_model" else None
-        if first.course.drafter in ("draft_model", "early_exit"):
-            set_depth(assistant or self._model, first.course.depth, self._options.confidence)
+        assistant = self._assistant if first.plan.drafter == "draft_model" else None
+        if first.plan.drafter in ("draft_model", "early_exit"):
+            set_depth(assistant or self._model, first.plan.depth, self._options.confidence)
         with TURN, torch.inference_mode(), _seeded(first), watch.hooks(), quiet():
             self._model.generate(
                 **padded(jobs, self._pad, self._model.device),

@@ -30,7 +30,8 @@ class VllmEngine(Peer):
         drafters=("none", "ngram", "suffix", "draft_model", "eagle"),
         rules=tuple(RULES),
         sampling=frozenset(
-            {"temperature", "top_k", "top_p", "min_p", "seed", "bias", "allowed", "repetition", "presence", "frequency"}
+            {"temperature", "top_k", "top_p", "min_p", "seed", "logit_bias", "allowed_token_ids"}
+            | {"repetition_penalty", "presence_penalty", "frequency_penalty"}
         ),
         logprobs=True,
         min_tokens=True,
@@ -38,7 +39,7 @@ class VllmEngine(Peer):
         batch_drafting=True,
         seed=True,
         origins=True,
-        not_drafting=frozenset({"min_p", "bias"}),
+        not_drafting=frozenset({"min_p", "logit_bias"}),
     )
 
     def _open(self, asked: PeerOptions) -> PeerModel:
@@ -71,7 +72,7 @@ class VllmEngine(Peer):
     @property
     def stats(self) -> dict[str, Any]:
         """With several requests under way vLLM tells what was drafted for all of them together only."""
-        accepted = sum(self.tally.accepted)
+        accepted = sum(self.totals.accepted)
         return super().stats | {"drafted": self._drafted, "wasted": max(0, self._drafted - accepted)}
 
     def _start(self, jobs: Sequence[Job]) -> None:
@@ -104,7 +105,7 @@ class VllmEngine(Peer):
             if job is None or not one["tokens"]:
                 continue
             accepted = len(one["tokens"]) - 1
-            mine = drafted if len(news) == 1 else self._depth if whole and job.tally.cycles else accepted
+            mine = drafted if len(news) == 1 else self._depth if whole and job.stats.cycles else accepted
             places = zip(one["tokens"], one["logprobs"], strict=False)
             logprobs = [_logprob(token, place, job.top or 0) for token, place in places]
             self.advance(job, one["tokens"], max(mine, accepted), accepted, logprobs)

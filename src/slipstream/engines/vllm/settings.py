@@ -73,9 +73,9 @@ def sampling(job: Job) -> dict[str, Any]:
         "top_k": how.top_k,
         "top_p": how.top_p,
         "min_p": how.min_p,
-        "repetition_penalty": how.penalties.repetition,
-        "presence_penalty": how.penalties.presence,
-        "frequency_penalty": how.penalties.frequency,
+        "repetition_penalty": how.repetition_penalty,
+        "presence_penalty": how.presence_penalty,
+        "frequency_penalty": how.frequency_penalty,
         "seed": how.seed,
         "max_tokens": request.max_tokens,
         "min_tokens": request.min_tokens,
@@ -83,8 +83,8 @@ def sampling(job: Job) -> dict[str, Any]:
         "stop_token_ids": sorted(request.ends),
         "logprobs": job.top,
     }
-    if how.bias:
-        wanted["logit_bias"] = {str(token): value for token, value in how.bias.items()}
-    if how.allowed is not None:
-        wanted["allowed_token_ids"] = sorted(how.allowed - how.banned)
+    if how.logit_bias:
+        wanted["logit_bias"] = {str(token): value for token, value in how.logit_bias.items()}
+    if how.allowed_token_ids is not None:
+        wanted["allowed_token_ids"] = sorted(how.allowed_token_ids - how.suppress_tokens)
     return wanted

@@ -74,7 +74,7 @@ def draft_of(model: Any, fast: bool, ids: list[int]) -> DraftModel:
 
 
 def outputs(
-    fast: bool, course: DecodingPlan, how: Sampling, kind: str = "llama", ids: list[int] | None = IDS
+    fast: bool, plan: DecodingPlan, how: Sampling, kind: str = "llama", ids: list[int] | None = IDS
 ) -> tuple[list[list[int]], int]:
     model = build(kind, **LAYERS).to(DEVICE)
     target = TorchModel(model)
@@ -83,14 +83,14 @@ def outputs(
     head.slots.net.to(DEVICE)
     head.slots._call, head.vocabulary.ids = None, head.vocabulary.ids.to(DEVICE)
     parts = {"none": NoDrafter(VOCAB), "eagle": head, "ngram": NGram(VOCAB)}
-    if course.drafter == "draft_model":
+    if plan.drafter == "draft_model":
         parts["draft_model"] = draft_model(target, fast, ids)
     express = CapturedRunner(target, target.decoder) if fast else None
     batch = Batch(target, parts.__getitem__, lambda name: rules.get(name)(), Adaptive(4), Limits(), express=express)
     jobs, rng = [], random.Random(1)
     for n, (length, tokens) in enumerate(PROMPTS):
-        prompt = [rng.randrange(VOCAB) for _ in range(length)] * (2 if course.drafter == "ngram" else 1)
-        jobs.append(Job(Request(prompt, replace(how, seed=n), tokens), replace(course, depth=max(0, course.depth - n))))
+        prompt = [rng.randrange(VOCAB) for _ in range(length)] * (2 if plan.drafter == "ngram" else 1)
+        jobs.append(Job(Request(prompt, replace(how, seed=n), tokens), replace(plan, depth=max(0, plan.depth - n))))
         batch.check(jobs[-1])
         batch.add(jobs[-1])
     with torch.inference_mode():
@@ -114,9 +114,9 @@ CUT = Sampling(temperature=0.9, top_k=20, top_p=0.8, min_p=0.05)
      ("ngram", "coupled", 2, CUT), ("draft_model", "block", 2, CUT), ("draft_model", "coupled", 1, Sampling(1.0))],
 )  # fmt: skip
 def test_captured_cycles_say_what_the_others_say(drafter, rule, depth, how):
-    course = DecodingPlan(drafter, rule, depth)
-    wanted, _ = outputs(fast=False, course=course, how=how)
-    mine, cycles = outputs(fast=True, course=course, how=how)
+    plan = DecodingPlan(drafter, rule, depth)
+    wanted, _ = outputs(fast=False, plan=plan, how=how)
+    mine, cycles = outputs(fast=True, plan=plan, how=how)
     assert mine == wanted
     assert cycles, "no cycle was a whole one"
 
@@ -140,21 +140,21 @@ def test_greedy_and_sampled_rows_have_whole_cycles_side_by_side():
         assert not batch.failures
         found.append([job.row.output for job in jobs])
     assert found[0] == found[1]
-    assert express.cycles > max(job.tally.cycles for job in jobs), "both kinds of rows"
+    assert express.cycles > max(job.stats.cycles for job in jobs), "both kinds of rows"
 
 
 def test_a_draft_model_with_the_whole_vocabulary():
-    course = DecodingPlan("draft_model", "block", 3)
-    wanted, _ = outputs(False, course, Sampling(0.7), ids=None)
-    assert outputs(True, course, Sampling(0.7), ids=None)[0] == wanted
+    plan = DecodingPlan("draft_model", "block", 3)
+    wanted, _ = outputs(False, plan, Sampling(0.7), ids=None)
+    assert outputs(True, plan, Sampling(0.7), ids=None)[0] == wanted
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "gpt2", *(["gpt_oss"] if DEVICE == "cpu" else [])])
 def test_modules_of_other_kinds_run_whole_cycles(kind):
     """Windows, capped scores and sinks among them."""
-    course = DecodingPlan("eagle", "block", 2)
-    wanted, _ = outputs(fast=False, course=course, how=Sampling(0.8), kind=kind)
-    mine, cycles = outputs(fast=True, course=course, how=Sampling(0.8), kind=kind)
+    plan = DecodingPlan("eagle", "block", 2)
+    wanted, _ = outputs(fast=False, plan=plan, how=Sampling(0.8), kind=kind)
+    mine, cycles = outputs(fast=True, plan=plan, how=Sampling(0.8), kind=kind)
     assert mine == wanted
     assert cycles
 
@@ -211,10 +211,10 @@ def test_everyone_is_told_all_of_it_in_order_however_a_row_ends():
         *(target, parts.__getitem__, lambda name: rules.get(name)(), Adaptive(4), Limits()),
         express=CapturedRunner(target, target.decoder),
     )
-    course = DecodingPlan("ngram", "greedy", 2)
+    plan = DecodingPlan("ngram", "greedy", 2)
 
     def submit(tokens: int, stop: tuple[str, ...] = ()) -> Job:
-        job = Job(Request([5, 6, 7, 5, 6], Sampling(0), tokens), course, Letters(), stop)  # type: ignore[arg-type]
+        job = Job(Request([5, 6, 7, 5, 6], Sampling(0), tokens), plan, Letters(), stop)  # type: ignore[arg-type]
         batch.add(job)
         return job
 
@@ -230,17 +230,17 @@ def test_everyone_is_told_all_of_it_in_order_however_a_row_ends():
         while batch.step():
             pass
     assert not batch.failures
-    assert last.result().tokens == said[:6]
+    assert last.result().token_ids == said[:6]
     end = said.index(said[3])
     assert stopped.result().text == "".join(f"<{token}>" for token in said[:end])
-    assert stopped.result().finish == "stop"
-    assert cancelled.result().finish == "cancelled"
-    assert cancelled.result().tokens == said[: len(cancelled.row.output)]
+    assert stopped.result().finish_reason == "stop"
+    assert cancelled.result().finish_reason == "cancelled"
+    assert cancelled.result().token_ids == said[: len(cancelled.row.output)]
     for job in (whole, cancelled, last):
         done = job.result()
-        assert done.text == "".join(f"<{token}>" for token in done.tokens)
-        assert [token for chunk in job._seen for token in chunk.tokens] == done.tokens
-        assert done.tally.emitted == len(done.tokens)
+        assert done.text == "".join(f"<{token}>" for token in done.token_ids)
+        assert [token for chunk in job._seen for token in chunk.token_ids] == done.token_ids
+        assert done.stats.emitted == len(done.token_ids)
 
 
 def test_a_text_that_cannot_be_told_ends_its_own_request_alone():
@@ -256,14 +256,14 @@ def test_a_text_that_cannot_be_told_ends_its_own_request_alone():
         def push(self, tokens: list[int]) -> str:
             raise RuntimeError("no such letter")
 
-    course = DecodingPlan("none", "greedy", 0)
+    plan = DecodingPlan("none", "greedy", 0)
     asked = Request([5, 6, 7], Sampling(0), 4)
-    bad, good = (Job(asked, course, text) for text in (Broken(), Letters()))  # type: ignore[arg-type]
+    bad, good = (Job(asked, plan, text) for text in (Broken(), Letters()))  # type: ignore[arg-type]
     for job in (bad, good):
         batch.add(job)
     with torch.inference_mode():
         while batch.step():
             pass
-    assert (bad.result().finish, bad.result().error) == ("error", "no such letter")
+    assert (bad.result().finish_reason, bad.result().error) == ("error", "no such letter")
     assert good.result().text == "".join(f"<{token}>" for token in good.row.output)
     assert not batch.failures

@@ -142,8 +142,8 @@ def run(fast: bool, rule: str, warm: float, rows: Sequence[Wanted]) -> Run:
     jobs, rng = [], random.Random(1)
     for n, (length, tokens, depth, shape) in enumerate(rows):
         prompt = [rng.randrange(VOCAB) for _ in range(length)]
-        course = DecodingPlan("eagle", rule, depth, shape)
-        jobs.append(Job(Request(prompt, Sampling(temperature=warm, seed=n), tokens), course))
+        plan = DecodingPlan("eagle", rule, depth, shape)
+        jobs.append(Job(Request(prompt, Sampling(temperature=warm, seed=n), tokens), plan))
         batch.check(jobs[-1])
         batch.add(jobs[-1])
     held: dict[Row, list[torch.Tensor]] = {}
@@ -153,8 +153,8 @@ def run(fast: bool, rule: str, warm: float, rows: Sequence[Wanted]) -> Run:
             head.slots.check_integrity()
             held |= {row: contents(target, head, row) for row in target._seats}
     assert not batch.failures
-    tallies = [job.tally for job in jobs]
-    counts = sum(one.cycles for one in tallies), sum(sum(one.accepted) for one in tallies)
+    stats = [job.stats for job in jobs]
+    counts = sum(one.cycles for one in stats), sum(sum(one.accepted) for one in stats)
     kinds = [cycle.key for cycle in whole.captured] if whole else []
     caches = [held[job.row] for job in jobs]
     outputs = [job.row.output for job in jobs]
@@ -183,7 +183,7 @@ TREE, LESS = Shape(nodes=6, width=3), Shape(nodes=4, width=2)
 def test_captured_trees_say_what_the_others_say(rule, warm, rows):
     """Beside a tree: a chain, a smaller tree, and a row that drafts nothing."""
     wanted, mine = run(False, rule, warm, rows), run(True, rule, warm, rows)
-    assert mine.tokens == wanted.tokens
+    assert mine.token_ids == wanted.token_ids
     for one, other in zip(mine.held, wanted.held, strict=True):
         assert len(one) == len(other) == 8, "two layers: keys, values and states; the head's keys and values"
         for part, known in zip(one, other, strict=True):
@@ -199,7 +199,7 @@ def test_captured_trees_say_what_the_others_say(rule, warm, rows):
     if rule == "greedy":
         chains = run(False, rule, warm, [(length, tokens, depth, None) for length, tokens, depth, _ in rows])
         assert mine.accepted > chains.accepted, "siblings bring nothing"
-        assert chains.tokens == mine.tokens
+        assert chains.token_ids == mine.token_ids
         assert len(mine.kinds) < mine.whole, "every cycle was captured anew"
 
 

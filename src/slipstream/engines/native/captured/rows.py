@@ -41,10 +41,10 @@ class CapturedRows:
     def open(self, job: Job) -> bool:
         """A row that begins; whether a tree would cost it its whole cycles, which a chain has."""
         self._choosers[job.way].open(job.row)
-        rule = self._rule(job.course.rule).device_rule
+        rule = self._rule(job.plan.rule).device_rule
         if self.express is None or rule is None:
             return False
-        return self.express.only_chains(self._drafter(job.course.drafter), rule)
+        return self.express.only_chains(self._drafter(job.plan.drafter), rule)
 
     def close(self, job: Job) -> None:
         for chooser in self._choosers.values():  # a row may have lost its drafter since
@@ -55,7 +55,7 @@ class CapturedRows:
         if self.express is None:
             return False
         if not job.rides:  # who once does, always will
-            rule = self._rule(job.course.rule).device_rule
+            rule = self._rule(job.plan.rule).device_rule
             job.rides = job.top is None and rule is not None and self.express.suits(job.row, rule)
         return job.rides
 
@@ -82,7 +82,7 @@ class CapturedRows:
         rows, drafter, chooser = [job.row for job in jobs], self._drafter(name), self._choosers[name, rule_name]
         rule = self._rule(rule_name)
         assert rule.device_rule is not None, "rows without a device rule take the ordinary path"
-        free = [job for job in jobs if job.course.depth is None]
+        free = [job for job in jobs if job.plan.depth is None]
         try:
             if free:
                 chosen = express.choose([job.row for job in free], drafter, rule.device_rule, chooser)
