@@ -236,7 +236,7 @@ def test_an_engine_that_drafts_for_all_requests_is_compared_after_it_is_closed()
     from slipstream.engines.base import GenerationOptions
     from slipstream.engines.native.engine import NativeEngine
 
-    task = GenerationTask("abcabcabc", Sampling(temperature=0), GenerationOptions(max_tokens=12, ignore_ends=True))
+    task = GenerationTask("abcabcabc", Sampling(temperature=0), GenerationOptions(max_tokens=12, ignore_eos=True))
     fast = NativeEngine(letters.target(), "ngram", depth=2)
     run = run_task(fast, task)
     plain = NativeEngine(letters.target(), "none")
