@@ -192,11 +192,13 @@ def test_what_is_not_offered_is_refused(engine):
         elif word not in can.sampling:
             with pytest.raises(ValueError, match=word):
                 engine.submit("abc", sampling)
-    for word, options in {
-        "json_schema": GenerationOptions(json_schema=True),
-        "min_tokens": GenerationOptions(min_tokens=2),
-    }.items():
-        if not getattr(can, word):
+    for offered, word, options in (
+        (can.grammar, "grammar", GenerationOptions(grammar='root ::= "a"')),
+        (can.grammar, "json_schema", GenerationOptions(json_schema=True)),
+        (can.grammar, "regex", GenerationOptions(regex="a")),
+        (can.min_tokens, "min_tokens", GenerationOptions(min_tokens=2)),
+    ):
+        if not offered:
             with pytest.raises(ValueError, match=word):
                 engine.submit("abc", COLD, options)
 
