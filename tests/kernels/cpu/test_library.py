@@ -60,7 +60,7 @@ def test_a_truncated_library_does_not_end_the_process(source: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
     code = (
-        "import sys; from pathlib import Path; from slipstream.kernels import compile\n"
+        "import sys; from pathlib import Path; from slipstream.kernels.cpu import compile\n"
         "compile.function(compile.build(Path(sys.argv[1])), 'answer')\nprint('loaded')"
     )
     done = subprocess.run([sys.executable, "-c", code, str(source)], capture_output=True, text=True, timeout=120)

@@ -1,8 +1,8 @@
-"""Compiles the C++ sources of this package at first use, for the processor they run on, and keeps the libraries.
+"""Compiles the C++ sources of this package at first use, for the processor they run on, and caches the libraries.
 
-A library is named by all that went into it, so an update of the source, the compiler or the machine makes a new one.
-It is written beside its place and renamed into it: two processes that compile at once each see whole files only. A
-library that is damaged or that another user may have put there is never loaded (`library`); it is compiled again.
+A library's name contains a hash of its sources, compiler, flags and processor, so a change of any of them makes a new
+library. It is written to a temporary folder and renamed: processes that compile at the same time see whole files only.
+A library that is damaged, or that another user may have written, is never loaded (`library`); it is compiled again.
 """
 
 from __future__ import annotations
@@ -28,12 +28,10 @@ from slipstream.kernels.machine import warn
 NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 FLAGS = ("-std=c++17", "-O2", NATIVE, "-ffp-contract=fast", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
-SHORT = (
-    "linear.cpp",
-    "decoder.cpp",
-)  # that know products of whole numbers: for activations of eight bits, other libraries
-IDENTITY = {"model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant"}  # in /proc/cpuinfo
-PATIENCE = 120  # seconds
+PARTS = {"decoder.cpp": ("draft.cpp",)}  # further sources of a library, which is named after its first
+WITH_ROW_BITS = ("linear.cpp", "decoder.cpp")  # libraries that differ by the bits of activations (`row_bits`)
+CPU_FIELDS = {"model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant"}  # in /proc/cpuinfo
+TIMEOUT = 120  # seconds for one run of the compiler
 ADVICE = "set SLIPSTREAM_CACHE to a folder that only you can write to"
 K = TypeVar("K")
 
@@ -43,10 +41,11 @@ class Unavailable(Exception):
 
 
 def build(source: Path, row_bits: int = 16) -> Path:
-    """The library compiled from `source`, now or earlier. `row_bits`: of the activations that weights of few bits
-    meet."""
+    """The library of `source` and its `PARTS`, compiled now or earlier. `row_bits`: bits of the activations that are
+    multiplied with weights of few bits."""
     compiler, flags = _compiler(), FLAGS if row_bits == 16 else (*FLAGS, f"-DROW_BITS={row_bits}")
-    texts = [path.read_text(encoding="utf-8") for path in (source, *sorted(source.parent.glob("*.hpp")))]
+    sources = (source, *(source.with_name(part) for part in PARTS.get(source.name, ())))
+    texts = [path.read_text(encoding="utf-8") for path in (*sources, *sorted(source.parent.glob("*.hpp")))]
     key = "\0".join((*texts, *compiler, *flags, _version(*compiler), _processor()))
     path = folder().resolve() / f"{source.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     try:
@@ -57,7 +56,7 @@ def build(source: Path, row_bits: int = 16) -> Path:
             return path
         with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as partial:
             library = Path(partial) / path.name
-            _run(*compiler, *flags, str(source), "-o", str(library))
+            _run(*compiler, *flags, *map(str, sources), "-o", str(library))
             seal(library)
             os.replace(library, path)
     except OSError as error:
@@ -66,18 +65,18 @@ def build(source: Path, row_bits: int = 16) -> Path:
 
 
 def function(path: Path, name: str, *arguments: Any) -> Any:
-    """A function of a library that gives nothing back."""
+    """A function of a library that returns nothing."""
     try:
-        found = getattr(ctypes.CDLL(str(path)), name)
+        symbol = getattr(ctypes.CDLL(str(path)), name)
     except (OSError, AttributeError) as error:
         raise Unavailable(f"the kernel cannot be loaded ({error})") from error
-    found.argtypes, found.restype = arguments, None
-    return found
+    symbol.argtypes, symbol.restype = arguments, None
+    return symbol
 
 
 def load(make: Callable[[Path], K], source: Path, row_bits: int = 16) -> K | str:
-    """A kernel made of a compiled source. Where it cannot be compiled or fails its own check, the reason in a clause,
-    which is also written to stderr once: what runs without kernels is several times slower."""
+    """A kernel made from a compiled library. If it cannot be compiled or fails its own check, the reason in a clause.
+    The reason is also written to stderr once, since decoding without kernels is several times slower."""
     try:
         return make(build(source, row_bits=row_bits))
     except Unavailable as error:
@@ -86,27 +85,28 @@ def load(make: Callable[[Path], K], source: Path, row_bits: int = 16) -> K | str
 
 
 def had(make: Callable[[Path], K], source: Path, row_bits: int = 16) -> K | None:
-    """As `load`, with None for a reason."""
+    """As `load`, with None instead of a reason."""
     kernel = load(make, source, row_bits)
     return None if isinstance(kernel, str) else kernel
 
 
 def build_all(row_bits: int = 16) -> None:
-    """Compile what is not kept yet, side by side: the first start is waited for. Who cannot be compiled says so later,
-    to those who ask for it."""
+    """Compile all libraries that are not in the cache, in parallel, since the first start waits for them. A library
+    that cannot be compiled reports it later, when it is loaded."""
 
-    def one(wanted: tuple[Path, int]) -> None:
+    def compile_library(source: Path, bits: int) -> None:
         with suppress(Unavailable):
-            build(wanted[0], row_bits=wanted[1])
+            build(source, row_bits=bits)
 
     with suppress(Unavailable):
         _version(*_compiler())  # once, rather than in every thread
     folder = Path(__file__).parent / "src"
-    sources = [(source, 16) for source in sorted(folder.glob("*.cpp"))]
+    parts = {part for names in PARTS.values() for part in names}
+    libraries = [(source, 16) for source in sorted(folder.glob("*.cpp")) if source.name not in parts]
     if row_bits != 16:
-        sources += [(folder / name, row_bits) for name in SHORT]
+        libraries += [(folder / name, row_bits) for name in WITH_ROW_BITS]
     with ThreadPoolExecutor() as pool:
-        list(pool.map(one, sources))
+        list(pool.map(compile_library, *zip(*libraries, strict=True)))
 
 
 def folder() -> Path:
@@ -133,7 +133,7 @@ def _version(*compiler: str) -> str:
 
 def _run(*command: str) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"{command[0]} does not run ({type(error).__name__})") from error
     if done.returncode:
@@ -144,9 +144,9 @@ def _run(*command: str) -> str:
 
 @functools.cache
 def _processor() -> str:
-    """What `native` means here; a cache in a home folder may be shared by different machines."""
+    """The processor, in the library's hash: a cache in a home folder may be shared by different machines."""
     try:
         first = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
     except OSError:
         return platform.processor() or platform.machine()
-    return "\n".join(line for line in first.splitlines() if line.partition(":")[0].strip() in IDENTITY)
+    return "\n".join(line for line in first.splitlines() if line.partition(":")[0].strip() in CPU_FIELDS)

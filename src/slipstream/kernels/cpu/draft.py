@@ -1,7 +1,7 @@
-"""Drafts of a head in one call (`draft.hpp`): what they must equal is `drafters.grow`.
+"""Drafts of a head in one call (`draft.cpp`); the reference that defines the results is `drafters.grow`.
 
-Between two steps of a draft there is little to do: the likeliest few tokens after each slot, or one that is drawn, and
-which of them to open next. In Python that takes longer than the head's pass over them.
+Between two passes of the head there is little work: rank or sample the tokens that follow each slot, and choose which
+of them to open next. In Python this takes longer than the head's pass.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ from torch import Tensor
 from slipstream.kernels.cpu.decoder import CachePointers, CpuNetwork, DecoderKernel
 from slipstream.kernels.cpu.linear import POINTER, SIZE
 
-READ = ("embedding", "cos", "sin", "ids", "state", "logits")
-WISHES = ("row", "start", "depth", "width", "nodes")
+INPUTS = ("embedding", "cos", "sin", "ids", "state", "logits")
+PER_ROW = ("row", "start", "depth", "width", "nodes")
 
 
 class CandidateMode(IntEnum):
-    """How candidates come about; numbered as in draft.hpp."""
+    """How candidates are made; numbered as in draft.cpp."""
 
-    LIKELY = 0  # the likeliest of the law
-    RACED = 1  # the likeliest to win on the noise of their position
-    SURE = 2  # the likeliest, in chains: how likely it is is not asked
-    DRAWN = 3  # from the law, in chains
+    LIKELY = 0  # the likeliest tokens
+    RACED = 1  # the tokens that are likeliest to win the race on the noise of their position
+    SURE = 2  # in chains: the likeliest token, without its probability
+    DRAWN = 3  # in chains: a token sampled from the distribution
 
 
 class _DraftArgs(ctypes.Structure):
     _fields_ = (
-        *((name, POINTER) for name in (*READ, *WISHES, "floor", "heat", "ends", "ends_from")),
-        *((name, POINTER) for name in ("token", "parent", "count", "chance", "law", "key")),
-        *((name, SIZE) for name in ("rows", "most", "levels", "how")),
+        *((name, POINTER) for name in (*INPUTS, *PER_ROW, "floor", "temperature", "ends", "ends_from")),
+        *((name, POINTER) for name in ("token", "parent", "count", "prob", "law", "key")),
+        *((name, SIZE) for name in ("rows", "most", "levels", "mode")),
     )
 
 
 @dataclass(frozen=True)
 class RowDraftArgs:
-    """What one row may draft, and where: its row of the cache and the place of its first drafted slot."""
+    """What one row may draft, its row of the cache, and the place of its first drafted slot there."""
 
     row: int
     start: int
     depth: int
     width: int
     nodes: int
-    floor: float  # what the likeliest token must reach for anything to follow
-    heat: float  # the temperature at which candidates are ranked
-    ends: Sequence[int]  # tokens that nothing follows
-    keys: Sequence[int] = ()  # of the noise of the next positions, where candidates are drawn or raced
+    floor: float  # the least probability of the likeliest token for a successor to be drafted
+    heat: float  # temperature at which candidates are ranked
+    ends: Sequence[int]  # end tokens, which have no successors
+    keys: Sequence[int] = ()  # of the noise at the next positions, for RACED and DRAWN
 
 
 @dataclass(frozen=True, eq=False)
 class EmbeddingTables:
-    """What slots read: the embedding of every token, cosines and sines of every place, the tokens of the logits."""
+    """What slots read: the embedding of every token, cosines and sines of every position, the token of each logit."""
 
     embedding: Tensor  # [vocab, hidden]
     cos: Tensor  # [places, turned]
@@ -68,46 +68,46 @@ class DraftedNodes:
     """The draft of one row."""
 
     token: list[int]
-    parent: list[int]  # within the row, -1: the committed end
+    parent: list[int]  # numbered within the row, -1: the committed end
     chance: list[float]  # of each token after its parent
-    law: Tensor  # [nodes, draft_vocab] what tokens were drawn from, where they were
+    law: Tensor  # [nodes, draft_vocab] the distributions tokens were sampled from, with DRAWN
 
 
 def drafts(
     kernel: DecoderKernel,
     net: CpuNetwork,
-    stay: CachePointers,
-    words: EmbeddingTables,
-    how: CandidateMode,
-    wishes: Sequence[RowDraftArgs],
+    cache: CachePointers,
+    tables: EmbeddingTables,
+    mode: CandidateMode,
+    row_args: Sequence[RowDraftArgs],
     state: Tensor,
     logits: Tensor,
 ) -> list[DraftedNodes]:
     """The draft of each row, from the states [rows, hidden] and logits [rows, draft_vocab] at their committed ends."""
-    rows, most = len(wishes), max(wish.nodes for wish in wishes)
-    levels = max(wish.depth for wish in wishes)
-    own = [[getattr(wish, name) for wish in wishes] for name in WISHES]
-    keys = [(*wish.keys, *(0,) * (levels - len(wish.keys))) for wish in wishes]
+    rows, most = len(row_args), max(args.nodes for args in row_args)
+    levels = max(args.depth for args in row_args)
+    per_row = [[getattr(args, name) for args in row_args] for name in PER_ROW]
+    keys = [(*args.keys, *(0,) * (levels - len(args.keys))) for args in row_args]
     ends, ends_from = list[int](), [0]
-    for wish in wishes:
-        ends += wish.ends
+    for args in row_args:
+        ends += args.ends
         ends_from.append(len(ends))
-    parts = [*own, ends_from, *keys, ends]
-    whole = torch.tensor([x for part in parts for x in part], dtype=torch.long)
-    real = torch.tensor([[wish.floor for wish in wishes], [wish.heat for wish in wishes]], dtype=torch.float64)
-    found, chance = torch.empty(2 * rows * most + rows, dtype=torch.long), torch.empty(rows, most)
-    law = torch.empty(rows, levels, net.outputs if how is CandidateMode.DRAWN else 0)
-    at, out, line = whole.data_ptr(), found.data_ptr(), 8 * rows
+    parts = [*per_row, ends_from, *keys, ends]
+    integers = torch.tensor([x for part in parts for x in part], dtype=torch.long)
+    reals = torch.tensor([[args.floor for args in row_args], [args.heat for args in row_args]], dtype=torch.float64)
+    result, prob = torch.empty(2 * rows * most + rows, dtype=torch.long), torch.empty(rows, most)
+    law = torch.empty(rows, levels, net.outputs if mode is CandidateMode.DRAWN else 0)
+    at, out, line = integers.data_ptr(), result.data_ptr(), 8 * rows
     after = at + 5 * line  # where each row's end tokens begin; then keys, then end tokens
-    grove = _DraftArgs(
-        *(x.data_ptr() for x in (words.embedding, words.cos, words.sin, words.ids, state, logits)),
-        *(at + n * line for n in range(len(WISHES))),
-        *(real.data_ptr(), real.data_ptr() + line, after + 8 * (rows + 1) + levels * line, after),
-        *(out, out + most * line, out + 2 * most * line, chance.data_ptr(), law.data_ptr(), after + 8 * (rows + 1)),
-        *(rows, most, levels, how),
+    call = _DraftArgs(
+        *(x.data_ptr() for x in (tables.embedding, tables.cos, tables.sin, tables.ids, state, logits)),
+        *(at + n * line for n in range(len(PER_ROW))),
+        *(reals.data_ptr(), reals.data_ptr() + line, after + 8 * (rows + 1) + levels * line, after),
+        *(out, out + most * line, out + 2 * most * line, prob.data_ptr(), law.data_ptr(), after + 8 * (rows + 1)),
+        *(rows, most, levels, mode),
     )
-    kernel.draft(net, stay, words.cos.shape[1], ctypes.addressof(grove), sum(own[WISHES.index("width")]))
-    count = found[2 * rows * most :].tolist()
-    token, parent = found[: 2 * rows * most].view(2, rows, most).tolist()
-    chances = chance.tolist()
-    return [DraftedNodes(token[r][:n], parent[r][:n], chances[r][:n], law[r, :n]) for r, n in enumerate(count)]
+    kernel.draft(net, cache, tables.cos.shape[1], ctypes.addressof(call), sum(per_row[PER_ROW.index("width")]))
+    count = result[2 * rows * most :].tolist()
+    token, parent = result[: 2 * rows * most].view(2, rows, most).tolist()
+    probs = prob.tolist()
+    return [DraftedNodes(token[r][:n], parent[r][:n], probs[r][:n], law[r, :n]) for r, n in enumerate(count)]

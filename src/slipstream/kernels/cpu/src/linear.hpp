@@ -17,6 +17,9 @@
 #include <cstring>
 #include <type_traits>
 #include <utility>
+
+#include "matrix.hpp"
+
 #if defined(__aarch64__) && defined(__ARM_NEON)
 #include <arm_neon.h>
 #define NEON
@@ -68,15 +71,8 @@ struct Single {
     INLINE Floats high() const { return second; }
 };
 
-// How the numbers of a weight are kept; numbered as `KINDS` in cpu_linear.py.
+// How the numbers of a weight are kept; numbered as `KINDS` in linear.py.
 enum Kind : int64_t { SINGLE, BRAIN, FOUR, EIGHT, FOUR_K, FIVE_K, SIX_K };  // from FOUR on whole numbers
-
-// A weight and what is known of it; laid out as `Matrix` in cpu_linear.py.
-struct Matrix {
-    const void* weight;
-    const float* bias;
-    int64_t in, out, kind;
-};
 
 struct Job {
     const float* given;  // x as it came

@@ -1,0 +1,412 @@
+// Drafts of a head, all rows side by side, in one call: chains, and best-first trees whose candidates are chosen. The
+// reference that defines the results is `drafters/grow.py`.
+//
+// Each row has one pool of candidates, in the order in which they were ranked: the likeliest few after the committed end,
+// then, level by level, the likeliest few after each node that was opened. On each level the likeliest candidates that are
+// also among the likeliest of the pool are opened. The draft is the likeliest candidates of the pool. A path's probability
+// never grows along the path, and the earlier of two equal candidates wins, so the ancestors of a chosen node are chosen.
+//
+// Where draft and target race on the same noise at a position, a token's probability is that of winning given the noise. It
+// is proportional to e^(logit / temperature) / E, where E is the token's exponential random number. A chain is a tree of
+// width 1, either of likeliest tokens or of sampled tokens; for sampled tokens the distributions are returned too.
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "decoder.hpp"
+#include "noise.hpp"
+#include "vectors.hpp"
+
+namespace {
+
+using vectors::Floats;
+using vectors::load;
+using vectors::store;
+
+// How candidates are made; numbered as `CandidateMode` in draft.py.
+enum CandidateMode : int64_t {
+    LIKELY,  // the likeliest tokens
+    RACED,   // the tokens that are likeliest to win the race on the position's noise
+    SURE,    // the likeliest token, without its probability
+    DRAWN,   // a token sampled from the distribution
+};
+
+// What is drafted for each row, and the results; laid out as `_DraftArgs` in draft.py.
+struct DraftArgs {
+    const float *embedding, *cos, *sin;  // by token; by position
+    const int64_t* ids;                  // [vocabulary] the token of each logit
+    const float *state, *logits;         // [rows, hidden], [rows, vocabulary] at the committed ends
+    const int64_t *row, *start;          // [rows] the row of the cache, and the place of the first drafted slot there
+    const int64_t *depth, *width, *nodes;
+    const double *floor, *temperature;  // the least probability of the likeliest token for a successor to be drafted
+    const int64_t *ends, *ends_from;    // end tokens of all rows; [rows + 1] where each row's begin
+    int64_t *token, *parent, *count;    // [rows, most] the draft, parents numbered within the row; [rows] its nodes
+    float* prob;                        // [rows, most] of each token after its parent
+    float* law;                         // [rows, levels, vocabulary] the distributions tokens were sampled from, if any
+    const int64_t* key;                 // [rows, levels] keys of the noise at the next positions, for RACED and DRAWN
+    int64_t rows, most, levels, mode;
+};
+
+struct Candidate {
+    int64_t token, parent, place;  // the place in the cache, -1: it was not opened
+    float prob;
+    double weight;  // the probability of its path
+};
+
+// The candidates of one row.
+struct CandidatePool {
+    std::vector<Candidate> candidates;
+    std::vector<int64_t> order, level, top;
+    int64_t earlier, opened;  // candidates of earlier levels; nodes that were opened
+
+    bool ahead(int64_t a, int64_t b) const {
+        return candidates[a].weight > candidates[b].weight || (candidates[a].weight == candidates[b].weight && a < b);
+    }
+    // Keep the likeliest `count` of these candidates, in the order of the pool.
+    void keep_best(std::vector<int64_t>& chosen, int64_t count) const {
+        if (count < static_cast<int64_t>(chosen.size())) {
+            std::nth_element(chosen.begin(), chosen.begin() + count, chosen.end(),
+                             [&](int64_t a, int64_t b) { return ahead(a, b); });
+            chosen.resize(count);
+        }
+        std::sort(chosen.begin(), chosen.end());
+    }
+    void select_top(int64_t nodes) {
+        top.resize(candidates.size());
+        for (size_t i = 0; i < top.size(); ++i) top[i] = i;
+        keep_best(top, nodes);
+    }
+};
+
+// A node whose successors are ranked: its row, its candidate in the pool (-1: the committed end), and the slot of the level
+// before that it follows.
+struct Slot {
+    int64_t row, node, parent;
+};
+
+// What a thread keeps from call to call: the pools, the slots of this level and the next, and the arguments of a pass.
+struct DraftScratch {
+    std::vector<CandidatePool> pools;
+    std::vector<Slot> slots, next;
+    std::vector<float> state[2], embedded, cos, sin, logits;
+    std::vector<float> prob, peak;  // [slots, widest] of the ranked tokens; [slots] of the likeliest token
+    std::vector<int64_t> row, place, scored, index;  // index: [slots, widest] of the ranked tokens in the logits
+    std::vector<uint8_t> mask;
+    std::vector<const uint8_t*> masks;  // by layer
+};
+
+// Whether any number of four vectors is above a bound.
+inline bool above(const float* x, Floats bound) {
+    constexpr int L = vectors::LANES;
+    const auto any = (load(x) > bound) | (load(x + L) > bound) | (load(x + 2 * L) > bound) | (load(x + 3 * L) > bound);
+    uint64_t words[sizeof any / 8], all = 0;
+    std::memcpy(words, &any, sizeof any);
+    for (uint64_t word : words) all |= word;
+    return all != 0;
+}
+
+// The `count` largest of n numbers, largest first, of equal ones the first; returns how many, fewer where some are NaN.
+int64_t largest(const float* x, int64_t n, int64_t count, float* value, int64_t* index) {
+    constexpr int64_t STEP = 4 * vectors::LANES;
+    int64_t filled = 0;
+    float least = -std::numeric_limits<float>::infinity();
+    const auto scan = [&](int64_t from, int64_t to) {
+        for (int64_t i = from; i < to; ++i) {
+            if (!(x[i] > least)) continue;
+            int64_t at = filled < count ? filled++ : count - 1;
+            for (; at > 0 && x[i] > value[at - 1]; --at) value[at] = value[at - 1], index[at] = index[at - 1];
+            value[at] = x[i], index[at] = i;
+            if (filled == count) least = value[count - 1];
+        }
+    };
+    int64_t i = 0;
+    for (; i + STEP <= n; i += STEP)
+        if (above(x + i, Floats{} + least)) scan(i, i + STEP);
+    scan(i, n);
+    return filled;
+}
+
+// The sum of e^((x - best) / temperature); the terms go to `each` unless it is null. Terms are summed in float32 only within
+// a span, and spans in double.
+double exp_sum(const float* x, int64_t n, float best, float temperature, float* each = nullptr) {
+    constexpr int64_t SPAN = 64 * vectors::LANES;
+    double sum_of_spans = 0;
+    for (int64_t from = 0; from < n; from += SPAN) {
+        const int64_t to = std::min(n, from + SPAN);
+        Floats sum = {};
+        int64_t i = from;
+        for (; i + vectors::LANES <= to; i += vectors::LANES) {
+            const Floats line = vectors::exponential((load(x + i) - best) / temperature);
+            if (each) store(each + i, line);
+            sum += line;
+        }
+        sum_of_spans += vectors::total(sum);
+        for (; i < to; ++i) {
+            const float term = std::exp((x[i] - best) / temperature);
+            if (each) each[i] = term;
+            sum_of_spans += term;
+        }
+    }
+    return sum_of_spans;
+}
+
+// The natural logarithm of positive numbers that are not tiny, to about one unit in the last place.
+inline Floats logarithm(Floats x) {
+    using vectors::Words;
+    const Words bits = (Words)x, shifted = bits - 0x3f3504f3;  // the rest lies between the roots of 1/2 and 2
+    const Words power = shifted >> 23;
+    const Floats rest = (Floats)(bits - (power << 23)) - 1.0f, square = rest * rest;
+    Floats p = rest * 7.0376836292e-2f - 1.1514610310e-1f;
+    p = p * rest + 1.1676998740e-1f;
+    p = p * rest - 1.2420140846e-1f;
+    p = p * rest + 1.4249322787e-1f;
+    p = p * rest - 1.6668057665e-1f;
+    p = p * rest + 2.0000714765e-1f;
+    p = p * rest - 2.4999993993e-1f;
+    p = p * rest + 3.3333331174e-1f;
+    const Floats n = __builtin_convertvector(power, Floats);
+    return n * 0.693359375f + (rest + (p * square * rest - 0.5f * square - n * 2.12194440e-4f));
+}
+
+// The weight of every token in the race: e^((x - best) / temperature) / E, where E = -log(u). For u near 1, the logarithm is
+// corrected for the rounding of u to float32.
+void race_weights(const float* x, const int64_t* ids, int64_t n, float best, float temperature, uint64_t key, float* y) {
+    constexpr int L = vectors::LANES;
+    const uint64_t mixed = noise::mix(key);
+    for (int64_t i = 0; i < n; i += L) {
+        const int count = static_cast<int>(std::min<int64_t>(L, n - i));
+        Floats own = Floats{} - std::numeric_limits<float>::infinity(), u = Floats{} + 0.5f, rest = u;
+        for (int j = 0; j < count; ++j) {
+            const double exact = noise::uniform(mixed, static_cast<uint64_t>(ids[i + j]));
+            u[j] = static_cast<float>(exact), rest[j] = static_cast<float>(1 - exact), own[j] = x[i + j];
+        }
+        const Floats one = Floats{} + 1.0f, gap = one - u;
+        const vectors::Words near = gap < one * 1e-7f;
+        const Floats safe = (Floats)(((vectors::Words)one & near) | ((vectors::Words)gap & ~near));
+        const Floats less = Floats{} - logarithm(u) * (rest / safe);
+        const Floats wait = (Floats)(((vectors::Words)rest & near) | ((vectors::Words)less & ~near));
+        const Floats line = vectors::exponential((own - best) / temperature) / wait;
+        std::memcpy(y + i, &line, count * sizeof(float));
+    }
+}
+
+// One call: a team of threads ranks the slots of a level, one of them opens the next level, all run the head's pass.
+struct DraftRun {
+    decoder::Pass& pass;
+    decoder::PassArgs& pass_args;
+    const decoder::Network& net;
+    const DraftArgs& args;
+    DraftScratch& scratch;
+    decoder::TeamSize team_size;
+    int64_t widest, vocab;
+    const float* logits;  // of the slots of this level
+    int64_t level = 0;
+    bool unfinished = true;
+    decoder::WorkQueue slots_to_rank;
+    decoder::Barrier barrier;
+    std::atomic<int> arrived{0};
+
+    // Rank the tokens that may follow one slot.
+    void rank(int64_t slot) {
+        const int64_t r = scratch.slots[slot].row, count = std::min(vocab, args.width[r]);
+        float* prob = scratch.prob.data() + slot * widest;
+        int64_t* index = scratch.index.data() + slot * widest;
+        const float *x = logits + slot * vocab, temperature = static_cast<float>(args.temperature[r]);
+        std::fill(prob, prob + widest, 0.0f);
+        scratch.peak[slot] = 0;
+        if (!largest(x, vocab, 1, prob, index)) return;
+        const float best = prob[0];
+        const int64_t line = r * args.levels + level;
+        if (args.mode == LIKELY) likely(x, best, temperature, count, prob, index);
+        if (args.mode == RACED) raced(x, best, temperature, count, args.key[line], prob, index);
+        if (args.mode == SURE) prob[0] = 1;
+        scratch.peak[slot] = prob[0];
+        if (args.mode == DRAWN)
+            scratch.peak[slot] = drawn(x, best, temperature, args.key[line], args.law + line * vocab, prob, index);
+    }
+
+    void likely(const float* x, float best, float temperature, int64_t count, float* prob, int64_t* index) const {
+        const int64_t filled = largest(x, vocab, count, prob, index);
+        const float total = static_cast<float>(exp_sum(x, vocab, best, temperature));
+        for (int64_t k = 0; k < filled; ++k) prob[k] = std::exp((prob[k] - best) / temperature) / total;
+    }
+
+    // By the race on the noise of the position.
+    void raced(const float* x, float best, float temperature, int64_t count, int64_t key, float* prob, int64_t* index) const {
+        static thread_local std::vector<float> weights;
+        weights.resize(vocab);
+        race_weights(x, args.ids, vocab, best, temperature, static_cast<uint64_t>(key), weights.data());
+        const int64_t filled = largest(weights.data(), vocab, count, prob, index);
+        double total = 0;
+        for (float weight : weights) total += weight;
+        for (int64_t k = 0; k < filled; ++k) prob[k] /= static_cast<float>(total);
+    }
+
+    // Sample one token from the distribution, which is written to `law`; returns its largest probability. No token where the
+    // distribution has NaN.
+    float drawn(const float* x, float best, float temperature, int64_t key, float* law, float* prob, int64_t* index) const {
+        const float total = static_cast<float>(exp_sum(x, vocab, best, temperature, law));
+        for (int64_t i = 0; i < vocab; ++i) law[i] /= total;
+        const int64_t first = noise::winner(static_cast<uint64_t>(key), args.ids, law, vocab);
+        if (first < 0) return prob[0] = 0;
+        index[0] = first;
+        prob[0] = law[first];
+        return 1 / total;
+    }
+
+    bool ends(int64_t r, int64_t token) const {
+        const int64_t *from = args.ends + args.ends_from[r], *to = args.ends + args.ends_from[r + 1];
+        return std::find(from, to, token) != to;
+    }
+
+    // Add what follows the slots of this level to the pools, and make the slots of the next level.
+    void next_level() {
+        for (size_t i = 0; i < scratch.slots.size(); ++i) {
+            const Slot slot = scratch.slots[i];
+            CandidatePool& pool = scratch.pools[slot.row];
+            const float* prob = scratch.prob.data() + i * widest;
+            const double before = slot.node < 0 ? 1.0 : pool.candidates[slot.node].weight;
+            if (scratch.peak[i] < args.floor[slot.row]) continue;
+            for (int64_t k = 0; k < std::min(widest, args.width[slot.row]) && prob[k] > 0; ++k) {
+                const float own = std::min(1.0f, prob[k]);
+                pool.candidates.push_back({args.ids[scratch.index[i * widest + k]], slot.node, -1, own, before * own});
+            }
+        }
+        ++level;
+        scratch.next.clear();
+        size_t first = 0;
+        for (int64_t r = 0; r < args.rows; ++r) {
+            CandidatePool& pool = scratch.pools[r];
+            while (first < scratch.slots.size() && scratch.slots[first].row < r) ++first;
+            if (level < args.depth[r]) open(pool, r, first);
+            pool.earlier = pool.candidates.size();
+        }
+        scratch.slots.swap(scratch.next);
+        unfinished = !scratch.slots.empty();
+    }
+
+    // Open the likeliest of a row's new candidates, if they are among the likeliest of the pool.
+    void open(CandidatePool& pool, int64_t r, size_t first) {
+        const int64_t size = pool.candidates.size();
+        pool.level.clear();
+        for (int64_t i = pool.earlier; i < size; ++i)
+            if (!ends(r, pool.candidates[i].token)) pool.level.push_back(i);
+        if (pool.level.empty()) return;
+        pool.keep_best(pool.level, args.width[r]);
+        pool.select_top(args.nodes[r]);
+        for (int64_t node : pool.level) {
+            if (!std::binary_search(pool.top.begin(), pool.top.end(), node)) continue;
+            while (scratch.slots[first].node != pool.candidates[node].parent) ++first;
+            pool.candidates[node].place = args.start[r] + pool.opened++;
+            scratch.next.push_back({r, node, static_cast<int64_t>(first)});
+        }
+    }
+
+    // Write the slots of this level as tokens of the next pass; no thread may be running the pass.
+    void fill_pass() {
+        const int64_t n = scratch.slots.size(), hidden = net.hidden, rotated = pass_args.rotated;
+        const float* from = level == 1 ? args.state : scratch.state[level % 2].data();
+        float* to = scratch.state[(level + 1) % 2].data();
+        pass_args.used = 0;
+        for (const Slot& slot : scratch.slots)
+            pass_args.used = std::max(pass_args.used, scratch.pools[slot.row].candidates[slot.node].place + 1);
+        scratch.mask.assign(n * pass_args.used, 0);
+        for (int64_t i = 0; i < n; ++i) {
+            const Slot slot = scratch.slots[i];
+            const CandidatePool& pool = scratch.pools[slot.row];
+            const int64_t start = args.start[slot.row], position = start + level - 1;
+            const auto copy = [&](std::vector<float>& line, const float* of, int64_t size) {
+                std::memcpy(line.data() + i * size, of, size * sizeof(float));
+            };
+            std::memcpy(to + i * hidden, from + slot.parent * hidden, hidden * sizeof(float));
+            copy(scratch.embedded, args.embedding + pool.candidates[slot.node].token * hidden, hidden);
+            copy(scratch.cos, args.cos + position * rotated, rotated);
+            copy(scratch.sin, args.sin + position * rotated, rotated);
+            scratch.row[i] = args.row[slot.row], scratch.place[i] = pool.candidates[slot.node].place, scratch.scored[i] = i;
+            uint8_t* visible = scratch.mask.data() + i * pass_args.used;
+            std::memset(visible, 1, start);
+            for (int64_t node = slot.node; node >= 0; node = pool.candidates[node].parent)
+                visible[pool.candidates[node].place] = 1;
+        }
+        std::fill(scratch.masks.begin(), scratch.masks.end(), scratch.mask.data());
+        pass_args.hidden = to, pass_args.tokens = pass_args.slots = n;
+        decoder::schedule(pass);
+        logits = pass_args.logits;
+        slots_to_rank.next = 0;
+    }
+
+    // Write the likeliest candidates of each pool as the drafts.
+    void write_drafts() {
+        for (int64_t r = 0; r < args.rows; ++r) {
+            CandidatePool& pool = scratch.pools[r];
+            pool.select_top(args.nodes[r]);
+            pool.order.assign(pool.candidates.size(), -1);
+            for (size_t n = 0; n < pool.top.size(); ++n) {
+                const Candidate& own = pool.candidates[pool.top[n]];
+                const int64_t to = r * args.most + n;
+                pool.order[pool.top[n]] = n;
+                args.token[to] = own.token, args.prob[to] = own.prob;
+                args.parent[to] = own.parent < 0 ? -1 : pool.order[own.parent];
+            }
+            args.count[r] = pool.top.size();
+        }
+    }
+};
+
+void run_draft(void* data) {
+    DraftRun& run = *static_cast<DraftRun*>(data);
+    const bool leads = run.arrived.fetch_add(1) == 0;
+    const int threads = run.team_size();
+    while (true) {
+        run.barrier.wait(threads);
+        run.slots_to_rank.share(run.scratch.slots.size(), [&](int64_t i) { run.rank(i); });
+        run.barrier.wait(threads);
+        if (leads) {
+            run.next_level();
+            if (run.unfinished) run.fill_pass();
+        }
+        run.barrier.wait(threads);
+        if (!run.unfinished) break;
+        decoder::run_layers(run.pass);
+    }
+    if (leads) run.write_drafts();
+}
+
+// Make room for the widest level, whose slots are counted, and start at the committed ends.
+int64_t reset(DraftScratch& scratch, const DraftArgs& args, const decoder::Network& net, const decoder::PassArgs& pass_args) {
+    int64_t slots = 0, widest = 1;
+    scratch.pools.resize(args.rows);
+    scratch.slots.clear();
+    for (int64_t r = 0; r < args.rows; ++r) {
+        CandidatePool& pool = scratch.pools[r];
+        pool.candidates.clear(), pool.earlier = pool.opened = 0;
+        if (args.depth[r] > 0) scratch.slots.push_back({r, -1, 0});
+        slots += args.width[r], widest = std::max(widest, args.width[r]);
+    }
+    for (auto& state : scratch.state) state.resize(slots * net.hidden);
+    scratch.embedded.resize(slots * net.hidden), scratch.logits.resize(slots * net.head->out);
+    scratch.cos.resize(slots * pass_args.rotated), scratch.sin.resize(slots * pass_args.rotated);
+    scratch.prob.resize(slots * widest), scratch.index.resize(slots * widest), scratch.peak.resize(slots);
+    scratch.row.resize(slots), scratch.place.resize(slots), scratch.scored.resize(slots);
+    scratch.masks.resize(pass_args.last);
+    return slots;
+}
+
+}  // namespace
+
+extern "C" void slipstream_draft(const decoder::Network* net, const decoder::PassArgs* given, const DraftArgs* args,
+                                 unsigned threads, decoder::Parallel parallel, decoder::TeamSize team_size) {
+    static thread_local DraftScratch scratch;
+    decoder::PassArgs pass_args = *given;
+    pass_args.tokens = pass_args.slots = reset(scratch, *args, *net, pass_args);
+    pass_args.second = scratch.embedded.data(), pass_args.cos = scratch.cos.data(), pass_args.sin = scratch.sin.data();
+    pass_args.logits = scratch.logits.data(), pass_args.row = scratch.row.data(), pass_args.place = scratch.place.data();
+    pass_args.scored = scratch.scored.data(), pass_args.mask = scratch.masks.data();
+    const auto pass = decoder::make_pass(*net, pass_args, threads, team_size);
+    const int64_t widest = *std::max_element(args->width, args->width + args->rows);
+    const decoder::TeamSize size = decoder::team_size_of(threads, team_size);
+    DraftRun run{*pass, pass_args, *net, *args, scratch, size, widest, net->head->out, args->logits};
+    decoder::run_team(parallel, threads, run_draft, &run);
+}
