@@ -15,11 +15,11 @@ from slipstream.drafters.draft_model_device import DraftModelState
 from slipstream.engines.native.build import build_target
 from slipstream.engines.native.captured.chain_cycle import ChainCycle
 from slipstream.engines.native.captured.graph_key import DraftSize, GraphKey
+from slipstream.models.cache.packing import RowEntries, RowSlice
 from slipstream.models.cache.tensors import KVCache
 from slipstream.models.run.gpu_decoder import GpuDecoder
 from slipstream.models.run.gpu_modules import record
 from slipstream.models.run.gpu_passes import GpuPasses, parts_of
-from slipstream.models.run.packing import RowEntries, RowSlice
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.weights.int8_linear import round_linears
 

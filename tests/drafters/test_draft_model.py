@@ -171,8 +171,8 @@ def test_nothing_is_left_behind():
     target = TorchModel(build("llama"))
     for _ in decode(rows, target, draft_model, rules.get("token")(), Fixed(2)):
         pass
-    assert not draft_model.model._seats
-    assert not target._seats
+    assert not draft_model.model.rows
+    assert not target.rows
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_reused_beginnings_bring_their_states_along():
     watched.decode(first)
     again = [Row(Request(first[0].tokens[:n] + watched.text(2), Sampling(1.5, seed=n), 5)) for n in (36, 41)]
     watched.decode(again)
-    assert watched.target.counts.prefix_tokens_reused > 60
+    assert watched.target.prefixes.counts.prefix_tokens_reused > 60
 
 
 def test_a_long_backlog_is_read_in_pieces(monkeypatch):
@@ -285,7 +285,7 @@ def test_rows_come_and_go_and_leave_nothing_behind():
     loop.close()  # cancelled
     watched.decode([three])
     assert not watched.drafter.slots._seats
-    assert not watched.target._seats
+    assert not watched.target.rows
 
 
 def test_a_head_that_comes_while_rows_are_under_way_works_for_rows_that_open_later():

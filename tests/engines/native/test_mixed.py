@@ -68,8 +68,8 @@ def test_a_draft_model_among_other_drafters():
             c for c, (_, _, options) in zip(together, asked, strict=True) if options.speculation.drafter == "mini"
         ]
         assert sum(sum(c.stats.accepted) for c in drafted) > 0
-    assert not mini.model._seats
-    assert not engine.target.model._seats
+    assert not mini.model.rows
+    assert not engine.target.model.rows
 
 
 @pytest.mark.parametrize("rules", [("greedy", "coupled"), ("block", "no_replace"), ("greedy", "token", "coupled")])
@@ -78,14 +78,14 @@ def test_a_draft_model_shared_by_rows_under_several_rules(rules, monkeypatch):
     small, read = copy.deepcopy(letters.plain()), 0
     keep_layers(small, "0")
     mini = DraftModel(TorchModel(small, retained=0), len(letters.TOKENS))
-    forward = mini.model._forward
+    forward = mini.model.forward_pass.run
 
     def counted(pieces, *rest):
         nonlocal read
         read += sum(map(len, pieces))
         return forward(pieces, *rest)
 
-    monkeypatch.setattr(mini.model, "_forward", counted)
+    monkeypatch.setattr(mini.model.forward_pass, "run", counted)
     asked = [
         (
             text,
@@ -138,7 +138,7 @@ def test_a_mixed_batch_equals_each_request_alone():
     assert ties <= 1
     assert any(sum(c.stats.accepted) for c in together)
     target.model.check_integrity()
-    assert not target.model._seats
+    assert not target.model.rows
 
 
 def compare(target, prompt: list[int], a: Completion, b: Completion) -> int:

@@ -150,14 +150,14 @@ def test_random_histories_under_pressure(kind: str) -> None:
             assert bench.cycle([rng.randrange(5) for _ in bench.rows], rng.choice([0, 0.6])) <= ROUNDING
             check_states(bench)
         bench.model.check_integrity()
-        assert bench.model.counts.retained_tokens <= bench.model.counts.retained_places <= 10 * PAGE
-    assert bench.model.counts.prefix_hits > 5
+        assert bench.model.prefixes.counts.retained_tokens <= bench.model.prefixes.counts.retained_places <= 10 * PAGE
+    assert bench.model.prefixes.counts.prefix_hits > 5
 
 
 def check_states(bench: Bench) -> None:
     """Hidden states of all cached tokens of a row, reused or not, are those of a plain forward."""
     row = bench.rng.choice(bench.rows)
-    size = len(bench.model._seats[row].tokens)
+    size = bench.model.cached(row)
     with torch.no_grad():
         text = torch.tensor([row.tokens[:size]])
         expected = bench.plain.base_model(text, use_cache=False, output_hidden_states=True).hidden_states
@@ -173,7 +173,7 @@ def test_samples_of_one_prompt_compute_it_once(kind: str) -> None:
     prompt = bench.tokens(60)
     bench.enter(*[prompt] * 4)
     assert bench.plainly() == 59 + 4
-    assert bench.model.counts.prefix_tokens_reused == 3 * 59
+    assert bench.model.prefixes.counts.prefix_tokens_reused == 3 * 59
     assert bench.plainly() == 4
 
 
@@ -192,7 +192,7 @@ def test_short_beginnings_are_not_worth_a_pass() -> None:
     bench = Shared.like("llama")
     bench.enter(*[bench.tokens(30)] * 2)
     assert bench.plainly() == 60
-    assert bench.model.counts.prefix_hits == 0
+    assert bench.model.prefixes.counts.prefix_hits == 0
 
 
 def test_a_chat_that_goes_on() -> None:
@@ -205,7 +205,7 @@ def test_a_chat_that_goes_on() -> None:
         bench.leave(0)
         bench.enter(text + bench.tokens(6))
         assert bench.plainly() == 1 + 6, f"turn {turn} read more than what is new"  # the last answer was never read
-    assert bench.model.counts.retained_tokens == len(bench.rows[0].tokens) - 1
+    assert bench.model.prefixes.counts.retained_tokens == len(bench.rows[0].tokens) - 1
 
 
 def test_pieces_of_a_long_prompt() -> None:
@@ -228,7 +228,7 @@ def test_off() -> None:
     bench.leave(0)
     bench.enter(prompt)
     assert bench.plainly() == 1 + 60
-    counts = bench.model.counts
+    counts = bench.model.prefixes.counts
     assert (counts.prefix_hits, counts.prefix_tokens_reused, counts.retained_tokens, counts.retained_places) == (0,) * 4
 
 
@@ -236,7 +236,7 @@ def test_retained_memory_is_cut_and_given_back() -> None:
     bench = Shared.like("llama", retained=3 * PAGE + 5)
     bench.enter(bench.tokens(100))
     bench.step()
-    counts = bench.model.counts
+    counts = bench.model.prefixes.counts
     assert (counts.retained_tokens, counts.retained_places) == (3 * PAGE, 3 * PAGE)
     again = list(bench.rows[0].tokens)
     bench.leave(0)
@@ -245,7 +245,7 @@ def test_retained_memory_is_cut_and_given_back() -> None:
     bench.model.retain(0)
     bench.enter(again)
     assert bench.plainly() == 1 + 101
-    assert bench.model.counts.retained_places == 0
+    assert bench.model.prefixes.counts.retained_places == 0
     with pytest.raises(ValueError, match="retained is -1; it must be 0"):
         bench.model.retain(-1)
 
@@ -262,7 +262,7 @@ def test_retained_memory_is_limited_in_bytes(features: tuple[int, ...]) -> None:
         bench.leave(0)
         bench.enter(bench.tokens(100))
         bench.step()
-        counts = bench.model.counts
+        counts = bench.model.prefixes.counts
         assert (counts.retained_places, counts.retained_bytes) == (3 * PAGE, 3 * PAGE * token_bytes)
         assert counts.retained_max_bytes == most
         bench.model.check_integrity()
@@ -283,7 +283,7 @@ def test_a_limit_below_a_page_keeps_nothing(max_bytes: int) -> None:
     bench.leave(0)
     bench.enter(prompt)
     assert bench.plainly() == 60
-    assert bench.model.counts.retained_bytes == 0
+    assert bench.model.prefixes.counts.retained_bytes == 0
 
 
 def test_the_default_limit_suits_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +300,7 @@ def test_a_failed_copy_forgets_what_it_promised(monkeypatch: pytest.MonkeyPatch)
     prompt = bench.tokens(50)
     bench.enter(prompt)
     with monkeypatch.context() as patch:
-        patch.setattr(bench.model._shelf, "_write", lambda *_: 1 / 0)
+        patch.setattr(bench.model.prefixes.store, "_write", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             bench.model.prefill(bench.rows, 40)
     bench.enter(prompt)
@@ -319,7 +319,7 @@ def test_same_bits() -> None:
         model.prefill([row], 96)
         seen.append(model.score([row], nothing).logits)
         model.close([row])
-    assert model.counts.prefix_tokens_reused == 2 * 96
+    assert model.prefixes.counts.prefix_tokens_reused == 2 * 96
     assert torch.equal(seen[0], seen[1])
     assert torch.equal(seen[0], seen[2])
 
@@ -346,5 +346,5 @@ def test_in_the_batch_with_a_draft_model(prefill: int) -> None:
             drafting.check_integrity()
         outputs.append([job.row.output for job in jobs])
         for model in (bench.model, drafting):
-            assert 3 * 96 * bool(retained) <= model.counts.prefix_tokens_reused <= 3 * 99 * bool(retained)
+            assert 3 * 96 * bool(retained) <= model.prefixes.counts.prefix_tokens_reused <= 3 * 99 * bool(retained)
     assert outputs[0] == outputs[1]

@@ -13,7 +13,7 @@ from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Request, Row
 from slipstream.kernels.cpu import linear as cpu_linear
 from slipstream.kernels.cpu.decoder import kernel
-from slipstream.models.run.decoder import RotaryTable
+from slipstream.models.run.cpu_decoder import RotaryTable
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.weights.linears import pack_linears
 from tiny import ARCHITECTURES, VOCAB, build
@@ -27,7 +27,7 @@ def pair(model) -> tuple[TorchModel, TorchModel]:
     """One wrapper that takes the call, and one that goes through the modules."""
     fast = TorchModel(model, invariant=True)
     slow = TorchModel(model, anatomy=fast.anatomy, invariant=True)
-    slow.decoder = None
+    slow.forward_pass.decoder = None
     return fast, slow
 
 

@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
 
 from slipstream.models.run import gpu_passes
-from slipstream.models.run.decoder import _recorded
+from slipstream.models.run.decoder_choice import captured_modules
 from slipstream.models.run.gpu_decoder import GpuDecoder
 from slipstream.models.run.gpu_modules import GpuModules, record
 from tiny import ARCHITECTURES, ROUNDING, Bench, build
@@ -31,7 +31,7 @@ def test_chains_and_trees_of_several_rows_equal_the_plain_model(kind):
     """Texts longer than a window, of models with windows, capped scores, sinks, experts and other positions."""
     bench = Bench.of(kind, device=DEVICE, features=(1,))
     with torch.inference_mode():
-        bench.model.decoder = found = record(bench.model.model, bench.model.anatomy, range(5))[0]
+        bench.model.forward_pass.decoder = found = record(bench.model.model, bench.model.anatomy, range(5))[0]
     bench.join(13, 3)
     offs = [bench.cycle([2, 1], 0.0), bench.cycle([4, 3], 0.6)]
     assert isinstance(found, GpuModules)
@@ -46,7 +46,7 @@ def test_prompts_of_a_small_model_are_captured_when_such_a_size_is_met_again(mon
     monkeypatch.setattr(gpu_passes, "MANY", 1)
     bench = Bench.of("llama", device=DEVICE)
     known = bench.model.anatomy
-    bench.model.decoder = found = GpuDecoder(bench.model.model, known.layers, known.windows)
+    bench.model.forward_pass.decoder = found = GpuDecoder(bench.model.model, known.layers, known.windows)
     assert (found.largest, gpu_passes.largest_of(10**12)) == (12, 4), "of a large model only passes of few tokens"
     assert [gpu_passes.size_of(n, 12) for n in (3, 6, 9, 12, 13, 17)] == [4, 8, 12, 12, 16, 32]
     captures = []
@@ -68,7 +68,7 @@ def test_what_cannot_be_recorded_runs_as_it_is():
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
     model.transformer.h[0].forward = fail
-    found, how = _recorded(model, known)
+    found, how = captured_modules(model, known)
     assert found is None
     assert "not permitted when stream is capturing)" in how
     assert "\n" not in how
@@ -79,7 +79,9 @@ def test_parts_that_are_compiled_say_the_same_and_are_given_back():
     bench = Bench.of("gemma2", device=DEVICE)
     own = bench.model.anatomy.layers[0].mlp.forward
     with torch.inference_mode():
-        bench.model.decoder, wanted, mine = record(bench.model.model, bench.model.anatomy, range(5), fuse=True)
+        bench.model.forward_pass.decoder, wanted, mine = record(
+            bench.model.model, bench.model.anatomy, range(5), fuse=True
+        )
     torch.testing.assert_close(mine, wanted, atol=1e-4, rtol=1e-4)
     assert bench.model.anatomy.layers[0].mlp.forward == own
     bench.join(13, 3)
@@ -103,7 +105,7 @@ def test_experts_that_are_asked_for_run_as_they_are_and_leave_nothing_broken(kin
 def test_a_tree_deeper_than_a_window_goes_the_other_way():
     bench = Bench.of("gemma2", device=DEVICE)
     with torch.inference_mode():
-        bench.model.decoder = found = record(bench.model.model, bench.model.anatomy, range(5))[0]
+        bench.model.forward_pass.decoder = found = record(bench.model.model, bench.model.anatomy, range(5))[0]
     assert not found.branches(16)
     bench.join(3)
     deep = bench.draft([12], 0.3)

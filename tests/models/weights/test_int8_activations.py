@@ -18,7 +18,7 @@ from slipstream.engines import open_engine
 from slipstream.engines.native.build import compile_target
 from slipstream.kernels.cpu import decoder as cpu_decoder
 from slipstream.kernels.cpu import linear as cpu_linear
-from slipstream.models.run.decoder import Decoder
+from slipstream.models.run.cpu_decoder import CpuDecoder
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.sources.catalog import load_model, resolve
 from slipstream.models.weights import linears, precision
@@ -54,7 +54,7 @@ def tree(rng: random.Random, rows: int) -> Draft:
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_layers_run_as_one_call_near_those_of_sixteen_bits(kind):
     short, wide = made(8, kind), made(16, kind)
-    assert isinstance(short.decoder, Decoder)
+    assert isinstance(short.decoder, CpuDecoder)
     small = "int4/int8" if kind == "llama" else "int4"  # whose output matrix is the embedding
     assert linears.products(short.model) == f"int8 x {small} products"
     assert linears.products(wide.model) == f"int16 x {small} products"

@@ -22,9 +22,9 @@ from slipstream.core.types import Budget, Row
 from slipstream.drafters.eagle.cpu_layer import eagle_call
 from slipstream.drafters.eagle.network import EagleNet
 from slipstream.kernels.cpu.draft import CandidateMode, DraftedNodes, RowDraftArgs
+from slipstream.models.cache.packing import Entry, RowEntries, RowSlice
 from slipstream.models.cache.tensors import KVCache
 from slipstream.models.run.attention import view
-from slipstream.models.run.packing import Entry, RowEntries, RowSlice
 
 LAG = 32  # slots behind which it is time to catch up
 BRIEF = 4  # slots of a row that all but the last are worth a brief call of their own

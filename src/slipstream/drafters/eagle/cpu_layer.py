@@ -17,8 +17,8 @@ from slipstream.kernels.cpu.decoder import CachePointers, CpuLayer, CpuNetwork, 
 from slipstream.kernels.cpu.draft import CandidateMode, DraftedNodes, EmbeddingTables, RowDraftArgs, drafts
 from slipstream.kernels.cpu.linear import PackedWeight, pack
 from slipstream.models.cache.attention_mask import AttentionMask, ints
+from slipstream.models.cache.packing import RowSlice
 from slipstream.models.cache.tensors import KVCache
-from slipstream.models.run.packing import RowSlice
 from slipstream.models.weights.linears import row_bits
 
 TURNS = 1024  # positions whose angles are worked out at a time

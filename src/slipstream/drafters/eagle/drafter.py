@@ -29,7 +29,7 @@ from slipstream.drafters.eagle.network import EagleNet
 from slipstream.drafters.grow import NextLaw, grow
 from slipstream.drafters.none import nothing
 from slipstream.drafters.vocabulary import DraftVocabulary
-from slipstream.models.run.packing import Entry
+from slipstream.models.cache.packing import Entry
 
 
 class Eagle(Drafter):

@@ -222,9 +222,9 @@ def _drafting(model: Any, target: Target, small: bool) -> TorchModel:
     """`small`: weights are of eight bits, rounded where they are not of few: a drafter may be any."""
     exact = target.model.invariant  # then drafts are repeatable too
     model = prepared(model, exact, weights="int8" if small else None, row_bits=row_bits(target.model.model))
-    max_bytes = target.model.max_bytes // SMALLER
+    max_bytes = target.model.prefixes.max_bytes // SMALLER
     sure = exact and why_not(model) is None
-    return TorchModel(model, retained=target.model.retained, max_bytes=max_bytes, invariant=sure)
+    return TorchModel(model, retained=target.model.prefixes.retained, max_bytes=max_bytes, invariant=sure)
 
 
 def _eagle(kind: Any, target: Target, options: dict[str, str]) -> Drafter:

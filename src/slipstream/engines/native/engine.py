@@ -196,6 +196,6 @@ class NativeEngine(Engine):
             "acceptance": tally.acceptance,
             "drafted": sum(tally.drafted),
             "wasted": tally.wasted,
-            **asdict(self.target.model.counts),
+            **asdict(self.target.model.prefixes.counts),
             "failures": dict(self._batch.failures),
         }

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from slipstream.core.array_types import Bool, Int, Tensor
-from slipstream.models.run.packing import RowSlice
+from slipstream.models.cache.packing import RowSlice
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,29 +1,37 @@
-"""Where one row sits in a model's cache."""
+"""What the KV cache holds for one row."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from slipstream.core.array_types import Tensor
-from slipstream.models.run.packing import Entry, agree
+from slipstream.models.cache.packing import Entry, agree
 
 
 @dataclass(eq=False)
 class RowState:
-    """A row's place in the cache, what is committed there, and what was run beyond it without being committed."""
+    """A row's index in the cache, its cached tokens, and the entries that ran after them and are not committed."""
 
     index: int
     tokens: list[int] = field(default_factory=list)
-    run: list[Entry] = field(default_factory=list)
-    depth: int = 0  # layers that ran over `run`
-    hidden: dict[int, Tensor] = field(default_factory=dict)  # what `peek` kept of it, by layer
-    shown: int = 0  # tokens that other rows may take over
+    uncommitted: list[Entry] = field(default_factory=list)
+    depth: int = 0  # layers that ran over `uncommitted`
+    hidden: dict[int, Tensor] = field(default_factory=dict)  # outputs for `uncommitted` that `peek` kept, by layer
+    published: int = 0  # tokens that other rows may copy
     features: tuple[int, ...] = ()  # layers whose output is kept for all of `tokens`
 
-    def known(self, entries: Sequence[Entry], depth: int) -> int:
+    def computed(self, entries: Sequence[Entry], depth: int) -> int:
         """How many leading entries have hidden states after `depth` layers."""
-        return agree(self.run, entries) if self.hidden and self.depth == depth else 0
+        return agree(self.uncommitted, entries) if self.hidden and self.depth == depth else 0
 
-    def forget(self) -> None:
-        self.run, self.depth, self.hidden = [], 0, {}
+    def append_outputs(self, entries: list[Entry], skip: int, new: dict[int, Tensor], depth: int) -> None:
+        """Record a pass over entries[skip:] that ended after `depth` layers. `new` holds its outputs by layer."""
+        old = {layer: output[:skip] for layer, output in self.hidden.items()} if skip else {}
+        both = {layer: torch.cat([old[layer], new[layer]]) for layer in old.keys() & new.keys()}
+        self.uncommitted, self.depth, self.hidden = entries, depth, old | new | both
+
+    def drop_uncommitted(self) -> None:
+        self.uncommitted, self.depth, self.hidden = [], 0, {}

@@ -17,8 +17,9 @@ from torch import nn
 
 from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.kernels.cpu.linear import PackedWeight
-from slipstream.models.run.decoder import HEAD_NORMS, NORMS, PARTS, Decoder, head_norms
+from slipstream.models.run.cpu_decoder import CpuDecoder
 from slipstream.models.run.invariant import free
+from slipstream.models.run.layer_parts import HEAD_NORMS, NORMS, PRODUCTS, head_norms
 from slipstream.models.run.support_check import LIMITS, ModelAnatomy
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.weights.linears import PackedLinear
@@ -100,7 +101,7 @@ def _layer(bones: SkeletonParts, number: int) -> nn.Module:
     layer = nn.Module()
     layer.self_attn, layer.mlp = nn.Module(), nn.Module()
     layer.self_attn.head_dim, layer.self_attn.scaling = bones.facts["head_dim"], bones.facts["scaling"]
-    for path in PARTS.values():
+    for path in PRODUCTS.values():
         parent, _, name = path.partition(".")
         setattr(getattr(layer, parent), name, _packed(bones, f"{number}.{path}"))
     for path in NORMS.values():
@@ -134,7 +135,7 @@ def assemble(bones: SkeletonParts) -> tuple[Skeleton, ModelAnatomy]:
 def take(model: TorchModel) -> SkeletonParts:
     """What a skeleton needs of a model; Unfit where that would not be all there is to it."""
     whole, anatomy = model.model, model.anatomy
-    if not isinstance(model.decoder, Decoder) or not free(whole):
+    if not isinstance(model.decoder, CpuDecoder) or not free(whole):
         raise NotCompilable("its layers do not run as one call in float32 on a CPU")
     embedding, body = whole.get_input_embeddings(), whole.base_model
     if type(embedding) is not nn.Embedding or embedding.max_norm is not None:
@@ -168,7 +169,7 @@ def take(model: TorchModel) -> SkeletonParts:
 def _products(model: Any, layers: Any) -> Iterator[tuple[str, PackedLinear]]:
     yield "head", model.get_output_embeddings()
     for i, layer in enumerate(layers):
-        for path in PARTS.values():
+        for path in PRODUCTS.values():
             yield f"{i}.{path}", layer.get_submodule(path)
 
 

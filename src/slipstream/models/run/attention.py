@@ -23,8 +23,8 @@ from torch.nn import functional
 from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.kernels.cpu.attention import AttentionKernel
 from slipstream.models.cache.attention_mask import AttentionMask, ints
+from slipstream.models.cache.packing import RowSlice
 from slipstream.models.cache.tensors import KVCache, hidden
-from slipstream.models.run.packing import RowSlice
 
 NAME = "slipstream"
 FOLD = 32  # up to so many queries a row, grouped heads are folded into the query axis

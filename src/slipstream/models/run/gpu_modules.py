@@ -17,11 +17,11 @@ import torch
 from slipstream.core.array_types import Float, Tensor
 from slipstream.kernels.gpu.attention import AttentionHeads, AttentionOptions, AttentionScratch, Layout, attend, put
 from slipstream.kernels.gpu.decoder import Held, Watched
+from slipstream.models.cache.packing import RowEntries, RowSlice
 from slipstream.models.cache.tensors import KVCache
 from slipstream.models.run.attention import AttentionPass, view
 from slipstream.models.run.gpu_passes import SIZES, GpuPasses, rehearsal
 from slipstream.models.run.layers import CompiledLayers, ModuleRunner
-from slipstream.models.run.packing import RowEntries, RowSlice
 from slipstream.models.run.support_check import ModelAnatomy
 
 GROUP = 16  # heads that may share keys: a program's queries

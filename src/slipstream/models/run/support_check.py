@@ -16,10 +16,10 @@ from torch import nn
 
 from slipstream.core.array_types import Float, Tensor
 from slipstream.core.checks import integer
+from slipstream.models.cache.packing import RowEntries, RowSlice
 from slipstream.models.cache.tensors import KVCache
 from slipstream.models.run.attention import NAME, WHOLE, AttentionPass, plug_in, view
 from slipstream.models.run.layers import watch
-from slipstream.models.run.packing import RowEntries, RowSlice
 
 ATTENTION = {"full_attention", "sliding_attention"}
 LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")

@@ -57,7 +57,7 @@ def test_what_is_there_is_used_where_nothing_may_be_captured():
 
     model = build("llama").to("cuda" if torch.cuda.is_available() else "cpu")
     target = TorchModel(model)
-    target.decoder = GpuDecoder(model, target.anatomy.layers, target.anatomy.windows)
+    target.forward_pass.decoder = GpuDecoder(model, target.anatomy.layers, target.anatomy.windows)
     drafter, express = Always(VOCAB), CapturedRunner(target, target.decoder)
 
     def decode(wanted: int | None) -> list[int]:

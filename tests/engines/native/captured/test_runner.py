@@ -24,7 +24,7 @@ from slipstream.engines.native.captured.runner import CapturedRunner
 from slipstream.engines.native.scheduler import Limits
 from slipstream.kernels.gpu import sample as draw
 from slipstream.models.run import gpu_passes
-from slipstream.models.run.decoder import _agrees
+from slipstream.models.run.decoder_choice import agrees
 from slipstream.models.run.gpu_decoder import GpuDecoder
 from slipstream.models.run.gpu_modules import record
 from slipstream.models.run.gpu_passes import GpuPasses
@@ -60,7 +60,7 @@ def draft_model(target: TorchModel, fast: bool, ids: list[int] | None) -> DraftM
     model.load_state_dict(target.model.state_dict(), strict=False)
     model.model.layers[0].mlp.down_proj.weight.data *= 1.1
     smaller = TorchModel(model)
-    smaller.decoder = passes(smaller) if fast else None
+    smaller.forward_pass.decoder = passes(smaller) if fast else None
     if ids is None:
         return DraftModel(smaller, VOCAB)
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight[ids].detach().clone())
@@ -69,7 +69,7 @@ def draft_model(target: TorchModel, fast: bool, ids: list[int] | None) -> DraftM
 
 def draft_of(model: Any, fast: bool, ids: list[int]) -> DraftModel:
     smaller = TorchModel(model)
-    smaller.decoder = passes(smaller) if fast else None
+    smaller.forward_pass.decoder = passes(smaller) if fast else None
     return DraftModel(smaller, VOCAB, torch.tensor(ids, device=DEVICE))
 
 
@@ -78,7 +78,7 @@ def outputs(
 ) -> tuple[list[list[int]], int]:
     model = build(kind, **LAYERS).to(DEVICE)
     target = TorchModel(model)
-    target.decoder = passes(target, recorded=kind != "llama") if fast else None
+    target.forward_pass.decoder = passes(target, recorded=kind != "llama") if fast else None
     head = eagle(target, IDS, features=(0, 1))
     head.slots.net.to(DEVICE)
     head.slots._call, head.vocabulary.ids = None, head.vocabulary.ids.to(DEVICE)
@@ -126,7 +126,7 @@ def test_greedy_and_sampled_rows_have_whole_cycles_side_by_side():
     for fast in (False, True):
         model = build("llama", **LAYERS).to(DEVICE)
         target = TorchModel(model)
-        target.decoder = passes(target) if fast else None
+        target.forward_pass.decoder = passes(target) if fast else None
         express = CapturedRunner(target, target.decoder) if fast else None
         parts = {"none": NoDrafter(VOCAB), "ngram": NGram(VOCAB)}
         batch = Batch(target, parts.__getitem__, lambda name: rules.get(name)(), Adaptive(4), Limits(), express=express)
@@ -167,9 +167,9 @@ def test_passes_of_the_common_kind_agree_with_the_modules(kind):
             torch.nn.init.uniform_(weight, 0.5, 1.5)
     layers, windows = TorchModel(model).anatomy.layers, dict.fromkeys(range(3))
     with torch.inference_mode():
-        assert _agrees(GpuDecoder(model, layers, windows), model, layers)
+        assert agrees(GpuDecoder(model, layers, windows), model, layers)
         model.base_model.layers[1].mlp.act_fn = torch.nn.GELU()
-        assert not _agrees(GpuDecoder(model, layers, windows), model, layers)
+        assert not agrees(GpuDecoder(model, layers, windows), model, layers)
 
 
 def test_windows_and_other_kinds_are_left_to_the_modules():
@@ -205,7 +205,7 @@ class Letters:
 def test_everyone_is_told_all_of_it_in_order_however_a_row_ends():
     """What the device emitted is told while it works on the next cycle: nothing is lost where there is none."""
     target = TorchModel(build("llama", **LAYERS).to(DEVICE))
-    target.decoder = passes(target)
+    target.forward_pass.decoder = passes(target)
     parts = {"none": NoDrafter(VOCAB), "ngram": NGram(VOCAB)}
     batch = Batch(
         *(target, parts.__getitem__, lambda name: rules.get(name)(), Adaptive(4), Limits()),
@@ -245,7 +245,7 @@ def test_everyone_is_told_all_of_it_in_order_however_a_row_ends():
 
 def test_a_text_that_cannot_be_told_ends_its_own_request_alone():
     target = TorchModel(build("llama", **LAYERS).to(DEVICE))
-    target.decoder = passes(target)
+    target.forward_pass.decoder = passes(target)
     parts = {"none": NoDrafter(VOCAB)}
     batch = Batch(
         *(target, parts.__getitem__, lambda name: rules.get(name)(), Adaptive(4), Limits()),

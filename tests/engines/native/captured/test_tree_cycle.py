@@ -123,7 +123,7 @@ def run(fast: bool, rule: str, warm: float, rows: Sequence[Wanted]) -> Run:
         model.lm_head.weight[IDS] *= SCALE
     model = model.to(DEVICE)
     target = TorchModel(model)
-    target.decoder = GpuDecoder(model, target.anatomy.layers, target.anatomy.windows) if fast else None
+    target.forward_pass.decoder = GpuDecoder(model, target.anatomy.layers, target.anatomy.windows) if fast else None
     net = random_head(EagleConfig(32, 1, 1, 16, 24, (0, 1), len(IDS)), model.lm_head.weight.detach()[IDS] / SCALE)
     with torch.no_grad():
         net.o.weight *= 25.0  # what a node sees must matter
@@ -151,7 +151,7 @@ def run(fast: bool, rule: str, warm: float, rows: Sequence[Wanted]) -> Run:
         while batch.step():
             target.check_integrity()
             head.slots.check_integrity()
-            held |= {row: contents(target, head, row) for row in target._seats}
+            held |= {row: contents(target, head, row) for row in target.rows}
     assert not batch.failures
     stats = [job.stats for job in jobs]
     counts = sum(one.cycles for one in stats), sum(sum(one.accepted) for one in stats)

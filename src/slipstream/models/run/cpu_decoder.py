@@ -1,0 +1,163 @@
+"""A common decoder on a CPU: all layers, the final norm and the head in one kernel call (`kernels.cpu.decoder`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from slipstream.core.array_types import Float, Int, Tensor
+from slipstream.kernels.cpu.decoder import (
+    CachePointers,
+    CpuLayer,
+    CpuNetwork,
+    DecoderKernel,
+    LayerSizes,
+    PassArgs,
+)
+from slipstream.models.cache.attention_mask import AttentionMask
+from slipstream.models.cache.packing import RowSlice
+from slipstream.models.cache.tensors import KVCache, power
+from slipstream.models.run.layer_parts import NORMS, PRODUCTS, head_norms
+from slipstream.models.weights.linears import PackedLinear
+
+Where = tuple[Int[Tensor, " tokens"], Int[Tensor, " tokens"]]
+PROBE = 5  # tokens
+TURNS, FAR = 256, 1 << 24  # positions that are looked up at first; one that no text reaches
+
+
+class CpuDecoder:
+    """A model's layers, norm and head as one call, with the embedding and the rotary angles of its own modules."""
+
+    def __init__(
+        self, model: Any, layers: Sequence[Any], windows: dict[int, int | None], kernel: DecoderKernel
+    ) -> None:
+        self._kernel = kernel
+        blocks = [_block(layer) for layer in layers]
+        base, head = model.base_model, model.get_output_embeddings()
+        self._embed, self._angles = _embedding(model.get_input_embeddings()), RotaryTable(base.rotary_emb)
+        self._net = CpuNetwork(blocks, base.norm.weight.detach(), _packed(head), _sizes(layers[0]))
+        self._windows = [windows[i] for i in range(len(layers))]
+        self._kinds = tuple(dict.fromkeys(self._windows))
+        self._like = torch.empty(1, _sizes(layers[0]).kv_heads, 1, _sizes(layers[0]).dim)
+        self._stay: tuple[KVCache, int, CachePointers] | None = None
+
+    def forward(
+        self,
+        cache: KVCache,
+        pieces: Sequence[RowSlice],
+        span: tuple[int, int],
+        hidden: Float[Tensor, "tokens hidden"] | None = None,
+        watched: Sequence[int] = (),
+        kept: Tensor | None = None,
+    ) -> tuple[Tensor | None, dict[int, Tensor], Where]:
+        """Run layers `span` over packed entries, from the embeddings or from `hidden`; the logits of the kept ones,
+        what the watched layers gave, and the row and place each entry was written to."""
+        used = max(piece.line.start + len(piece.line) for piece in pieces)
+        cache.reserve(used)
+        token, position, row, place = packed(pieces)
+        state = self._embed(token) if hidden is None else hidden.clone()
+        angles = self._angles(state, position, used)
+        sight = AttentionMask(pieces, token.device)
+        seen = {window: sight.visible(window, used) for window in self._kinds}
+        views = [seen[window] for window in self._windows]
+        found = {layer: torch.empty_like(state) for layer in watched}
+        given = [found.get(i) for i in range(self._net.layers)]
+        walk = PassArgs(state, angles, row, place, used, views, given, *span, kept)
+        return self._kernel.run(self._net, self._where(cache), walk), found, (row, place)
+
+    def takes(self, pieces: Sequence[RowSlice]) -> bool:
+        """Whether a pass can go this way."""
+        return True
+
+    def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
+        """The model's norm and head alone."""
+        count, layers = len(hidden), self._net.layers
+        none: list[Tensor | None] = [None] * layers
+        row = torch.zeros(count, dtype=torch.long)
+        angles = hidden.new_zeros(count, 2), hidden.new_zeros(count, 2)
+        walk = PassArgs(hidden.contiguous(), angles, row, row, 1, none, none, layers, layers, torch.arange(count))
+        logits = self._kernel.run(self._net, CachePointers([self._like], [self._like]), walk)
+        assert logits is not None
+        return logits
+
+    def _where(self, cache: KVCache) -> CachePointers:
+        if self._stay is None or self._stay[0] is not cache or self._stay[1] != cache.version:
+            held = [cache.layer(i, self._like, self._like) for i in range(self._net.layers)]
+            self._stay = cache, cache.version, CachePointers([keys for keys, _ in held], [values for _, values in held])
+        return self._stay[2]
+
+
+class RotaryTable:
+    """Cosines and sines of positions by a model's own module. Where they are a matter of the position alone, which some
+    are only up to a length, they are looked up: a few numbers by ten calls cost more than the pass waits for."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._cos, self._sin = torch.empty(2, 0, 0)
+        self._fixed = self._steady()
+
+    def __call__(
+        self, state: Float[Tensor, "tokens hidden"], position: Int[Tensor, " tokens"], below: int
+    ) -> tuple[Tensor, Tensor]:
+        """Of positions below a bound."""
+        if not self._fixed:
+            cos, sin = self._module(state[None], position[None])
+            return cos[0].contiguous(), sin[0].contiguous()
+        if len(self._cos) < below:
+            self._cos, self._sin = self._of(torch.arange(power(max(below, TURNS))))
+        return self._cos.index_select(0, position), self._sin.index_select(0, position)
+
+    def _of(self, position: Int[Tensor, " n"]) -> Float[Tensor, "2 n turned"]:
+        cos, sin = self._module(torch.empty(1, len(position), 1), position[None])
+        return torch.stack([cos[0], sin[0]])
+
+    def _steady(self) -> bool:
+        """Whether a position far away changes nothing of the others'."""
+        near = torch.arange(PROBE)
+        with torch.inference_mode():
+            alone, beside = self._of(near), self._of(torch.cat([near, torch.tensor([FAR])]))[:, :PROBE]
+            return torch.equal(alone, beside) and torch.equal(alone, self._of(near))
+
+
+def packed(pieces: Sequence[RowSlice]) -> tuple[Int[Tensor, " tokens"], ...]:
+    """Token, position, row and place of all entries of a pass."""
+    token, position, row, place = list[int](), list[int](), list[int](), list[int]()
+    for piece in pieces:
+        line, skip = piece.line, piece.skip
+        count = len(line.entries) - skip
+        token += [word for word, _ in line.entries[skip:]]
+        position += line.position[skip:]
+        row += [line.row] * count
+        place += range(line.start + skip, line.start + skip + count)
+    return torch.from_numpy(np.array([token, position, row, place])).unbind()
+
+
+def _embedding(module: Any) -> Callable[[Int[Tensor, " tokens"]], Float[Tensor, "tokens hidden"]]:
+    """The rows of a model's embedding, where these are all there is to it."""
+    table, probe = module.weight.detach(), torch.arange(PROBE)
+    with torch.inference_mode():
+        plain = torch.equal(module(probe), table[probe])
+    return partial(torch.index_select, table, 0) if plain else module
+
+
+def _block(layer: Any) -> CpuLayer:
+    products = {name: _packed(layer.get_submodule(path)) for name, path in PRODUCTS.items()}
+    norms = {name: getattr(layer, path).weight.detach() for name, path in NORMS.items()}
+    return CpuLayer(**products, **norms, **{name: norm.weight.detach() for name, norm in head_norms(layer).items()})
+
+
+def _sizes(layer: Any) -> LayerSizes:
+    attention = layer.self_attn
+    dim = attention.head_dim
+    query, key = (_packed(attention.get_submodule(name)).outputs for name in ("q_proj", "k_proj"))
+    return LayerSizes(query // dim, key // dim, dim, layer.input_layernorm.variance_epsilon, attention.scaling)
+
+
+def _packed(module: Any) -> Any:
+    if not isinstance(module, PackedLinear):
+        raise TypeError(f"{type(module).__name__} is not packed")
+    return module.packed

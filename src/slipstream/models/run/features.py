@@ -1,0 +1,63 @@
+"""The hidden states that drafters read: which layers' outputs are kept, and where they lie in the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from slipstream.core.array_types import Float, Tensor
+from slipstream.models.cache.packing import RowSlice
+from slipstream.models.cache.tensors import KVCache, hidden
+
+
+class FeatureStore:
+    """Keeps the output of declared layers beside the keys and values of the same tokens."""
+
+    def __init__(self, cache: KVCache, layer_count: int) -> None:
+        self.layers: tuple[int, ...] = ()  # in effect: their outputs are kept
+        self._cache, self._layer_count = cache, layer_count
+        self._declared: tuple[int, ...] = ()
+
+    def declare(self, layers: Iterable[int]) -> None:
+        """Add layers. They take effect at the next `apply_declared`, so any thread may call this at any time."""
+        for layer in (wanted := tuple(layers)):
+            if not 0 <= layer < self._layer_count:
+                raise ValueError(f"features names layer {layer}; the model has layers 0 to {self._layer_count - 1}")
+        self._declared = tuple(dict.fromkeys((*self._declared, *wanted)))
+
+    def apply_declared(self) -> bool:
+        """Put the declared layers into effect. Returns whether that changed which layers are kept."""
+        declared = self._declared
+        changed = self.layers != declared
+        self.layers = declared
+        return changed
+
+    def write(
+        self,
+        layer: int,
+        state: Float[Tensor, "tokens hidden"],
+        pieces: Sequence[RowSlice],
+        where: tuple[Tensor, Tensor],
+    ) -> None:
+        """Keep a layer's output for packed entries. `where` holds the cache row and the place of each entry."""
+        held = self._cache.hold(hidden(layer), state[None, None])[0]
+        if len(pieces) == 1:
+            held[pieces[0].stretch] = state
+        elif held.is_cpu and held.dtype == torch.float32:  # numpy takes a third of torch's time for a few numbers
+            row, place = where
+            held.numpy()[row.numpy(), 0, place.numpy()] = state.numpy()
+        else:
+            held[where[0], 0, where[1]] = state
+
+    def read(
+        self, layers: Iterable[int], index: int, start: int, end: int
+    ) -> dict[int, Float[Tensor, "tokens hidden"]]:
+        """Views of the states of one cache row, from place `start` up to `end`."""
+        return {layer: self._cache.row(hidden(layer), index, start, end)[0] for layer in layers}
+
+    def tensors(
+        self, layers: Iterable[int], like: Float[Tensor, "1 hidden"]
+    ) -> dict[int, Float[Tensor, "rows 1 places hidden"]]:
+        """The cache tensors of these layers, for a writer outside this class. `like` gives width, type and device."""
+        return {layer: self._cache.hold(hidden(layer), like[None, None])[0] for layer in layers}

@@ -1,0 +1,75 @@
+"""One forward pass over packed entries, by the model's kernels or by its own modules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from slipstream.core.array_types import Float, Tensor
+from slipstream.models.cache.packing import RowSlice
+from slipstream.models.cache.tensors import KVCache
+from slipstream.models.run.attention import view
+from slipstream.models.run.decoder_choice import choose_decoder
+from slipstream.models.run.features import FeatureStore
+from slipstream.models.run.invariant import invariant_attention, no_invariance
+from slipstream.models.run.layers import ModuleRunner
+from slipstream.models.run.support_check import ModelAnatomy
+
+
+class ForwardPass:
+    """Runs layers over packed entries. Keys, values and declared features are written to the cache."""
+
+    def __init__(
+        self,
+        model: Any,
+        anatomy: ModelAnatomy,
+        cache: KVCache,
+        features: FeatureStore,
+        invariant: bool,
+        kernels: bool,
+    ) -> None:
+        """`invariant`: a row's numbers depend on its own tokens only, to the bit. Without `kernels` the model's own
+        modules run, with their weights unchanged."""
+        self.features, self.all_layers = features, (0, len(anatomy.layers))
+        self._model, self._windows, self._cache, self._invariant = model, anatomy.windows, cache, invariant
+        self._device = torch.device(model.device)
+        self._kernel = invariant_attention(model) if invariant and self._device.type == "cpu" else None
+        self.decoder = choose_decoder(model, anatomy, invariant) if kernels else None
+        if invariant and self._kernel is None and self.decoder is None:
+            raise no_invariance(model, "its layers are not run by kernels that sum in one order")
+        self._modules = ModuleRunner(model, anatomy.layers, anatomy.as_tuple)
+
+    def run(
+        self,
+        pieces: Sequence[RowSlice],
+        span: tuple[int, int],
+        given: Float[Tensor, "tokens hidden"] | None,
+        watched: Sequence[int] = (),
+        keep: Tensor | None = None,
+    ) -> tuple[Tensor | None, dict[int, Tensor]]:
+        """Run the layers from `span[0]` up to `span[1]`. `given` is the input of a span that does not begin at layer 0.
+
+        Returns the logits of the packed entries `keep`, None without `keep`, and the outputs of the watched layers.
+        """
+        if self.decoder is not None and self.decoder.takes(pieces):
+            logits, outputs, where = self.decoder.forward(self._cache, pieces, span, given, watched, keep)
+            for layer in self.features.layers:
+                if layer in outputs:
+                    self.features.write(layer, outputs[layer], pieces, where)
+            return logits, outputs
+        if self._invariant and self._kernel is None:
+            raise no_invariance(self._model, "a tree as wide as this is not run by kernels that sum in one order")
+        context = view(self._cache, self._windows, pieces, self._device, self._kernel)
+        token = [token for piece in pieces for token, _ in piece.line.entries[piece.skip :]]
+        position = [place for piece in pieces for place in piece.line.position[piece.skip :]]
+        token_ids, position_ids = torch.tensor([token, position], device=self._device)
+        logits, outputs = self._modules.run(token_ids, position_ids, context, span, given, watched, keep)
+        for layer in outputs.keys() & set(self.features.layers):
+            context.remember(layer, outputs[layer])
+        return logits, outputs
+
+    def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
+        """The model's final norm and head on hidden states; no layer runs."""
+        return (self._modules if self.decoder is None else self.decoder).logits(hidden)

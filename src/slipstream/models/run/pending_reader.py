@@ -1,0 +1,73 @@
+"""Prefill: committed tokens that a row has not cached yet are read in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slipstream.core.types import Row
+from slipstream.models.cache.packing import RowEntries, RowSlice
+from slipstream.models.cache.prefix_store import WORTH
+from slipstream.models.run.forward_pass import ForwardPass
+from slipstream.models.run.prefix_reuse import PrefixReuse
+from slipstream.models.run.row_table import RowTable
+
+
+class PendingReader:
+    """Reads pending tokens of rows through all layers, after copying the prefixes that are kept."""
+
+    def __init__(self, rows: RowTable, prefixes: PrefixReuse, forward: ForwardPass, chunk: int) -> None:
+        if chunk < 1:
+            raise ValueError(f"prefill_chunk is {chunk}; it must be 1 or more")
+        self._rows, self._prefixes, self._forward, self.chunk = rows, prefixes, forward, chunk
+
+    def read(self, rows: Sequence[Row], limit: int) -> list[int]:
+        """Read up to `limit` pending tokens of each row, never the last one. Returns how many tokens each gained.
+
+        A row with a kept prefix gets that prefix instead, however long it is.
+        """
+        self._rows.reserve(0, max(row.length for row in rows))
+        recalled = [self._prefixes.recall(row) for row in rows]
+        counts = [
+            0 if gained else min(limit, len(self._rows.pending(row)) - 1)
+            for row, gained in zip(rows, recalled, strict=True)
+        ]
+        self._feed(rows, counts)
+        return [max(both) for both in zip(recalled, counts, strict=True)]
+
+    def catch_up(self, rows: Sequence[Row]) -> list[list[int]]:
+        """Read until no row has more than one chunk pending. Returns the tokens that are still pending in each."""
+        self._share(rows)
+        while behind := [row for row in rows if len(self._rows.pending(row)) > self.chunk]:
+            self.read(behind, self.chunk)
+        return [self._rows.pending(row) for row in rows]
+
+    def is_behind(self, pending: Sequence[Sequence[int]]) -> bool:
+        """Whether some row has so many pending tokens that `catch_up` may save or must split work."""
+        return max(map(len, pending)) > min(WORTH, self.chunk)
+
+    def _feed(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
+        """Run the given number of pending tokens of each row."""
+        states = [self._rows.states[row] for row in rows]
+        new = [self._rows.pending(row)[:count] for row, count in zip(rows, counts, strict=True)]
+        lines = [
+            RowEntries.of(state.index, len(state.tokens), tokens) for state, tokens in zip(states, new, strict=True)
+        ]
+        pieces = [RowSlice(line) for line in lines if len(line)]
+        if pieces:
+            self._forward.run(pieces, self._forward.all_layers, None, self._forward.features.layers)
+        for row, state, tokens in zip(rows, states, new, strict=True):
+            state.tokens += tokens
+            state.drop_uncommitted()
+            self._prefixes.publish(row)
+
+    def _share(self, rows: Sequence[Row]) -> None:
+        """Where rows begin alike, let one of them read the common prefix and the others recall it."""
+        while True:
+            for row in rows:
+                self._prefixes.recall(row)
+            ahead = self._prefixes.leaders(rows)
+            if not ahead:
+                return
+            states = self._rows.states
+            while counts := {row: left for row, size in ahead.items() if (left := size - len(states[row].tokens))}:
+                self._feed(list(counts), [min(left, self.chunk) for left in counts.values()])
