@@ -51,7 +51,7 @@ def cases(engine: str, folder: str, gguf: str, python: str) -> list[list[str]]:
 
 def cut_folder(work: Path) -> Path:
     """The default model with some layers left out, as a folder."""
-    from slipstream.engines.native.build import keep_layers
+    from slipstream.models.run.layers import keep_layers
     from slipstream.models.sources.catalog import load_model, load_tokenizer, resolve
 
     folder = work / "smollm2-cut"

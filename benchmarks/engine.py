@@ -182,7 +182,7 @@ def save(path: Path, engine: NativeEngine, records: list[dict], args) -> None:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     report = {
         "model": engine.target.label,
-        "sha256": engine.target.found.sha256,
+        "sha256": engine.target.files.sha256,
         "machine": machine(),
         "commit": commit,
         "command": f"python benchmarks/engine.py --model {args.model} --batches {' '.join(map(str, args.batches))} "

@@ -15,13 +15,15 @@ import torch
 from gpu_common import TREES, WAYS, answer, open_engine, prompts
 
 from slipstream.bench.workloads import load_workloads
+from slipstream.drafters.build import build_drafter
 from slipstream.engines.base import Speculation
-from slipstream.engines.native.build import Target, build_drafter, build_target
+from slipstream.engines.native.build import build_target
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.sources.folder import read_json
 from slipstream.models.sources.scaled import CostScale, interleaved, scaled_config, widened
+from slipstream.models.target import Target
 
 Way = Callable[[], tuple[int, float]]  # tokens, tau
 Generate = Callable[..., tuple[int, float]]
@@ -35,7 +37,7 @@ WIDTH = 8  # of the scaled model: 7 billion weights
 def engines(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
     """The default model with its head, by batch."""
     engine, told = open_engine(asked), dict[str, Any]()
-    theirs = generate(_plain(engine.target.found.path), engine, asked.tokens)
+    theirs = generate(_plain(engine.target.files.path), engine, asked.tokens)
     for batch in asked.batches:
         for warm in (0.0, 0.8) if batch == 1 else (0.0,):
             ways = {**WAYS, **({} if warm else {"tree 15": TREES["tree 15"]}), **AUTO}
@@ -64,9 +66,9 @@ def scaled(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
     """The same function at the cost of 7 billion weights; the draft model shipped for it drafts."""
     small = build_target(asked.model)
     drafter = build_drafter("draft_model", small)
-    model = _widened(small.found.path)
-    plain = _widened(small.found.path)
-    target = Target(small.found, TorchModel(model), small.text)
+    model = _widened(small.files.path)
+    plain = _widened(small.files.path)
+    target = Target(small.files, TorchModel(model), small.text)
     engine = NativeEngine(target, "none", "block", limits=Limits(rows=64, retained=0))
     engine._drafters["draft_model"] = drafter
     told: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters())}
@@ -84,10 +86,10 @@ def pair(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
     """A target and a smaller model of its family at temperature 0.8, beside transformers' assisted generation."""
     name, draft = asked.pair
     engine = NativeEngine(build_target(name), draft, "block", limits=Limits(rows=64, retained=0))
-    told: dict[str, Any] = {"target": name, "sha256": engine.target.found.sha256, "draft": draft}
+    told: dict[str, Any] = {"target": name, "sha256": engine.target.files.sha256, "draft": draft}
     partner = engine.drafter(draft).model.model  # type: ignore[attr-defined]
     folder = Path(partner.config._name_or_path)
-    theirs = generate(_plain(engine.target.found.path), engine, asked.tokens, _plain(folder))
+    theirs = generate(_plain(engine.target.files.path), engine, asked.tokens, _plain(folder))
     items = load_workloads(asked.workload)[0].items
     for batch in asked.batches:
         texts = [items[i % len(items)].turns[0] for i in range(max(4, batch))]

@@ -73,7 +73,7 @@ def main() -> None:
     if not 1 <= args.prompts <= len(PROMPTS):
         raise SystemExit(f"--prompts is {args.prompts}; there are 1 to {len(PROMPTS)}")
     target = build_target(args.model, invariant=True)
-    key = {"model": target.label, "sha256": target.found.sha256, "tokens": args.tokens, "machine": machine()}
+    key = {"model": target.label, "sha256": target.files.sha256, "tokens": args.tokens, "machine": machine()}
     done = read(args.state, key)
     deadline = time.monotonic() + 60 * args.minutes
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()

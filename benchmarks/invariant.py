@@ -55,7 +55,7 @@ def main() -> None:
         records += cell(sides, context, batch, args)
     show(records, f"{target.label}, {machine()}")
     if args.out:
-        save(args, target.label, target.found.sha256, records)
+        save(args, target.label, target.files.sha256, records)
 
 
 def cell(sides: dict[str, TorchModel], context: int, batch: int, args) -> list[dict]:

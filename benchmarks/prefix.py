@@ -14,19 +14,20 @@ import random
 import statistics
 import sys
 import time
-from dataclasses import replace
 
 from slipstream.core.sampling import Sampling
-from slipstream.engines.native.build import Target, build_target
+from slipstream.engines.native.build import build_target
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
 from slipstream.models.run.torch_model import TorchModel
+from slipstream.models.target import Target
 
 
 def twin(target: Target) -> Target:
     """The same weights with a cache of their own."""
     model = target.model
-    return replace(target, model=TorchModel(model.model, context=model.context, anatomy=model.anatomy))
+    own = TorchModel(model.model, context=model.context, anatomy=model.anatomy)
+    return Target(target.files, own, target.text, target.weights, target.trust_remote_code)
 
 
 def first_token(engine: NativeEngine, prompt: list[int]) -> float:

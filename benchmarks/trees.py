@@ -157,7 +157,7 @@ def save(path: Path, engine: NativeEngine, records: list[dict], args: argparse.N
     ways = " ".join(f'"{way}"' for way in args.ways)
     report = {
         "model": engine.label,
-        "sha256": engine.target.found.sha256,
+        "sha256": engine.target.files.sha256,
         "machine": machine(),
         "commit": commit,
         "command": f"python benchmarks/trees.py --model {args.model} --drafter {args.drafter} --verify {args.verify} "

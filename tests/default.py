@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from slipstream.engines.native.build import Target, build_target
+from slipstream.engines.native.build import build_target
+from slipstream.models.target import Target
 from slipstream.models.weights.precision import FEWER, SHORT, choose
 
 

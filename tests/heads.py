@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
+from slipstream.core.interfaces import TargetModel
 from slipstream.core.types import Row
 from slipstream.drafters.eagle.drafter import Eagle
 from slipstream.drafters.eagle.network import EagleConfig, EagleNet
@@ -45,12 +46,25 @@ class Words:
     def __init__(self, vocab: int, hidden: int) -> None:
         self.layers = torch.randn(2, vocab, hidden, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
+    def declare(self, features: Iterable[int]) -> None:
+        assert set(features) <= {0, 1}
+
     def cached(self, row: Row) -> int:
         return row.length - 1
 
     def states(self, row: Row, start: int = 0) -> dict[int, torch.Tensor]:
         text = torch.tensor(row.tokens[:-1], dtype=torch.long)
         return {0: self.layers[0, text][start:], 1: (self.layers[0, text] + self.layers[1, text.roll(1)])[start:]}
+
+
+class TableTarget(TargetModel):
+    """A table as a target that drafters are built for; it has no files, no tokenizer and no modules."""
+
+    vocab = features = embedding = output = model = text = files = None  # type: ignore[assignment]
+
+    def __init__(self, table: Table, hidden: int = 8) -> None:
+        self.vocab, self.features = table.vocab, Words(table.vocab, hidden)
+        self.embedding, self.output = self.features.layers[1], self.features.layers[0]
 
 
 def on_table(table: Table, hidden: int = 8) -> Eagle:

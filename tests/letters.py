@@ -11,9 +11,9 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from slipstream.engines.native.build import Target
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.sources.load import ModelFiles
+from slipstream.models.target import Target
 from slipstream.models.text.codec import TextCodec
 
 LETTERS = "abcdefghijklmnop"

@@ -44,12 +44,10 @@ def test_help_does_not_load_torch():
 def test_help_names_every_drafter_and_every_rule(slipstream):
     from slipstream.core.rules import rules
     from slipstream.drafters import drafters
-    from slipstream.engines.native.build import MAKERS
 
     shown = " ".join(slipstream("generate", "--help").stdout.split())
     assert ", ".join(drafters.names()) in shown
     assert ", ".join(rules.names()) in shown
-    assert set(drafters.names()) == set(MAKERS), "what errors and help list can be used"
 
 
 def test_an_error_does_not_list_what_is_refused(generate):

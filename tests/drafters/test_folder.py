@@ -11,10 +11,11 @@ import letters
 from heads import head, random_head
 from slipstream.core.sampling import Sampling
 from slipstream.drafters import folder as files
+from slipstream.drafters.build import build_drafter, drafter_kind
+from slipstream.drafters.eagle.folder import load_head, save_head
 from slipstream.drafters.eagle.network import EagleConfig
-from slipstream.drafters.folder import head_kind, load_head, save_head
+from slipstream.drafters.folder import trained_kind
 from slipstream.engines.base import Speculation
-from slipstream.engines.native.build import build_drafter, drafter_kind
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.models.sources import store
 
@@ -69,8 +70,8 @@ def test_a_folder_says_what_it_is(tmp_path):
     _, folder = saved(tmp_path)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
-    assert head_kind(folder) == drafter_kind(str(folder)) == "eagle"
-    assert head_kind(tmp_path) is None
+    assert trained_kind(folder) == drafter_kind(str(folder)) == "eagle"
+    assert trained_kind(tmp_path) is None
     assert drafter_kind(str(tmp_path / "model")) == "draft_model"
 
 

@@ -33,7 +33,7 @@ from transformers.generation import logits_process as steps
 from heads import head
 from slipstream import hf
 from slipstream.audit.statistical import fit
-from slipstream.drafters.folder import save_head
+from slipstream.drafters.eagle.folder import save_head
 from slipstream.hf import lend
 from slipstream.models.run import torch_model
 

@@ -15,6 +15,7 @@ from torch.nn import functional
 import letters
 from slipstream.drafters import folder as stored
 from slipstream.drafters.draft_folder import load_draft
+from slipstream.drafters.eagle.folder import load_head
 from slipstream.drafters.shipped import shipped
 from slipstream.models.sources.load import ModelFiles
 from slipstream.train.corpus import Batch, read
@@ -75,7 +76,7 @@ def loss_of(method: str, folder: Path, batch: Batch) -> float:
     teacher = Teacher(copy.deepcopy(letters.plain()))
     output = teacher.output.detach()
     if method == "eagle":
-        net, ids = stored.load_head(folder, teacher.embedding.weight.detach(), output)
+        net, ids = load_head(folder, teacher.embedding.weight.detach(), output)
         student = Eagle(teacher, ids, EagleTraining(features="0,1", intermediate=40))
         student.net = net
         return float(student.loss(batch, teacher.lesson(batch, student.layers)))

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from slipstream.bench.matrix import OWN_RULE, PLAIN, Matrix, Setup
 from slipstream.bench.measure.memory import is_out_of_memory, release_memory
+from slipstream.drafters.build import drafter_kind
 from slipstream.engines import engines, open_engine
 from slipstream.engines.base import Engine, Speculation
 from slipstream.engines.extras import check_installed
-from slipstream.engines.native.build import Target, build_target, drafter_kind
+from slipstream.engines.native.build import build_target
 from slipstream.engines.native.compare import draft_speed
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
+from slipstream.models.target import Target
 
 ROWS = ("transformers", "llamacpp")  # engines that take the requests decoded together as an option
 
@@ -157,7 +159,7 @@ def opened_for(setup: Setup) -> Setup:
     return Setup(setup.engine, setup.drafter, None, setup.rule)
 
 
-def kind_of(setup: Setup, legal: tuple[str, ...]) -> str:
+def kind_of(setup: Setup, legal: Collection[str]) -> str:
     """A drafter's kind: its own name where the engine knows it, `draft_model` where it is a model."""
     try:
         kind = setup.drafter if setup.drafter in legal else drafter_kind(setup.drafter)

@@ -8,10 +8,12 @@ turn all look alike.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
+from slipstream.core.array_types import Float, Tensor
+from slipstream.core.component_options import NoOptions
 from slipstream.core.device import DeviceRule
 from slipstream.core.law import Law
 from slipstream.core.noise import Noise
@@ -61,9 +63,65 @@ class Needs:
     features: tuple[int, ...] = ()
 
 
+@runtime_checkable
+class TargetFeatures(Protocol):
+    """The target's hidden states of rows that are open, for drafters that read them."""
+
+    def declare(self, features: Iterable[int]) -> None:
+        """Keep the outputs of these layers from now on."""
+
+    def cached(self, row: Row) -> int:
+        """How many tokens of a row the target has read."""
+
+    def states(self, row: Row, start: int = 0) -> dict[int, Float[Tensor, "tokens hidden"]]:
+        """The outputs of every declared layer, from position `start` on."""
+
+
+class TargetModel(ABC):
+    """The loaded target that a drafter is built for. What costs something is computed when it is read."""
+
+    trust_remote_code: bool = False  # whether code that models bring along may run
+
+    @property
+    @abstractmethod
+    def vocab(self) -> int:
+        """The number of tokens in the target's vocabulary."""
+
+    @property
+    @abstractmethod
+    def features(self) -> TargetFeatures:
+        """The target's hidden states."""
+
+    @property
+    @abstractmethod
+    def embedding(self) -> Float[Tensor, "vocab hidden"]:
+        """The input embeddings."""
+
+    @property
+    @abstractmethod
+    def output(self) -> Float[Tensor, "vocab hidden"]:
+        """The output matrix, whose rows give the logits."""
+
+    @property
+    @abstractmethod
+    def model(self) -> Any:
+        """The running model, as `slipstream.models` wraps it."""
+
+    @property
+    @abstractmethod
+    def text(self) -> Any:
+        """The tokenizer: `encode(text, raw=True)` and `decode(ids)`."""
+
+    @property
+    @abstractmethod
+    def files(self) -> Any:
+        """Where the model lies: `name`, `path`, `sha256`."""
+
+
 class Drafter(ABC):
     """Guesses ahead. Says for each token the exact law it was drawn from; stops after an end token."""
 
+    options_type: ClassVar[type[Any]] = NoOptions  # a frozen dataclass, whose fields are set by `-o key=value`
     needs: Needs = Needs()
     siblings: ClassVar[frozenset[Siblings]] = frozenset(Siblings)  # ways in which it can draw several candidates
 
@@ -72,6 +130,11 @@ class Drafter(ABC):
         super().__init_subclass__(**kwargs)
         if "propose" in vars(cls) and "device_form" not in vars(cls):
             cls.device_form = Drafter.device_form  # type: ignore[method-assign]
+
+    @classmethod
+    def build(cls, target: TargetModel, options: Any) -> Drafter:
+        """Make the drafter for a target; `options` is an `options_type`. Every drafter chosen by name has it."""
+        raise ValueError(f"{cls.__name__} has no build(target, options), so it is given as an object, not by name")
 
     def open(self, rows: Sequence[Row]) -> None:
         """Make room for new rows."""

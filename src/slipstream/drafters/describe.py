@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from slipstream.drafters.folder import CONFIG, IDS, KIND, SCALE, WEIGHTS, head_kind
+from slipstream.drafters.folder import CONFIG, IDS, KIND, SCALE, WEIGHTS, trained_kind
 from slipstream.drafters.shipped import shipped
 from slipstream.models.sources import store
 from slipstream.models.sources.folder import read_json, tensors
@@ -17,7 +17,7 @@ LEFT_OUT = frozenset({KIND, "target_sha256", "training", "answered_tokens"})  # 
 def drafter_folder(name: str) -> Path | None:
     """The folder of a shipped drafter by its name, or of another one by its path; None where it is no drafter's."""
     folder = shipped().get(name, Path(name).expanduser())
-    return folder if head_kind(folder) else None
+    return folder if trained_kind(folder) else None
 
 
 def summaries() -> list[dict[str, Any]]:

@@ -36,10 +36,10 @@ def load_draft(
     it can say."""
     from transformers import AutoModelForCausalLM
 
-    found, weights, ids = read(folder, "draft_model")
+    stored, weights, ids = read(folder, "draft_model")
     config = copy.deepcopy(config)
     own = config.get_text_config()
-    kept = chosen_layers(str(found.get("layers")), own.num_hidden_layers)
+    kept = chosen_layers(str(stored.get("layers")), own.num_hidden_layers)
     own.num_hidden_layers, own.tie_word_embeddings = len(kept), False
     if getattr(own, "layer_types", None):
         own.layer_types = [own.layer_types[i] for i in kept]

@@ -14,13 +14,14 @@ from typing import Any
 import torch
 
 from slipstream.core.array_types import Float, Int, Tensor
-from slipstream.core.interfaces import Drafter
+from slipstream.core.interfaces import Drafter, TargetModel
 from slipstream.core.law import Law, OneHot
 from slipstream.core.noise import Noise
 from slipstream.core.shaping import Place, law_at, places
 from slipstream.core.tree import Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
 from slipstream.drafters.device import DeviceDrafter
+from slipstream.drafters.draft_loading import DraftModelOptions, load_draft_model
 from slipstream.drafters.grow import grow, locate
 from slipstream.drafters.vocabulary import DraftVocabulary
 from slipstream.models.run.torch_model import TorchModel
@@ -37,11 +38,18 @@ class Proposal:
 class DraftModel(Drafter):
     """`vocab` is the target's; `ids` are the tokens the model gives logits for, where these are not the first ones."""
 
+    options_type = DraftModelOptions
+
     def __init__(self, model: TorchModel, vocab: int, ids: Int[Tensor, " draft_vocab"] | None = None) -> None:
         self.model, self.vocab = model, vocab
         self._words = None if ids is None else DraftVocabulary(ids, vocab)
         # the latest one of each row: in one cycle, rows under another rule have a proposal of their own
         self._proposals: dict[Row, Proposal] = {}
+
+    @classmethod
+    def build(cls, target: TargetModel, options: DraftModelOptions) -> DraftModel:
+        model, ids = load_draft_model(target, options)
+        return cls(model, target.vocab, ids)
 
     @property
     def ids(self) -> Int[Tensor, " draft_vocab"] | None:

@@ -15,7 +15,9 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
+from slipstream.core.interfaces import TargetModel
 from slipstream.core.types import Row
 from slipstream.drafters.per_row import PerRow, RowDrafter
 
@@ -23,10 +25,10 @@ LOOK = 64  # occurrences that are looked at for a tree
 
 
 @dataclass(frozen=True)
-class NGramConfig:
-    longest: int = 3
-    shortest: int = 1
-    reference: tuple[int, ...] = ()
+class NGramOptions:
+    longest: int = 3  # tokens of the longest suffix that is looked up
+    shortest: int = 1  # tokens of the shortest one
+    reference: str | None = None  # the path of a text that the output is likely to follow
 
     def __post_init__(self) -> None:
         if not 1 <= self.shortest <= self.longest:
@@ -38,8 +40,8 @@ class NGramConfig:
 class NGramIndex:
     """Where every n-gram of a growing text was followed by something: n-gram -> positions of what followed."""
 
-    def __init__(self, config: NGramConfig) -> None:
-        self.sizes = range(config.longest, config.shortest - 1, -1)
+    def __init__(self, options: NGramOptions) -> None:
+        self.sizes = range(options.longest, options.shortest - 1, -1)
         self.text: list[int] = []
         self.follows: dict[tuple[int, ...], list[int]] = {}
 
@@ -75,33 +77,33 @@ class NGramIndex:
 class PromptLookup(RowDrafter):
     """Guesses for one row from its own text."""
 
-    def __init__(self, config: NGramConfig) -> None:
-        self.config = config
-        self.index = NGramIndex(config)
+    def __init__(self, options: NGramOptions) -> None:
+        self.options = options
+        self.index = NGramIndex(options)
 
     def guess(self, tokens: Sequence[int], depth: int) -> list[int]:
         self.index.extend(tokens[len(self.index.text) :])
-        start = self.index.find(tokens[-self.config.longest :])
+        start = self.index.find(tokens[-self.options.longest :])
         return [] if start is None else self.index.copy(start, depth)
 
     def guesses(self, tokens: Sequence[int], depth: int, count: int) -> list[list[int]]:
         first = self.guess(tokens, depth)
-        found = {tuple(first): None}
-        for start in islice(self.index.places(tokens[-self.config.longest :]), LOOK):
-            found.setdefault(tuple(self.index.copy(start, depth)))
-            if len(found) == count:
+        guesses = {tuple(first): None}
+        for start in islice(self.index.places(tokens[-self.options.longest :]), LOOK):
+            guesses.setdefault(tuple(self.index.copy(start, depth)))
+            if len(guesses) == count:
                 break
-        return [list(guess) for guess in found]
+        return [list(guess) for guess in guesses]
 
 
 class ReferenceLookup(RowDrafter):
     """Guesses for one row along a reference text, falling back to its own text while the two are apart."""
 
-    def __init__(self, config: NGramConfig, prompt: int) -> None:
-        self.config = config
-        self.reference = NGramIndex(config)
-        self.reference.extend(config.reference)
-        self.own = PromptLookup(config)
+    def __init__(self, options: NGramOptions, reference: Sequence[int], prompt: int) -> None:
+        self.options = options
+        self.reference = NGramIndex(options)
+        self.reference.extend(reference)
+        self.own = PromptLookup(options)
         self.seen, self.at, self.lost = prompt, 0, False
 
     def guess(self, tokens: Sequence[int], depth: int) -> list[int]:
@@ -109,11 +111,10 @@ class ReferenceLookup(RowDrafter):
             text = self.reference.text
             self.lost |= self.at >= len(text) or text[self.at] != token
             self.at += not self.lost
-        if (
-            self.lost
-            and (found := self.reference.find(tokens[self.seen :][-self.config.longest :], self.at)) is not None
-        ):
-            self.at, self.lost = found, False
+        if self.lost:
+            place = self.reference.find(tokens[self.seen :][-self.options.longest :], self.at)
+            if place is not None:
+                self.at, self.lost = place, False
         self.seen = len(tokens)
         return self.own.guess(tokens, depth) if self.lost else self.reference.text[self.at : self.at + depth]
 
@@ -125,9 +126,29 @@ class ReferenceLookup(RowDrafter):
 class NGram(PerRow):
     """Prompt lookup for every row, each over its own text and the reference, if there is one."""
 
-    def __init__(self, vocab: int, config: NGramConfig | None = None) -> None:
+    options_type = NGramOptions
+
+    def __init__(self, vocab: int, options: NGramOptions | None = None, reference: Sequence[int] = ()) -> None:
+        """`reference` are the tokens of the reference text."""
         super().__init__(vocab)
-        self.config = config or NGramConfig()
+        self.options, self.reference = options or NGramOptions(), reference
+
+    @classmethod
+    def build(cls, target: TargetModel, options: NGramOptions) -> NGram:
+        return cls(target.vocab, options, _reference_tokens(target, options))
 
     def new(self, row: Row) -> RowDrafter:
-        return ReferenceLookup(self.config, row.length) if self.config.reference else PromptLookup(self.config)
+        if self.reference:
+            return ReferenceLookup(self.options, self.reference, row.length)
+        return PromptLookup(self.options)
+
+
+def _reference_tokens(target: TargetModel, options: NGramOptions) -> list[int]:
+    if options.reference is None:
+        return []
+    try:
+        text = Path(options.reference).read_text()
+    except OSError as error:
+        raise ValueError(f"cannot read the reference {options.reference}: {error.strerror}") from error
+    tokens: list[int] = target.text.encode(text, raw=True)
+    return tokens

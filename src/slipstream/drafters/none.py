@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from slipstream.core.interfaces import Drafter
+from slipstream.core.component_options import NoOptions
+from slipstream.core.interfaces import Drafter, TargetModel
 from slipstream.core.law import OneHot
 from slipstream.core.noise import Noise
 from slipstream.core.tree import Tree
@@ -19,6 +20,10 @@ from slipstream.drafters.device import DeviceDrafter, PlainDecoding
 class NoDrafter(Drafter):
     def __init__(self, vocab: int) -> None:
         self.vocab = vocab
+
+    @classmethod
+    def build(cls, target: TargetModel, options: NoOptions) -> NoDrafter:
+        return cls(target.vocab)
 
     def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:
         return nothing(len(rows), self.vocab)

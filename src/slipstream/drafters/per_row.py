@@ -1,4 +1,4 @@
-"""Lifts a drafter that lives on the host and thinks of one row at a time to the packed seam."""
+"""Drafters that choose tokens for one row at a time, on the host: their guesses become one packed draft."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from slipstream.core.interfaces import Drafter
+from slipstream.core.interfaces import Drafter, TargetModel
 from slipstream.core.law import OneHot
 from slipstream.core.noise import Noise
 from slipstream.core.tree import Shape, Siblings, Tree
@@ -38,6 +38,11 @@ class PerRow(Drafter):
     def __init__(self, vocab: int) -> None:
         self.vocab = vocab
         self._rows: dict[Row, RowDrafter] = {}
+
+    @classmethod
+    def build(cls, target: TargetModel, options: Any) -> PerRow:
+        """Make the drafter for a target. One with options of its own has a `build` of its own."""
+        return cls(target.vocab)
 
     @abstractmethod
     def new(self, row: Row) -> RowDrafter:

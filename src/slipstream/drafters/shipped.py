@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slipstream.drafters.folder import head_kind
+from slipstream.drafters.folder import trained_kind
 from slipstream.models.sources.folder import read_json
 
 FOLDER = Path(__file__).parent / "trained"
@@ -19,6 +19,6 @@ def shipped_for(kind: str, name: str, sha256: str | None) -> Path | None:
     """The drafter of a kind that was trained for a target, known by its catalog name or by its weights."""
     for folder in shipped().values():
         about = read_json(folder / "config.json")
-        if head_kind(folder) == kind and (name == about.get("target") or sha256 == about.get("target_sha256")):
+        if trained_kind(folder) == kind and (name == about.get("target") or sha256 == about.get("target_sha256")):
             return folder
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
@@ -155,8 +155,8 @@ class Completion:
 class Capabilities:
     """What an engine offers. Whatever is not named here it refuses; nothing is ignored."""
 
-    drafters: tuple[str, ...]  # "none" is plain decoding; "draft_model" may also be a model's name or folder
-    rules: tuple[str, ...] = ()  # verification rules one may choose from; none where the engine has its own
+    drafters: Collection[str]  # "none" is plain decoding; "draft_model" may also be a model's name or folder
+    rules: Collection[str] = ()  # verification rules one may choose from; none where the engine has its own
     sampling: frozenset[str] = frozenset()  # fields of `Sampling`
     logprobs: bool = False
     grammar: bool = False

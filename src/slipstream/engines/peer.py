@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from slipstream.core.checks import shown
+from slipstream.core.component_options import read_options
 from slipstream.core.sampling import Sampling
 from slipstream.core.types import Origin, Request
 from slipstream.drafters import drafters
@@ -31,7 +32,6 @@ from slipstream.engines.base import (
     checked,
 )
 from slipstream.engines.job import DecodingPlan, Job
-from slipstream.engines.native.build import configured
 from slipstream.engines.native.laws import check_request
 from slipstream.engines.prompt import encode
 from slipstream.models.sources.catalog import names_model
@@ -108,7 +108,7 @@ class Peer(Engine):
         if dtype == SHORT:
             raise ValueError(f"{self.name} has no {SHORT}, activations of eight bits; the native engine has, on a CPU")
         drafter, given = named_drafter(self.name, self.capabilities, drafter or "none", dict(options or {}))
-        own = configured(self.config, given, self.name)
+        own = read_options(self.config, given, self.name)
         self._rule = verify or RULE
         self.totals = SpeculationStats()
         self._under_way: set[Job] = set()
@@ -280,7 +280,7 @@ def check_drafter(engine: str, can: Capabilities, name: str) -> None:
 
 def named_drafter(engine: str, can: Capabilities, name: str, options: dict[str, str]) -> tuple[str, dict[str, str]]:
     """The kind of drafter a name stands for, and options with the model of a name that is one."""
-    plain = name in can.drafters or name in drafters.names()
+    plain = name in can.drafters or name in drafters
     if not plain and names_model(name):
         name, options = "draft_model", {"model": name, **options}
     check_drafter(engine, can, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,17 @@ from transformers import PreTrainedModel
 
 from slipstream.core.interfaces import Drafter
 from slipstream.drafters import drafters as registry
+from slipstream.drafters.build import Options, build_drafter
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.none import NoDrafter
 from slipstream.engines.job import DecodingPlan
-from slipstream.engines.native.build import Options, Target, build_drafter, drafter_kind
 from slipstream.engines.native.guarantee import choose_rule
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.sources.catalog import load_text, resolve
 from slipstream.models.sources.load import ModelFiles
+from slipstream.models.target import TorchTarget
 from slipstream.models.text.codec import TextCodec
 
-TEXTLESS = ("none", "ngram", "eagle")  # these draft from token ids, and what the model makes of them, alone
 OWN = "the drafter"  # whatever the user gave, by the name the batch knows it by
 
 
@@ -69,11 +70,25 @@ def by_name(name: str, options: Options, target: TorchModel, tokenizer: Any) -> 
     """A drafter as the engine builds it. One that loads weights loads them in every call."""
     if not ("/" in name or Path(name).exists()):
         registry.get(name)  # an unknown name is refused here
-    folder = target.model.name_or_path
-    found, text = ModelFiles(folder, Path(folder), "folder"), None
-    if drafter_kind(name) not in TEXTLESS or "reference" in options:
+    return build_drafter(name, CallerTarget(target, tokenizer, name), options)
+
+
+class CallerTarget(TorchTarget):
+    """The caller's model as a target. Its files and its tokenizer are looked for when a drafter asks for them."""
+
+    def __init__(self, model: TorchModel, tokenizer: Any, drafter: str) -> None:
+        super().__init__(model)
+        self._tokenizer, self._drafter = tokenizer, drafter
+
+    @cached_property
+    def files(self) -> ModelFiles:
+        folder = self.model.model.name_or_path
         if not folder:
-            raise ValueError(f"drafter {name!r} needs the folder the model came from; give the drafter as a model")
-        found = resolve(folder, fetch=False)
-        text = load_text(found) if tokenizer is None else TextCodec(tokenizer)
-    return build_drafter(name, Target(found, target, text), options)  # type: ignore[arg-type]
+            raise ValueError(
+                f"drafter {self._drafter!r} needs the folder the model came from; give the drafter as a model"
+            )
+        return resolve(folder, fetch=False)
+
+    @cached_property
+    def text(self) -> TextCodec:
+        return load_text(self.files) if self._tokenizer is None else TextCodec(self._tokenizer)

@@ -17,8 +17,8 @@ import torch
 from torch.nn import functional
 
 from slipstream.core.array_types import Bool, Float, Int, Tensor
+from slipstream.drafters.eagle.folder import save_head
 from slipstream.drafters.eagle.network import EagleConfig, EagleNet
-from slipstream.drafters.folder import save_head
 from slipstream.train.corpus import Batch
 from slipstream.train.method import Guess, Method
 from slipstream.train.teacher import Lesson, Teacher

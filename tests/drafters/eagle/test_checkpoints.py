@@ -14,8 +14,9 @@ from slipstream.cli.models import convert
 from slipstream.core.sampling import Sampling
 from slipstream.drafters.eagle import checkpoints as exchange
 from slipstream.drafters.eagle.checkpoints import convert_head, export_head, import_head, is_published
+from slipstream.drafters.eagle.folder import load_head, save_head
 from slipstream.drafters.eagle.network import EagleConfig
-from slipstream.drafters.folder import head_kind, load_head, save_head
+from slipstream.drafters.folder import trained_kind
 from slipstream.engines.native.engine import NativeEngine
 
 HIDDEN, HEADS, KV, DIM, WIDE, VOCAB, THETA, EPS = 16, 4, 2, 8, 24, 12, 500.0, 1e-4
@@ -199,7 +200,7 @@ def test_the_command_takes_both_directions_and_leaves_models_to_others(tmp_path,
     convert(str(tmp_path / "ours"), tmp_path / "theirs")
     assert is_published(tmp_path / "theirs")
     convert(str(tmp_path / "theirs"), tmp_path / "back")
-    assert head_kind(tmp_path / "back") == "eagle"
+    assert trained_kind(tmp_path / "back") == "eagle"
     with pytest.raises(ValueError, match="not an empty folder"):
         convert_head(str(tmp_path / "ours"), tmp_path / "theirs")
     assert convert_head("smollm2-135m", tmp_path / "model") is None

@@ -21,13 +21,13 @@ from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Shape, Siblings
 from slipstream.core.types import Budget, Request, Row
+from slipstream.drafters.build import build_drafter
 from slipstream.drafters.eagle import cache as slots
 from slipstream.drafters.eagle.cpu_draft import how
+from slipstream.drafters.eagle.folder import save_head
 from slipstream.drafters.eagle.network import EagleConfig, EagleNet
-from slipstream.drafters.folder import save_head
 from slipstream.drafters.grow import grow
 from slipstream.drafters.none import NoDrafter
-from slipstream.engines.native.build import build_drafter
 from slipstream.kernels.cpu.draft import CandidateMode
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.plan.policy import Fixed

@@ -31,7 +31,7 @@ def twins(apart: float) -> NativeEngine:
     made.lm_head = head
     made.config.tie_word_embeddings = False
     target = letters.target()
-    return NativeEngine(type(target)(target.found, TorchModel(made), target.text), "ngram", "coupled")
+    return NativeEngine(type(target)(target.files, TorchModel(made), target.text), "ngram", "coupled")
 
 
 def outputs(engine: NativeEngine, how: Sampling, tokens: int = 12) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -12,12 +11,12 @@ import default
 import letters
 from slipstream.core.sampling import Sampling
 from slipstream.engines.base import GenerationOptions, Speculation
-from slipstream.engines.native.build import Target
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
 from slipstream.kernels.cpu.attention import kernel
 from slipstream.kernels.cpu.linear import has_integers
 from slipstream.models.run.torch_model import TorchModel
+from slipstream.models.target import Target
 from slipstream.models.weights.linears import pack_linears
 
 needs_integers = pytest.mark.skipif(not has_integers(), reason="needs instructions for products of bytes")
@@ -49,7 +48,7 @@ def check(target: Target, prompts: list[str], tokens: int) -> None:
 def test_on_a_model_of_letters():
     model, plain = copy.deepcopy(letters.plain()), letters.target()
     pack_linears(model)
-    target = replace(plain, model=TorchModel(model, invariant=True))
+    target = Target(plain.files, TorchModel(model, invariant=True), plain.text)
     check(target, ["abcabcabc", "ponmponm", "a", "abcabcabd", "hgfe" * 9, "kkkk"], 12)
 
 

@@ -16,9 +16,9 @@ from slipstream.core.types import Draft, Request, Row
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.none import NoDrafter
 from slipstream.engines.base import Completion, GenerationOptions, Speculation
-from slipstream.engines.native.build import keep_layers
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
+from slipstream.models.run.layers import keep_layers
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.plan.policy import Adaptive
 

@@ -20,9 +20,10 @@ from slipstream.core.law import OneHot
 from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Request, Row
+from slipstream.drafters.build import build_drafter
 from slipstream.engines.base import GenerationOptions
 from slipstream.engines.native import build as building
-from slipstream.engines.native.build import Target, build_drafter, build_target, compile_target
+from slipstream.engines.native.build import build_target, compile_target
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.kernels.cpu import hash as cpu_hash
 from slipstream.kernels.cpu import linear as cpu_linear
@@ -32,6 +33,7 @@ from slipstream.models.compiled import package, package_file
 from slipstream.models.compiled.background import BackgroundTask
 from slipstream.models.compiled.skeleton import Skeleton
 from slipstream.models.sources.catalog import CatalogError, resolve, verify
+from slipstream.models.target import Target
 from slipstream.models.weights.linears import products
 from tiny import VOCAB, build
 

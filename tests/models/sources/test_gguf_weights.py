@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gguf_files import KINDS, write_gguf
-from slipstream.engines.native.build import build_drafter, build_target, compile_target
+from slipstream.drafters.build import build_drafter
+from slipstream.engines.native.build import build_target, compile_target
 from slipstream.kernels.cpu import linear as cpu_linear
 from slipstream.models.compiled.skeleton import Skeleton
 from slipstream.models.sources import catalog

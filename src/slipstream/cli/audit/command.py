@@ -116,7 +116,8 @@ def _real(
     loading: dict[str, Any],
 ) -> Iterator[Check]:
     from slipstream.audit.real import TREE, RealPair, audit_real
-    from slipstream.engines.native.build import build_drafter, build_target
+    from slipstream.drafters.build import build_drafter
+    from slipstream.engines.native.build import build_target
     from slipstream.plan.tree_shapes import parse
 
     if not 1 <= depth <= 16:

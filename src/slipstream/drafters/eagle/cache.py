@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch.nn import functional
 
 from slipstream.core.array_types import Float, Int, Tensor
+from slipstream.core.interfaces import TargetFeatures
 from slipstream.core.shaping import to_rank
 from slipstream.core.types import Budget, Row
 from slipstream.drafters.eagle.cpu_layer import eagle_call
@@ -30,15 +30,6 @@ LAG = 32  # slots behind which it is time to catch up
 BRIEF = 4  # slots of a row that all but the last are worth a brief call of their own
 CHUNK = 512  # committed slots of a row that are projected at once
 WINDOWS: dict[int, int | None] = {0: None}  # one layer, which sees everything
-
-
-@runtime_checkable
-class TargetFeatures(Protocol):
-    """What the head asks of the target: how much of a row it has read, and what its layers gave there."""
-
-    def cached(self, row: Row) -> int: ...
-
-    def states(self, row: Row, start: int = 0) -> dict[int, Float[Tensor, "tokens hidden"]]: ...
 
 
 @dataclass(eq=False)

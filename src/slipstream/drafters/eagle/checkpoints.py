@@ -21,8 +21,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from slipstream.core.array_types import Int, Tensor
+from slipstream.drafters.eagle.folder import load_head, save_head
 from slipstream.drafters.eagle.network import EagleConfig, EagleNet
-from slipstream.drafters.folder import CONFIG, WEIGHTS, head_kind, load_head, save_head
+from slipstream.drafters.folder import CONFIG, WEIGHTS, trained_kind
 from slipstream.drafters.shipped import shipped
 from slipstream.models.sources import store
 from slipstream.models.sources.catalog import resolve
@@ -52,7 +53,7 @@ def convert_head(source: str, out: Path) -> Path | None:
     """Write a head in the other layout: one of ours, or a shipped one by its name, for `speculators`, and a published
     one as ours. None where the source is no head."""
     folder = shipped().get(source, Path(source).expanduser())
-    own, theirs = head_kind(folder) == "eagle", is_published(folder)
+    own, theirs = trained_kind(folder) == "eagle", is_published(folder)
     if not own and not theirs:
         return None
     out = out.expanduser().absolute()
@@ -78,7 +79,7 @@ def _target(folder: Path) -> str:
 
 def is_published(folder: Path) -> bool:
     """Whether a folder holds an EAGLE head of others. The first ones call themselves plain models in all but `fc`."""
-    if not (folder / CONFIG).is_file() or head_kind(folder) is not None:
+    if not (folder / CONFIG).is_file() or trained_kind(folder) is not None:
         return False
     found = read_json(folder / CONFIG)
     if "speculators_model_type" in found or any("eagle" in str(a).lower() for a in found.get("architectures") or ()):

@@ -10,30 +10,41 @@ as soon as the target has read it, so that the first draft costs what every draf
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from slipstream.core.array_types import Float, Int, Tensor
-from slipstream.core.interfaces import Drafter, Needs
+from slipstream.core.interfaces import Drafter, Needs, TargetFeatures, TargetModel
 from slipstream.core.law import Law
 from slipstream.core.noise import Noise
 from slipstream.core.shaping import places
 from slipstream.core.tree import Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
 from slipstream.drafters.device import DeviceDrafter
-from slipstream.drafters.eagle.cache import HeadCache, TargetFeatures
+from slipstream.drafters.eagle.cache import HeadCache
 from slipstream.drafters.eagle.cpu_draft import draft_whole
+from slipstream.drafters.eagle.folder import load_head
 from slipstream.drafters.eagle.network import EagleNet
 from slipstream.drafters.grow import NextLaw, grow
 from slipstream.drafters.none import nothing
+from slipstream.drafters.shipped import shipped, shipped_for
 from slipstream.drafters.vocabulary import DraftVocabulary
 from slipstream.models.cache.packing import Entry
+from slipstream.models.weights.linears import pack_linears, products, row_bits
+
+
+@dataclass(frozen=True)
+class EagleOptions:
+    model: str | None = None  # the head's folder, or the name of a shipped one; default: the one shipped for the target
 
 
 class Eagle(Drafter):
     """`draft_ids` are the tokens `net` gives logits for, of the `vocab` tokens that `embedding` has rows for."""
+
+    options_type = EagleOptions
 
     def __init__(
         self,
@@ -46,6 +57,16 @@ class Eagle(Drafter):
         self.needs = Needs(net.config.features)
         self.vocabulary = DraftVocabulary(draft_ids, vocab)
         self.slots = HeadCache(net, draft_ids, embedding, target)
+
+    @classmethod
+    def build(cls, target: TargetModel, options: EagleOptions) -> Eagle:
+        """Load a trained head from its folder."""
+        embedding, model = target.embedding, target.model.model
+        net, draft_ids = load_head(_head_folder(target, options), embedding, target.output)
+        if embedding.is_cpu and embedding.dtype == torch.float32:
+            integers = products(model) is not None
+            pack_linears(net, integers=integers, rounded=integers, row_bits=row_bits(model))
+        return cls(net, draft_ids, embedding, target.features, target.vocab)
 
     def open(self, rows: Sequence[Row]) -> None:
         self.slots.open(rows)
@@ -87,6 +108,17 @@ class Eagle(Drafter):
     @torch.inference_mode()
     def observe(self, rows: Sequence[Row], verdict: Verdict, scores: Scores) -> None:
         self.slots.catch_up(rows)
+
+
+def _head_folder(target: TargetModel, options: EagleOptions) -> Path:
+    if options.model is not None:
+        return shipped().get(options.model, Path(options.model))
+    folder = shipped_for("eagle", target.files.name, target.files.sha256)
+    if folder is None:
+        raise ValueError(
+            f"no eagle head is shipped for {target.files.name}; `slipstream train eagle` makes one for -d FOLDER"
+        )
+    return folder
 
 
 class HeadDraft:

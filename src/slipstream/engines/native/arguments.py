@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.core.checks import shown
 from slipstream.core.interfaces import Drafter
-from slipstream.engines.native.build import Target, build_target
+from slipstream.engines.native.build import build_target
 from slipstream.engines.native.scheduler import Limits
 from slipstream.models.run.invariant import free
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.sources.catalog import load_text, resolve
 from slipstream.models.sources.load import ModelFiles
+from slipstream.models.target import Target
 from slipstream.models.text.codec import TextCodec
 from slipstream.models.weights.linears import prepared
 

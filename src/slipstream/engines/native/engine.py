@@ -13,16 +13,19 @@ from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Shape
 from slipstream.core.types import Request
+from slipstream.drafters import drafters
+from slipstream.drafters.build import Options, build_drafter, drafter_kind
 from slipstream.engines.base import Capabilities, Engine, GenerationOptions, Prompt, RequestHandle, Speculation, checked
 from slipstream.engines.job import DecodingPlan, Job
 from slipstream.engines.native.arguments import check_types, given_target, named
 from slipstream.engines.native.batch import Batch
-from slipstream.engines.native.build import MAKERS, Options, Target, build_drafter, build_target, drafter_kind, express
+from slipstream.engines.native.build import build_target, express
 from slipstream.engines.native.guarantee import choose_rule, guarantee
 from slipstream.engines.native.scheduler import Limits
 from slipstream.engines.native.watch import ObservedRule, Watch
 from slipstream.engines.native.worker import Worker
 from slipstream.engines.prompt import encode
+from slipstream.models.target import Target
 from slipstream.models.text.codec import TextCodec
 from slipstream.plan.drafting_cost import DraftingCost
 from slipstream.plan.policy import Adaptive
@@ -40,8 +43,8 @@ class NativeEngine(Engine):
     they repeat, and the fastest rule for others (`choose_rule`)."""
 
     capabilities = Capabilities(
-        drafters=tuple(MAKERS),
-        rules=tuple(rules.names()),
+        drafters=drafters,
+        rules=rules,
         sampling=frozenset(field.name for field in fields(Sampling)),
         logprobs=True,
         grammar=True,
@@ -109,7 +112,7 @@ class NativeEngine(Engine):
 
     @property
     def quantised(self) -> str | None:
-        return self.target.found.quantised
+        return self.target.files.quantised
 
     @property
     def drafter_name(self) -> str:

@@ -1,0 +1,85 @@
+"""Loads a target's draft model: another model, a distilled one, some of the target's layers, or the target itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipstream.core.array_types import Int, Tensor
+from slipstream.core.interfaces import TargetModel
+from slipstream.drafters.draft_folder import load_draft
+from slipstream.drafters.folder import trained_kind
+from slipstream.drafters.shipped import shipped, shipped_for
+from slipstream.models.compiled.skeleton import Skeleton
+from slipstream.models.run.invariant import why_not
+from slipstream.models.run.layers import keep_layers
+from slipstream.models.run.torch_model import TorchModel
+from slipstream.models.sources.catalog import load_model, load_text, resolve
+from slipstream.models.sources.load import load_config
+from slipstream.models.text.codec import same_tokenizer
+from slipstream.models.weights.gguf_model import load_restored
+from slipstream.models.weights.linears import prepared, products, row_bits
+
+PREFIX_SHARE = 4  # a draft model may keep a quarter of the bytes that its target may keep for prompts that begin alike
+
+
+@dataclass(frozen=True)
+class DraftModelOptions:
+    model: str | None = None  # a model's name or folder; default: the one shipped for the target, else the target
+    layers: str | None = None  # of that model, such as 0-9; the others are left out
+    dtype: str | None = None  # default: the target's
+
+
+def load_draft_model(
+    target: TargetModel, options: DraftModelOptions
+) -> tuple[TorchModel, Int[Tensor, " draft_vocab"] | None]:
+    """The draft model, and the tokens it gives logits for where these are not the first ones."""
+    integers = products(target.model.model) is not None and options.dtype is None  # whole numbers, as the target
+    trained = _trained_folder(target, options)
+    if trained is not None:
+        model, ids = load_draft(trained, target.model.model, target.output, _config(target))
+        return _wrapped(model, target, integers), ids
+    return _wrapped(_whole_model(target, options, integers), target, integers), None
+
+
+def _trained_folder(target: TargetModel, options: DraftModelOptions) -> Path | None:
+    """The folder of a distilled draft model: the one asked for, or the one that is shipped for the target."""
+    if options.model is not None:
+        folder = shipped().get(options.model, Path(options.model))
+        return folder if trained_kind(folder) == "draft_model" else None
+    if options.layers is not None:
+        return None
+    return shipped_for("draft_model", target.files.name, target.files.sha256)
+
+
+def _config(target: TargetModel) -> Any:
+    """The target's configuration, which a compiled package holds only a part of."""
+    model = target.model.model
+    return load_config(target.files) if isinstance(model, Skeleton) else model.config
+
+
+def _whole_model(target: TargetModel, options: DraftModelOptions, integers: bool) -> Any:
+    """A model with a vocabulary of the target's own, or the target itself, loaded once more."""
+    files = target.files
+    if options.model is not None:
+        files = resolve(options.model, trust_remote_code=target.trust_remote_code)
+    if files != target.files:
+        difference = same_tokenizer(load_text(files).tokenizer, target.text.tokenizer)
+        if difference:
+            raise ValueError(f"{files.name} cannot draft for {target.files.name}: {difference}")
+    dtype = options.dtype or str(target.model.dtype).removeprefix("torch.")
+    restored = load_restored(files, row_bits(target.model.model)) if integers else None
+    model = restored or load_model(files, dtype, target.model.device)
+    if options.layers is not None:
+        keep_layers(model, options.layers)
+    return model
+
+
+def _wrapped(model: Any, target: TargetModel, integers: bool) -> TorchModel:
+    """With `integers`, weights are of eight bits, rounded where they are not of few: a drafter may be any."""
+    exact = target.model.invariant  # then drafts are repeatable too
+    model = prepared(model, exact, weights="int8" if integers else None, row_bits=row_bits(target.model.model))
+    max_bytes = target.model.prefixes.max_bytes // PREFIX_SHARE
+    invariant = exact and why_not(model) is None
+    return TorchModel(model, retained=target.model.prefixes.retained, max_bytes=max_bytes, invariant=invariant)
