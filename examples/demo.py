@@ -19,7 +19,7 @@ from slipstream.cli.generate.completion_report import why_undrafted
 from slipstream.cli.generate.pairs import why_not_measured
 from slipstream.cli.generation import GenerationTask, Run, run_task
 from slipstream.cli.output.token_view import TokenView, legend
-from slipstream.engines.native.build import Target
+from slipstream.models.target import Target
 from slipstream.plan.drafting_cost import DraftingCost
 
 PROMPTS = {"code": "Write a Python function that reverses a string.", "chat": "Why is the sky blue?"}
