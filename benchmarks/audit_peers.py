@@ -56,11 +56,11 @@ def cut_folder(work: Path) -> Path:
 
     folder = work / "smollm2-cut"
     if not (folder / "model.safetensors").exists():
-        found = resolve(MODEL)
-        model = load_model(found, "bfloat16")
+        files = resolve(MODEL)
+        model = load_model(files, "bfloat16")
         keep_layers(model, ",".join(map(str, LAYERS)))
         model.save_pretrained(folder)
-        load_tokenizer(found).save_pretrained(folder)
+        load_tokenizer(files).save_pretrained(folder)
     return folder
 
 
@@ -177,11 +177,11 @@ def run_quick(engine: str, words: list[str]) -> dict[str, Any]:
     return {"command": command, "passed": passed, **about, "checks": checks, "figures": box.figures}
 
 
-def save(engine: str, key: str, found: dict[str, Any]) -> None:
+def save(engine: str, key: str, result: dict[str, Any]) -> None:
     path = RESULTS / f"audit_{engine}.json"
     old = json.loads(path.read_text())["audits"] if path.exists() else {}
     about = {"date": str(date.today()), "machine": platform.machine(), "cpus": os.cpu_count()}
-    path.write_text(json.dumps({**about, "audits": dict(sorted((old | {key: found}).items()))}, indent=1) + "\n")
+    path.write_text(json.dumps({**about, "audits": dict(sorted((old | {key: result}).items()))}, indent=1) + "\n")
 
 
 def main() -> None:
@@ -201,8 +201,8 @@ def main() -> None:
             for number, (drafter, options) in enumerate(LETTERS[engine]):
                 if given.case not in (None, number):
                     continue
-                found = run_letters(engine, drafter, options, given.work, given.samples)
-                save(engine, f"letters {number}", found)
+                result = run_letters(engine, drafter, options, given.work, given.samples)
+                save(engine, f"letters {number}", result)
         return
     folder, gguf = str(cut_folder(given.work)), str(cut_gguf(given.work))
     for engine in given.engine or ["native", "transformers", "llamacpp", "vllm"]:

@@ -124,7 +124,9 @@ def pair(args) -> bool:
     plain, chosen = ([c[way] for c in cells] for way in ("plain", "policy"))
     bars = [
         Bar("best with the draft model / plain", pooled(list(zip(best, plain, strict=True))), 1.0),
-        Bar("policy / plain, worst workload", min(map(ratio, chosen, plain), key=lambda one: one.value), 0.97),
+        Bar(
+            "policy / plain, worst workload", min(map(ratio, chosen, plain), key=lambda estimate: estimate.value), 0.97
+        ),
     ]
     if rivals := [way for way in cpu_pair.THEIRS if way in args.ways]:
         theirs = [max((c[way] for way in rivals), key=statistics.median) for c in cells]
@@ -178,10 +180,10 @@ def judge(speeds: dict[str, dict[str, list[float]]]) -> list[Bar]:
         theirs = [max((c[way] for way in rivals), key=statistics.median) for c in cells]
         each = list(map(ratio, best, theirs))
         bars.append(Bar("best of ours / best of llama.cpp", pooled(list(zip(best, theirs, strict=True))), 1.3))
-        bars.append(Bar("the same, worst workload", min(each, key=lambda one: one.value), 1.0))
+        bars.append(Bar("the same, worst workload", min(each, key=lambda estimate: estimate.value), 1.0))
     for way in (way for way in CHOSEN if way in ours):
         each = [ratio(c[way], c["plain"]) for c in cells]
-        bars.append(Bar(f"{way} / plain, worst workload", min(each, key=lambda one: one.value), 0.97))
+        bars.append(Bar(f"{way} / plain, worst workload", min(each, key=lambda estimate: estimate.value), 0.97))
     trees, chains = ([way for way in ours if way.startswith(kind)] for kind in ("tree", "eagle "))
     if trees and chains:
         first, second = ([max((c[w] for w in ways), key=statistics.median) for c in cells] for ways in (trees, chains))
@@ -200,15 +202,15 @@ def eight_tokens(args, passes: dict[int, float]) -> Bar:
 def eight_rows(args) -> Bar:
     engine = opened(args, "native", "none")
     prompts = [item.turns[0] for item in load_workloads("chat:8")[0].items]
-    one, eight = [], []
+    alone, eight = [], []
     for repeat in range(args.repeats + 1):
-        for some, speeds in ((prompts[:1], one), (prompts, eight)):
+        for batch, speeds in ((prompts[:1], alone), (prompts, eight)):
             started = time.perf_counter()
-            done = engine.generate(some, Sampling(temperature=0), max_tokens=args.tokens, ignore_eos=True)
+            done = engine.generate(batch, Sampling(temperature=0), max_tokens=args.tokens, ignore_eos=True)
             if repeat:
                 speeds.append(sum(len(each.token_ids) for each in done) / (time.perf_counter() - started))
     engine.close()
-    return Bar("8 rows / 1 row, tokens per second", ratio(eight, one), 3.0)
+    return Bar("8 rows / 1 row, tokens per second", ratio(eight, alone), 3.0)
 
 
 def first_answer(args) -> Bar:
@@ -231,9 +233,9 @@ def compare(args) -> list[dict[str, float | str]]:
             args.model, dtype=dtype, invariant=True
         )  # in bfloat16 the kernels are faster than emulation
         ids = target.text.encode(text, raw=True)[:1024] if ids is None else ids
-        found = laws(target.model, ids)
-        truth = found if truth is None else truth
-        records.append({"arithmetic": target.label, **compare_laws(found, truth, ids)})
+        probs = laws(target.model, ids)
+        truth = probs if truth is None else truth
+        records.append({"arithmetic": target.label, **compare_laws(probs, truth, ids)})
     return records
 
 

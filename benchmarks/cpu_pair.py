@@ -48,8 +48,8 @@ def race(args: Any, keep: Callable[[Speeds, dict[str, dict[int, float]]], None])
     print(ours.label, flush=True)
     drafter: Any = ours.drafter(draft)
     passes = {"target": costs(ours.target.model), "draft": costs(drafter.model)}
-    for who, found in passes.items():
-        print(f"{who}, ms a pass:", ", ".join(f"{n} tokens {ms:.1f}" for n, ms in found.items()), flush=True)
+    for who, seconds in passes.items():
+        print(f"{who}, ms a pass:", ", ".join(f"{n} tokens {ms:.1f}" for n, ms in seconds.items()), flush=True)
     theirs = peers(target, draft)
     speeds: Speeds = {name: {way: [] for way in (*OURS, *theirs)} for name in WORKLOADS}
     for workload, way, engine, asked, repeat in turns(args, ours, theirs):
@@ -57,7 +57,7 @@ def race(args: Any, keep: Callable[[Speeds, dict[str, dict[int, float]]], None])
         more = {} if asked is None else {"speculation": asked}
         started = time.perf_counter()
         done = [engine.generate(i.turns[0], GREEDY, max_tokens=args.tokens, **more)[0] for i in items]
-        speed = sum(len(one.token_ids) for one in done) / (time.perf_counter() - started)
+        speed = sum(len(completion.token_ids) for completion in done) / (time.perf_counter() - started)
         note = "" if repeat else " (warming up)"
         print(
             f"{workload}, {way}: {speed:.2f} tokens/s, tau {statistics.mean(d.tau for d in done):.2f}{note}", flush=True
@@ -72,17 +72,17 @@ def race(args: Any, keep: Callable[[Speeds, dict[str, dict[int, float]]], None])
 
 def peers(target: str, draft: str) -> dict[str, Engine]:
     """llama.cpp without the draft model and with it, where it says a word."""
-    found: dict[str, Engine] = {}
+    engines: dict[str, Engine] = {}
     for way, drafter in zip(THEIRS, ("none", draft), strict=True):
         try:
-            found[way] = open_engine("llamacpp", target, drafter)
-            (done,) = found[way].generate("Hello", GREEDY, max_tokens=1)
+            engines[way] = open_engine("llamacpp", target, drafter)
+            (done,) = engines[way].generate("Hello", GREEDY, max_tokens=1)
             if not done.token_ids:
-                found.pop(way).close()
+                engines.pop(way).close()
                 print(f"{way} is left out: {done.error or 'it says nothing'}", flush=True)
         except ValueError as error:
             print(f"{way} is left out: {error}", flush=True)
-    return found
+    return engines
 
 
 def turns(

@@ -67,8 +67,8 @@ def main() -> None:
     if args.cpu_time:
         torch.set_num_threads(1)
         native_batch.time = SimpleNamespace(perf_counter=time.thread_time)  # type: ignore[assignment]
-    found = catalog.resolve(args.model)
-    theirs = catalog.load_model(found, "auto") if "transformers" in args.ways else None
+    files = catalog.resolve(args.model)
+    theirs = catalog.load_model(files, "auto") if "transformers" in args.ways else None
     target = build_target(args.model)
     engine = NativeEngine(target, drafter="ngram", limits=ss.Limits(rows=max(args.batches), retained=0))
     records = []
@@ -118,13 +118,13 @@ def measure(engine: NativeEngine, theirs: AutoModelForCausalLM, text: str, promp
 
 def ratios(ours: list[float], theirs: list[float]) -> dict[str, float]:
     each = sorted(a / b for a, b in zip(ours, theirs, strict=True))
-    found = {"median": statistics.median(each), "least": each[0], "most": each[-1]}
+    summary = {"median": statistics.median(each), "least": each[0], "most": each[-1]}
     if len(each) < 2:
-        return found
+        return summary
     logs = [math.log(ratio) for ratio in each]
     middle, count = statistics.mean(logs), len(logs)
     wide = STUDENT[min(count - 2, len(STUDENT) - 1)] * statistics.stdev(logs) / math.sqrt(count)
-    return found | {"mean": math.exp(middle), "low": math.exp(middle - wide), "high": math.exp(middle + wide)}
+    return summary | {"mean": math.exp(middle), "low": math.exp(middle - wide), "high": math.exp(middle + wide)}
 
 
 def hf(model, prompts: list[list[int]], ends: frozenset[int], tokens: int) -> tuple[list[list[int]], float]:
@@ -145,8 +145,8 @@ def hf(model, prompts: list[list[int]], ends: frozenset[int], tokens: int) -> tu
 def native(engine: NativeEngine, prompts: list[list[int]], tokens: int, off: bool) -> tuple[list[list[int]], float]:
     speculation = ss.Speculation(off=off)
     done = engine.generate(prompts, ss.Sampling(temperature=0), max_tokens=tokens, speculation=speculation)
-    cycles = sum(one.stats.cycles for one in done)
-    return [one.token_ids for one in done], sum(len(one.token_ids) for one in done) / cycles
+    cycles = sum(completion.stats.cycles for completion in done)
+    return [completion.token_ids for completion in done], sum(len(completion.token_ids) for completion in done) / cycles
 
 
 def show(engine: NativeEngine, records: list[dict], args) -> None:
@@ -168,10 +168,10 @@ def show(engine: NativeEngine, records: list[dict], args) -> None:
     Console(width=150).print(table)
 
 
-def interval(found: dict[str, float]) -> str:
-    if "mean" not in found:
-        return f"{found['median']:.3f}"
-    return f"{found['median']:.3f}, mean {found['mean']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
+def interval(summary: dict[str, float]) -> str:
+    if "mean" not in summary:
+        return f"{summary['median']:.3f}"
+    return f"{summary['median']:.3f}, mean {summary['mean']:.3f} ({summary['low']:.3f} to {summary['high']:.3f})"
 
 
 def machine() -> str:

@@ -61,25 +61,25 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=540, help="a part that has not begun by then is left out")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "model": asked.model}
-    found |= {"commit": commit(), "bandwidth": bandwidth(), "seconds": {}}
-    print(f"{found['device']}: {found['bandwidth'] / 1e12:.2f} TB/s", flush=True)
+    results: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "model": asked.model}
+    results |= {"commit": commit(), "bandwidth": bandwidth(), "seconds": {}}
+    print(f"{results['device']}: {results['bandwidth'] / 1e12:.2f} TB/s", flush=True)
     start = time.perf_counter()
     for name in asked.parts:
         began = time.perf_counter()
         if began - start > asked.seconds:
-            found[name] = {"left out": f"{asked.seconds:.0f} seconds were over"}
-            print(f"{name}: {found[name]}", flush=True)
+            results[name] = {"left out": f"{asked.seconds:.0f} seconds were over"}
+            print(f"{name}: {results[name]}", flush=True)
             continue
         try:
-            found[name] = PARTS[name](asked, found)
+            results[name] = PARTS[name](asked, results)
         except Exception as error:  # the other parts are still worth having
-            found[name] = {"failed": repr(error)}
-        found["seconds"][name] = round(time.perf_counter() - began, 1)
-        print(f"{name} ({found['seconds'][name]} s): {json.dumps(found[name])}", flush=True)
+            results[name] = {"failed": repr(error)}
+        results["seconds"][name] = round(time.perf_counter() - began, 1)
+        print(f"{name} ({results['seconds'][name]} s): {json.dumps(results[name])}", flush=True)
         torch.cuda.empty_cache()
         if asked.out:
-            asked.out.write_text(json.dumps(found, indent=1) + "\n")
+            asked.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ ROWS, LONG = 4, 32  # answers that are compared, and their tokens
 CHOSEN = {f"{name}, chosen": replace(how, verify="chosen") for name, how in TREES.items()}
 
 
-def steady(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
+def steady(asked: argparse.Namespace, results: dict[str, Any]) -> dict[str, Any]:
     """What a cycle does besides computing, once every size was seen: one read, and nothing else."""
     engine = open_engine(asked)
     express, decoder = engine._batch.riders.express, engine.target.model.decoder
@@ -38,7 +38,7 @@ def steady(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
             answer(engine, prompts(1), 96, how)
         torch.cuda.set_sync_debug_mode("default")
         cycles = express.cycles - before[0]
-        waits = [str(one.message) for one in seen if "synchroniz" in str(one.message)]
+        waits = [str(warning.message) for warning in seen if "synchroniz" in str(warning.message)]
         told[name] = {
             "cycles": cycles,
             "waits_per_cycle": len(waits) / max(1, cycles),
@@ -51,7 +51,7 @@ def steady(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
     return told
 
 
-def same(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
+def same(asked: argparse.Namespace, results: dict[str, Any]) -> dict[str, Any]:
     """Captured cycles against the other path in invariant mode, and rows alone against rows together: tokens equal."""
     engine = open_engine(asked, invariant=True)
     batch, texts, told = engine._batch, prompts(ROWS), dict[str, Any]()
@@ -106,14 +106,14 @@ def answer_seeded(
     return [ticket.result().token_ids for ticket in tickets]
 
 
-def _equal(one: list[list[int]], other: list[list[int]]) -> float:
+def _equal(first: list[list[int]], second: list[list[int]]) -> float:
     """The share of tokens that agree up to the first that does not."""
-    pairs = list(zip(one, other, strict=True))
+    pairs = list(zip(first, second, strict=True))
     same = sum(next((i for i, (a, b) in enumerate(zip(x, y, strict=True)) if a != b), len(x)) for x, y in pairs)
     return same / sum(len(x) for x, _ in pairs)
 
 
-def energy(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
+def energy(asked: argparse.Namespace, results: dict[str, Any]) -> dict[str, Any]:
     """Joules per token over windows of seconds, and what the board draws when it does nothing."""
     meter, reason = Meter.open()
     if meter is None:

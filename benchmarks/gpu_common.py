@@ -47,7 +47,7 @@ def open_engine(asked: argparse.Namespace, **more: Any) -> NativeEngine:
 
 def prompts(count: int) -> list[str]:
     loads = load_workloads("code,chat,maths,summary")
-    texts = [one.items[i].turns[0] for i in range(3) for one in loads]
+    texts = [workload.items[i].turns[0] for i in range(3) for workload in loads]
     return [texts[i % len(texts)] for i in range(count)]
 
 
@@ -58,6 +58,6 @@ def answer(
     options = GenerationOptions(max_tokens=tokens, speculation=how, ignore_eos=True)
     tickets = [engine.submit(text, Sampling(temperature=warm, seed=n), options)[0] for n, text in enumerate(texts)]
     done = [ticket.result() for ticket in tickets]
-    cycles = sum(one.stats.cycles for one in done)
-    count = sum(len(one.token_ids) for one in done)
-    return count, count / max(1, cycles), [one.token_ids for one in done]
+    cycles = sum(completion.stats.cycles for completion in done)
+    count = sum(len(completion.token_ids) for completion in done)
+    return count, count / max(1, cycles), [completion.token_ids for completion in done]

@@ -34,7 +34,7 @@ WARM, THEIRS = 2, 2  # runs of each way before any is timed; runs of what is slo
 WIDTH = 8  # of the scaled model: 7 billion weights
 
 
-def engines(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
+def engines(asked: argparse.Namespace, results: dict[str, Any]) -> dict[str, Any]:
     """The default model with its head, by batch."""
     engine, told = open_engine(asked), dict[str, Any]()
     theirs = generate(_plain(engine.target.files.path), engine, asked.tokens)
@@ -47,7 +47,7 @@ def engines(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
     return told
 
 
-def trees(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
+def trees(asked: argparse.Namespace, results: dict[str, Any]) -> dict[str, Any]:
     """Shapes by workload, greedy and at temperature 1, where a tree is judged by `coupled`, as are the chains beside
     it."""
     engine, told = open_engine(asked), dict[str, Any]()
@@ -62,7 +62,7 @@ def trees(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
     return told
 
 
-def scaled(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
+def scaled(asked: argparse.Namespace, results: dict[str, Any]) -> dict[str, Any]:
     """The same function at the cost of 7 billion weights; the draft model shipped for it drafts."""
     small = build_target(asked.model)
     drafter = build_drafter("draft_model", small)
@@ -82,7 +82,7 @@ def scaled(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
     return told
 
 
-def pair(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
+def pair(asked: argparse.Namespace, results: dict[str, Any]) -> dict[str, Any]:
     """A target and a smaller model of its family at temperature 0.8, beside transformers' assisted generation."""
     name, draft = asked.pair
     engine = NativeEngine(build_target(name), draft, "block", limits=Limits(rows=64, retained=0))
@@ -138,7 +138,7 @@ def _cell(
     return {
         name: {
             "tokens_per_second": round(statistics.median(each if name in ours else each[1:] or each), 1),
-            "repeats": [round(one) for one in each],
+            "repeats": [round(speed) for speed in each],
             "tau": round(taus[name], 2),
             **({"captures": captures[name]} if any(captures[name]) else {}),
         }
@@ -175,7 +175,7 @@ class generate:
     ) -> tuple[int, float]:
         total = 0
         for i in range(0, len(texts), batch) if batch > 1 else range(1):  # one is enough: it is the slow one
-            lines = [self._text.encode(one) for one in texts[i : i + batch]]
+            lines = [self._text.encode(text) for text in texts[i : i + batch]]
             wide = max(map(len, lines))
             ids = torch.tensor([[0] * (wide - len(line)) + line for line in lines], device="cuda")
             mask = torch.tensor([[0] * (wide - len(line)) + [1] * len(line) for line in lines], device="cuda")

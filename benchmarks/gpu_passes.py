@@ -43,11 +43,11 @@ SMALLER = {  # shapes of models of other sizes, of which the default model and a
 CONTEXT = 512
 
 
-def passes(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
+def passes(asked: argparse.Namespace, results: dict[str, Any]) -> dict[str, Any]:
     """One pass of an 8B-shaped model, and of smaller ones, against reading its weights once."""
     model = _big()
     read = _read(model)
-    limit = read / found["bandwidth"] * 1000
+    limit = read / results["bandwidth"] * 1000
     told: dict[str, Any] = {"bytes": read, "limit_ms": limit, "transformers_ms": _eager(model)}
     for weights in (None, "int8", "fp8"):
         if weights:
@@ -62,7 +62,7 @@ def passes(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
         torch.cuda.empty_cache()
     for size, shape in SMALLER.items():
         decoder = TorchModel(model := _big(**shape)).decoder
-        limit, ms = _read(model) / found["bandwidth"] * 1000, _pass(decoder, 1, 1)
+        limit, ms = _read(model) / results["bandwidth"] * 1000, _pass(decoder, 1, 1)
         told[size] = {"limit_ms": limit, "ms": ms, "of_limit": ms / limit}
     return told
 
@@ -95,7 +95,7 @@ def _pass(decoder: GpuPasses, rows: int, tokens: int) -> float:
         return timed(run._replay, 20)
 
 
-def rounded(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
+def rounded(asked: argparse.Namespace, results: dict[str, Any]) -> dict[str, Any]:
     """Laws of weights in eight bits against bfloat16: agreement on the likeliest token, KL, perplexity."""
     truth, ids, told = None, list[int](), dict[str, Any]()
     for dtype in ("bfloat16", "int8", "fp8"):
@@ -121,7 +121,7 @@ def _eager(model: Any) -> float:
         return timed(lambda: model(token, past_key_values=cache, use_cache=True), 5)
 
 
-def cycle(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
+def cycle(asked: argparse.Namespace, results: dict[str, Any]) -> dict[str, Any]:
     """A whole cycle of depth 5 with a draft model of two of the target's own layers, against the sum of its passes."""
     target, draft = TorchModel(_big()), TorchModel(_big(num_hidden_layers=2))
     sides = []
@@ -157,7 +157,7 @@ KINDS = {
 }
 
 
-def kinds(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
+def kinds(asked: argparse.Namespace, results: dict[str, Any]) -> dict[str, Any]:
     """Other architectures of the same size with eight layers: a pass of transformers' own, and ours, captured."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -171,7 +171,7 @@ def kinds(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
         read = (
             sum(p.numel() * p.element_size() for p in model.parameters()) - model.get_input_embeddings().weight.nbytes
         )
-        limit = read / found["bandwidth"] * 1000
+        limit = read / results["bandwidth"] * 1000
         eager, wrapped = _eager(model), TorchModel(model)
         told[kind] = {"limit_ms": limit, "transformers_ms": eager, "way": type(wrapped.decoder).__name__}
         with torch.inference_mode():

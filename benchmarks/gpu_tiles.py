@@ -33,7 +33,7 @@ TOLD = 4
 Tile = tuple[int, int, int, int, int]
 
 
-def tiles(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
+def tiles(asked: argparse.Namespace, results: dict[str, Any]) -> dict[str, Any]:
     """The best tile of each product of models of these sizes, beside the one that is taken."""
     told: dict[str, Any] = {}
     for name, (size, inner, wide) in SIZES.items():
@@ -47,7 +47,7 @@ def tiles(asked: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
             ]
             speeds = {tile: _time(weights, gated, tile) for tile in {usual, *candidates(outputs, inputs, gated)}}
             order = sorted(speeds, key=speeds.__getitem__)
-            limit = 2 * outputs * inputs / found["bandwidth"] * 1e6
+            limit = 2 * outputs * inputs / results["bandwidth"] * 1e6
             told[f"{name} {part}"] = {
                 "limit_us": round(limit, 2),
                 "usual": {"tile": usual, "us": round(speeds[usual], 2)},

@@ -109,10 +109,10 @@ def run(target, cell, args, left: list[int], deadline: float) -> Iterator[tuple[
         for i, ticket in tickets:
             if time.monotonic() > deadline:
                 break
-            found = ticket.result()
-            if found.error:
-                raise RuntimeError(f"prompt {i} failed: {found.error}")
-            yield i, found.token_ids
+            completion = ticket.result()
+            if completion.error:
+                raise RuntimeError(f"prompt {i} failed: {completion.error}")
+            yield i, completion.token_ids
 
 
 def read(path: Path, key: dict) -> Done:
@@ -164,11 +164,11 @@ def show(report: dict, label: str) -> None:
     for cell, ran in report["cells"].items():
         table.add_row(cell, str(ran["outputs"]), str(ran["tokens"]))
     Console(width=100).print(table)
-    for rule, found in report["rules"].items():
-        share = "nothing to compare" if found["percent_equal"] is None else f"{found['percent_equal']:.1f} % equal"
-        print(f"{rule}: {found['prompts_compared']} prompts compared, {share}")
-        for one in found["different"]:
-            print(f"  prompt {one['prompt']} parts at token {one['parts_at']}")
+    for rule, counts in report["rules"].items():
+        share = "nothing to compare" if counts["percent_equal"] is None else f"{counts['percent_equal']:.1f} % equal"
+        print(f"{rule}: {counts['prompts_compared']} prompts compared, {share}")
+        for difference in counts["different"]:
+            print(f"  prompt {difference['prompt']} parts at token {difference['parts_at']}")
 
 
 def machine() -> str:

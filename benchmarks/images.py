@@ -69,7 +69,7 @@ def images() -> dict[str, str]:
 
 
 def drafting(colours: dict[str, str]) -> str:
-    panels = {machine: [ratio_row(way, found) for way, found in heads(*where)] for machine, where in HEADS.items()}
+    panels = {machine: [ratio_row(way, ratio) for way, ratio in heads(*where)] for machine, where in HEADS.items()}
     ticks = [(across(value), f"{value:g}") for value in (0.75, 1.0, 1.25, 1.5, 2.0)]
     about = (
         "SmolLM2-135M with its shipped head, greedy, one request.",
@@ -83,29 +83,29 @@ def heads(file: str, ways: Sequence[str]) -> list[tuple[str, Estimate]]:
     data = json.loads((RESULTS / file).read_text())
     if "engines" in data:  # of a GPU: repeats in which something was captured are no measure of decoding
         cell = data["engines"]["batch 1, T 0.0"]
-        found = []
+        rows = []
         for way in ways:
             captures = cell[way].get("captures", [0] * len(cell[way]["repeats"]))
             kept = [n for n, count in enumerate(captures) if not count]
             ours, theirs = ([cell[name]["repeats"][n] for n in kept] for name in (way, "plain"))
-            found.append((way, pooled([(ours, theirs)])))
-        return found
+            rows.append((way, pooled([(ours, theirs)])))
+        return rows
     cells = data["tokens_per_second"].values()
     return [(way, pooled([(cell[way], cell["plain"]) for cell in cells])) for way in ways]
 
 
-def ratio_row(way: str, found: Estimate) -> Row:
-    assert found.interval is not None, "every file holds two repeats or more"
-    low, high = found.interval
+def ratio_row(way: str, ratio: Estimate) -> Row:
+    assert ratio.interval is not None, "every file holds two repeats or more"
+    low, high = ratio.interval
 
     def draw(y: float, colours: dict[str, str]) -> str:
         ends = [min(max(across(bound), NAMES), VALUES) for bound in (low, high)]
         path = f"M{ends[0]:.1f} {y:.1f}H{ends[1]:.1f}" + "".join(f"M{x:.1f} {y - 6:.1f}v12" for x in ends)
         fill = colours["paper"] if low <= 1 <= high else colours["native"]
-        dot = f'<circle cx="{across(found.value):.1f}" cy="{y:.1f}" r="6" fill="{fill}" stroke="{colours["native"]}"'
+        dot = f'<circle cx="{across(ratio.value):.1f}" cy="{y:.1f}" r="6" fill="{fill}" stroke="{colours["native"]}"'
         return f'<path d="{path}" stroke="{colours["native"]}" stroke-width="2"/>{dot} stroke-width="2"/>'
 
-    value = f"{low:.2f} to {high:.2f}" if low <= 1 <= high else f"{found.value:.2f} times"
+    value = f"{low:.2f} to {high:.2f}" if low <= 1 <= high else f"{ratio.value:.2f} times"
     return Row(NAMED.get(way, way.replace("eagle", "depth").replace("tree", "tree of")), draw, value)
 
 

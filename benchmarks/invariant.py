@@ -109,17 +109,17 @@ def show(records: list[dict], title: str) -> None:
     table = Table(title=title)
     for name in ("context", "rows", "tokens a row", "off, ms", "on, ms", "on / off", "middle half", "of the least"):
         table.add_column(name, justify="right")
-    for one in records:
-        low, high = one["middle_half"]
+    for record in records:
+        low, high = record["middle_half"]
         table.add_row(
-            *(str(one[key]) for key in ("context", "batch", "tokens")),
-            *(f"{one['milliseconds'][side]:.1f}" for side in ("off", "on")),
-            f"{one['ratio']:.3f}",
+            *(str(record[key]) for key in ("context", "batch", "tokens")),
+            *(f"{record['milliseconds'][side]:.1f}" for side in ("off", "on")),
+            f"{record['ratio']:.3f}",
             f"{low:.3f} to {high:.3f}",
-            f"{one['ratio_of_least']:.3f}",
+            f"{record['ratio_of_least']:.3f}",
         )
     Console(width=120).print(table)
-    worst = max(records, key=lambda one: one["ratio"])
+    worst = max(records, key=lambda record: record["ratio"])
     where = f"context {worst['context']}, {worst['batch']} rows, {worst['tokens']} tokens"
     print(f"the dearest: {worst['ratio'] - 1:+.1%} ({where})")
 

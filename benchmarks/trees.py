@@ -87,18 +87,21 @@ def measure(engine: NativeEngine, work: Workload, heat: float, args: argparse.Na
             spent, done = 0.0, []
             for start in range(0, len(prompts), args.batch):
                 hows = [ss.Sampling(temperature=heat, seed=repeat * 1000 + start + i) for i in range(args.batch)]
-                some = prompts[start : start + args.batch]
+                group = prompts[start : start + args.batch]
                 began = time.perf_counter()
                 done += engine.generate(
-                    some, hows[: len(some)], max_tokens=args.tokens, speculation=speculation(way, args.verify)
+                    group, hows[: len(group)], max_tokens=args.tokens, speculation=speculation(way, args.verify)
                 )
                 spent += time.perf_counter() - began
-            texts[way] = [one.token_ids for one in done]
+            texts[way] = [completion.token_ids for completion in done]
             if repeat:  # the first round warms up
-                cycles, emitted = sum(one.stats.cycles for one in done), sum(len(one.token_ids) for one in done)
+                cycles, emitted = (
+                    sum(completion.stats.cycles for completion in done),
+                    sum(len(completion.token_ids) for completion in done),
+                )
                 speeds[way].append(emitted / spent)
                 taus[way].append(emitted / cycles)
-                drafted[way].append(sum(sum(one.stats.drafted) for one in done) / cycles)
+                drafted[way].append(sum(sum(completion.stats.drafted) for completion in done) / cycles)
     return {
         "workload": work.name,
         "digest": work.digest,
@@ -111,15 +114,15 @@ def measure(engine: NativeEngine, work: Workload, heat: float, args: argparse.Na
 def summary(way: str, speeds: dict, taus: dict, drafted: dict) -> dict:
     chains = [other for other in speeds if other.startswith("chain")]
     best = max(chains, key=lambda other: statistics.median(speeds[other])) if chains else None
-    found = {
+    ways = {
         "tokens_per_second": statistics.median(speeds[way]),
         "tau": statistics.mean(taus[way]),
         "drafted_per_pass": statistics.mean(drafted[way]),
     }
     for name, other in (("against_plain", "plain"), ("against_best_chain", best)):
         if other in speeds:
-            found[name] = statistics.median(a / b for a, b in zip(speeds[way], speeds[other], strict=True))
-    return found
+            ways[name] = statistics.median(a / b for a, b in zip(speeds[way], speeds[other], strict=True))
+    return ways
 
 
 def same(texts: dict[str, list[list[int]]]) -> str:
@@ -132,15 +135,15 @@ def show(engine: NativeEngine, records: list[dict], args: argparse.Namespace) ->
     for name in ("workload", "T", "way", "tokens/s", "tau", "drafted a pass", "of plain", "of the best chain"):
         table.add_column(name, justify="left" if name in ("workload", "way") else "right")
     for record in records:
-        for way, found in record["ways"].items():
-            ratios = (found.get(name) for name in ("against_plain", "against_best_chain"))
+        for way, figures in record["ways"].items():
+            ratios = (figures.get(name) for name in ("against_plain", "against_best_chain"))
             table.add_row(
                 record["workload"],
                 f"{record['temperature']:g}",
                 way,
-                f"{found['tokens_per_second']:.1f}",
-                f"{found['tau']:.2f}",
-                f"{found['drafted_per_pass']:.1f}",
+                f"{figures['tokens_per_second']:.1f}",
+                f"{figures['tau']:.2f}",
+                f"{figures['drafted_per_pass']:.1f}",
                 *("" if ratio is None else f"{ratio:.3f}" for ratio in ratios),
             )
         table.add_section()

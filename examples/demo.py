@@ -110,13 +110,13 @@ def table(cells: dict[str, dict[str, Cell]], title: str) -> Table:
     return result
 
 
-def compared(found: Estimate, run: Run) -> tuple[str, Text]:
+def compared(ratio: Estimate, run: Run) -> tuple[str, Text]:
     """A ratio with its interval, and what it may be called: noise is neither a gain nor a loss."""
     if why_not_measured(run):
         return "", Text("nothing to compare")
-    judged = verdict(found)
-    low, high = found.interval or (found.value, found.value)
-    return f"{found.value:.2f} ({low:.2f} to {high:.2f})", Text(
+    judged = verdict(ratio)
+    low, high = ratio.interval or (ratio.value, ratio.value)
+    return f"{ratio.value:.2f} ({low:.2f} to {high:.2f})", Text(
         judged, {FASTER: "green", SLOWER: "red"}.get(judged, "")
     )
 

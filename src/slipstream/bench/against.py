@@ -43,13 +43,13 @@ def axes(record: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _differs(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
     """What else changed, which makes speeds no measure of the code."""
-    found = [name for name in SAME if now.get(name) != before.get(name)]
+    different = [name for name in SAME if now.get(name) != before.get(name)]
     if now.get("hardware") != before.get("hardware"):
-        found.append("hardware")
+        different.append("hardware")
     for name in ("max_tokens", "dtype"):
         if now["settings"].get(name) != before.get("settings", {}).get(name):
-            found.append(name)
-    return found
+            different.append(name)
+    return different
 
 
 def _compared(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:

@@ -166,6 +166,8 @@ def kind_of(setup: Setup, legal: Collection[str]) -> str:
     except ValueError:
         kind = ""
     if kind not in legal:
-        known = ", ".join(legal)
-        raise ValueError(f"the engine {setup.engine} cannot draft with {setup.drafter}; it takes {known}, or a model")
+        legal_names = ", ".join(legal)
+        raise ValueError(
+            f"the engine {setup.engine} cannot draft with {setup.drafter}; it takes {legal_names}, or a model"
+        )
     return kind

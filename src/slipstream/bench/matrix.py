@@ -90,8 +90,8 @@ class Matrix:
         batches = numbers("batch", self.batch, least=1)
         temperatures = [_temperature(word) for word in _words("temperature", self.temperature)]
         loads = list(product(workloads, batches, temperatures))
-        found = [Cell(_settled(setup, t), b, t, w) for w, b, t in loads for setup in self.setups()]
-        return list(dict.fromkeys(found))
+        cells = [Cell(_settled(setup, t), b, t, w) for w, b, t in loads for setup in self.setups()]
+        return list(dict.fromkeys(cells))
 
     def setups(self) -> list[Setup]:
         for name in self.engines:
@@ -99,8 +99,8 @@ class Matrix:
         depths, chosen = _depths(self.depth), _rules(self.verify)
         plain = [Setup(engine, PLAIN, 0, None) for engine in self.engines]
         drafting = product(self._drafters(), depths, chosen)
-        made = [Setup(*who, depth, rule) for who, depth, rule in drafting if depth != 0 and who[1] != PLAIN]
-        return list(dict.fromkeys(plain + made))
+        setups = [Setup(*who, depth, rule) for who, depth, rule in drafting if depth != 0 and who[1] != PLAIN]
+        return list(dict.fromkeys(plain + setups))
 
     def _drafters(self) -> Iterator[tuple[str, str]]:
         """Every drafter on every engine; `ENGINE:DRAFTER` is for that engine alone."""
@@ -115,12 +115,12 @@ class Matrix:
 
     def options_of(self, setup: Setup) -> dict[str, str]:
         """`key=value` goes to every drafter, `name.key=value` to the drafter or the engine of that name."""
-        found = {}
+        own_options = {}
         for word, value in self.options.items():
             name, dot, key = word.rpartition(".")
             if name in (setup.engine, setup.drafter) if dot else not setup.plain:
-                found[key] = value
-        return found
+                own_options[key] = value
+        return own_options
 
     def check_options(self) -> None:
         """Refuse a scope that nothing has."""
@@ -164,10 +164,10 @@ def _range(name: str, word: str, least: int) -> range:
 
 
 def _depths(text: str) -> list[int | None]:
-    found: list[int | None] = []
+    depths: list[int | None] = []
     for word in _words("depth", text):
-        found += [None] if word == "auto" else _range("depth", word, 0)
-    return found
+        depths += [None] if word == "auto" else _range("depth", word, 0)
+    return depths
 
 
 def _rules(text: str) -> list[str | None]:

@@ -102,8 +102,8 @@ def _ratio(ours: Sequence[Measurement], theirs: Sequence[Measurement] | None, wh
     return ratio([a for a, _ in pairs], [b for _, b in pairs]) if all(b for _, b in pairs) else None
 
 
-def _estimated(name: str, found: Estimate | None) -> Record:
-    return {name: found.value if found else None, f"{name}_interval": found.bounds if found else None}
+def _estimated(name: str, value: Estimate | None) -> Record:
+    return {name: value.value if value else None, f"{name}_interval": value.bounds if value else None}
 
 
 def _drafting(runs: Sequence[Measurement]) -> Record:

@@ -71,10 +71,10 @@ class BenchSchedule:
 
 def grouped(cells: Iterable[Cell], key: Callable[[Cell], Any]) -> list[list[Cell]]:
     """Cells of one key together, in the order in which the keys come."""
-    found: dict[Any, list[Cell]] = {}
+    groups: dict[Any, list[Cell]] = {}
     for cell in cells:
-        found.setdefault(key(cell), []).append(cell)
-    return list(found.values())
+        groups.setdefault(key(cell), []).append(cell)
+    return list(groups.values())
 
 
 def rotated(things: Sequence[Some], count: int) -> list[Some]:
@@ -102,9 +102,9 @@ def run(schedule: BenchSchedule, pool: EnginePool, journal: Journal) -> Measured
             say(cell.title)
             with pool.explain_memory_errors(cell.setup):
                 draft = _draft(schedule, pool, cell)  # before the engine is opened: it may have to make room for this
-                found = _measure(schedule, pool, cell, repeat, warmed)
+                entry = _measure(schedule, pool, cell, repeat, warmed)
             about = {"commit": now, "load": load_average(), "draft": draft}
-            journal.add(keys[cell, repeat], {**found, **about})
+            journal.add(keys[cell, repeat], {**entry, **about})
     return {
         cell: [Measurement.of(_entry(journal, keys[cell, n])["measurement"]) for n in range(schedule.repeats)]
         for cell in schedule.cells
@@ -119,11 +119,11 @@ def all_entries(schedule: BenchSchedule, pool: EnginePool, journal: Journal, fie
 
 def first_entries(schedule: BenchSchedule, pool: EnginePool, journal: Journal, field: str) -> dict[Cell, Any]:
     """What was written beside the first measurement of each cell, where there is something."""
-    found = {
+    entries = {
         cell: _entry(journal, schedule.key(cell, 0, pool.matrix.options_of(cell.setup))).get(field)
         for cell in schedule.cells
     }
-    return {cell: value for cell, value in found.items() if value is not None}
+    return {cell: value for cell, value in entries.items() if value is not None}
 
 
 def _entry(journal: Journal, key: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,8 +56,8 @@ def bench(options: BenchOptions) -> Results:
     pool = EnginePool(settings, options.matrix, options.hold)
     pool.check()
     with Journal(options.out) as journal:
-        found = resolve(options.model, trust_remote_code=trust)
-        origin = provenance(found, options.command)
+        files = resolve(options.model, trust_remote_code=trust)
+        origin = provenance(files, options.command)
         identity = {
             "model": options.model,
             "sha256": origin["sha256"],
@@ -67,7 +67,7 @@ def bench(options: BenchOptions) -> Results:
         }
         schedule = BenchSchedule(cells, workloads, options.repeats, options.max_tokens, identity, options.hold)
         try:
-            results = origin | _measured(schedule, pool, journal, found, options)
+            results = origin | _measured(schedule, pool, journal, files, options)
         finally:
             pool.close()
     results = {"takeaway": takeaway(results)} | results
@@ -80,11 +80,11 @@ def bench(options: BenchOptions) -> Results:
 
 
 def _measured(
-    schedule: BenchSchedule, pool: EnginePool, journal: Journal, found: ModelFiles, options: BenchOptions
+    schedule: BenchSchedule, pool: EnginePool, journal: Journal, files: ModelFiles, options: BenchOptions
 ) -> Results:
     """The figures and what they depend on."""
     measured = run(schedule, pool, journal)
-    context = _context(schedule, pool, journal, found, options)
+    context = _context(schedule, pool, journal, files, options)
     return {
         "commit": ", ".join(sorted(set(all_entries(schedule, pool, journal, "commit")))) or "no checkout",
         "load_average": _median(all_entries(schedule, pool, journal, "load")),
@@ -98,7 +98,7 @@ def _measured(
             "hold": options.hold,
         },
         "engines": _versions(schedule, pool, journal),
-        "scaled": found.scaled,
+        "scaled": files.scaled,
         "limits": {**context.machine.data(), **_sizes(context)},
         "records": records(measured, schedule.workloads, context),
     }
@@ -115,12 +115,12 @@ def _machine_name() -> str:
 
 
 def _context(
-    schedule: BenchSchedule, pool: EnginePool, journal: Journal, found: ModelFiles, options: BenchOptions
+    schedule: BenchSchedule, pool: EnginePool, journal: Journal, files: ModelFiles, options: BenchOptions
 ) -> RecordContext:
     labels = first_entries(schedule, pool, journal, "model")
     return RecordContext(
         _probed(journal, options, schedule.identity),
-        {cell: held_weights(cell.setup.engine, found, labels[cell], options.dtype) for cell in schedule.cells},
+        {cell: held_weights(cell.setup.engine, files, labels[cell], options.dtype) for cell in schedule.cells},
         {cell: weights for cell in schedule.cells if (weights := _draft_weights(pool, cell, options.dtype))},
         first_entries(schedule, pool, journal, "draft"),
         options.matrix.engines[0],
@@ -137,9 +137,9 @@ def _sizes(context: RecordContext) -> dict[str, Any]:
 def _probed(journal: Journal, options: BenchOptions, identity: Mapping[str, Any]) -> Machine:
     """The machine's limits, measured once per journal."""
     key = {"limits": True, **identity}
-    known = journal.get(key)
-    if known is not None:
-        return Machine(**known)
+    limits = journal.get(key)
+    if limits is not None:
+        return Machine(**limits)
     machine = probe_machine(options.dtype, options.device)
     journal.add(key, machine.data())
     return machine
@@ -152,8 +152,8 @@ def _draft_weights(pool: EnginePool, cell: Cell, dtype: str) -> Weights | None:
         return None
     options = pool.matrix.options_of(setup)
     name = options.get("model", pool.settings.model if setup.drafter == "draft_model" else setup.drafter)
-    found = resolve(name, trust_remote_code=pool.settings.trust_remote_code)
-    return weights_of(found, dtype, _layers(options.get("layers")))
+    files = resolve(name, trust_remote_code=pool.settings.trust_remote_code)
+    return weights_of(files, dtype, _layers(options.get("layers")))
 
 
 def _layers(spec: str | None) -> int | None:
@@ -165,8 +165,8 @@ def _layers(spec: str | None) -> int | None:
 
 
 def _versions(schedule: BenchSchedule, pool: EnginePool, journal: Journal) -> dict[str, str]:
-    found = first_entries(schedule, pool, journal, "version")
-    return {cell.setup.engine: version for cell, version in found.items()}
+    versions = first_entries(schedule, pool, journal, "version")
+    return {cell.setup.engine: version for cell, version in versions.items()}
 
 
 def rounded(value: Any) -> Any:

@@ -66,14 +66,14 @@ def pooled(pairs: Sequence[Pair]) -> Estimate:
     return estimate([math.exp(sum(repeat) / len(repeat)) for repeat in zip(*logs, strict=True)])
 
 
-def verdict(found: Estimate, drafted: bool = True) -> str:
+def verdict(speed_ratio: Estimate, drafted: bool = True) -> str:
     """What a ratio of speeds may be called. It is a gain only if its whole interval lies above 1.
 
     `drafted` is False where a drafter proposed no token. Such a ratio is never a gain, but it can be a cost.
     """
-    if found.interval is None:
+    if speed_ratio.interval is None:
         return ONE_REPEAT if drafted else NOT_DRAFTED
-    low, high = found.interval
+    low, high = speed_ratio.interval
     if not drafted:
         return SLOWER_NOT_DRAFTED if high < 1 else NOT_DRAFTED
     return FASTER if low > 1 else SLOWER if high < 1 else UNCLEAR

@@ -53,8 +53,8 @@ def pull(name: Name, trust_remote_code: given.TrustRemoteCode = False) -> None:
     """Fetch a model and make it ready; one that is here already is checked, and fetched again if damaged."""
     from slipstream.models.sources import catalog
 
-    found = catalog.pull(name, trust_remote_code=trust_remote_code)
-    print(f"{found.name} is ready: {found.path}")
+    model = catalog.pull(name, trust_remote_code=trust_remote_code)
+    print(f"{model.name} is ready: {model.path}")
 
 
 @models.command()
@@ -91,10 +91,12 @@ def verify(
         checks[name] = _check(name)
         if not as_json:
             print("\n".join(_verdict(name, checks[name])), flush=True)
-    passed = not any(check.problem for some in checks.values() for check in some)
+    passed = not any(check.problem for file_checks in checks.values() for check in file_checks)
     if as_json:
-        found = [{"name": name, "files": [asdict(check) for check in some]} for name, some in checks.items()]
-        print_json({"passed": passed, "models": found})
+        entries = [
+            {"name": name, "files": [asdict(check) for check in file_checks]} for name, file_checks in checks.items()
+        ]
+        print_json({"passed": passed, "models": entries})
     if not passed:
         raise typer.Exit(1)
 

@@ -75,7 +75,7 @@ def _show(outcome: Any, curves: Path | None) -> None:
 
 def _commit() -> str:
     """The commit of the sources, where they are a checkout."""
-    found = subprocess.run(
+    git = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True
     )
-    return found.stdout.strip() or "unknown"
+    return git.stdout.strip() or "unknown"

@@ -182,12 +182,12 @@ def keys(*fields: Sequence[int]) -> Int[Tensor, " n"]:
 
 def _folded(*fields: Sequence[int]) -> list[int]:
     """The same as whole numbers, from 0 on."""
-    found = []
+    values = []
     for key, *rest in zip(*fields, strict=True):
         for field in rest:
             key = _mixed(_mixed(key & _MASK) + (field + 1) * _GOLDEN & _MASK)
-        found.append(key)
-    return found
+        values.append(key)
+    return values
 
 
 def _mixed(x: int) -> int:

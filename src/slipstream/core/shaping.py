@@ -37,11 +37,11 @@ def to_rank(row: Row) -> Sampling:
 
 def places(rows: Sequence[Row], tree: Tree, token: Sequence[int]) -> list[Place]:
     """The place of every slot."""
-    found: list[Place] = [(row, ()) for row in rows]
+    places_of_rows: list[Place] = [(row, ()) for row in rows]
     for i, (r, p) in enumerate(tree.lists):
-        row, path = found[r if p < 0 else len(rows) + p]
-        found.append((row, (*path, token[i])))
-    return found
+        row, path = places_of_rows[r if p < 0 else len(rows) + p]
+        places_of_rows.append((row, (*path, token[i])))
+    return places_of_rows
 
 
 def shape(logits: Float[Tensor, "n vocab"], places: Sequence[Place]) -> Float[Tensor, "n vocab"]:

@@ -140,10 +140,10 @@ class Tree:
             if r in number:
                 place[i] = len(kept)
                 kept.append(i)
-        some = [self.lists[i] for i in kept]
+        selected = [self.lists[i] for i in kept]
         device = self.row.device
         return Tree(
-            len(rows), _ints([number[r] for r, _ in some], device), _ints([place[p] for _, p in some], device)
+            len(rows), _ints([number[r] for r, _ in selected], device), _ints([place[p] for _, p in selected], device)
         ), kept
 
     @cached_property

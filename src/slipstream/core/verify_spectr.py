@@ -71,6 +71,6 @@ def factor(
 
 def gain(both: Float[Tensor, " slots"], count: Int[Tensor, " slots"]) -> Float[Tensor, " slots"]:
     """g = (1 - (1 - b)^k) / b, which is k where b is 0."""
-    some = both > 0
-    safe = torch.where(some, both, 1).clamp(max=1)
-    return torch.where(some, (1 - (1 - safe) ** count) / safe, count.to(both.dtype))
+    positive = both > 0
+    safe = torch.where(positive, both, 1).clamp(max=1)
+    return torch.where(positive, (1 - (1 - safe) ** count) / safe, count.to(both.dtype))

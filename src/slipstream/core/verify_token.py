@@ -130,16 +130,16 @@ def settle(
     bonus = [count == len(line) for count, line in zip(accepted, lines, strict=True)]
     end = [tree.rows + line[n - 1] if n else r for r, (n, line) in enumerate(zip(accepted, lines, strict=True))]
     for whole in (True, False):
-        some = [r for r, bare in enumerate(bonus) if bare == whole]
-        if not some:
+        same_end = [r for r, bare in enumerate(bonus) if bare == whole]
+        if not same_end:
             continue
-        law = target.select(torch.tensor([end[r] for r in some], device=device))
+        law = target.select(torch.tensor([end[r] for r in same_end], device=device))
         if not whole:
-            node = torch.tensor([lines[r][accepted[r]] for r in some], device=device)
+            node = torch.tensor([lines[r][accepted[r]] for r in same_end], device=device)
             law = ResidualLaw(law.dense(), scale[node], draft.law.select(node), residual)
-        count = torch.tensor([accepted[r] for r in some])
-        drawn = noise.draw(law, Site(torch.tensor(some), count, count), Purpose.EMIT).tolist()
-        for r, word in zip(some, drawn, strict=True):
+        count = torch.tensor([accepted[r] for r in same_end])
+        drawn = noise.draw(law, Site(torch.tensor(same_end), count, count), Purpose.EMIT).tolist()
+        for r, word in zip(same_end, drawn, strict=True):
             token[r] = word
     path = padded([line[:n] for n, line in zip(accepted, lines, strict=True)], device)
     return Verdict(path, torch.tensor(token, device=device), torch.tensor(bonus, device=device))

@@ -74,12 +74,12 @@ def offer(
     """One candidate after the other: accepted against what is left, or what is left gets smaller."""
     left, accept = probs, probs.new_zeros(nodes.shape, dtype=torch.float64)
     for n in range(nodes.shape[1]):
-        (some,) = torch.nonzero(nodes[:, n] >= 0, as_tuple=True)
-        node = nodes[some, n]
-        law, token, weight = draft.law.select(node), draft.token[node], left[some]
+        (offered,) = torch.nonzero(nodes[:, n] >= 0, as_tuple=True)
+        node = nodes[offered, n]
+        law, token, weight = draft.law.select(node), draft.token[node], left[offered]
         chance = acceptance(weight.gather(1, token[:, None])[:, 0], law.prob(token))
-        accept[some, n] = chance.double()
-        left = left.index_copy(0, some, residual(weight, law).to(left.dtype))
+        accept[offered, n] = chance.double()
+        left = left.index_copy(0, offered, residual(weight, law).to(left.dtype))
     return accept, left
 
 

@@ -15,15 +15,15 @@ CHUNK = 64  # tokens of a pass
 
 def laws(model: TorchModel, ids: list[int]) -> Float[Tensor, "tokens vocab"]:
     """Log-probabilities after every token of a text."""
-    row, found = Row(Request(ids[:1])), []
+    row, probs = Row(Request(ids[:1])), []
     model.open([row])
     for start in range(0, len(ids), CHUNK):
         drafted = torch.tensor(ids[start + 1 : start + CHUNK])
         draft = Draft(Tree.chains([len(drafted)]), drafted, OneHot(drafted, model.vocab))
-        found.append(model.score([row], draft).logits.double().log_softmax(-1))
+        probs.append(model.score([row], draft).logits.double().log_softmax(-1))
         row.tokens += ids[start + 1 : start + CHUNK + 1]
     model.close([row])
-    return torch.cat(found)[: len(ids)]
+    return torch.cat(probs)[: len(ids)]
 
 
 def compare_laws(

@@ -109,22 +109,22 @@ class Meter:
 
     @contextmanager
     def window(self) -> Iterator[Window]:
-        found = Window()
+        window = Window()
         self._settle()
         began, before = self._clock(), self._read()
         try:
-            yield found
+            yield window
         finally:
             self._settle()
-            found.joules, found.seconds = self._read() - before, self._clock() - began
+            window.joules, window.seconds = self._read() - before, self._clock() - began
 
     def idle(self, seconds: float = IDLE, sleep: Callable[[float], None] = time.sleep) -> float:
         """Watts of the board as it is now, with nothing to do: what it holds in memory stays there."""
         self._settle()
         sleep(REST)
-        with self.window() as found:
+        with self.window() as window:
             sleep(seconds)
-        return found.watts
+        return window.watts
 
 
 def counter(library: Any, uuid: str | None) -> Callable[[], float]:
@@ -160,12 +160,12 @@ class EnergyUse:
 @contextmanager
 def energy_used(gauge: Callable[[], tuple[Meter, float] | None] = _here) -> Iterator[EnergyUse]:
     """What the GPU takes for what is done in here; nothing is told without a GPU, or of too short a time."""
-    found, known = EnergyUse(), gauge()
+    use, known = EnergyUse(), gauge()
     if known is None:
-        yield found
+        yield use
         return
     meter, watts = known
     with meter.window() as window:
-        yield found
+        yield use
     if not window.short:
-        found.joules, found.idle = window.joules, watts * window.seconds
+        use.joules, use.idle = window.joules, watts * window.seconds

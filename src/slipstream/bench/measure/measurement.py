@@ -84,15 +84,15 @@ class Load:
 
 def measure(engine: Engine, items: Sequence[Item], load: Load) -> Measurement:
     """Put a workload through an engine once."""
-    found = Measurement()
+    measurement = Measurement()
     with PeakMemory() as mark, energy_used() as spent:
         for group in groups(len(items), load.batch):
-            for number, done in zip(group, _converse(engine, items, group, load, found), strict=True):
+            for number, done in zip(group, _converse(engine, items, group, load, measurement), strict=True):
                 if number < len(items):
-                    found.answers.append(done.text)
-                    found.prints.append(hashlib.sha256(repr(done.token_ids).encode()).hexdigest()[:16])
-    found.memory, found.joules, found.idle = mark.peak, spent.joules, spent.idle
-    return found
+                    measurement.answers.append(done.text)
+                    measurement.prints.append(hashlib.sha256(repr(done.token_ids).encode()).hexdigest()[:16])
+    measurement.memory, measurement.joules, measurement.idle = mark.peak, spent.joules, spent.idle
+    return measurement
 
 
 def groups(count: int, batch: int) -> Iterator[list[int]]:
@@ -102,7 +102,7 @@ def groups(count: int, batch: int) -> Iterator[list[int]]:
 
 
 def _converse(
-    engine: Engine, items: Sequence[Item], group: Sequence[int], load: Load, found: Measurement
+    engine: Engine, items: Sequence[Item], group: Sequence[int], load: Load, measurement: Measurement
 ) -> list[Completion]:
     """All turns of a group's conversations; the last answers."""
     conversations = [WorkloadConversation(items[number % len(items)]) for number in group]
@@ -111,11 +111,11 @@ def _converse(
         open_ = [i for i, conversation in enumerate(conversations) if turn < len(conversation.item.turns)]
         prompts = [conversations[i].next_prompt(turn) for i in open_]
         done = _together(
-            engine, [conversations[i].item for i in open_], prompts, [group[i] for i in open_], load, found
+            engine, [conversations[i].item for i in open_], prompts, [group[i] for i in open_], load, measurement
         )
-        for i, one in zip(open_, done, strict=True):
-            conversations[i].add_answer(one.text)
-            last[i] = one
+        for i, completion in zip(open_, done, strict=True):
+            conversations[i].add_answer(completion.text)
+            last[i] = completion
     return [last[i] for i in range(len(conversations))]
 
 
@@ -162,7 +162,7 @@ def _together(
     prompts: Sequence[Prompt],
     numbers: Sequence[int],
     load: Load,
-    found: Measurement,
+    measurement: Measurement,
 ) -> list[Completion]:
     """One turn of a group, all requests at once."""
     started, timers = time.perf_counter(), list[StreamTimer]()
@@ -180,8 +180,8 @@ def _together(
         raise
     ended = time.perf_counter()
     done = [_finished(timer) for timer in timers]
-    book_times(found, [timer.stamps for timer in timers], started, ended)
-    book_counts(found, done, engine)
+    book_times(measurement, [timer.stamps for timer in timers], started, ended)
+    book_counts(measurement, done, engine)
     return done
 
 
@@ -194,27 +194,27 @@ def _finished(timer: StreamTimer) -> Completion:
     return timer.done
 
 
-def book_times(found: Measurement, stamps: Sequence[list[tuple[float, int]]], start: float, end: float) -> None:
+def book_times(measurement: Measurement, stamps: Sequence[list[tuple[float, int]]], start: float, end: float) -> None:
     """Add the times of one group to a measurement."""
     begun = [row[0][0] for row in stamps if row]
     all_begun = max(begun, default=end)
     later = [(when, count) for row in stamps for when, count in row[1:] if when > all_begun]
-    found.seconds += end - start
-    found.decoded += sum(count for _, count in later)
-    found.decoding += max((when for when, _ in later), default=all_begun) - all_begun
-    found.first += [when - start for when in begun]
+    measurement.seconds += end - start
+    measurement.decoded += sum(count for _, count in later)
+    measurement.decoding += max((when for when, _ in later), default=all_begun) - all_begun
+    measurement.first += [when - start for when in begun]
 
 
-def book_counts(found: Measurement, done: Sequence[Completion], engine: Engine) -> None:
+def book_counts(measurement: Measurement, done: Sequence[Completion], engine: Engine) -> None:
     """Add the tokens and the passes of one group; an engine that takes requests one by one shares no pass."""
-    drafted = any(one.stats.drafted for one in done)
+    drafted = any(completion.stats.drafted for completion in done)
     shares = engine.capabilities.batch_drafting if drafted else engine.capabilities.batch
-    cycles = [one.stats.cycles for one in done]
-    found.passes += max(cycles) if shares else sum(cycles)
-    for one in done:
-        found.tokens += len(one.token_ids)
-        found.context += one.stats.cycles * (one.prompt_tokens + len(one.token_ids) // 2)
-        found.tally.merge(one.stats)
+    cycles = [completion.stats.cycles for completion in done]
+    measurement.passes += max(cycles) if shares else sum(cycles)
+    for completion in done:
+        measurement.tokens += len(completion.token_ids)
+        measurement.context += completion.stats.cycles * (completion.prompt_tokens + len(completion.token_ids) // 2)
+        measurement.tally.merge(completion.stats)
 
 
 def warm(engine: Engine, items: Sequence[Item], load: Load) -> None:

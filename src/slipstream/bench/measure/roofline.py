@@ -89,11 +89,11 @@ def _best(work: Callable[[], Any], place: torch.device, times: int = 7) -> float
     return min(seconds[1:])
 
 
-def weights_of(found: ModelFiles, dtype: str = "auto", kept: int | None = None) -> Weights:
+def weights_of(files: ModelFiles, dtype: str = "auto", kept: int | None = None) -> Weights:
     """From the headers of the weight files; nothing is loaded. An input matrix that is not the output matrix too is
     looked up, not read. `kept`: of so many of its layers."""
     width = choose(dtype, device()).dtype.itemsize
-    stored, config = tensors(found.path), _config(found.path)
+    stored, config = tensors(files.path), _config(files.path)
     tied = OUTPUTS.isdisjoint(stored)
     layers = config.get("num_hidden_layers", config.get("n_layer", 1))
     share = min(1.0, (kept or layers) / layers)
@@ -107,20 +107,20 @@ def weights_of(found: ModelFiles, dtype: str = "auto", kept: int | None = None) 
     return Weights(int(parameters * width), int(cached), int(parameters))
 
 
-def held_weights(engine: str, found: ModelFiles, label: str, dtype: str = "auto") -> Weights:
+def held_weights(engine: str, files: ModelFiles, label: str, dtype: str = "auto") -> Weights:
     """The target's as an engine holds them: in the precision its label names; llama.cpp's packed as in the file, and
     ours too where products are of whole numbers; numbers stored in bfloat16 stay in two bytes in our kernels."""
-    named = next((name for name in ("bfloat16", "float16", "float32") if name in label.replace(found.name, "")), dtype)
-    weights = weights_of(found, named)
+    named = next((name for name in ("bfloat16", "float16", "float32") if name in label.replace(files.name, "")), dtype)
+    weights = weights_of(files, named)
     if "products" in label:
-        about = manifest(found.path) or {}
+        about = manifest(files.path) or {}
         return Weights(about.get("gguf_bytes", weights.read), weights.per_token, weights.parameters)
-    if engine == "native" and named == "float32" and {kind for kind, _ in tensors(found.path).values()} == {"BF16"}:
+    if engine == "native" and named == "float32" and {kind for kind, _ in tensors(files.path).values()} == {"BF16"}:
         return Weights(weights.read // 2, weights.per_token, weights.parameters)
     if engine != "llamacpp":
         return weights
     width = choose(named, device()).dtype.itemsize
-    return Weights(gguf_file(found.name).stat().st_size, 2 * weights.per_token // width, weights.parameters)
+    return Weights(gguf_file(files.name).stat().st_size, 2 * weights.per_token // width, weights.parameters)
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -129,17 +129,17 @@ def _config(folder: Path) -> dict[str, Any]:
     return inner
 
 
-def bytes_per_token(found: Measurement, target: Weights, draft: Weights | None = None) -> float:
-    drafted = sum(found.tally.drafted) * draft.read if draft else 0
-    read = found.passes * target.read + found.context * target.per_token + drafted
-    return read / max(1, found.tally.emitted)
+def bytes_per_token(measurement: Measurement, target: Weights, draft: Weights | None = None) -> float:
+    drafted = sum(measurement.tally.drafted) * draft.read if draft else 0
+    read = measurement.passes * target.read + measurement.context * target.per_token + drafted
+    return read / max(1, measurement.tally.emitted)
 
 
-def intensity(found: Measurement, target: Weights) -> tuple[float, float]:
+def intensity(measurement: Measurement, target: Weights) -> tuple[float, float]:
     """Operations per byte of the target's passes, and operations per second: a point under the roofline. Rejected
     drafts are work too."""
-    scored = found.tally.cycles + sum(found.tally.drafted)
+    scored = measurement.tally.cycles + sum(measurement.tally.drafted)
     operations = 2.0 * target.parameters * scored
-    read = found.passes * target.read + found.context * target.per_token
-    share = found.speed / found.tokens if found.tokens else 0.0  # of the run per second of decoding
+    read = measurement.passes * target.read + measurement.context * target.per_token
+    share = measurement.speed / measurement.tokens if measurement.tokens else 0.0  # of the run per second of decoding
     return operations / max(1, read), operations * share

@@ -35,10 +35,10 @@ def limits(seconds: float, memory: int, file_bytes: int) -> None:
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: 32,
     }
-    for what, value in wanted.items():
-        _, hard = resource.getrlimit(what)
+    for resource_id, value in wanted.items():
+        _, hard = resource.getrlimit(resource_id)
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(what, (value, value))
+        resource.setrlimit(resource_id, (value, value))
 
 
 def no_network() -> None:

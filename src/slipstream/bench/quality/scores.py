@@ -33,12 +33,12 @@ class Quality:
 
 def judge(items: Sequence[Item], answers: Sequence[str]) -> Quality:
     """Scores between 0 and 1, meaned by metric; empty where no item has a reference."""
-    found: dict[str, list[float]] = {}
+    scores: dict[str, list[float]] = {}
     for item, answer in zip(items, answers, strict=True):
         if item.metric is not None:
-            found.setdefault(item.metric, []).append(SCORES[item.metric](item, answer))
-    means = {name: sum(values) / len(values) for name, values in sorted(found.items())}
-    return Quality(means, {name: len(found[name]) for name in means})
+            scores.setdefault(item.metric, []).append(SCORES[item.metric](item, answer))
+    means = {name: sum(values) / len(values) for name, values in sorted(scores.items())}
+    return Quality(means, {name: len(scores[name]) for name in means})
 
 
 def tested(item: Item, answer: str) -> float:

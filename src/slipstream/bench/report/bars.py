@@ -82,7 +82,7 @@ def _ratio_axis(records: Sequence[Record]) -> tuple[Place, list[tuple[float, str
 
     apart = [1.0]
     for value in sorted(RATIOS, key=lambda value: abs(math.log(value))):  # outwards from 1
-        if low <= value <= high and all(abs(place(value) - place(known)) >= APART for known in apart):
+        if low <= value <= high and all(abs(place(value) - place(other)) >= APART for other in apart):
             apart.append(value)
     return place, [(place(value), f"{value:g}") for value in sorted(apart)]
 
@@ -90,8 +90,8 @@ def _ratio_axis(records: Sequence[Record]) -> tuple[Place, list[tuple[float, str
 def _ratio_row(record: Record, palette: Palette, place: Place) -> str:
     if not _drawn(record):
         return f'<div class="row">{_name(record, palette)}<div class="note">{chip(record["verdict"])}</div></div>'
-    one, dashes = f"{place(1):.2f}%", 'stroke="var(--soft)" stroke-dasharray="3 2"'
-    line = f'<line x1="{one}" x2="{one}" y1="-1" y2="21" {dashes}/>'
+    at_one, dashes = f"{place(1):.2f}%", 'stroke="var(--soft)" stroke-dasharray="3 2"'
+    line = f'<line x1="{at_one}" x2="{at_one}" y1="-1" y2="21" {dashes}/>'
     colour, interval = palette.colour(record["engine"]), record["ratio_to_plain_interval"]
     dot = f'<circle cx="{place(record["ratio_to_plain"]):.2f}%" cy="10" r="4.5" fill="{colour}"/>'
     value = f"<b>{record['ratio_to_plain']:.2f}</b> <small>{_span(interval, 2)}</small><br>{chip(record['verdict'])}"

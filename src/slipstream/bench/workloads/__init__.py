@@ -34,11 +34,11 @@ def shipped() -> list[str]:
 
 def load_workloads(spec: str) -> list[Workload]:
     """`code,chat:3,my.jsonl`: names or files, each with how many of its prompts to take, all if not said."""
-    found = [_one(word.strip()) for word in spec.split(",")]
-    names = [workload.name for workload in found]
+    workloads = [_one(word.strip()) for word in spec.split(",")]
+    names = [workload.name for workload in workloads]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"the workload {min(twice)} is named twice")
-    return found
+    return workloads
 
 
 def _one(word: str) -> Workload:

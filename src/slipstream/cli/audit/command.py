@@ -78,7 +78,7 @@ def audit(
         raise ValueError(f"seed is {seed}; it must be 0 or more")
     if model:
         loading |= {"dtype": dtype, "invariant": invariant}
-        found = _real(
+        checks_to_run = _real(
             model, drafter, given.settings(option), names, depth or 4, tree, samples or 256, temperature, loading
         )
     else:
@@ -88,9 +88,9 @@ def audit(
         if self_test:
             _self_test(pair, samples or 20000, as_json)
             return
-        found = audit_rules(names, pair, depth or 2, samples or 20000)
+        checks_to_run = audit_rules(names, pair, depth or 2, samples or 20000)
     out, checks = console(), []
-    for check in found:
+    for check in checks_to_run:
         checks.append(check)
         out.print(check_line(check))
     passed = all(check.passed for check in checks)
@@ -137,12 +137,12 @@ def _self_test(pair: Pair, samples: int, as_json: bool) -> None:
     from slipstream.audit.planted import PLANTED
     from slipstream.audit.run import self_test
 
-    out, found = console(), []
+    out, results = console(), []
     for caught in self_test(pair, samples):
-        found.append(caught)
+        results.append(caught)
         out.print(mark(bool(caught.layers)), f"{caught.bug:46} caught by {', '.join(caught.layers) or 'nobody'}")
-    seen = sum(bool(caught.layers) for caught in found)
-    report = {"planted": len(PLANTED), "caught": seen, "bugs": [asdict(caught) for caught in found]}
+    seen = sum(bool(caught.layers) for caught in results)
+    report = {"planted": len(PLANTED), "caught": seen, "bugs": [asdict(caught) for caught in results]}
     _finish(seen == len(PLANTED), f"{seen} of {len(PLANTED)} planted bugs caught", report, as_json)
 
 

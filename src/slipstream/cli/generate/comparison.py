@@ -83,15 +83,15 @@ def _agreement(engine: NativeEngine, task: GenerationTask, run: Run, plain: Run)
     if not comparable(run.samples[0]):
         return {"identical": None}
     request = engine.request(task.prompt, task.sampling, task.options)
-    found = [
+    agreements = [
         agreement(engine.target.model, replace(request, sample=i), ours.token_ids, theirs.token_ids)
         for i, (ours, theirs) in enumerate(zip(run.samples, plain.samples, strict=True))
     ]
     return {
-        "identical": all(one.identical for one in found),
-        "flipped_ties": sum(one.ties for one in found),
-        "real_difference": any(one.real is not None for one in found),
-        "differences": [_place(parting, engine.text) for one in found for parting in one.partings],
+        "identical": all(result.identical for result in agreements),
+        "flipped_ties": sum(result.ties for result in agreements),
+        "real_difference": any(result.real is not None for result in agreements),
+        "differences": [_place(parting, engine.text) for result in agreements for parting in result.partings],
     }
 
 

@@ -35,7 +35,9 @@ def completion_report(run: Run, engine: Engine, drafter: str) -> dict[str, Any]:
 
 
 def _sample(sample: Completion, text: TextCodec) -> dict[str, Any]:
-    logprobs = {"logprobs": {"content": [_logprob(one, text) for one in sample.logprobs]}} if sample.logprobs else {}
+    logprobs = (
+        {"logprobs": {"content": [_logprob(logprob, text) for logprob in sample.logprobs]}} if sample.logprobs else {}
+    )
     return {
         "text": sample.text,
         "finish_reason": sample.finish_reason,

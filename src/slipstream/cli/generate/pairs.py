@@ -44,10 +44,10 @@ class Pairs:
         return done == MOST or seconds > SECONDS or _narrow(self.ratio)
 
 
-def _narrow(found: Estimate | None) -> bool:
-    if found is None or found.interval is None:
-        return found is None
-    low, high = found.interval
+def _narrow(estimate_of_ratio: Estimate | None) -> bool:
+    if estimate_of_ratio is None or estimate_of_ratio.interval is None:
+        return estimate_of_ratio is None
+    low, high = estimate_of_ratio.interval
     return high < NARROW * low
 
 
@@ -83,16 +83,16 @@ def why_not_measured(run: Run) -> str | None:
 
 def described(pairs: Pairs) -> dict[str, Any]:
     """The ratio for reports. `gain` is True or False only where the whole interval lies above or below 1."""
-    found = pairs.ratio
-    if found is None:
+    speed_ratio = pairs.ratio
+    if speed_ratio is None:
         return not_measured("all tokens came at once: no difference to measure")
-    low, high = found.interval or (None, None)
+    low, high = speed_ratio.interval or (None, None)
     return {
-        "ratio": _rounded(found.value),
+        "ratio": _rounded(speed_ratio.value),
         "ratio_low": _rounded(low),
         "ratio_high": _rounded(high),
         "gain": None if low is None or high is None or low <= 1 <= high else low > 1,
-        "note": verdict(found),
+        "note": verdict(speed_ratio),
         "pairs": len(pairs.plain),
         "tokens_per_second": round(estimate(pairs.fast).value, 2),
         "plain_tokens_per_second": round(estimate(pairs.plain).value, 2),

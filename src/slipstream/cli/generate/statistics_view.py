@@ -69,11 +69,11 @@ def _same(report: dict[str, Any]) -> str:
 def _show_difference(out: Console, place: dict[str, Any]) -> None:
     ours, plain = (repr(token) for token in place["tokens"])
     gap, numerics = ("cut off" if place[key] is None else f"{place[key]:.2g}" for key in ("gap", "numerics"))
-    what = f"at token {place['position']} {ours}, plain decoding {plain}: {gap} apart"
+    difference = f"at token {place['position']} {ours}, plain decoding {plain}: {gap} apart"
     if place["tie"]:
-        out.print(f"a tie flipped {what}, where rounding is worth {numerics}", style="dim")
+        out.print(f"a tie flipped {difference}, where rounding is worth {numerics}", style="dim")
     else:
-        out.print(f"WRONG {what}, and rounding explains only {numerics}: please report it", style="bold red")
+        out.print(f"WRONG {difference}, and rounding explains only {numerics}: please report it", style="bold red")
 
 
 def show_logprobs(report: dict[str, Any]) -> None:

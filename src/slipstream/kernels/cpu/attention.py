@@ -78,11 +78,11 @@ class AttentionKernel:
         query, row = torch.randn(5, 6, 20, generator=generator), torch.tensor([0, 1, 1, 0, 1])
         seen = torch.rand(5, 33, generator=generator) < 0.7
         for cap in (0.0, 3.0):
-            found = self.attend(query, keys, values, seen, row, 0.3, cap)
+            result = self.attend(query, keys, values, seen, row, 0.3, cap)
             each = ((query[t : t + 1], keys, values, seen[t : t + 1], row[t : t + 1]) for t in range(5))
-            alone = torch.cat([self.attend(*one, 0.3, cap) for one in each])
-            right = torch.allclose(found, reference(query, keys, values, seen, row, 0.3, cap), atol=1e-5)
-            if not right or not torch.equal(found, alone):
+            alone = torch.cat([self.attend(*token_args, 0.3, cap) for token_args in each])
+            right = torch.allclose(result, reference(query, keys, values, seen, row, 0.3, cap), atol=1e-5)
+            if not right or not torch.equal(result, alone):
                 raise Unavailable("it is compiled, but its results are wrong")
 
 

@@ -68,8 +68,8 @@ def grid(weight: Tensor) -> QuantizedGrid | None:
         return None
     for attempt in (_eight, _four):
         if _same(attempt(weight[:GLANCE]), weight[:GLANCE]):
-            found = attempt(weight)
-            return found if _same(found, weight) else None
+            candidate = attempt(weight)
+            return candidate if _same(candidate, weight) else None
     return None
 
 
@@ -78,8 +78,8 @@ def nearest(weight: Tensor) -> QuantizedGrid | None:
     return None if weight.shape[1] % SPAN or not len(weight) else _eight(weight)
 
 
-def _same(found: QuantizedGrid, weight: Tensor) -> bool:
-    return torch.equal(found.weight(), weight)
+def _same(candidate: QuantizedGrid, weight: Tensor) -> bool:
+    return torch.equal(candidate.weight(), weight)
 
 
 def _eight(weight: Tensor) -> QuantizedGrid:
@@ -100,13 +100,13 @@ def _steps(numbers: Tensor, scale: Tensor) -> Tensor:
     return (numbers / torch.where(wide == 0, 1.0, wide)).round_()
 
 
-def laid(found: QuantizedGrid, side: int) -> Tensor:
+def laid(numbers: QuantizedGrid, side: int) -> Tensor:
     """Bytes as `integers.hpp` reads them: for as many outputs as lie side by side and a span, numbers, scales and
     floors."""
-    form, number = FORMS[found.kind], found.number
+    form, number = FORMS[numbers.kind], numbers.number
     if form.bits == 4:
         number = number[..., : SPAN // 2] | number[..., SPAN // 2 :] << 4
-    scales = found.scale if found.floor is None else torch.cat([found.scale, found.floor[..., None]], -1)
+    scales = numbers.scale if numbers.floor is None else torch.cat([numbers.scale, numbers.floor[..., None]], -1)
     fours = number.contiguous().view(torch.int32)
     parts = [_padded(part, side) for part in (fours, scales.contiguous())]
     groups, spans, start = len(parts[0]) // side, number.shape[1], 0

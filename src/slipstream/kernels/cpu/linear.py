@@ -131,9 +131,9 @@ class LinearKernel:
 
     def pack(self, weight: Tensor, bias: Tensor | None, integers: bool = False, rounded: bool = False) -> PackedWeight:
         outputs, inputs = weight.shape
-        found = few_bits.grid(weight) if integers and self.side else None
-        other = few_bits.nearest(weight) if found is None and rounded and self.side else None
-        if (kept := found or other) is not None:
+        numbers = few_bits.grid(weight) if integers and self.side else None
+        other = few_bits.nearest(weight) if numbers is None and rounded and self.side else None
+        if (kept := numbers or other) is not None:
             return self.pack_grid(kept, bias, rounded=other is not None)
         half = weight.bfloat16()
         exact = torch.equal(half.float(), weight)
@@ -143,11 +143,11 @@ class LinearKernel:
         kind = "bfloat16" if exact else "float32"
         return PackedWeight(data.contiguous(), bias, inputs, outputs, kind, self.row_bits)
 
-    def pack_grid(self, found: QuantizedGrid, bias: Tensor | None, rounded: bool = False) -> PackedWeight:
+    def pack_grid(self, numbers: QuantizedGrid, bias: Tensor | None, rounded: bool = False) -> PackedWeight:
         assert self.side, "this processor does not multiply bytes"
-        outputs, spans, span = found.number.shape
-        data = few_bits.laid(found, self.side)
-        return PackedWeight(data, bias, spans * span, outputs, found.kind, self.row_bits, rounded)
+        outputs, spans, span = numbers.number.shape
+        data = few_bits.laid(numbers, self.side)
+        return PackedWeight(data, bias, spans * span, outputs, numbers.kind, self.row_bits, rounded)
 
     def linear(self, x: Tensor, weight: PackedWeight) -> Tensor:
         shape = x.shape
@@ -207,9 +207,9 @@ def pack(
     return _kernel(row_bits).pack(weight.detach(), own, integers, rounded)
 
 
-def pack_grid(found: QuantizedGrid, bias: Tensor | None = None, row_bits: int = 16) -> PackedWeight:
+def pack_grid(numbers: QuantizedGrid, bias: Tensor | None = None, row_bits: int = 16) -> PackedWeight:
     """A weight that is known to be of few bits, for processors that multiply bytes (`has_integers`)."""
-    return _kernel(row_bits).pack_grid(found, None if bias is None else bias.detach().contiguous())
+    return _kernel(row_bits).pack_grid(numbers, None if bias is None else bias.detach().contiguous())
 
 
 def linear(x: Tensor, weight: PackedWeight) -> Tensor:
@@ -219,10 +219,10 @@ def linear(x: Tensor, weight: PackedWeight) -> Tensor:
 
 def work(row_bits: int = 16) -> int:
     """The address of the function that does a product's work, for kernels that have products among other things."""
-    found = _found(row_bits)
-    if isinstance(found, str):
-        raise Unavailable(found)
-    return found.work
+    loaded = _found(row_bits)
+    if isinstance(loaded, str):
+        raise Unavailable(loaded)
+    return loaded.work
 
 
 def available() -> bool:
@@ -231,14 +231,14 @@ def available() -> bool:
 
 def why_not(row_bits: int = 16) -> str | None:
     """Why there is no kernel, in a clause; None where there is one."""
-    found = _found(row_bits)
-    return found if isinstance(found, str) else None
+    loaded = _found(row_bits)
+    return loaded if isinstance(loaded, str) else None
 
 
 def has_integers(row_bits: int = 16) -> bool:
     """Whether weights of few bits can stay in them, and meet rows of so many."""
-    found = _found(row_bits)
-    return isinstance(found, LinearKernel) and found.side > 0
+    loaded = _found(row_bits)
+    return isinstance(loaded, LinearKernel) and loaded.side > 0
 
 
 def status() -> str:
@@ -246,23 +246,23 @@ def status() -> str:
     return _sentence(_found(16))
 
 
-def _sentence(found: LinearKernel | str) -> str:
-    if isinstance(found, LinearKernel):
-        small = ", weights of few bits in whole numbers" if found.side else ""
-        small += ", activations of eight bits" if found.row_bits == 8 else ""
-        return f"cpu linear kernel: compiled for this processor, {found.lanes} lanes{small} ({found.path})"
-    return f"cpu linear kernel: not available: {found}; using torch"
+def _sentence(loaded: LinearKernel | str) -> str:
+    if isinstance(loaded, LinearKernel):
+        small = ", weights of few bits in whole numbers" if loaded.side else ""
+        small += ", activations of eight bits" if loaded.row_bits == 8 else ""
+        return f"cpu linear kernel: compiled for this processor, {loaded.lanes} lanes{small} ({loaded.path})"
+    return f"cpu linear kernel: not available: {loaded}; using torch"
 
 
 def _kernel(row_bits: int) -> LinearKernel:
-    found = _found(row_bits)
-    if isinstance(found, str):
-        raise RuntimeError(_sentence(found))
-    return found
+    loaded = _found(row_bits)
+    if isinstance(loaded, str):
+        raise RuntimeError(_sentence(loaded))
+    return loaded
 
 
 @functools.cache
 def _found(row_bits: int) -> LinearKernel | str:
-    found = load(functools.partial(LinearKernel, row_bits=row_bits), SOURCE, row_bits)
-    say(_sentence(found))
-    return found
+    loaded = load(functools.partial(LinearKernel, row_bits=row_bits), SOURCE, row_bits)
+    say(_sentence(loaded))
+    return loaded

@@ -81,8 +81,8 @@ class RaceKernel:
         law = Dense(probs / probs.sum(-1, keepdim=True))
         scale = torch.rand(40, generator=generator, dtype=torch.float64)
         left = ResidualLaw(law.probs, scale, OneHot(torch.arange(40), 300))
-        for one in (law, Dense(probs.double()), left):
-            if not torch.equal(self.race(one, key), race(one, key)):
+        for sampled_law in (law, Dense(probs.double()), left):
+            if not torch.equal(self.race(sampled_law, key), race(sampled_law, key)):
                 raise Unavailable("it is compiled, but its results are wrong")
 
 
@@ -90,8 +90,8 @@ class KernelNoise(CounterNoise):
     """The same noise, raced by the kernel where the law lies on a CPU."""
 
     def race(self, law: Law, key: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-        found = kernel() if law.device.type == "cpu" else None  # keys always are on the CPU
-        return super().race(law, key) if found is None else found.race(law, key)
+        compiled = kernel() if law.device.type == "cpu" else None  # keys always are on the CPU
+        return super().race(law, key) if compiled is None else compiled.race(law, key)
 
 
 @functools.cache

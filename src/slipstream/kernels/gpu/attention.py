@@ -166,9 +166,9 @@ def _attend(
         high = tl.max(score, 1)
         safe = tl.where(high == float("-inf"), 0.0, high)
         weight = tl.exp(score - safe[:, None])
-        found = tl.dot(weight.to(value.dtype), value, input_precision=precision)
+        product = tl.dot(weight.to(value.dtype), value, input_precision=precision)
         line = which * parts + part
-        tl.store(weighted + line[:, None] * DIM + dim[None, :], found, mask=live[:, None] & inside[None, :])
+        tl.store(weighted + line[:, None] * DIM + dim[None, :], product, mask=live[:, None] & inside[None, :])
         tl.store(peak + line, high, mask=live)
         tl.store(total + line, tl.sum(weight, 1), mask=live)
 

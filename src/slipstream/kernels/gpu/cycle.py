@@ -44,7 +44,19 @@ def _lay(
 
 
 @triton.jit
-def _pair(token, token_step, embedding, state, one, other, out, size, epsilon, SIZE: tl.constexpr, EARLY: tl.constexpr):
+def _pair(
+    token,
+    token_step,
+    embedding,
+    state,
+    first_norm,
+    second_norm,
+    out,
+    size,
+    epsilon,
+    SIZE: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """The embedding of a token and the state beside it, each with its own norm."""
     if EARLY:
         wait()
@@ -54,10 +66,10 @@ def _pair(token, token_step, embedding, state, one, other, out, size, epsilon, S
     if half == 0:
         word = tl.load(token + row * token_step)
         piece = tl.load(embedding + word * size + at, mask=inside, other=0.0).to(tl.float32)
-        weight = tl.load(one + at, mask=inside, other=0.0).to(tl.float32)
+        weight = tl.load(first_norm + at, mask=inside, other=0.0).to(tl.float32)
     else:
         piece = tl.load(state + row * size + at, mask=inside, other=0.0).to(tl.float32)
-        weight = tl.load(other + at, mask=inside, other=0.0).to(tl.float32)
+        weight = tl.load(second_norm + at, mask=inside, other=0.0).to(tl.float32)
     piece = piece * tl.rsqrt(tl.sum(piece * piece, 0) / size + epsilon) * weight
     tl.store(out + (row * 2 + half) * size + at, piece.to(out.dtype.element_ty), mask=inside)
 
@@ -180,9 +192,9 @@ def part(layout: Layout, start: int, size: int) -> Layout:
 
 def pair(token: Tensor, step: int, embedding: Tensor, state: Tensor, norms: tuple[Norm, Norm], out: Tensor) -> None:
     size = embedding.shape[1]
-    one, other = norms
+    first_norm, second_norm = norms
     _pair[len(state), 2](
-        *(token, step, embedding, state, one.weight, other.weight, out, size, one.epsilon),
+        *(token, step, embedding, state, first_norm.weight, second_norm.weight, out, size, first_norm.epsilon),
         triton.next_power_of_2(size),
         **early(state, len(state)),
     )
@@ -201,7 +213,7 @@ def commit(
     control: CycleControl,
     far: Tensor,
     token: Tensor,
-    found: tuple[Tensor, Tensor, Tensor],
+    outcome: tuple[Tensor, Tensor, Tensor],
     chance: Tensor,
     following: Tensor,
     layout: Layout,
@@ -210,7 +222,7 @@ def commit(
 ) -> None:
     (rows, width), chunk = token.shape, layout.chunk
     _commit[(rows,)](
-        *(control.start, control.depth, far, control.head_row, token, *found, chance, following),
+        *(control.start, control.depth, far, control.head_row, token, *outcome, chance, following),
         *(layout.position, layout.row, layout.place, layout.limit, layout.count, end, result, rows),
         *(width, chunk, -(-width // chunk), long(width)),
         num_warps=1,

@@ -23,8 +23,8 @@ def _embed(token, embedding, out, size, SIZE: tl.constexpr, EARLY: tl.constexpr)
         wait()
     row, at = tl.program_id(0), tl.arange(0, SIZE)
     inside = at < size
-    found = tl.load(embedding + tl.load(token + row) * size + at, mask=inside, other=0.0)
-    tl.store(out + row * size + at, found.to(out.dtype.element_ty), mask=inside)
+    vector = tl.load(embedding + tl.load(token + row) * size + at, mask=inside, other=0.0)
+    tl.store(out + row * size + at, vector.to(out.dtype.element_ty), mask=inside)
 
 
 def embed(token: Tensor, embedding: Tensor, out: Tensor) -> None:

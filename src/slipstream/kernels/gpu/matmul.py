@@ -204,14 +204,14 @@ def _library(
     if isinstance(x, ResidualStream):
         x = x.through_norm()
     plain = isinstance(out, Tensor) and not gated and (out.dtype == x.dtype or (x.is_cuda and bias is None))
-    made = _multiply(x, weight, bias, out if plain else None)  # type: ignore[arg-type]
+    product = _multiply(x, weight, bias, out if plain else None)  # type: ignore[arg-type]
     if isinstance(out, ResidualStream):
-        out.add(made, after)
+        out.add(product, after)
     elif gated:
-        size = made.shape[1] // 2
-        _gate[(len(made), triton.cdiv(size, 1024))](made, out, size, 1024, **early(made, len(made)))
+        size = product.shape[1] // 2
+        _gate[(len(product), triton.cdiv(size, 1024))](product, out, size, 1024, **early(product, len(product)))
     elif not plain:
-        out.copy_(made)
+        out.copy_(product)
 
 
 def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:

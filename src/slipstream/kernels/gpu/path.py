@@ -206,11 +206,11 @@ def _report(
     tl.store(line + 2 + 2 * WIDTH + n, known, mask=steps)
 
 
-def follow(choice: Tensor, tree: PackedTree, control: CycleControl, best: Tensor, found: Found, path: Tensor) -> None:
+def follow(choice: Tensor, tree: PackedTree, control: CycleControl, best: Tensor, outcome: Found, path: Tensor) -> None:
     """The verdict on rows whose slots chose so, by comparing."""
     rows, width = tree.token.shape
     _follow[(rows,)](
-        *(choice, tree.token, tree.parent, control.depth, best, *found, path),
+        *(choice, tree.token, tree.parent, control.depth, best, *outcome, path),
         *(width, triton.next_power_of_2(width), path.shape[1]),
         num_warps=1,
         **early(choice, rows * width),
@@ -221,23 +221,23 @@ def offer(
     laws: LawBuffers,
     tree: PackedTree,
     control: CycleControl,
-    wishes: SamplingInputs,
+    sampling: SamplingInputs,
     room: tuple[Tensor, Tensor],
-    found: Found,
+    outcome: Found,
     path: Tensor,
 ) -> None:
     """The verdict of the rule `chosen`; `room` is for the slot each row ends at and the tokens it rejected there."""
-    (rows, width), vocab, (kept, following, sound), (end, shut) = tree.token.shape, laws.logits.shape[1], found, room
+    (rows, width), vocab, (kept, following, sound), (end, shut) = tree.token.shape, laws.logits.shape[1], outcome, room
     how = early(tree.token, rows * width)
     _offer[(rows,)](
-        *(laws.logits, vocab, tree.token, tree.parent, control.depth, laws.best, laws.total, wishes.temperature),
-        *(wishes.stream, wishes.start, kept, sound, path, end, shut),
+        *(laws.logits, vocab, tree.token, tree.parent, control.depth, laws.best, laws.total, sampling.temperature),
+        *(sampling.stream, sampling.start, kept, sound, path, end, shut),
         *(width, triton.next_power_of_2(width), path.shape[1]),
         num_warps=1,
         **how,
     )
     _remain[rows, laws.blocks](
-        *(laws.logits, vocab, laws.best, laws.total, wishes.temperature, wishes.stream, wishes.start, kept),
+        *(laws.logits, vocab, laws.best, laws.total, sampling.temperature, sampling.stream, sampling.start, kept),
         *(end, shut, laws.soonest, laws.drawn, width, draw.BLOCK),
         **how,
     )
@@ -250,17 +250,19 @@ class CacheBundle:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = tensors
         first = tensors[0]
-        assert all(one.stride() == first.stride() and one.dtype == first.dtype for one in tensors), "of one shape"
+        assert all(tensor.stride() == first.stride() and tensor.dtype == first.dtype for tensor in tensors), (
+            "of one shape"
+        )
         assert first.stride(2) == first.shape[3], "places lie side by side"
-        self.lies = torch.tensor([one.data_ptr() for one in tensors], device=first.device)
+        self.lies = torch.tensor([tensor.data_ptr() for tensor in tensors], device=first.device)
 
 
-def carry(bundle: CacheBundle, control: CycleControl, found: Found, path: Tensor) -> None:
+def carry(bundle: CacheBundle, control: CycleControl, outcome: Found, path: Tensor) -> None:
     """Move the entries of each row's accepted path to the places after its committed ones."""
     like = bundle.tensors[0]
     heads, size = like.shape[1], like.shape[3]
     _carry[len(path), len(bundle.tensors), heads](
-        *(bundle.lies, like, control.start, control.row, found[0], path, like.stride(0), like.stride(1), size),
+        *(bundle.lies, like, control.start, control.row, outcome[0], path, like.stride(0), like.stride(1), size),
         *(path.shape[1], triton.next_power_of_2(size)),
         num_warps=1,
         **early(path, path.numel()),
@@ -281,7 +283,7 @@ def report(
     control: CycleControl,
     tree: PackedTree,
     total: Tensor,
-    found: Found,
+    outcome: Found,
     path: Tensor,
     committed: CommittedTokens,
     result: Tensor,
@@ -290,7 +292,7 @@ def report(
     (rows, width), levels, layout = tree.token.shape, path.shape[1], committed.layout
     chunk = layout.chunk
     _report[(rows,)](
-        *(control.start, control.depth, control.head_row, tree.token, tree.parent, total, *found, path),
+        *(control.start, control.depth, control.head_row, tree.token, tree.parent, total, *outcome, path),
         *(committed.following, committed.fused, layout.position, layout.row, layout.place, layout.limit),
         *(layout.count, committed.end, result, width, triton.next_power_of_2(width), levels),
         *(triton.next_power_of_2(levels + 1), chunk, -(-(levels + 1) // chunk)),

@@ -47,14 +47,14 @@ def _norm(x, weight, out, size, epsilon, SIZE: tl.constexpr, EARLY: tl.constexpr
 
 
 @triton.jit
-def _added(x, made, weight, out, size, epsilon, SIZE: tl.constexpr, EARLY: tl.constexpr):
+def _added(x, addend, weight, out, size, epsilon, SIZE: tl.constexpr, EARLY: tl.constexpr):
     """Add to a stream, and norm it for who reads it next."""
     if EARLY:
         wait()
     row, at = tl.program_id(0), tl.arange(0, SIZE)
     inside = at < size
     piece = tl.load(x + row * size + at, mask=inside, other=0.0)
-    piece += tl.load(made + row * size + at, mask=inside, other=0.0).to(tl.float32)
+    piece += tl.load(addend + row * size + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(x + row * size + at, piece, mask=inside)
     scale = tl.rsqrt(tl.sum(piece * piece, 0) / size + epsilon)
     piece = piece * scale * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
@@ -97,16 +97,16 @@ class ResidualStream:
             _norm[(tokens,)](self.hidden, self.norm.weight, self.ready, size, self.norm.epsilon, wide, **how)
         return self.ready
 
-    def add(self, made: Tensor, after: Norm | None) -> None:
+    def add(self, addend: Tensor, after: Norm | None) -> None:
         """Add what was made, to be read under this norm next."""
         tokens, size = self.hidden.shape
         self.norm, self.parts, self.normed = after, 0, after is not None
         if after is None:
-            self.hidden += made
+            self.hidden += addend
             return
         wide = triton.next_power_of_2(size)
         _added[(tokens,)](
-            *(self.hidden, made, after.weight, self.ready, size, after.epsilon, wide),
+            *(self.hidden, addend, after.weight, self.ready, size, after.epsilon, wide),
             num_warps=8,
-            **early(made, tokens),
+            **early(addend, tokens),
         )

@@ -146,7 +146,7 @@ class LawBuffers:
 
 def choose(
     laws: LawBuffers,
-    wishes: SamplingInputs,
+    sampling: SamplingInputs,
     out: Tensor,
     width: int,
     purpose: Purpose,
@@ -155,12 +155,12 @@ def choose(
 ) -> None:
     """The target's own token at every slot, `width` slots a row. Without `race` only what makes a law of logits is
     worked out, and the likeliest token. In a tree, `far` says how many drafted tokens each slot follows."""
-    _draw(laws, wishes, out, width, (width, 0), purpose, race, None, None, far)
+    _draw(laws, sampling, out, width, (width, 0), purpose, race, None, None, far)
 
 
 def draft(
     laws: LawBuffers,
-    wishes: SamplingInputs,
+    sampling: SamplingInputs,
     out: Tensor,
     step: int,
     depth: int,
@@ -169,12 +169,12 @@ def draft(
     ids: Tensor | None,
 ) -> None:
     """Draw the drafted token after `depth` others, one for each row, into `out`, whose rows are `step` apart."""
-    _draw(laws, wishes, out, step, (1, depth), purpose, True, ids, chance)
+    _draw(laws, sampling, out, step, (1, depth), purpose, True, ids, chance)
 
 
 def _draw(
     laws: LawBuffers,
-    wishes: SamplingInputs,
+    sampling: SamplingInputs,
     out: Tensor,
     step: int,
     place: tuple[int, int],
@@ -187,14 +187,22 @@ def _draw(
     slots, vocab = laws.logits.shape
     names = out if ids is None else ids
     _survey[slots, laws.blocks](
-        *(laws.logits, vocab, wishes.temperature, wishes.stream, wishes.start, names, names if far is None else far),
+        *(
+            laws.logits,
+            vocab,
+            sampling.temperature,
+            sampling.stream,
+            sampling.start,
+            names,
+            names if far is None else far,
+        ),
         *(laws.high, laws.who, laws.mass, laws.soonest, laws.drawn),
         *(*place, int(purpose), race, ids is not None, far is not None, BLOCK),
         **early(laws.logits, slots),
     )
     _conclude[(slots,)](
-        *(laws.logits, vocab, wishes.temperature, names, out, step, laws.high, laws.who, laws.mass, laws.soonest),
-        *(laws.drawn, laws.best, laws.total, laws.best if chance is None else chance, wishes.stop, wishes.depth),
+        *(laws.logits, vocab, sampling.temperature, names, out, step, laws.high, laws.who, laws.mass, laws.soonest),
+        *(laws.drawn, laws.best, laws.total, laws.best if chance is None else chance, sampling.stop, sampling.depth),
         *(laws.blocks, *place, race, ids is not None, chance is not None, triton.next_power_of_2(laws.blocks)),
         num_warps=1,
         **early(laws.logits, slots),

@@ -85,9 +85,9 @@ def _merge(
     total = tl.sum(tl.load(mass + slot * blocks + some, mask=there, other=0.0) * tl.exp(each - safe), 0)
     whole = safe + tl.log(tl.where(total > 0, total, 1.0))
     at = tl.arange(0, CANDIDATES)
-    known = at < blocks * WIDTH
-    value = tl.load(worth + slot * blocks * WIDTH + at, mask=known, other=float("-inf"))
-    name = tl.load(who + slot * blocks * WIDTH + at, mask=known, other=1 << 30)
+    inside = at < blocks * WIDTH
+    value = tl.load(worth + slot * blocks * WIDTH + at, mask=inside, other=float("-inf"))
+    name = tl.load(who + slot * blocks * WIDTH + at, mask=inside, other=1 << 30)
     path = tl.zeros((), tl.float32)
     node = tl.full((), -1, tl.int64)
     if not FIRST:
@@ -282,20 +282,20 @@ def rank(
     level: int,
     logits: Tensor,
     ids: Tensor,
-    wishes: SamplingInputs,
+    sampling: SamplingInputs,
     control: CycleControl,
     race: bool,
 ) -> None:
     """Put the likeliest tokens after each open slot into the pool: after the row's end, then after `pool.node`."""
     width, opened, (slots, vocab) = pool.width, pool.width if level else 1, logits.shape
     _rank[slots, pool.blocks](
-        *(logits, vocab, wishes.temperature, wishes.stream, wishes.start, ids, level),
+        *(logits, vocab, sampling.temperature, sampling.stream, sampling.start, ids, level),
         *(pool.high, pool.mass, pool.worth, pool.who, width, opened, race, draw.BLOCK),
         **early(logits, slots),
     )
     _merge[(slots,)](
         *(pool.high, pool.mass, pool.worth, pool.who, ids, pool.blocks, level, pool.offset(level), pool.size),
-        *(control.depth, control.width, wishes.stop, pool.path, pool.node, pool.token, pool.parent, pool.weight),
+        *(control.depth, control.width, sampling.stop, pool.path, pool.node, pool.token, pool.parent, pool.weight),
         *(width, opened, level == 0, triton.next_power_of_2(pool.blocks), triton.next_power_of_2(pool.blocks * width)),
         num_warps=1,
         **early(logits, slots),
@@ -331,11 +331,11 @@ class PackedTree:
 
 def plant(pool: CandidatePool, control: CycleControl, tree: PackedTree, layout: Layout) -> None:
     """The likeliest candidates as a draft, in the order of the pool, laid out for a pass."""
-    (rows, width), some, chunk = tree.token.shape, triton.cdiv(pool.size, SOME), layout.chunk
+    (rows, width), parts, chunk = tree.token.shape, triton.cdiv(pool.size, SOME), layout.chunk
     how = early(tree.token, rows * width)
-    _sift[rows, some](pool.weight, control.nodes, pool.size, pool.kept, SOME, **how)
+    _sift[rows, parts](pool.weight, control.nodes, pool.size, pool.kept, SOME, **how)
     _number[(rows,)](pool.kept, pool.size, pool.total, triton.next_power_of_2(pool.size), **how)
-    _plant[rows, some](
+    _plant[rows, parts](
         *(pool.kept, pool.total, pool.token, pool.parent, pool.size, pool.depth, control.start, control.depth),
         *(control.row, control.last, tree.token, tree.parent, tree.far, layout.position, layout.row, layout.place),
         *(layout.limit, layout.base, layout.bits, layout.count, width, triton.next_power_of_2(width), SOME, chunk),

@@ -16,11 +16,11 @@ from slipstream.core.sampling import kept, normal
 from slipstream.kernels.gpu.sample import SamplingInputs
 
 
-def cut(logits: Tensor, wishes: SamplingInputs) -> None:
+def cut(logits: Tensor, sampling: SamplingInputs) -> None:
     """Set what is cut off to -inf. `logits` has the same number of slots for each row, side by side."""
-    rows, vocab = len(wishes.temperature), logits.shape[1]
+    rows, vocab = len(sampling.temperature), logits.shape[1]
     warm, top, mass, least = (
-        column.repeat_interleave(len(logits) // rows)[:, None] for column in (wishes.temperature, *wishes.limits)
+        column.repeat_interleave(len(logits) // rows)[:, None] for column in (sampling.temperature, *sampling.limits)
     )
     greedy = warm == 0
     scaled = (logits - logits.amax(-1, keepdim=True)) / torch.where(greedy, 1.0, warm)

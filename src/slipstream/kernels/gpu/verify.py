@@ -184,32 +184,32 @@ def _settle(soonest, drawn, vocab, blocks, next, BLOCKS: tl.constexpr, EARLY: tl
     one, other = tl.min(left, 0), tl.min(whole, 0)
     mine = tl.min(tl.where(left == one, tl.load(drawn + line, mask=there, other=vocab), vocab), 0)
     usual = tl.min(tl.where(whole == other, tl.load(drawn + line + 1, mask=there, other=vocab), vocab), 0)
-    found = tl.where(one < float("inf"), mine, usual)
-    tl.store(next + row, tl.minimum(found, vocab - 1).to(tl.int64))
+    token = tl.where(one < float("inf"), mine, usual)
+    tl.store(next + row, tl.minimum(token, vocab - 1).to(tl.int64))
 
 
 Found = tuple[Tensor, Tensor, Tensor]
 """Of each row: how many drafted tokens are kept, the token that follows, and whether every slot so far had a law."""
 
 
-def match(choice: Tensor, token: Tensor, wishes: SamplingInputs, best: Tensor, found: Found) -> None:
+def match(choice: Tensor, token: Tensor, sampling: SamplingInputs, best: Tensor, outcome: Found) -> None:
     """The verdict on rows whose slots chose so, by comparing."""
     rows, width = token.shape
     _match[(rows,)](
-        *(choice, token, wishes.depth, best, *found, width, long(width)), num_warps=1, **early(token, rows * width)
+        *(choice, token, sampling.depth, best, *outcome, width, long(width)), num_warps=1, **early(token, rows * width)
     )
 
 
 def judge(
     laws: LawBuffers, drafts: LawBuffers | None, chance: Tensor, token: Tensor,
-    wishes: SamplingInputs, slot_of: Tensor | None,
-    room: tuple[Tensor, Tensor], whole: bool, found: Found,
+    sampling: SamplingInputs, slot_of: Tensor | None,
+    room: tuple[Tensor, Tensor], whole: bool, outcome: Found,
 ) -> None:  # fmt: skip
     """The verdict by the token rule or, `whole`, by the block rule. Drafts and their chances stand one depth after the
     other, all rows of each; without laws of theirs they were sure. `room` is for a surplus [rows, depth, blocks] and a
     credit [rows]."""
     (rows, width), vocab, (surplus, carry) = token.shape, laws.logits.shape[1], room
-    kept, following, sound = found
+    kept, following, sound = outcome
     named, names = slot_of is not None, token if slot_of is None else slot_of
     wide = triton.next_power_of_2(laws.blocks)
     sure, other = drafts is None, laws if drafts is None else drafts
@@ -218,19 +218,19 @@ def judge(
     if whole and width > 2:
         _surplus[rows, width - 2, laws.blocks](
             *(laws.logits, vocab, token, laws.best, laws.total, *drafted, chance, names),
-            *(wishes.temperature, surplus, rows, width, named, sure, draw.BLOCK),
+            *(sampling.temperature, surplus, rows, width, named, sure, draw.BLOCK),
             **how,
         )
     _accept[(rows,)](
-        *(laws.logits, vocab, token, wishes.depth, laws.best, laws.total, chance),
-        *(wishes.temperature, wishes.stream, wishes.start, surplus, laws.blocks, kept, carry, sound, rows),
+        *(laws.logits, vocab, token, sampling.depth, laws.best, laws.total, chance),
+        *(sampling.temperature, sampling.stream, sampling.start, surplus, laws.blocks, kept, carry, sound, rows),
         *(width, whole, wide),
         num_warps=1,
         **how,
     )
     _rest[rows, laws.blocks](
-        *(laws.logits, vocab, token, wishes.depth, laws.best, laws.total, *drafted, names),
-        *(wishes.temperature, wishes.stream, wishes.start, kept, carry, laws.soonest, laws.drawn, rows),
+        *(laws.logits, vocab, token, sampling.depth, laws.best, laws.total, *drafted, names),
+        *(sampling.temperature, sampling.stream, sampling.start, kept, carry, laws.soonest, laws.drawn, rows),
         *(width, named, sure, draw.BLOCK),
         **how,
     )
