@@ -28,6 +28,7 @@ lint: .venv/ready
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/check_structure.py
 	$(BIN)/python docs/make_cli.py --check
 	$(BIN)/python tools/check_docs.py
 
