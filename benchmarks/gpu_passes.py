@@ -10,7 +10,7 @@ from gpu_common import timed
 
 from slipstream.bench.measure.agreement import compare_laws, laws
 from slipstream.bench.workloads import load_workloads
-from slipstream.core.verify_token import Token
+from slipstream.core.verify.token import Token
 from slipstream.drafters.draft_model_device import DraftModelState
 from slipstream.engines.native.build import build_target
 from slipstream.engines.native.captured.chain_cycle import ChainCycle

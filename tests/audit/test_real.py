@@ -13,8 +13,8 @@ from slipstream.audit.planted import residual_is_target
 from slipstream.audit.real import RealPair, continued, replayed
 from slipstream.core.interfaces import Verifier
 from slipstream.core.sampling import Sampling
-from slipstream.core.verify_match import Greedy
-from slipstream.core.verify_token import Token
+from slipstream.core.verify.match import Greedy
+from slipstream.core.verify.token import Token
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.models.run.torch_model import TorchModel
 

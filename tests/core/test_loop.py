@@ -10,8 +10,8 @@ from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Tree
 from slipstream.core.types import Budget, Draft, Origin, Request, Row
-from slipstream.core.verify_match import Greedy
-from slipstream.core.verify_token import Token
+from slipstream.core.verify.match import Greedy
+from slipstream.core.verify.token import Token
 from slipstream.drafters.ngram import NGram
 from slipstream.drafters.none import NoDrafter
 from slipstream.drafters.table import TableDrafter

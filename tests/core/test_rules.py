@@ -13,9 +13,9 @@ from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Request, Row
-from slipstream.core.verify_block import longest, prefix_acceptance, ratios, weights
-from slipstream.core.verify_match import follow, keep_matches
-from slipstream.core.verify_token import acceptance, residual, settle
+from slipstream.core.verify.block import longest, prefix_acceptance, ratios, weights
+from slipstream.core.verify.match import follow, keep_matches
+from slipstream.core.verify.token import acceptance, residual, settle
 
 SAMPLED = [name for name in rules.names() if name != "greedy"]
 DRAWN = [name for name in SAMPLED if name != "chosen"]  # takes drafts that were drawn

@@ -21,10 +21,10 @@ from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Shape, Siblings, Tree
 from slipstream.core.types import Draft, Request, Row
-from slipstream.core.verify_match import Coupled, keep_matches
-from slipstream.core.verify_spectr import factor, gain, trial
-from slipstream.core.verify_token import acceptance
-from slipstream.core.verify_tree import catch, offer, outcomes
+from slipstream.core.verify.match import Coupled, keep_matches
+from slipstream.core.verify.spectr import factor, gain, trial
+from slipstream.core.verify.token import acceptance
+from slipstream.core.verify.tree import catch, offer, outcomes
 from slipstream.models.run.table_model import Table
 from slipstream.plan.policy import Fixed
 

@@ -18,7 +18,7 @@ from slipstream.core.noise import Noise, Purpose, Site
 from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Tree
 from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
-from slipstream.core.verify_token import Token
+from slipstream.core.verify.token import Token
 from slipstream.drafters.table import TableDrafter
 from slipstream.models.run.table_model import Table, TableModel
 

@@ -13,9 +13,9 @@ from slipstream.core.interfaces import Drafter
 from slipstream.core.noise import Noise
 from slipstream.core.tree import Shape, Tree
 from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
-from slipstream.core.verify_spectr import SpecTr
-from slipstream.core.verify_token import acceptance
-from slipstream.core.verify_tree import Chosen, Replace, offer
+from slipstream.core.verify.spectr import SpecTr
+from slipstream.core.verify.token import acceptance
+from slipstream.core.verify.tree import Chosen, Replace, offer
 from slipstream.drafters.table import TableDrafter
 from slipstream.models.run.table_model import Table, TableModel
 from slipstream.plan.policy import Fixed

@@ -17,7 +17,7 @@ from slipstream.audit.check import Check
 from slipstream.audit.subject import Pair, Subject
 from slipstream.core.array_types import Float, Tensor
 from slipstream.core.law import Dense, Law
-from slipstream.core.verify_token import acceptance, residual
+from slipstream.core.verify.token import acceptance, residual
 
 ALARM = 1e-7  # per check; an audit runs at most a few
 

@@ -12,13 +12,13 @@ if TYPE_CHECKING:  # the command line names the rules in its help, without loadi
 rules: Registry[Verifier] = Registry(
     "rule",
     {
-        "greedy": "slipstream.core.verify_match:Greedy",
-        "token": "slipstream.core.verify_token:Token",
-        "block": "slipstream.core.verify_block:Block",
-        "coupled": "slipstream.core.verify_match:Coupled",
-        "chosen": "slipstream.core.verify_tree:Chosen",
-        "replace": "slipstream.core.verify_tree:Replace",
-        "no_replace": "slipstream.core.verify_tree:NoReplace",
-        "spectr": "slipstream.core.verify_spectr:SpecTr",
+        "greedy": "slipstream.core.verify.match:Greedy",
+        "token": "slipstream.core.verify.token:Token",
+        "block": "slipstream.core.verify.block:Block",
+        "coupled": "slipstream.core.verify.match:Coupled",
+        "chosen": "slipstream.core.verify.tree:Chosen",
+        "replace": "slipstream.core.verify.tree:Replace",
+        "no_replace": "slipstream.core.verify.tree:NoReplace",
+        "spectr": "slipstream.core.verify.spectr:SpecTr",
     },
 )

@@ -8,7 +8,7 @@ import torch
 from slipstream.core.law import Dense, OneHot, Sparse
 from slipstream.core.noise import CounterNoise, Purpose, Site, race
 from slipstream.core.types import Request, Row
-from slipstream.core.verify_token import ResidualLaw
+from slipstream.core.verify.token import ResidualLaw
 from slipstream.kernels.cpu.race import KernelNoise, kernel
 
 pytestmark = pytest.mark.skipif(kernel() is None, reason="needs a C++ compiler")

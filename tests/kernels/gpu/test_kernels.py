@@ -16,8 +16,8 @@ from slipstream.core.noise import Noise, Purpose, Site, fold, race, uniform
 from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Tree
 from slipstream.core.types import Draft
-from slipstream.core.verify_block import Block
-from slipstream.core.verify_token import Token
+from slipstream.core.verify.block import Block
+from slipstream.core.verify.token import Token
 from slipstream.kernels.gpu import matmul as products
 from slipstream.kernels.gpu.attention import WORDS, AttentionHeads, AttentionScratch, Layout, attend, turn
 from slipstream.kernels.gpu.matmul import product

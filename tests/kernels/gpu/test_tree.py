@@ -16,8 +16,8 @@ from slipstream.core.law import Dense, Law, OneHot
 from slipstream.core.noise import Noise, Purpose, Site, fold, race, uniform
 from slipstream.core.tree import Shape, Siblings, Tree
 from slipstream.core.types import Budget, Draft, Request, Row
-from slipstream.core.verify_match import keep_matches
-from slipstream.core.verify_tree import Chosen
+from slipstream.core.verify.match import keep_matches
+from slipstream.core.verify.tree import Chosen
 from slipstream.drafters.growth import DraftGrowth, plan_for
 from slipstream.kernels.gpu import sample as draw
 from slipstream.kernels.gpu.attention import Layout

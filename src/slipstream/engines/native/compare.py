@@ -25,7 +25,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.core.shaping import shape
 from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Origin, Request, Row
-from slipstream.core.verify_match import Greedy
+from slipstream.core.verify.match import Greedy
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.none import NoDrafter
 from slipstream.engines.base import Completion

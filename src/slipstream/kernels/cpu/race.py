@@ -15,7 +15,7 @@ import torch
 from slipstream.core.array_types import Int, Tensor
 from slipstream.core.law import Dense, Law, OneHot
 from slipstream.core.noise import CounterNoise, race
-from slipstream.core.verify_token import ResidualLaw, residual
+from slipstream.core.verify.token import ResidualLaw, residual
 from slipstream.kernels.cpu.compile import Unavailable, function, had
 from slipstream.kernels.cpu.linear import POINTER, SIZE, parallel
 

@@ -1,7 +1,7 @@
 """What becomes of a tree on the device: the accepted path, its place in the caches, and what the host reads of it.
 
 `greedy` and `coupled` step from the committed end to the child that is the slot's own choice. `chosen` draws which of
-the children is accepted, or none of them, and then a token that is none of them (`core.verify_tree`).
+the children is accepted, or none of them, and then a token that is none of them (`core.verify.tree`).
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def test_what_is_there_is_used_where_nothing_may_be_captured():
     from slipstream.core.rules import rules
     from slipstream.core.sampling import Sampling
     from slipstream.core.types import Request, Row
-    from slipstream.core.verify_match import Greedy
+    from slipstream.core.verify.match import Greedy
     from slipstream.drafters.per_row import PerRow, RowDrafter
     from slipstream.engines.job import DecodingPlan, Job
     from slipstream.engines.native.batch import Batch

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
 
-from slipstream.core.verify_match import Greedy
-from slipstream.core.verify_token import Token
+from slipstream.core.verify.match import Greedy
+from slipstream.core.verify.token import Token
 from slipstream.drafters.none import NoDrafter
 from slipstream.engines.native.captured.graph_cache import EXPECTED, GraphCache
 from slipstream.engines.native.captured.graph_key import DraftSize

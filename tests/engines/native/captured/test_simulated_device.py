@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="needs Triton (pip install triton); its int
 
 from slipstream.core.sampling import Sampling
 from slipstream.core.types import Request, Row
-from slipstream.core.verify_match import Greedy
+from slipstream.core.verify.match import Greedy
 from slipstream.engines.native.captured.capture_budget import GRANT, CaptureBudget
 from slipstream.engines.native.captured.graph_cache import GraphCache
 from slipstream.engines.native.captured.graph_key import DraftSize, GraphKey

@@ -62,7 +62,7 @@ void run(Race& race, int64_t* out, unsigned threads, Parallel parallel) {
 }
 
 // What is left of one law, max(scale * whole - taken, 0), or all of it where nothing is; its sum. Loops are kept apart: a
-// product that is rounded before it is added to is what core/verify_token.py computes.
+// product that is rounded before it is added to is what core/verify/token.py computes.
 double leave(const float* whole, double scale, const int64_t* ids, const float* taken, int64_t many, int64_t count, double* left) {
     for (int64_t i = 0; i < count; ++i) left[i] = static_cast<double>(whole[i]) * scale;
     for (int64_t i = 0; i < many; ++i) left[ids ? ids[i] : i] -= static_cast<double>(taken[i]);

@@ -28,7 +28,7 @@ from slipstream.core.law import Dense, Law, OneHot
 from slipstream.core.noise import Noise, Purpose, Site
 from slipstream.core.tree import Siblings
 from slipstream.core.types import Draft, Verdict
-from slipstream.core.verify_token import acceptance, residual
+from slipstream.core.verify.token import acceptance, residual
 
 Judge = Callable[[Tensor, Draft, Tensor], tuple[Tensor, Tensor]]
 """Target's laws [slots, vocab] and the candidates after each slot [slots, width], -1 beyond the last one: how likely

@@ -21,7 +21,7 @@ from slipstream.core.law import Law
 from slipstream.core.noise import Noise
 from slipstream.core.tree import Siblings
 from slipstream.core.types import Draft, Verdict
-from slipstream.core.verify_tree import walk
+from slipstream.core.verify.tree import walk
 
 HALVINGS = 24
 

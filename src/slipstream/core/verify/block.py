@@ -22,7 +22,7 @@ from slipstream.core.interfaces import Verifier
 from slipstream.core.law import Law
 from slipstream.core.noise import Noise, Site
 from slipstream.core.types import Draft, Verdict
-from slipstream.core.verify_token import settle, undrafted
+from slipstream.core.verify.token import settle, undrafted
 
 SLACK = 1 + 1e-6  # laws sum to one up to rounding
 
