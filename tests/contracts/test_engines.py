@@ -230,9 +230,9 @@ def test_logprobs_are_the_models_own(engine):
     expected = logits.log_softmax(-1)
     for entry, other, row in zip(fast.logprobs, slow.logprobs, expected, strict=True):
         assert entry.logprob == pytest.approx(float(row[entry.token_id]), abs=1e-4)
-        assert entry.logprob == pytest.approx(other.value, abs=1e-4)
+        assert entry.logprob == pytest.approx(other.logprob, abs=1e-4)
         assert [v for _, v in entry.top_logprobs] == pytest.approx(row.topk(3).values.tolist(), abs=1e-4)
-        assert [t for t, _ in entry.top_logprobs] == [t for t, _ in other.top]
+        assert [t for t, _ in entry.top_logprobs] == [t for t, _ in other.top_logprobs]
     (bare,) = engine.generate("abc", how, max_tokens=3, logprobs=0)
     assert all(entry.top_logprobs == () for entry in bare.logprobs)
     (none,) = engine.generate("abc", how, max_tokens=3)
@@ -251,7 +251,7 @@ def test_logprobs_are_the_models_own(engine):
         ("a", None, {"speculation": Speculation(drafter="magic")}, "magic"),
         ("a", Sampling(temperature=1.0), {"speculation": Speculation(verify="greedy")}, "needs temperature 0"),
         ("a", None, {"max_tokens": 3, "min_tokens": 4}, "min_tokens is 4"),
-        ("a", None, {"grammar": {"json": True}, "ignore_eos": True}, "ignore_eos"),
+        ("a", None, {"json_schema": True, "ignore_eos": True}, "ignore_eos"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_a_sentence(engine, prompt, sampling, options, said):
