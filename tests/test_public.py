@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
+from operator import attrgetter
+from pathlib import Path
 
 import pytest
 import typer
 
-import slipstream
+import letters_folder
+import slipstream as ss
 from slipstream.cli.app import app
 
 DECODING = ["--model", "--drafter", "--verify", "--depth", "--option"]
@@ -121,7 +126,31 @@ FLAGS = {
     "models compile": ["--dtype", "--help"],
     "models remove": ["--help"],
 }
-NAMES = ["Completion", "Engine", "GenerationOptions", "Limits", "Sampling", "Speculation", "hf"]
+NAMES = ["Chunk", "Completion", "Engine", "GenerationOptions", "Limits", "Sampling", "Speculation", "hf"]
+
+SIGNATURES = {  # parameters with their defaults; … is one that is made anew
+    "Engine": "model='smollm2-135m', drafter='ngram', verify=None, depth=None, shape=None, options=None, limits=None,"
+    " watch=None, **loading",
+    "Engine.generate": "prompts, sampling=None, **options",
+    "Engine.stream": "prompt, sampling=None, **options",
+    "Engine.submit": "prompt, sampling=None, options=None",
+    "Sampling": "temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=None, repetition_penalty=1.0,"
+    " presence_penalty=0.0, frequency_penalty=0.0, logit_bias=…, allowed_token_ids=None, suppress_tokens=frozenset()",
+    "GenerationOptions": "max_tokens=128, min_tokens=0, stop=(), stop_token_ids=frozenset(), ignore_eos=False,"
+    " logprobs=None, n=1, grammar=None, json_schema=None, regex=None, speculation=…, raw=False",
+    "Speculation": "off=False, drafter=None, depth=None, verify=None, shape=None",
+    "Limits": "rows=16, tokens=131072, prefill=None, retained=32768, retained_bytes=None",
+    "Completion": "text, token_ids, finish_reason, logprobs, prompt_tokens, origins, stats, guarantee, error=None",
+    "Chunk": "text, token_ids, origins, logprobs=(), finish_reason=None, error=None, pieces=()",
+    "hf.generate": "model, input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus=False,"
+    " streamer=None, drafter='ngram', depth=None, verify=None, options=None, seed=None, stop_strings=None,"
+    " tokenizer=None, **inputs",
+}
+DERIVED = ["acceptance", "completion_tokens", "lossless", "repeatable", "rule", "tau"]  # properties of a completion
+RUN = ["engine", "model", "quantised", "drafter", "rule", "lossless", "repeatable", "prompt_tokens"]
+SAMPLE = ["text", "finish_reason", "completion_tokens", "token_ids", "origins"]
+COUNTS = ["tau", "acceptance", "drafted", "wasted"]
+TIMES = ["tokens_per_second", "seconds_to_first_token", "drafting_note", "interrupted"]
 
 
 def flags(verb, name: str) -> dict[str, list[str]]:
@@ -136,10 +165,50 @@ def test_verbs_and_flags_are_frozen():
 
 
 def test_public_names_are_frozen_and_there():
-    assert slipstream.__all__ == NAMES
-    assert all(getattr(slipstream, name) is not None for name in NAMES)
-    with pytest.raises(AttributeError, match="it has Completion, Engine"):
-        _ = slipstream.Nonsense
+    assert ss.__all__ == NAMES
+    assert all(getattr(ss, name) is not None for name in NAMES)
+    with pytest.raises(AttributeError, match="it has Chunk, Completion, Engine"):
+        _ = ss.Nonsense
+
+
+def parameters(function) -> str:
+    return ", ".join(
+        ("**" if p.kind is p.VAR_KEYWORD else "")
+        + p.name
+        + ("" if p.default is p.empty else f"={'…' if repr(p.default) == '<factory>' else repr(p.default)}")
+        for p in inspect.signature(function).parameters.values()
+        if p.name != "self"
+    )
+
+
+def test_signatures_are_frozen():
+    found = {name: parameters(attrgetter(name)(ss)) for name in SIGNATURES}
+    assert found == SIGNATURES
+
+
+def test_what_a_completion_derives_is_frozen():
+    assert [name for name, value in sorted(vars(ss.Completion).items()) if isinstance(value, property)] == DERIVED
+
+
+def test_the_json_of_generate_is_frozen(slipstream, tmp_path):
+    words = "generate", "abcabc", "-m", str(letters_folder.write(tmp_path)), "--max-tokens", "4", "--json"
+    assert list(slipstream(*words).report) == [*RUN, *SAMPLE, *COUNTS, *TIMES]
+    told = slipstream(*words, "--logprobs", "2").report
+    assert list(told) == [*RUN, *SAMPLE, *COUNTS, "logprobs", *TIMES]
+    assert list(told["logprobs"]["content"][0]) == ["token", "token_id", "logprob", "top_logprobs"]
+    several = slipstream(*words, "--n", "2").report
+    assert list(several) == [*RUN, "completion_tokens", *COUNTS, "choices", *TIMES]
+    assert list(several["choices"][0]) == ["index", *SAMPLE, *COUNTS]
+
+
+def test_peers_import_nothing_from_the_native_engine():
+    """What both need stands in `engines`."""
+    engines = Path(ss.__file__).parent / "engines"
+    shared = [path for path in engines.glob("*.py") if path.name != "__init__.py"]
+    peers = [path for folder in ("llamacpp", "transformers", "vllm") for path in (engines / folder).glob("*.py")]
+    assert len(peers) > 8
+    for path in (*shared, *peers):
+        assert not re.search(r"slipstream\.engines\.native", path.read_text(encoding="utf-8")), path
 
 
 def test_the_import_is_light():

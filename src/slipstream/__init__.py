@@ -17,8 +17,9 @@ _PUBLIC = {
     "Engine": "slipstream.engines.native.engine:NativeEngine",
     "Limits": "slipstream.engines.native.scheduler:Limits",
     "Sampling": "slipstream.core.sampling:Sampling",
-    "Speculation": "slipstream.engines.base:Speculation",
+    "Speculation": "slipstream.engines.options:Speculation",
     "GenerationOptions": "slipstream.engines.options:GenerationOptions",
+    "Chunk": "slipstream.engines.base:Chunk",
     "Completion": "slipstream.engines.base:Completion",
     "hf": "slipstream.hf:",
 }
@@ -31,8 +32,8 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"slipstream has no {name!r}; it has {', '.join(__all__)}")
     module, _, attribute = _PUBLIC[name].partition(":")
-    found = import_module(module)
-    return getattr(found, attribute) if attribute else found
+    imported = import_module(module)
+    return getattr(imported, attribute) if attribute else imported
 
 
 def __dir__() -> list[str]:

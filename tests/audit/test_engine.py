@@ -92,7 +92,7 @@ class Tampered(Engine):
         self._inner, self._changes = inner, changes
         self.capabilities = inner.capabilities  # type: ignore[misc]
 
-    label = quantised = property(lambda self: self._inner.label)  # type: ignore[assignment]
+    model_info = property(lambda self: self._inner.model_info)  # type: ignore[assignment]
     text = property(lambda self: self._inner.text)  # type: ignore[assignment]
     stats = property(lambda self: self._inner.stats)  # type: ignore[assignment]
 

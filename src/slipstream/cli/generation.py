@@ -93,8 +93,9 @@ def _listen(listeners: Sequence[Listener], show: Show | None, between: Callable[
         other.thread.join()
         if show and between:
             between(number)
-        for chunk in other.chunks if show else ():
-            show(chunk)  # type: ignore[misc]
+        if show:
+            for chunk in other.chunks:
+                show(chunk)
 
 
 class Listener:

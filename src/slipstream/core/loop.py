@@ -30,7 +30,7 @@ def decode(
 ) -> Generator[list[Step]]:
     """Yield what each cycle emitted, one step per row that took part."""
     for row in rows:
-        check_fits(row, model)
+        check_fits(row, model.vocab, model.context)
     everyone = rows
     model.open(everyone)
     drafter.open(everyone)
@@ -53,13 +53,13 @@ def decode(
         model.close(everyone)
 
 
-def check_fits(row: Row, model: Model) -> None:
+def check_fits(row: Row, vocab: int, context: int) -> None:
     """Refuse a prompt the model cannot take; a row with no room left is finished before it starts."""
-    if row.length > model.context:
-        raise ValueError(f"the prompt has {row.length} tokens; the model's context holds {model.context}")
-    if max(row.tokens) >= model.vocab or min(row.tokens) < 0:
-        raise ValueError(f"the prompt holds a token id outside 0 to {model.vocab - 1}")
-    if row.room(model.context) == 0:
+    if row.length > context:
+        raise ValueError(f"the prompt has {row.length} tokens; the model's context holds {context}")
+    if max(row.tokens) >= vocab or min(row.tokens) < 0:
+        raise ValueError(f"the prompt holds a token id outside 0 to {vocab - 1}")
+    if row.room(context) == 0:
         row.finish_reason = "length"
 
 

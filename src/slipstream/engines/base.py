@@ -13,6 +13,7 @@ from slipstream.core.types import Origin
 from slipstream.engines.options import GenerationOptions, Speculation, checked
 from slipstream.engines.prompt import Prompt, split_prompts
 from slipstream.models.text.codec import TextCodec
+from slipstream.plan.drafting_cost import DraftingCost
 
 __all__ = [
     "Capabilities",
@@ -21,6 +22,7 @@ __all__ = [
     "Engine",
     "GenerationOptions",
     "Logprob",
+    "ModelInfo",
     "Prompt",
     "RequestHandle",
     "Speculation",
@@ -115,15 +117,15 @@ class Guarantee:
 class Completion:
     """One finished sample of one request."""
 
-    prompt_tokens: int
     text: str
     token_ids: list[int]
-    origins: list[Origin]
-    logprobs: list[Logprob]
     finish_reason: str  # "stop", "length", "cancelled" or "error"
-    error: str | None
+    logprobs: list[Logprob]
+    prompt_tokens: int
+    origins: list[Origin]  # of each token
     stats: SpeculationStats
     guarantee: Guarantee
+    error: str | None = None
 
     @property
     def completion_tokens(self) -> int:
@@ -169,6 +171,17 @@ class Capabilities:
     not_drafting: frozenset[str] = frozenset()  # of the above, what goes with plain decoding only
 
 
+@dataclass(frozen=True)
+class ModelInfo:
+    """The model as an engine runs it."""
+
+    name: str
+    label: str  # name, quantisation and precision, for every output
+    quantised: str | None  # the format the weights were rounded to, such as Q4_1
+    vocab_size: int
+    context_length: int
+
+
 class RequestHandle(ABC):
     """A request under way: iterate over its chunks, or wait for its completion."""
 
@@ -189,8 +202,8 @@ class Engine(ABC):
 
     @property
     @abstractmethod
-    def label(self) -> str:
-        """The model as it is run: name, quantisation, precision; for every output."""
+    def model_info(self) -> ModelInfo:
+        """The model's name, format and sizes."""
 
     @property
     @abstractmethod
@@ -198,9 +211,14 @@ class Engine(ABC):
         """The model's tokenizer and chat template."""
 
     @property
-    @abstractmethod
-    def quantised(self) -> str | None:
-        """The format the weights were rounded to, such as Q4_1."""
+    def label(self) -> str:
+        """The model as it is run: name, quantisation, precision; for every output."""
+        return self.model_info.label
+
+    @property
+    def drafting_cost(self) -> DraftingCost | None:
+        """What a drafted token costs on this machine; None where the engine does not measure it."""
+        return None
 
     @property
     def version(self) -> str:

@@ -16,24 +16,23 @@ from typing import Any, ClassVar
 
 from slipstream.core.checks import shown
 from slipstream.core.component_options import read_options
+from slipstream.core.loop import check_fits
 from slipstream.core.sampling import Sampling
 from slipstream.core.types import Origin, Request
 from slipstream.drafters import drafters
 from slipstream.engines.base import (
     Capabilities,
-    Engine,
     GenerationOptions,
+    Guarantee,
     Logprob,
-    Prompt,
-    RequestHandle,
+    ModelInfo,
     Speculation,
     SpeculationStats,
     check_process,
-    checked,
 )
+from slipstream.engines.checks import check_token_ids
 from slipstream.engines.job import DecodingPlan, Job
-from slipstream.engines.native.laws import check_request
-from slipstream.engines.prompt import encode
+from slipstream.engines.job_engine import JobEngine
 from slipstream.models.sources.catalog import names_model
 from slipstream.models.sources.load import ModelFiles
 from slipstream.models.text.codec import TextCodec
@@ -69,12 +68,8 @@ class PeerModel:
     drafter: str
     depth: int | None
 
-    @property
-    def ends(self) -> frozenset[int]:
-        return frozenset(token for token in self.text.ends if token < self.vocab)
 
-
-class Peer(Engine):
+class Peer(JobEngine):
     """A peer decodes jobs: `_open` loads the model, `_start` takes jobs, `advance` and `end` bring what came of them,
     `_stop` gives everything back."""
 
@@ -114,7 +109,7 @@ class Peer(Engine):
         self._under_way: set[Job] = set()
         self._lock = threading.Lock()
         self._closed = False
-        self.seat = self._open(
+        self.model = self._open(
             PeerOptions(model, drafter, verify, depth, own, dtype, device, context, trust_remote_code)
         )
 
@@ -131,65 +126,54 @@ class Peer(Engine):
         """End what runs and give everything back; called once."""
 
     @property
-    def label(self) -> str:
-        return f"{self.seat.found.name} ({self.seat.found.weights(exact=False)}{self.seat.precision})"
+    def model_info(self) -> ModelInfo:
+        found = self.model.found
+        label = f"{found.name} ({found.weights(exact=False)}{self.model.precision})"
+        return ModelInfo(found.name, label, found.quantised, self.model.vocab, self.model.context)
 
     @property
     def text(self) -> TextCodec:
-        return self.seat.text
+        return self.model.text
 
-    @property
-    def quantised(self) -> str | None:
-        return self.seat.found.quantised
-
-    def submit(
-        self, prompt: Prompt, sampling: Sampling | None = None, options: GenerationOptions | None = None
-    ) -> list[RequestHandle]:
+    def _check_running(self) -> None:
         check_process(self._pid)
-        sampling, options = checked(sampling, options)
-        plan = self._course(options.speculation)
+
+    def _check_offered(self, sampling: Sampling, options: GenerationOptions, plan: DecodingPlan) -> None:
         refuse(self.name, self.capabilities, sampling, options, plan.drafter != "none")
-        ends = frozenset() if options.ignore_eos else self.seat.ends
-        tokens = encode(prompt, options.raw, self.seat.text)
-        request = Request(tokens, sampling, options.max_tokens, ends | options.stop_token_ids, 0, options.min_tokens)
-        self._check(request)
-        seed, jobs = sampling.seed, []
-        for i in range(options.n):
-            mine = replace(sampling, seed=None if seed is None else (seed + i) % 2**63)
-            one = replace(request, sampling=mine, sample=i)
-            jobs.append(Job(one, plan, self.seat.text.stream(), options.stop, options.logprobs))
-        self._send(jobs)
-        return list(jobs)
+
+    def _guarantee(self, plan: DecodingPlan, sampling: Sampling) -> Guarantee:
+        return Guarantee(plan.rule)
+
+    def _sample(self, request: Request, index: int) -> Request:
+        """A peer knows seeds only, so every sample has one of its own."""
+        seed = request.sampling.seed
+        own = replace(request.sampling, seed=None if seed is None else (seed + index) % 2**63)
+        return replace(request, sampling=own, sample=index)
 
     def _send(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            check_fits(job.row, self.model.vocab, self.model.context)
+            check_token_ids(job.row.request, self.model.vocab)
         with self._lock:
             if self._closed:
                 raise ValueError("the engine is closed; make a new one")
-            some = [job for job in jobs if not job.done and job.row.room(self.seat.context)]
-            self._under_way.update(some)
+            started = [job for job in jobs if not job.done]
+            self._under_way.update(started)
         for job in jobs:
-            if job not in some:
+            if job.done:
                 job.end("length")
-        self._start(some)
+        self._start(started)
 
-    def _check(self, request: Request) -> None:
-        count, vocab = len(request.prompt), self.seat.vocab
-        if count > self.seat.context:
-            raise ValueError(f"the prompt has {count} tokens; the model's context holds {self.seat.context}")
-        if max(request.prompt) >= vocab or min(request.prompt) < 0:
-            raise ValueError(f"the prompt holds a token id outside 0 to {vocab - 1}")
-        check_request(request, vocab)
-
-    def _course(self, asked: Speculation) -> DecodingPlan:
-        """How one request drafts; a peer that cannot be told so for one request says it."""
-        if asked.verify is not None and asked.verify not in self.capabilities.rules:
+    def _plan(self, speculation: Speculation, sampling: Sampling) -> DecodingPlan:
+        """A peer that cannot choose speculation for one request refuses another choice than its own."""
+        if speculation.verify is not None and speculation.verify not in self.capabilities.rules:
             raise ValueError(f"{self.name} has a verification rule of its own; leave verify out")
-        built = DecodingPlan(self.seat.drafter, self._rule, self.seat.depth)
-        rule = asked.verify or self._rule
-        name = asked.drafter or built.drafter
+        built = DecodingPlan(self.model.drafter, self._rule, self.model.depth)
+        rule = speculation.verify or self._rule
+        name = speculation.drafter or built.drafter
         check_drafter(self.name, self.capabilities, name)
-        depth = built.depth if asked.depth is None else asked.depth
-        off = asked.off or depth == 0 or name == "none"
+        depth = built.depth if speculation.depth is None else speculation.depth
+        off = speculation.off or depth == 0 or name == "none"
         plan = DecodingPlan("none", rule, 0) if off else DecodingPlan(name, rule, depth)
         same = plan == built or (off and built.drafter == "none")
         if not same and not self.capabilities.switch:
@@ -205,7 +189,7 @@ class Peer(Engine):
         origins = [Origin.ACCEPTED] * min(accepted, len(tokens))
         last = Origin.PLAIN if not drafted else Origin.BONUS if accepted == drafted else Origin.RECOVERED
         origins += [last] * (len(tokens) - len(origins))
-        kept = job.row.extend(tokens, origins, self.seat.context)
+        kept = job.row.extend(tokens, origins, self.model.context)
         chunk = job.take(tokens[:kept], origins[:kept], logprobs[:kept])
         kept = len(chunk.token_ids)
         with self._lock:
@@ -237,18 +221,18 @@ class Peer(Engine):
     @property
     def stats(self) -> dict[str, Any]:
         with self._lock:
-            tally, running = self.totals, len(self._under_way)
+            totals, running = self.totals, len(self._under_way)
             return {
                 "model": self.label,
                 "engine": self.version,
                 "running": running,
                 "waiting": 0,
-                "row_cycles": tally.cycles,
-                "tokens": tally.emitted,
-                "tau": tally.tau,
-                "acceptance": tally.acceptance,
-                "drafted": sum(tally.drafted),
-                "wasted": tally.wasted,
+                "row_cycles": totals.cycles,
+                "tokens": totals.emitted,
+                "tau": totals.tau,
+                "acceptance": totals.acceptance,
+                "drafted": sum(totals.drafted),
+                "wasted": totals.wasted,
                 "failures": {},
             }
 

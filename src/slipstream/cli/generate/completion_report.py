@@ -21,7 +21,7 @@ def completion_report(run: Run, engine: Engine, drafter: str) -> dict[str, Any]:
     return {
         "engine": engine.version,
         "model": engine.label,
-        "quantised": engine.quantised,
+        "quantised": engine.model_info.quantised,
         "drafter": drafter,
         "rule": first.rule,
         "lossless": first.lossless,
@@ -43,6 +43,7 @@ def _sample(sample: Completion, text: TextCodec) -> dict[str, Any]:
         "finish_reason": sample.finish_reason,
         "completion_tokens": sample.completion_tokens,
         "token_ids": list(sample.token_ids),
+        "origins": [str(origin) for origin in sample.origins],
         **_drafting(sample.stats),
         **logprobs,
     }

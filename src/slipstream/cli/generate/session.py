@@ -15,7 +15,6 @@ from slipstream.cli.options import shared
 from slipstream.cli.output.show import console, print_json
 from slipstream.cli.output.token_view import TokenView, legend
 from slipstream.engines import open_engine
-from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
 
 if TYPE_CHECKING:
@@ -58,8 +57,7 @@ def generated(opening: Opening, engine: Engine, task: GenerationTask, comparing:
     """Generate, show and compare; the report. After Ctrl-C it says so and nothing is compared any more."""
     run = _shown(engine, task, as_json)
     report = completion_report(run, engine, opening.drafter)
-    cost = engine.drafting_cost if isinstance(engine, NativeEngine) else None
-    report["drafting_note"] = why_undrafted(run, opening.drafter, opening.depth, cost)
+    report["drafting_note"] = why_undrafted(run, opening.drafter, opening.depth, engine.drafting_cost)
     report["interrupted"] = run.interrupted
     if comparing and not run.interrupted:
         try:

@@ -80,7 +80,7 @@ class LlamaCppEngine(Peer):
         self.end(job, "cancelled" if job.cancelled else "length")
 
     def _ask(self, job: Job, link: http.client.HTTPConnection) -> None:
-        body = json.dumps(sampling(job, self.seat.text.ends, bool(self._options.cache)))
+        body = json.dumps(sampling(job, self.model.text.ends, bool(self._options.cache)))
         link.request("POST", "/completion", body, {"Content-Type": "application/json"})
         reply = link.getresponse()
         if reply.status != 200:

@@ -19,10 +19,12 @@ from slipstream.core.interfaces import Drafter, Model, Policy, Verifier
 from slipstream.core.loop import NoiseFactory, check_fits, read
 from slipstream.core.shaping import places
 from slipstream.core.types import Budget, Draft, RowOutcome, Scores, Verdict
+from slipstream.engines.checks import check_token_ids
 from slipstream.engines.job import Job
+from slipstream.engines.logprobs import token_logprobs
 from slipstream.engines.native.captured.rows import CapturedRows
 from slipstream.engines.native.groups import Group, join, levels, limited, merge, part, slots
-from slipstream.engines.native.laws import check_request, check_tree, law_of, tops
+from slipstream.engines.native.laws import check_tree, law_of
 from slipstream.engines.native.prefill import PromptReader
 from slipstream.engines.native.publisher import ChunkPublisher
 from slipstream.engines.native.scheduler import Limits, Scheduler
@@ -59,8 +61,8 @@ class Batch:
 
     def check(self, job: Job) -> None:
         """Refuse what could never run; safe from any thread."""
-        check_fits(job.row, self.model)
-        check_request(job.row.request, self.model.vocab)
+        check_fits(job.row, self.model.vocab, self.model.context)
+        check_token_ids(job.row.request, self.model.vocab)
         self.scheduler.check(job)
         # an unknown name is refused here
         drafter, rule = self._drafter(job.plan.drafter), self._rule(job.plan.rule)
@@ -267,7 +269,7 @@ class Batch:
     def _emit(self, job: Job, news: RowOutcome, count: int, drafted: Sequence[int], said: Scores | None) -> None:
         kept = job.row.extend(news.tokens[:count], news.origins[:count], self.model.context)
         tokens, origins = news.tokens[:kept], news.origins[:kept]
-        logprobs = [] if said is None or job.top is None else tops(said.logits[:kept], tokens, job.top)
+        logprobs = [] if said is None or job.top is None else token_logprobs(said.logits[:kept], tokens, job.top)
         self.teller.tell(job, tokens, origins, logprobs, len(news.path), drafted)
 
     def fail(self, error: Exception) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import asdict, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,12 @@ from slipstream.core.interfaces import Drafter, Verifier
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Shape
-from slipstream.core.types import Request
+from slipstream.core.types import Constraint
 from slipstream.drafters import drafters
 from slipstream.drafters.build import Options, build_drafter, drafter_kind
-from slipstream.engines.base import Capabilities, Engine, GenerationOptions, Prompt, RequestHandle, Speculation, checked
+from slipstream.engines.base import Capabilities, GenerationOptions, Guarantee, ModelInfo, Speculation
 from slipstream.engines.job import DecodingPlan, Job
+from slipstream.engines.job_engine import JobEngine
 from slipstream.engines.native.arguments import check_types, given_target, named
 from slipstream.engines.native.batch import Batch
 from slipstream.engines.native.build import build_target, express
@@ -24,7 +26,6 @@ from slipstream.engines.native.guarantee import choose_rule, guarantee
 from slipstream.engines.native.scheduler import Limits
 from slipstream.engines.native.watch import ObservedRule, Watch
 from slipstream.engines.native.worker import Worker
-from slipstream.engines.prompt import encode
 from slipstream.models.target import Target
 from slipstream.models.text.codec import TextCodec
 from slipstream.plan.drafting_cost import DraftingCost
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class NativeEngine(Engine):
+class NativeEngine(JobEngine):
     """`model` is a name, a folder, a GGUF file, or a causal language model of transformers that is loaded already; its
     tokenizer is passed as `tokenizer=` or found by its `name_or_path`. `drafter` is a name, a model's name or folder,
     None or "none" for plain decoding, or a `Drafter`. `depth` None lets the policy decide every cycle; with a `shape`,
@@ -97,22 +98,17 @@ class NativeEngine(Engine):
             limits,
             express=None if watch else express(self.target.model),
         )
-        vocab, ends = self.target.model.vocab, self.target.text.ends
-        self._ends = frozenset(token for token in ends if token < vocab)  # a tokenizer may know more than the model
         self._building = threading.Lock()
         self._worker = Worker(self._batch)
 
     @property
-    def label(self) -> str:
-        return self.target.label
+    def model_info(self) -> ModelInfo:
+        files, model = self.target.files, self.target.model
+        return ModelInfo(files.name, self.target.label, files.quantised, model.vocab, model.context)
 
     @property
     def text(self) -> TextCodec:
         return self.target.text
-
-    @property
-    def quantised(self) -> str | None:
-        return self.target.files.quantised
 
     @property
     def drafter_name(self) -> str:
@@ -136,49 +132,31 @@ class NativeEngine(Engine):
             self._rules[name] = ObservedRule(rule, self._watch) if self._watch else rule
         return self._rules[name]
 
-    def submit(
-        self, prompt: Prompt, sampling: Sampling | None = None, options: GenerationOptions | None = None
-    ) -> list[RequestHandle]:
+    def _check_running(self) -> None:
         self._worker.check()
-        sampling, options = checked(sampling, options)
-        request = self.request(prompt, sampling, options)
-        plan, text = self._course(options.speculation, sampling), self.target.text
-        promise = guarantee(plan.rule, sampling.seed is not None, self.target.model.invariant)
-        jobs = [
-            Job(replace(request, sample=i), plan, text.stream(), options.stop, options.logprobs, promise)
-            for i in range(options.n)
-        ]
-        self._send(jobs)
-        return list(jobs)
 
-    def request(self, prompt: Prompt, sampling: Sampling, options: GenerationOptions) -> Request:
-        """A request as it is decoded: prompt and end tokens as ids, the grammar compiled."""
-        tokens, grammar = encode(prompt, options.raw, self.target.text), self._grammar(options)
-        ends = frozenset() if options.ignore_eos else self._ends
-        return Request(
-            tokens, sampling, options.max_tokens, ends | options.stop_token_ids, 0, options.min_tokens, grammar
-        )
-
-    def _course(self, asked: Speculation, sampling: Sampling) -> DecodingPlan:
-        """The request's own choices, then the engine's."""
-        depth = self._default.depth if asked.depth is None else asked.depth
-        shape = self._default.tree if asked.shape is None else asked.tree
-        named = asked.verify or self._default.verify
+    def _plan(self, speculation: Speculation, sampling: Sampling) -> DecodingPlan:
+        depth = self._default.depth if speculation.depth is None else speculation.depth
+        shape = self._default.tree if speculation.shape is None else speculation.tree
+        named = speculation.verify or self._default.verify
         rule = choose_rule(named, sampling.temperature, sampling.seed is not None, tree=shape is not None)
-        if asked.off or depth == 0:
+        if speculation.off or depth == 0:
             return DecodingPlan("none", rule, 0)
         if shape is not None and depth is None:
             depth = shape.depth or DEPTH
-        return DecodingPlan(asked.drafter or self._default.drafter or "none", rule, depth, shape)
+        return DecodingPlan(speculation.drafter or self._default.drafter or "none", rule, depth, shape)
 
-    def _grammar(self, options: GenerationOptions) -> Any:
+    def _guarantee(self, plan: DecodingPlan, sampling: Sampling) -> Guarantee:
+        return guarantee(plan.rule, sampling.seed is not None, self.target.model.invariant)
+
+    def _constraint(self, options: GenerationOptions) -> Callable[[], Constraint] | None:
         if options.constraint is None:
             return None
         from slipstream.engines.native.grammar import compiled
 
         return compiled(options.constraint, self.target.text, self.target.model.vocab)
 
-    def _send(self, jobs: list[Job]) -> None:
+    def _send(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             self._batch.check(job)
         self._worker.send(jobs)
@@ -188,17 +166,17 @@ class NativeEngine(Engine):
 
     @property
     def stats(self) -> dict[str, Any]:
-        tally, plan = self._batch.teller.stats, self._batch.scheduler
+        totals, scheduler = self._batch.teller.stats, self._batch.scheduler
         return {
             "model": self.target.label,
-            "running": len(plan.running),
-            "waiting": len(plan.waiting),
-            "row_cycles": tally.cycles,
-            "tokens": tally.emitted,
-            "tau": tally.tau,
-            "acceptance": tally.acceptance,
-            "drafted": sum(tally.drafted),
-            "wasted": tally.wasted,
+            "running": len(scheduler.running),
+            "waiting": len(scheduler.waiting),
+            "row_cycles": totals.cycles,
+            "tokens": totals.emitted,
+            "tau": totals.tau,
+            "acceptance": totals.acceptance,
+            "drafted": sum(totals.drafted),
+            "wasted": totals.wasted,
             **asdict(self.target.model.prefixes.counts),
             "failures": dict(self._batch.failures),
         }

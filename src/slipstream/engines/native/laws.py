@@ -13,26 +13,9 @@ from slipstream.core.law import Law
 from slipstream.core.rules import rules
 from slipstream.core.shaping import Place, shape
 from slipstream.core.tree import Shape
-from slipstream.core.types import Request
-from slipstream.engines.base import Logprob
 
 NOTHING = "the grammar and the tokens that are allowed leave nothing to go on with"
 BROKEN = "the model's logits are not finite"
-
-
-def check_request(request: Request, vocab: int) -> None:
-    """Refuse token ids the model does not have."""
-    params = request.sampling
-    named = {
-        "logit_bias": params.logit_bias,
-        "allowed_token_ids": params.allowed_token_ids or (),
-        "suppress_tokens": params.suppress_tokens,
-        "stop_token_ids": request.ends,
-    }
-    for name, tokens in named.items():
-        for token in tokens:
-            if not 0 <= token < vocab:
-                raise ValueError(f"{name} names token {token}; the model has tokens 0 to {vocab - 1}")
 
 
 def check_tree(tree: Shape, rule: Verifier, drafter: Drafter, model: Model) -> None:
@@ -84,12 +67,3 @@ def _shaped(logits: Tensor, where: Sequence[Place]) -> tuple[Tensor, dict[int, s
             except Exception as error:
                 dead[i] = f"the request's own processor or grammar failed: {error}"
         return wide, dead
-
-
-def tops(logits: Tensor, tokens: Sequence[int], n: int) -> list[Logprob]:
-    """Log-probabilities of emitted tokens under the target's own distribution, with the n likeliest."""
-    logprobs = logits.float().log_softmax(-1)
-    own = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
-    best = logprobs.topk(min(n, logprobs.shape[1]), sorted=True)
-    pairs = [tuple(zip(i, v, strict=True)) for i, v in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
-    return [Logprob(token, value, top) for token, value, top in zip(tokens, own, pairs, strict=True)]

@@ -12,6 +12,7 @@ import gc
 import os
 import threading
 import weakref
+from collections.abc import Sequence
 
 import torch
 
@@ -42,7 +43,7 @@ class Worker:
         if self._closed:
             raise ValueError("the engine is closed; make a new one")
 
-    def send(self, jobs: list[Job]) -> None:
+    def send(self, jobs: Sequence[Job]) -> None:
         self.check()
         with self._ready:
             self.check()

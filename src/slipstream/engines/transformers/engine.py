@@ -53,14 +53,14 @@ class TransformersEngine(Peer):
             raise ValueError(f"exit is {self._options.exit}; it must be one of the layers 1 to {self._layers - 1}")
         precision = str(self._model.dtype).removeprefix("torch.")
         longest = min(asked.context or config.max_position_embeddings, config.max_position_embeddings)
-        seat = PeerModel(found, text, config.vocab_size, longest, precision, asked.drafter, asked.depth)
-        self._pad = min(seat.ends, default=0)
-        self._assistant: Any = self._draft_model(seat, asked, place)
+        model = PeerModel(found, text, config.vocab_size, longest, precision, asked.drafter, asked.depth)
+        self._pad = min((token for token in text.ends if token < config.vocab_size), default=0)
+        self._assistant: Any = self._draft_model(model, asked, place)
         self._inbox: list[Job] = []
         self._ready = threading.Condition()
         self._over = False
         self._worker: threading.Thread | None = None
-        return seat
+        return model
 
     @property
     def version(self) -> str:
@@ -68,15 +68,15 @@ class TransformersEngine(Peer):
 
         return f"transformers {transformers.__version__}"
 
-    def _draft_model(self, seat: PeerModel, asked: PeerOptions, place: str) -> Any:
+    def _draft_model(self, model: PeerModel, asked: PeerOptions, place: str) -> Any:
         if not self._options.model:
-            if seat.drafter == "draft_model":
+            if model.drafter == "draft_model":
                 raise ValueError("a draft model needs a name: --drafter NAME, or -o model=NAME")
             return None
         found = resolve(self._options.model, trust_remote_code=asked.trust_remote_code)
-        difference = same_tokenizer(load_text(found).tokenizer, seat.text.tokenizer)
+        difference = same_tokenizer(load_text(found).tokenizer, model.text.tokenizer)
         if difference:
-            raise ValueError(f"{found.name} cannot draft for {seat.found.name}: {difference}")
+            raise ValueError(f"{found.name} cannot draft for {model.found.name}: {difference}")
         return _bare(load_model(found, asked.dtype, place))
 
     def _start(self, jobs: Sequence[Job]) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from slipstream.engines.base import Logprob
 from slipstream.engines.job import Job
-from slipstream.engines.native.laws import tops
+from slipstream.engines.logprobs import token_logprobs
 
 Advance = Callable[[Job, Sequence[int], int, int, Sequence[Logprob]], None]
 
@@ -67,5 +67,5 @@ class StepWatcher:
         kept = min(len(tokens), len(self._drafted)) if accepted is None else accepted
         logprobs: list[Logprob] = []
         if job.top is not None and self._logits is not None:
-            logprobs = tops(self._logits[i, : len(tokens)], tokens, job.top)
+            logprobs = token_logprobs(self._logits[i, : len(tokens)], tokens, job.top)
         self._advance(job, tokens, len(self._drafted), kept, logprobs)
