@@ -12,7 +12,7 @@ from functools import cached_property
 from slipstream.core.tree import Shape
 from slipstream.core.types import Budget, Origin, Request, Row
 from slipstream.engines.base import Chunk, Completion, Guarantee, Logprob, RequestHandle, SpeculationStats
-from slipstream.engines.stops import Stops
+from slipstream.engines.stops import StopStrings
 from slipstream.models.text.detokenizer import Detokenizer
 
 
@@ -51,7 +51,7 @@ class Job(RequestHandle):
         self.rides = False  # its cycles can run on the device as a whole
         self.cancelled = False
         self.error: str | None = None
-        self._decoder, self._stops = decoder, Stops(stop)
+        self._decoder, self._stops = decoder, StopStrings(stop)
         self._chunks: queue.SimpleQueue[Chunk] = queue.SimpleQueue()
         self._over = threading.Event()
         self._seen: list[Chunk] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-class Stops:
+class StopStrings:
     """Feed text, get back what may be shown; text that may yet become a stop string is held back."""
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -20,10 +20,10 @@ class Stops:
         if not self._strings:
             return text
         self._held += text
-        found = [at for string in self._strings if (at := self._held.find(string)) >= 0]
-        if found:
+        positions = [at for string in self._strings if (at := self._held.find(string)) >= 0]
+        if positions:
             self.hit = True
-            shown, self._held = self._held[: min(found)], ""
+            shown, self._held = self._held[: min(positions)], ""
             return shown
         keep = max((self._partial(string) for string in self._strings), default=0)
         cut = len(self._held) - keep
