@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from slipstream.core.array_types import Float, Tensor
-from slipstream.core.component_options import NoOptions
 from slipstream.core.device import DeviceRule
 from slipstream.core.law import Law
 from slipstream.core.noise import Noise
+from slipstream.core.registry import NoOptions
 from slipstream.core.tree import Siblings
 from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
 
@@ -185,6 +185,16 @@ def sibling_mode(rule: Verifier, drafter: Drafter) -> Siblings | None:
 
 class Policy(ABC):
     """Decides each cycle whether and how far to draft."""
+
+    @classmethod
+    def build(cls) -> Policy:
+        """Make the policy that its registered name stands for."""
+        return cls()
+
+    @property
+    def drafting_cost(self) -> Any:
+        """What drafting costs, as the policy measured it (`plan.drafting_cost`); None where it measures nothing."""
+        return None
 
     def open(self, rows: Sequence[Row], model: Model, drafter: Drafter, rule: Verifier) -> None:
         """New rows, and what will decode them: whether their drafts may branch is for `sibling_mode` to say."""

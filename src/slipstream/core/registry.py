@@ -1,4 +1,5 @@
 """Names to classes, imported when first asked for. Built-ins and plugins register alike: a name and `module:Class`.
+The options of a component are a frozen dataclass beside it, read from `key=value` words by `read_options`.
 
 An installed package adds its own through the entry-point group `slipstream.<kind>s`, of policies `slipstream.policies`.
 Built-in names cannot be replaced by a package.
@@ -7,12 +8,15 @@ Built-in names cannot be replaced by a package.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Generic, TypeVar
+from types import NoneType
+from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
 T = TypeVar("T")
+SWITCHES = {"true": True, "1": True, "false": False, "0": False}
 
 
 class Registry(Collection[str], Generic[T]):
@@ -61,3 +65,29 @@ class Registry(Collection[str], Generic[T]):
         module, _, attribute = target.partition(":")
         loaded: type[T] = getattr(import_module(module), attribute)
         return loaded
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """The options of a component that takes none."""
+
+
+def read_options(options_type: type[T], options: Mapping[str, Any], component: str) -> T:
+    """Build a component's options dataclass. Unknown keys and unreadable values raise ValueError."""
+    hints = get_type_hints(options_type)
+    legal = [field.name for field in fields(options_type)]  # type: ignore[arg-type]
+    for key in options:
+        if key not in legal:
+            raise ValueError(f"{component} has no option {key!r}; it takes {', '.join(legal) or 'none'}")
+    return options_type(**{key: _value(hints[key], value, key, component) for key, value in options.items()})
+
+
+def _value(hint: Any, value: Any, key: str, component: str) -> Any:
+    """A value as its field's type; `X | None` reads as X. Types other than int, float and bool take it as it is."""
+    kind = next((part for part in get_args(hint) if part is not NoneType), hint)
+    if kind not in (int, float, bool):
+        return value
+    try:
+        return SWITCHES[str(value).lower()] if kind is bool else kind(str(value))
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"option {key} of {component} is {value!r}; it must be of type {kind.__name__}") from error

@@ -7,8 +7,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from slipstream.core.component_options import read_options
 from slipstream.core.interfaces import Drafter, TargetModel
+from slipstream.core.registry import read_options
 from slipstream.drafters import drafters
 from slipstream.drafters.folder import trained_kind
 from slipstream.drafters.shipped import shipped

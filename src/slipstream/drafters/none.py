@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from slipstream.core.component_options import NoOptions
 from slipstream.core.interfaces import Drafter, TargetModel
 from slipstream.core.law import OneHot
 from slipstream.core.noise import Noise
+from slipstream.core.registry import NoOptions
 from slipstream.core.tree import Tree
 from slipstream.core.types import Budget, Draft, Row
 from slipstream.drafters.device import DeviceDrafter, PlainDecoding

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from slipstream.core.checks import shown
-from slipstream.core.component_options import read_options
 from slipstream.core.loop import check_fits
+from slipstream.core.registry import read_options
 from slipstream.core.sampling import Sampling
 from slipstream.core.types import Origin, Request
 from slipstream.drafters import drafters

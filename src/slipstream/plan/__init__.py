@@ -5,4 +5,6 @@ from __future__ import annotations
 from slipstream.core.interfaces import Policy
 from slipstream.core.registry import Registry
 
-policies: Registry[Policy] = Registry("policy", {"fixed": "slipstream.plan.policy:Fixed"})
+policies: Registry[Policy] = Registry(
+    "policy", {"adaptive": "slipstream.plan.policy:Adaptive", "fixed": "slipstream.plan.policy:Fixed"}
+)

@@ -8,6 +8,7 @@ while it pays.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -19,7 +20,7 @@ from slipstream.plan.choice import MARGIN, CyclePrices, RowBudget, best
 from slipstream.plan.costs import CostModel
 from slipstream.plan.drafting_cost import DraftingCost, drafting_cost
 from slipstream.plan.loss_budget import LossBudget
-from slipstream.plan.tree_shapes import WIDTH
+from slipstream.plan.tree_shapes import DEPTH, WIDTH
 
 
 class Fixed(Policy):
@@ -27,6 +28,10 @@ class Fixed(Policy):
 
     def __init__(self, depth: int, stop_below: float = 0.0, shape: Shape | None = None) -> None:
         self._budget = Budget(depth, stop_below, shape)
+
+    @classmethod
+    def build(cls) -> Fixed:
+        return cls(DEPTH)
 
     def budget(self, rows: Sequence[Row]) -> list[Budget]:
         return [self._budget] * len(rows)
@@ -51,6 +56,10 @@ class Adaptive(Policy):
     drafted token costs so much that it could not pay if it were accepted. What one row's drafts are worth is what the
     next row is expected to be like.
     """
+
+    @classmethod
+    def build(cls) -> Adaptive:
+        return cls(clock=time.perf_counter)
 
     def __init__(self, deepest: int = 8, clock: Callable[[], float] | None = None) -> None:
         """With a `clock` thinking is timed, and takes a small share of all time: a decision is kept for a while."""

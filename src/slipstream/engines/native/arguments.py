@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream.core.checks import shown
-from slipstream.core.interfaces import Drafter
+from slipstream.core.interfaces import Drafter, Policy
 from slipstream.engines.native.build import build_target
 from slipstream.engines.native.scheduler import Limits
 from slipstream.models.run.invariant import free
@@ -21,13 +21,14 @@ from slipstream.models.sources.load import ModelFiles
 from slipstream.models.target import Target
 from slipstream.models.text.codec import TextCodec
 from slipstream.models.weights.linears import prepared
+from slipstream.plan import policies
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MODELS = "a model is a name, a folder, a GGUF file, or a loaded causal language model of transformers"
 LOADING = (*list(signature(build_target).parameters)[1:], "tokenizer")
-OPTIONS = ("model", "drafter", "verify", "depth", "shape", "options", "limits", "watch", *LOADING)
+OPTIONS = ("model", "drafter", "verify", "depth", "shape", "options", "limits", "watch", "policy", *LOADING)
 OTHER_NAMES = {"tree": "shape", "rule": "verify", "temperature": "Sampling(temperature=…) in a request"}
 
 
@@ -48,6 +49,13 @@ def check_types(drafter: Any, options: Any, limits: Any, watch: Any, loading: Ma
         raise ValueError(f"limits is {shown(limits)}; it must be Limits(rows=…, tokens=…, …)")
     if watch is not None and not callable(watch):
         raise ValueError(f"watch is {shown(watch)}; it must be a function of a draft, a law and a verdict")
+
+
+def chosen_policy(policy: str | Policy | None) -> Policy:
+    """The policy of a name, `adaptive` by default; a policy given as an object is taken as it is."""
+    if not isinstance(policy, str | Policy | None):
+        raise ValueError(f"policy is {shown(policy)}; it must be a Policy or one of {', '.join(policies)}")
+    return policy if isinstance(policy, Policy) else policies.get(policy or "adaptive").build()
 
 
 def named(drafter: str | Drafter | None) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
-from slipstream.core.interfaces import Drafter, Verifier
+from slipstream.core.interfaces import Drafter, Policy, Verifier
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Shape
@@ -19,7 +18,7 @@ from slipstream.drafters.build import Options, build_drafter, drafter_kind
 from slipstream.engines.base import Capabilities, GenerationOptions, Guarantee, ModelInfo, Speculation
 from slipstream.engines.job import DecodingPlan, Job
 from slipstream.engines.job_engine import JobEngine
-from slipstream.engines.native.arguments import check_types, given_target, named
+from slipstream.engines.native.arguments import check_types, chosen_policy, given_target, named
 from slipstream.engines.native.batch import Batch
 from slipstream.engines.native.build import build_target, express
 from slipstream.engines.native.guarantee import choose_rule, guarantee
@@ -29,7 +28,6 @@ from slipstream.engines.native.worker import Worker
 from slipstream.models.target import Target
 from slipstream.models.text.codec import TextCodec
 from slipstream.plan.drafting_cost import DraftingCost
-from slipstream.plan.policy import Adaptive
 from slipstream.plan.tree_shapes import DEPTH
 
 if TYPE_CHECKING:
@@ -41,7 +39,8 @@ class NativeEngine(JobEngine):
     tokenizer is passed as `tokenizer=` or found by its `name_or_path`. `drafter` is a name, a model's name or folder,
     None or "none" for plain decoding, or a `Drafter`. `depth` None lets the policy decide every cycle; with a `shape`,
     as `plan.tree_shapes.parse` reads it, drafts are trees. No `verify`: `coupled` for requests with a seed, so that
-    they repeat, and the fastest rule for others (`choose_rule`)."""
+    they repeat, and the fastest rule for others (`choose_rule`). `policy` is a registered name or a `Policy`; with one
+    of them, cycles are not captured on a GPU, where sizes have a policy of their own."""
 
     capabilities = Capabilities(
         drafters=drafters,
@@ -68,6 +67,7 @@ class NativeEngine(JobEngine):
         options: Options | None = None,
         limits: Limits | None = None,
         watch: Watch | None = None,
+        policy: str | Policy | None = None,
         **loading: Any,
     ) -> None:
         check_types(drafter, options, limits, watch, loading)
@@ -75,6 +75,7 @@ class NativeEngine(JobEngine):
         self._default = Speculation(drafter=name, depth=depth, verify=verify, shape=shape)
         if verify is not None:
             rules.get(verify)
+        self._policy = chosen_policy(policy)
         if not isinstance(drafter, Drafter):
             drafter_kind(name)
         if isinstance(model, str | PathLike) and "tokenizer" not in loading:
@@ -89,14 +90,13 @@ class NativeEngine(JobEngine):
         self._drafters: dict[str, Drafter] = {name: own}
         self._rules: dict[str, Verifier] = {}
         self._watch = watch
-        self._policy = Adaptive(clock=time.perf_counter)
         self._batch = Batch(
             self.target.model,
             self.drafter,
             self._rule,
             self._policy,
             limits,
-            express=None if watch else express(self.target.model),
+            express=None if watch or policy is not None else express(self.target.model),
         )
         self._building = threading.Lock()
         self._worker = Worker(self._batch)
