@@ -36,7 +36,7 @@ with ss.Engine(folder, drafter="repeat", depth=3, options={"period": 1}) as engi
     engine.generate("aaaa", Sampling(temperature=0), max_tokens=8)
     assert engine.stats["drafted"] > 0
 model = AutoModelForCausalLM.from_pretrained(folder)
-ss.hf.generate(model, torch.tensor([[3, 4, 3, 4]]), drafter="repeat", max_new_tokens=4)
+model.generate(torch.tensor([[3, 4, 3, 4]]), max_new_tokens=4, custom_generate=ss.hf.generate, drafter="repeat")
 
 def run(expected, *words):
     try:
@@ -49,7 +49,7 @@ run(0, "generate", "abab", *chosen, "-o", "period=3", "--depth", "2", "--max-tok
 run(2, "generate", "abab", *chosen, "-o", "periods=3")
 run(2, "generate", "abab", *chosen, "-o", "period=0")
 run(0, "audit", *chosen, "--verify", "token", "--samples", "200", "--depth", "1")
-run(0, "bench", *chosen, "--workload", "chat", "--limit", "1", "--max-tokens", "4", "--repeats", "2", "--depth", "2")
+run(0, "bench", *chosen, "--workload", "chat:1", "--max-tokens", "4", "--repeats", "2", "--depth", "2")
 """
 
 
