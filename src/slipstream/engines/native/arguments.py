@@ -53,9 +53,11 @@ def check_types(drafter: Any, options: Any, limits: Any, watch: Any, loading: Ma
 
 def chosen_policy(policy: str | Policy | None) -> Policy:
     """The policy of a name, `adaptive` by default; a policy given as an object is taken as it is."""
-    if not isinstance(policy, str | Policy | None):
+    if policy is None or isinstance(policy, str):
+        return policies.get(policy or "adaptive").build()
+    if not callable(getattr(policy, "budget", None)):
         raise ValueError(f"policy is {shown(policy)}; it must be a Policy or one of {', '.join(policies)}")
-    return policy if isinstance(policy, Policy) else policies.get(policy or "adaptive").build()
+    return policy
 
 
 def named(drafter: str | Drafter | None) -> str:
