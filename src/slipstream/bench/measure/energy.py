@@ -160,11 +160,11 @@ class EnergyUse:
 @contextmanager
 def energy_used(gauge: Callable[[], tuple[Meter, float] | None] = _here) -> Iterator[EnergyUse]:
     """What the GPU takes for what is done in here; nothing is told without a GPU, or of too short a time."""
-    use, known = EnergyUse(), gauge()
-    if known is None:
+    use, idle_gauge = EnergyUse(), gauge()
+    if idle_gauge is None:
         yield use
         return
-    meter, watts = known
+    meter, watts = idle_gauge
     with meter.window() as window:
         yield use
     if not window.short:

@@ -90,12 +90,12 @@ def _processor() -> str:
     if "model name" in fields:
         return str(fields["model name"])
     parts = [f"{name} {fields[name]}" for name in ("CPU implementer", "CPU part") if name in fields]
-    known = {
+    arm_names = {
         ("0x41", "0xd0c"): "ARM Neoverse-N1",
         ("0x41", "0xd40"): "ARM Neoverse-V1",
         ("0x41", "0xd4f"): "ARM Neoverse-V2",
     }
-    return known.get((fields.get("CPU implementer", ""), fields.get("CPU part", "")), ", ".join(parts))
+    return arm_names.get((fields.get("CPU implementer", ""), fields.get("CPU part", "")), ", ".join(parts))
 
 
 def _memory() -> int | None:
