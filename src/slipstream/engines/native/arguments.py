@@ -51,13 +51,13 @@ def check_types(drafter: Any, options: Any, limits: Any, watch: Any, loading: Ma
         raise ValueError(f"watch is {shown(watch)}; it must be a function of a draft, a law and a verdict")
 
 
-def chosen_policy(policy: str | Policy | None) -> Policy:
+def chosen_policy(chosen: str | Policy | None) -> Policy:
     """The policy of a name, `adaptive` by default; a policy given as an object is taken as it is."""
-    if policy is None or isinstance(policy, str):
-        return policies.get(policy or "adaptive").build()
-    if not callable(getattr(policy, "budget", None)):
-        raise ValueError(f"policy is {shown(policy)}; it must be a Policy or one of {', '.join(policies)}")
-    return policy
+    if chosen is None or isinstance(chosen, str):
+        return policies.get(chosen or "adaptive").build()
+    if not callable(getattr(chosen, "budget", None)):
+        raise ValueError(f"policy is {shown(chosen)}; it must be a Policy or one of {', '.join(policies)}")
+    return chosen
 
 
 def named(drafter: str | Drafter | None) -> str:
