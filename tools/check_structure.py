@@ -23,7 +23,6 @@ RULE_NAMES = {"greedy", "token", "block", "coupled", "chosen", "replace", "no_re
 COMPONENTS = re.compile(r"\b(drafter|rule|verifier|policy)\b", re.IGNORECASE)
 # Places that still ask for a kind; to be removed one by one. A line that no longer matches is reported too.
 KNOWN_KIND_CHECKS = {
-    ("engines/native/arguments.py", "isinstance(policy, str)"),
     ("engines/native/arguments.py", "isinstance(drafter, Drafter)"),
     ("engines/native/arguments.py", "isinstance(drafter, str | Drafter | None)"),
     ("engines/native/compare.py", "isinstance(drafter, DraftModel)"),
