@@ -127,7 +127,8 @@ def run_letters(engine: str, drafter: str, options: dict[str, str], work: Path, 
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     import letters
     import letters_folder
-    from slipstream.audit.engine import Box, audit_engine
+    from slipstream.audit.engines.engine import EngineAudit
+    from slipstream.audit.engines.engine_subject import EngineSubject
     from slipstream.engines import open_engine
     from slipstream.engines.native.build import build_target
 
@@ -139,8 +140,8 @@ def run_letters(engine: str, drafter: str, options: dict[str, str], work: Path, 
         open_engine(engine, target, "none", options=shared) as plain,
     ):
         prompts = [[letters.TOKENS.index(c) for c in text] for text in ("abcabcabcab", "ponmponm", "hhgghhg", "aceg")]
-        box = Box(fast, plain, build_target(target, "float32").model, frozenset({0}), prompts[0], prompts)
-        checks = [vars(check) for check in audit_engine(box, samples)]
+        subject = EngineSubject(fast, plain, build_target(target, "float32").model, frozenset({0}), prompts[0], prompts)
+        checks = [vars(check.run()) for check in EngineAudit(subject, samples).plan()]
         about = {"engine": fast.version, "model": "letters", "drafter": drafter, "options": options, "depth": 3}
     for check in checks:
         print("ok" if check["passed"] else "FAILED", check["name"], check["detail"], flush=True)
@@ -148,14 +149,15 @@ def run_letters(engine: str, drafter: str, options: dict[str, str], work: Path, 
     command = f"python benchmarks/audit_peers.py --letters --engine {engine} --samples {samples}"
     seconds = round(time.time() - started)
     return {"command": command, "seconds": seconds, "passed": passed, **about, "samples": samples, "checks": checks} | {
-        "figures": box.figures
+        "figures": subject.figures
     }
 
 
 def run_quick(engine: str, words: list[str]) -> dict[str, Any]:
     """Temperature 0, seeds, and tokens that the law excludes: a few texts, where sampling thousands takes too long."""
-    from slipstream.audit.engine import Box, greedy, seeds
-    from slipstream.cli.audit.engine_audit import PROMPTS
+    from slipstream.audit.engines.engine_checks import greedy, seeds
+    from slipstream.audit.engines.engine_subject import EngineSubject
+    from slipstream.audit.prompts import PROMPTS
     from slipstream.cli.options import settings, shared
     from slipstream.engines import open_engine
     from slipstream.engines.native.build import build_target
@@ -167,14 +169,14 @@ def run_quick(engine: str, words: list[str]) -> dict[str, Any]:
         open_engine(engine, MODEL, drafter, None, 3, options) as fast,
         open_engine(engine, MODEL, "none", options=shared(options)) as plain,
     ):
-        box = Box(fast, plain, target.model, target.text.ends, prompts[0], prompts)
-        checks = [vars(check) for check in (*seeds(box), greedy(box))]
+        subject = EngineSubject(fast, plain, target.model, target.text.ends, prompts[0], prompts)
+        checks = [vars(check) for check in (*seeds(subject), greedy(subject))]
         about = {"engine": fast.version, "model": fast.label, "drafter": Path(drafter).name, "depth": 3}
     for check in checks:
         print("ok" if check["passed"] else "FAILED", check["name"], check["detail"], flush=True)
     command = f"python benchmarks/audit_peers.py --quick --engine {engine}"
     passed = all(check["passed"] for check in checks)
-    return {"command": command, "passed": passed, **about, "checks": checks, "figures": box.figures}
+    return {"command": command, "passed": passed, **about, "checks": checks, "figures": subject.figures}
 
 
 def save(engine: str, key: str, result: dict[str, Any]) -> None:

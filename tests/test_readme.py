@@ -62,6 +62,13 @@ def test_every_snippet_runs(code):
     assert done.stdout.strip()
 
 
+def test_batches_are_padded_on_the_left():
+    """Decoder-only models continue after the last column of a batch; transformers warns about padding there."""
+    tokenizers = re.findall(r"AutoTokenizer\.from_pretrained\((.*)\)", README)
+    assert tokenizers
+    assert all('padding_side="left"' in arguments for arguments in tokenizers)
+
+
 @pytest.mark.parametrize("target", ["demo", "test", "check"])
 def test_the_makefile_has_what_the_readme_says(target):
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.audit.enumeration import Universe
-from slipstream.audit.exact import Nosy, check_cycles, check_endings
+from slipstream.audit.exact import HistoryPolicy, check_cycles, check_endings
 from slipstream.audit.planted import PLANTED
 from slipstream.audit.rational import check_block_accepts_more, check_coupled, check_joint, coupled_joint
 from slipstream.audit.statistical import binomial_tail, check_sampled, fit
@@ -32,7 +32,7 @@ def test_every_planted_bug_is_seen_by_enumeration(bug):
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize(
-    "policy", [lambda: Fixed(2), Nosy, lambda: Fixed(2, stop_below=0.5)], ids=["fixed", "nosy", "stop"]
+    "policy", [lambda: Fixed(2), HistoryPolicy, lambda: Fixed(2, stop_below=0.5)], ids=["fixed", "nosy", "stop"]
 )
 def test_the_joint_law_of_two_cycles_is_the_targets(pair, rule, policy):
     check = check_cycles("x", Subject(rules.get(rule), policy), pair)
@@ -61,14 +61,14 @@ def test_endings_wherever_they_fall(rule, end):
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_the_rational_laws(pair):
-    for check in (check_joint("token", pair), check_joint("block", pair), check_coupled(pair)):
+    for check in (check_joint("x", "token", pair), check_joint("x", "block", pair), check_coupled("x", pair)):
         assert check.passed, check.detail
 
 
 @settings(deadline=None, max_examples=15)
 @given(st.integers(0, 10_000), st.integers(1, 3))
 def test_block_never_accepts_less_than_token(seed, depth):
-    check = check_block_accepts_more(Pair.random(seed, vocab=3), depth)
+    check = check_block_accepts_more("x", Pair.random(seed, vocab=3), depth)
     assert check.passed, check.detail
 
 

@@ -14,10 +14,13 @@ import pytest
 import torch
 
 import letters
-from slipstream.audit.continuations import REST, Continuations, by_chance, distance
-from slipstream.audit.engine import Box, audit_engine, seeds
-from slipstream.audit.homogeneity import homogeneous, hypergeometric_tail, upper
-from slipstream.audit.surprise import surprises, tails
+from slipstream.audit.check import Check
+from slipstream.audit.engines.continuations import REST, Continuations, by_chance, distance
+from slipstream.audit.engines.engine import EngineAudit
+from slipstream.audit.engines.engine_checks import seeds
+from slipstream.audit.engines.engine_subject import EngineSubject
+from slipstream.audit.engines.homogeneity import homogeneous, hypergeometric_tail, upper
+from slipstream.audit.engines.surprise import surprises, tails
 from slipstream.core.sampling import Sampling
 from slipstream.engines.base import Completion, Engine, GenerationOptions, Prompt, RequestHandle
 from slipstream.engines.native.engine import NativeEngine
@@ -116,20 +119,24 @@ def pair() -> Iterator[tuple[NativeEngine, NativeEngine]]:
         yield fast, plain
 
 
-def box(fast: Engine, plain: Engine, **more: Any) -> Box:
+def box(fast: Engine, plain: Engine, **more: Any) -> EngineSubject:
     ids = [letters.TOKENS.index(letter) for letter in "abcabcabcab"]
     target = letters.target()
-    return Box(fast, plain, target.model, frozenset({0}), ids, [ids, ids[:5]], **more)
+    return EngineSubject(fast, plain, target.model, frozenset({0}), ids, [ids, ids[:5]], **more)
+
+
+def audited(subject: EngineSubject, samples: int) -> list[Check]:
+    return [check.run() for check in EngineAudit(subject, samples).plan()]
 
 
 def test_an_honest_engine_passes(pair):
     subject = box(*pair)
-    checks = {check.name: check for check in audit_engine(subject, 192)}
+    checks = {check.name: check for check in audited(subject, 192)}
     assert all(check.passed for check in checks.values()), checks
     assert subject.figures["drafted"] > 50
     assert subject.figures["numerics_tv"] < 1e-5
     assert subject.figures["seed_repeats"] == 2
-    warm = list(audit_engine(box(*pair, temperature=0.7), 32))
+    warm = audited(box(*pair, temperature=0.7), 32)
     assert all(check.passed for check in warm)
     assert any("not judged" in check.detail for check in warm), "no logprobs tell the law at another temperature"
 
@@ -137,7 +144,7 @@ def test_an_honest_engine_passes(pair):
 def test_the_argmax_in_place_of_a_sample_is_caught(pair):
     """As samplers of several engines do under speculation, whatever the temperature."""
     fast, plain = pair
-    checks = list(audit_engine(box(Tampered(fast, top_k=1), plain), 128))
+    checks = audited(box(Tampered(fast, top_k=1), plain), 128)
     failed = {check.layer for check in checks if not check.passed}
     assert failed == {"sampled"}, checks
 
@@ -151,7 +158,7 @@ def test_one_token_of_another_law_is_caught(pair):
 
 def test_speculation_that_never_happened_is_no_pass(pair):
     _, plain = pair
-    checks = list(audit_engine(box(plain, plain), 32))
+    checks = audited(box(plain, plain), 32)
     assert ["nothing was drafted" in check.detail for check in checks if not check.passed] == [True]
 
 
@@ -165,5 +172,5 @@ def test_other_tokens_at_temperature_0_are_caught(pair):
                 done = [replace(c, token_ids=[3 + (c.token_ids[0] - 2) % 16, *c.token_ids[1:]]) for c in done]
             return done
 
-    checks = {check.name: check for check in audit_engine(box(Wrong(fast), plain), 32)}
+    checks = {check.name: check for check in audited(box(Wrong(fast), plain), 32)}
     assert not checks["temperature 0, speculation on and off"].passed

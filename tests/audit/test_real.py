@@ -10,12 +10,13 @@ import torch
 
 import letters
 from slipstream.audit.planted import residual_is_target
-from slipstream.audit.real import RealPair, continued, replayed
+from slipstream.audit.real import RealPair, captured, continued, pass_seconds, replayed
 from slipstream.core.interfaces import Verifier
 from slipstream.core.sampling import Sampling
 from slipstream.core.verify.match import Greedy
 from slipstream.core.verify.token import Token
 from slipstream.drafters.draft_model import DraftModel
+from slipstream.drafters.none import NoDrafter
 from slipstream.models.run.torch_model import TorchModel
 
 TWINS = letters.TOKENS.index("c"), letters.TOKENS.index("j")
@@ -64,6 +65,20 @@ def pair(even: bool = False) -> RealPair:
 def test_continuations_are_counted_without_a_cut(rule: Verifier, right: bool):
     found = continued("token", pair(), rule, 4000, 0.6)
     assert found.passed is right, found.detail
+
+
+def test_continuations_without_a_draft_test_nothing():
+    idle = replace(pair(), drafter=NoDrafter(len(letters.TOKENS)))
+    for check in (
+        continued("token", idle, Token(), 200, 1.0),
+        captured("token", idle, Token(), Sampling(seed=1)),
+    ):
+        assert not check.passed
+        assert "nothing was drafted" in check.detail
+
+
+def test_a_pass_takes_some_time():
+    assert 0 < pass_seconds(pair()) < 10
 
 
 def test_flipped_ties_are_told():

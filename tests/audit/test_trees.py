@@ -14,7 +14,7 @@ from slipstream.audit.run import everything
 from slipstream.audit.statistical import check_sampled
 from slipstream.audit.subject import Pair, Subject
 from slipstream.audit.transport import chosen, distinct, independent, optimum
-from slipstream.audit.trees import Restless, Turns, check_joint_tree, check_slots, shaping
+from slipstream.audit.trees import Alternating, ChangingShape, check_joint_tree, check_slots, shaping
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Shape
@@ -37,7 +37,7 @@ def test_the_joint_law_of_two_cycles_is_the_targets_on_every_shape(rule, shape):
     depth = SHAPES[shape].depth or 2
     after = Budget(1) if shape == "late fork" else Budget(1, shape=SHAPES["pair"])
     budgets = Budget(depth, shape=SHAPES[shape]), after
-    check = check_cycles("x", Subject(rules.get(rule), lambda: Turns(*budgets)), PAIRS[0], depth)
+    check = check_cycles("x", Subject(rules.get(rule), lambda: Alternating(*budgets)), PAIRS[0], depth)
     assert check.passed, check.detail
 
 
@@ -51,14 +51,14 @@ def test_two_forks_in_a_row(rule):
 def test_wide_and_deep_trees_on_a_vocabulary_of_two(rule):
     """As many candidates as tokens, so every draw without replacement runs out of them."""
     shape = Shape.levels([2, 2]) if rule in ("chosen", "no_replace") else Shape((-1, -1, 0, 0))
-    turns = Subject(rules.get(rule), lambda: Turns(Budget(2, shape=shape), Budget(1)))
+    turns = Subject(rules.get(rule), lambda: Alternating(Budget(2, shape=shape), Budget(1)))
     check = check_cycles("x", turns, SMALL)
     assert check.passed, check.detail
 
 
 @pytest.mark.parametrize("rule", JUDGES)
 def test_shapes_that_change_by_what_was_seen(rule):
-    check = check_cycles("x", Subject(rules.get(rule), Restless), PAIRS[1])
+    check = check_cycles("x", Subject(rules.get(rule), ChangingShape), PAIRS[1])
     assert check.passed, check.detail
 
 
@@ -81,7 +81,7 @@ def test_transforms_endings_and_early_stopping_on_trees(rule):
 @pytest.mark.parametrize("rule", JUDGES)
 @pytest.mark.parametrize("pair", PAIRS)
 def test_the_rational_laws_of_trees(rule, pair):
-    for check in (check_slots(rule, pair), check_joint_tree(rule, pair)):
+    for check in (check_slots("x", rule, pair), check_joint_tree("x", rule, pair)):
         assert check.passed, check.detail
 
 

@@ -51,6 +51,7 @@ def test_tables_of_the_users_own(slipstream, tmp_path):
         (["--frobnicate"], "No such option"),
         (["--depth", "two"], "--depth"),
         (["--dtype", "a8"], "--dtype is for the audit of a model, -m NAME"),
+        (["-m", "smollm2-135m", "-d", "none"], "no speculation to audit"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(slipstream, words, says):

@@ -34,7 +34,7 @@ from heads import head
 from slipstream import hf
 from slipstream.audit.statistical import fit
 from slipstream.drafters.eagle.folder import save_head
-from slipstream.hf import lend
+from slipstream.hf import borrow
 from slipstream.models.run import torch_model
 
 VOCAB = 61
@@ -419,7 +419,7 @@ def test_nothing_keeps_a_model_alive():
     model = build()
     ours(model)
     gone = weakref.ref(model)
-    assert model in lend._KNOWN
+    assert model in borrow._RECORDS
     del model
     gc.collect()
     assert gone() is None
@@ -487,15 +487,15 @@ def test_the_default_model():
     assert torch.equal(model.generate(**asked, custom_generate=hf.generate), model.generate(**asked))
 
 
-def test_the_chain_is_cut_where_the_order_allows():
-    from slipstream.hf.chain import Head, cut
+def test_processors_are_split_where_the_order_allows():
+    from slipstream.hf.processors import LeadingProcessors, split_processors
 
     bias = steps.SequenceBiasLogitsProcessor({(4,): 1.0})
     penalty, ban = steps.RepetitionPenaltyLogitsProcessor(1.5), steps.SuppressTokensLogitsProcessor([3, 99])
     last = [steps.TemperatureLogitsWarper(0.5), steps.TopKLogitsWarper(3), steps.TopPLogitsWarper(0.9)]
 
     def middle(*processors: Any, sampled: bool = True, padded: bool = False) -> list[Any]:
-        return list(cut(processors, 0, Head(frozenset({2}), VOCAB, padded), sampled).middle)
+        return list(split_processors(processors, 0, LeadingProcessors(frozenset({2}), VOCAB, padded), sampled).middle)
 
     assert middle(penalty, bias, ban, *last, steps.LogitNormalization()) == []
     assert middle(bias, penalty, ban) == [penalty, ban]
@@ -504,5 +504,7 @@ def test_the_chain_is_cut_where_the_order_allows():
     assert middle(*last, last[0]) == last
     for some in itertools.permutations(last):
         assert (middle(*some) == []) == (list(some) == last)
-    sampling = cut((penalty, bias, ban, *last), 0, Head(frozenset(), VOCAB, False), True).sampling
+    sampling = split_processors(
+        (penalty, bias, ban, *last), 0, LeadingProcessors(frozenset(), VOCAB, False), True
+    ).sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.banned) == (0.5, 3, 0.9, {3})

@@ -16,11 +16,12 @@ import letters
 from slipstream.cli.app import app
 from slipstream.core.sampling import Sampling
 from slipstream.engines.native.engine import NativeEngine
+from slipstream.train.batch_decode import generate_answers
 from slipstream.train.corpus import Corpus, collect, shards
-from slipstream.train.eagle import Eagle, EagleTraining, attend
-from slipstream.train.flight import respond
+from slipstream.train.eagle import EagleMethod, attend
 from slipstream.train.loop import Schedule
-from slipstream.train.prompts import Prompt, read_prompts, split
+from slipstream.train.options import EagleTrainOptions
+from slipstream.train.prompts import TrainingPrompt, read_prompts, split
 from slipstream.train.report import summary
 from slipstream.train.run import train
 from slipstream.train.tau import walk
@@ -47,21 +48,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def prompts(count: int) -> list[Prompt]:
+def prompts(count: int) -> list[TrainingPrompt]:
     rng = random.Random(0)
-    return [Prompt((1, *(rng.randrange(3, 19) for _ in range(rng.randrange(2, 9))), 2), "x") for _ in range(count)]
+    return [
+        TrainingPrompt((1, *(rng.randrange(3, 19) for _ in range(rng.randrange(2, 9))), 2), "x") for _ in range(count)
+    ]
 
 
 def corpus(teacher: Teacher, folder: Path, count: int = 24) -> Corpus:
-    def answer(some, warm, seed):
-        return respond(teacher.model, teacher.anatomy, [p.tokens for p in some], warm, ENDS, 12, seed)
+    def answer(some, temperatures, seed):
+        return generate_answers(teacher.model, teacher.anatomy, [p.tokens for p in some], temperatures, ENDS, 12, seed)
 
     return collect(folder, shards(prompts(count), [0.0, 1.0], 16, 0), answer, lambda done: None)
 
 
-def test_a_flight_answers_as_plain_decoding_does(teacher):
+def test_answers_in_a_batch_are_those_of_plain_decoding(teacher):
     asked = [prompt.tokens for prompt in prompts(12)]
-    answers = respond(teacher.model, teacher.anatomy, asked, [0.0] * 12, ENDS, 40, 0)
+    answers = generate_answers(teacher.model, teacher.anatomy, asked, [0.0] * 12, ENDS, 40, 0)
     for prompt, answer in zip(asked, answers, strict=True):
         text, expected = list(prompt), []
         while len(expected) < 40 and expected[-1:] != [0]:
@@ -73,7 +76,7 @@ def test_a_flight_answers_as_plain_decoding_does(teacher):
 def test_sampled_answers_follow_the_seed(teacher):
     asked = [prompt.tokens for prompt in prompts(8)]
     first, again, other = (
-        respond(teacher.model, teacher.anatomy, asked, [1.0] * 8, ENDS, 12, seed) for seed in (3, 3, 4)
+        generate_answers(teacher.model, teacher.anatomy, asked, [1.0] * 8, ENDS, 12, seed) for seed in (3, 3, 4)
     )
     assert first == again != other
 
@@ -92,8 +95,8 @@ def test_step_j_attends_to_true_slots_and_its_own_earlier_steps():
 
 
 def test_walk_counts_passes():
-    assert walk([9, 9, 0, 2, 0, 1, 0, 0], prompt=3, whole=8) == (5, 3)  # 1, then 1 + 0, then 1 + 2
-    assert walk([9, 9, 9, 9, 9, 9], prompt=3, whole=3) == (0, 1)
+    assert walk([9, 9, 0, 2, 0, 1, 0, 0], prompt=3, length=8) == (5, 3)  # 1, then 1 + 0, then 1 + 2
+    assert walk([9, 9, 9, 9, 9, 9], prompt=3, length=3) == (0, 1)
 
 
 def test_every_sample_is_in_an_epoch_once_and_batches_keep_to_their_size(teacher, tmp_path):
@@ -104,8 +107,8 @@ def test_every_sample_is_in_an_epoch_once_and_batches_keep_to_their_size(teacher
         assert data.batch(samples).tokens.numel() <= 256 or len(samples) == 1
     assert data.epoch(256, seed=1) == batches != data.epoch(256, seed=2)
     batch = data.batch(batches[0])
-    for row, (prompt, whole) in enumerate(zip(batch.prompt.tolist(), batch.whole.tolist(), strict=True)):
-        assert batch.supervised[row].nonzero()[:, 0].tolist() == list(range(prompt - 1, whole - 1))
+    for row, (prompt, length) in enumerate(zip(batch.prompt_length.tolist(), batch.length.tolist(), strict=True)):
+        assert batch.supervised[row].nonzero()[:, 0].tolist() == list(range(prompt - 1, length - 1))
 
 
 @pytest.mark.parametrize("method", ["eagle", "draft_model"])
@@ -141,7 +144,7 @@ def test_a_training_that_was_cut_off_ends_with_the_same_weights(folder, tmp_path
     short = SMALL | {"steps": 12}
     train("eagle", str(folder), data, tmp_path / "whole", short, device="cpu")
     with pytest.raises(KeyboardInterrupt):
-        train("eagle", str(folder), data, tmp_path / "cut", short, device="cpu", told=stop)
+        train("eagle", str(folder), data, tmp_path / "cut", short, device="cpu", on_progress=stop)
     state = torch.load(tmp_path / "cut/work/checkpoint.pt", weights_only=True)
     assert state["step"] == 7
     train("eagle", str(folder), data, tmp_path / "cut", short, device="cpu")
@@ -152,8 +155,8 @@ def test_a_training_that_was_cut_off_ends_with_the_same_weights(folder, tmp_path
 def test_the_loss_is_finite_where_answers_are_shorter_than_the_roll_out(teacher, tmp_path):
     data = corpus(teacher, tmp_path, count=4)
     batch = data.batch([int(data.lengths.argmin())])
-    student = Eagle(teacher, torch.arange(17), EagleTraining(unroll=20))
-    assert torch.isfinite(student.loss(batch, teacher.lesson(batch, student.layers)))
+    student = EagleMethod(teacher, torch.arange(17), EagleTrainOptions(unroll=20))
+    assert torch.isfinite(student.loss(batch, teacher.read(batch, student.layers)))
 
 
 def test_the_rate_climbs_and_falls():
@@ -171,9 +174,9 @@ def test_the_verb_writes_a_card_and_curves(folder, tmp_path):
     settings = [word for key, value in (SMALL | {"steps": 4}).items() for word in ("-o", f"{key}={value}")]
     done = CliRunner().invoke(app, [*words, "--device", "cpu", "--json", *settings])
     assert done.exit_code == 0, done.output
-    told = json.loads(done.output.splitlines()[-1])
-    assert told["finished"]
-    assert 0 < told["cost"] < 1
+    report = json.loads(done.output.splitlines()[-1])
+    assert report["finished"]
+    assert 0 < report["cost"] < 1
     card = (out / "README.md").read_text()
     assert "prompts.jsonl" in card
     assert "train eagle" not in card or "Commit" in card

@@ -1,8 +1,9 @@
-"""Every outcome of every draw, with its probability: the shipped loop as a tree of decisions.
+"""Enumerates every outcome of every draw of the shipped loop, with its probability, as a tree of decisions.
 
-A universe is one row that follows a script of decisions and, past the end of the script, takes the first option and
-notes the others for later universes. All universes known so far run as one ragged batch, so the packed code is what is
-enumerated. Each draw is identified by where it happens; one that happens twice in a universe is not random any more.
+A universe is one path through that tree: a row that follows a script of decisions. Past the end of the script it takes
+the first option and records the others for later universes. All universes known so far run as one ragged batch, so the
+batched code is what is enumerated. Each draw has a key. A key that occurs twice in a universe is an error, because the
+second draw would repeat the first.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Universe:
     faults: set[str] = field(default_factory=set)
 
     def decide(self, probs: Sequence[float], key: Key) -> int:
-        """Take one option; certain ones are no decision."""
+        """Take one option. A draw with one possible outcome is no decision."""
         if key in self.keys:
             self.faults.add("a random number is used for two draws")
         if abs(sum(probs) - 1) > 1e-9:
@@ -40,9 +41,9 @@ class Universe:
         options = [i for i, p in enumerate(probs) if p > 0]
         choice = options[0] if options else 0
         if len(options) > 1:
-            done = len(self.taken)
-            if done < len(self.script):
-                choice = self.script[done]
+            depth = len(self.taken)
+            if depth < len(self.script):
+                choice = self.script[depth]
             else:
                 self.untried += [[*self.taken, other] for other in options[1:]]
             self.taken.append(choice)
@@ -78,7 +79,7 @@ class Outcome:
 
 
 def outcomes(new_row: Callable[[], Row], run: Callable[[list[Row], NoiseFactory], object]) -> Iterator[Outcome]:
-    """All that can happen to one row under `run`, which decodes the rows it is given with the noise it is given."""
+    """Every outcome of one row under `run`, which decodes given rows with given noise."""
     scripts: list[list[int]] = [[]]
     while scripts:
         universes = {new_row(): Universe(script) for script in scripts}

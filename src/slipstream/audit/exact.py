@@ -1,8 +1,8 @@
-"""The law of the shipped loop by enumeration, against the joint law of the target's table.
+"""The output law of the shipped loop by enumeration, against the joint law of the target's table.
 
-After any number of cycles the text so far, continued by plain decoding, must have the target's joint law. So two
-cycles are enumerated with everything that can happen in them, each ending is continued with the target's own
-probabilities, and the sum is compared with the target's joint law of the same length, sequence by sequence.
+After any number of cycles the text so far, continued by plain decoding, must have the target's joint law. So all
+outcomes of two cycles are enumerated, each is continued with the target's own probabilities, and the result is compared
+with the target's joint law of the same length, sequence by sequence.
 """
 
 from __future__ import annotations
@@ -21,45 +21,45 @@ TOLERANCE = 1e-12
 
 
 def check_cycles(name: str, subject: Subject, pair: Pair, depth: int = 2, cycles: int = 2) -> Check:
-    """Enumerate whole cycles; `depth` is the most the subject's policy may ask for."""
+    """Enumerate whole cycles; `depth` is the largest depth of the subject's policy."""
     length = cycles * (depth + 1)
-    found: Joint = defaultdict(float)
+    observed: Joint = defaultdict(float)
     faults: set[str] = set()
     for outcome in outcomes(
         lambda: subject.row(pair, 1 << 20), lambda rows, noise: subject.run(pair, rows, cycles, noise)
     ):
-        found[tuple(outcome.row.output)] += outcome.prob
+        observed[tuple(outcome.row.output)] += outcome.prob
         faults |= outcome.faults
-    return _compare(name, subject.joint(pair, length), subject.joint(pair, length, found), faults)
+    return _compare(name, subject.joint(pair, length), subject.joint(pair, length, observed), faults)
 
 
 def check_endings(
     name: str, subject: Subject, pair: Pair, max_tokens: int = 4, end: int = 0, min_tokens: int = 0
 ) -> Check:
-    """Enumerate to the end: an end token, or the limit, wherever in a draft it falls."""
+    """Enumerate to the end of the text: an end token or the limit, at any position of a draft."""
     limits: dict[str, Any] = {"ends": frozenset({end}), "min_tokens": min_tokens}
-    found: Joint = defaultdict(float)
+    observed: Joint = defaultdict(float)
     faults: set[str] = set()
     for outcome in outcomes(
         lambda: subject.row(pair, max_tokens, **limits), lambda rows, noise: subject.run(pair, rows, None, noise)
     ):
-        found[tuple(outcome.row.output)] += outcome.prob
+        observed[tuple(outcome.row.output)] += outcome.prob
         faults |= outcome.faults
     expected: Joint = defaultdict(float)
     for text, probability in subject.joint(pair, max_tokens, **limits).items():
         cut = text.index(end) + 1 if end in text else max_tokens
         expected[text[:cut]] += probability
-    return _compare(name, expected, found, faults)
+    return _compare(name, expected, observed, faults)
 
 
-def _compare(name: str, expected: Joint, found: Joint, faults: set[str]) -> Check:
-    worst = max(abs(expected.get(text, 0.0) - found.get(text, 0.0)) for text in expected.keys() | found.keys())
+def _compare(name: str, expected: Joint, observed: Joint, faults: set[str]) -> Check:
+    worst = max(abs(expected.get(text, 0.0) - observed.get(text, 0.0)) for text in expected.keys() | observed.keys())
     detail = f"{len(expected)} sequences, largest deviation {worst:.1e}"
     return Check(name, "exact", worst <= TOLERANCE and not faults, "; ".join([detail, *sorted(faults)]))
 
 
-class Nosy(Policy):
-    """An adaptive policy that reads everything it may: accepted counts and discarded tokens of all earlier cycles."""
+class HistoryPolicy(Policy):
+    """An adaptive policy whose depth depends on the accepted count and the drafted tokens of the last cycle."""
 
     def __init__(self, depth: int = 2) -> None:
         self._depth = depth

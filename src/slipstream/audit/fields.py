@@ -1,10 +1,9 @@
-"""Rules that share one field of noise between draft and target, on fields laid out by hand: no law to add up, but an
-identity that must hold on each of them.
+"""Checks the coupled rule on fixed noise: the emitted text must be the target's own choice, whatever was drafted.
 
-At a position the field gives every token a finishing time, and the target's choice is the first finisher under its law,
-argmin E_x / p(x). Nothing else may enter: neither how far nor how wide was drafted. So fields are laid out in many
-orders, near ties and runaways among them, over several positions in combination, and every text must be what the
-target's own races give, worked out here without a draft. That a race has the right law is `check_coupled`'s part.
+At a position the noise gives every token an exponential number E_x, and the target chooses argmin E_x / p(x). The depth
+and the shape of the draft must not matter. So the noise is fixed to many orders of the tokens, with near ties and clear
+winners among them, in combinations over several positions. Every text must equal the target's choices, which are
+computed here without a draft. `check_coupled` shows that the choice has the right law.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from slipstream.core.types import Row
 from slipstream.plan.policy import Fixed
 
 Field = tuple[float, ...]
-"""Finishing times by token."""
+"""The exponential numbers of one position, by token."""
 
-SPREADS = 0.013, 1.7  # neighbours in the order of finish are so far apart: near ties, and runaways
-LIMIT = 200  # combinations that are tried, about
+SPREADS = 0.013, 1.7  # distance of neighbours in the order: near ties, and clear winners
+LIMIT = 200  # combinations that are tried, approximately
 
 
-class Laid(Noise):
-    """The draws of one cycle from fields that are laid out beforehand."""
+class FixedNoise(Noise):
+    """The draws of one cycle from fixed fields."""
 
     def __init__(self, rows: Sequence[Row], fields: Mapping[Row, Sequence[Field]]) -> None:
         self._ahead = [fields[row][len(row.output) :] for row in rows]
@@ -59,28 +58,30 @@ def check_fields(name: str, subject: Subject, pair: Pair, shapes: Mapping[str, S
     """The text on combinations of fields over `length` positions, for every shape and depth."""
     fields = list(orders(pair.target.vocab))
     every = max(1, len(fields) ** length // LIMIT)
-    every += next(n for n in range(len(fields)) if gcd(every + n, len(fields)) == 1)  # no position goes round in step
+    every += next(
+        n for n in range(len(fields)) if gcd(every + n, len(fields)) == 1
+    )  # so that every position sees all fields
     tried = list(islice(product(fields, repeat=length), 0, None, every))
-    expected = [_raced(pair, fields) for fields in tried]
+    expected = [_target_choices(pair, fields) for fields in tried]
     apart = []
-    for what, shape in shapes.items():
+    for shape_name, shape in shapes.items():
         for depth in range(1, length):
             rows = {subject.row(pair, length): fields for fields in tried}
-            made = replace(subject, policy=partial(Fixed, depth, shape=shape))
-            made.run(pair, list(rows), noise=partial(_laid, fields=rows))
+            fixed = replace(subject, policy=partial(Fixed, depth, shape=shape))
+            fixed.run(pair, list(rows), noise=partial(_fixed_noise, fields=rows))
             wrong = sum(row.output != text for row, text in zip(rows, expected, strict=True))
-            apart += [f"{wrong} differ with {what} of depth {depth}"] * bool(wrong)
-    detail = f"{len(tried)} combinations of fields over {length} positions, {', '.join(shapes)}"
+            apart += [f"{wrong} differ with {shape_name} of depth {depth}"] * bool(wrong)
+    detail = f"{len(tried)} combinations of noise over {length} positions, {', '.join(shapes)}"
     return Check(name, "exact", not apart, "; ".join([detail, *apart]))
 
 
-def _laid(rows: Sequence[Row], shared: Sequence[bool], fields: Mapping[Row, Sequence[Field]]) -> Noise:
+def _fixed_noise(rows: Sequence[Row], shared: Sequence[bool], fields: Mapping[Row, Sequence[Field]]) -> Noise:
     assert all(shared), "the rule does not ask for a shared field"
-    return Laid(rows, fields)
+    return FixedNoise(rows, fields)
 
 
-def _raced(pair: Pair, fields: Sequence[Field]) -> list[int]:
-    """What the target's own races give, one position after the other."""
+def _target_choices(pair: Pair, fields: Sequence[Field]) -> list[int]:
+    """The target's choice at one position after the other."""
     text: list[int] = []
     for field in fields:
         law = pair.target.law([*pair.prompt, *text]).tolist()

@@ -1,4 +1,4 @@
-"""Bugs of real speculative samplers, planted one at a time. An audit that misses one is no audit."""
+"""Bugs of real speculative samplers, planted one at a time. The self-test must catch every one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HONEST = Subject(Token)
 
 
 class ShiftedModel(TableModel):
-    """Hands out the logits before a drafted token where those after it were asked for."""
+    """Returns the logits before a drafted token instead of those after it."""
 
     def score(self, rows: Sequence[Row], draft: Draft) -> Scores:
         before = torch.cat([torch.arange(len(rows)), draft.tree.origin])
@@ -34,7 +34,7 @@ class ShiftedModel(TableModel):
 
 
 class Misreporting(Drafter):
-    """Draws honestly and tells a different law from the one it drew from."""
+    """Draws from one law and reports another."""
 
     def __init__(self, table: Table, draw: Sampling | None, tell: Callable[[Tensor, Sampling], Law]) -> None:
         self._inner, self._table, self._draw, self._tell = TableDrafter(table), table, draw, tell
@@ -72,7 +72,7 @@ def tell_as_asked(logits: Tensor, asked: Sampling) -> Law:
 
 
 class Regretting(Drafter):
-    """Drops the token it has just drawn where that token looks unlikely."""
+    """Drops a drawn token where it is unlikely."""
 
     def __init__(self, table: Table) -> None:
         self._inner = TableDrafter(table)
@@ -104,7 +104,7 @@ class WrongBonus(Verifier):
 
 @dataclass(frozen=True)
 class Tampered(Noise):
-    """Passes draws on, with another purpose or another place."""
+    """Passes draws on with another purpose or another site."""
 
     inner: Noise
     purpose: Callable[[Purpose], Purpose] = lambda purpose: purpose
@@ -129,12 +129,12 @@ def reseed(make: NoiseFactory) -> NoiseFactory:
 
 
 def reuse_across_cycles(make: NoiseFactory) -> NoiseFactory:
-    """Forgets how far the text has come: every cycle draws the numbers of the first."""
+    """Ignores the committed length: every cycle uses the random numbers of the first."""
     return lambda rows, shared: make([_Stuck(row) for row in rows], shared)
 
 
 class _Stuck(Row):
-    """Passes for another row, and stands at the end of its prompt for ever."""
+    """Equals another row, but its length stays that of the prompt."""
 
     def __init__(self, row: Row) -> None:
         super().__init__(row.request)
@@ -152,7 +152,7 @@ def residual_is_target(weight: Tensor, draft: Law) -> Tensor:
 
 
 def residual_unnormalised(weight: Tensor, draft: Law) -> Tensor:
-    """What is missing to 1 falls on the last token, as it does when a cumulative sum is searched."""
+    """The missing mass falls on the last token, as in a search of the cumulative sum."""
     left = draft.excess(weight)
     left[:, -1] += 1 - left.sum(-1)
     return left

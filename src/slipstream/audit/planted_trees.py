@@ -22,7 +22,7 @@ from slipstream.plan.policy import Fixed
 
 
 def forgetful(probs: Tensor, draft: Draft, nodes: Tensor) -> tuple[Tensor, Tensor]:
-    """Judges every sibling against the target's law, as if none had been rejected before it."""
+    """Verifies every sibling against the target's law, as if no sibling had been rejected before it."""
     _, rest = offer(probs, draft, nodes)
     accept = torch.zeros(nodes.shape, dtype=torch.float64)
     for n in range(nodes.shape[1]):
@@ -34,15 +34,15 @@ def forgetful(probs: Tensor, draft: Draft, nodes: Tensor) -> tuple[Tensor, Tenso
 
 
 class Dropping(Drafter):
-    """Drafts honestly and then leaves some leaves out."""
+    """Drafts a tree and then removes some of its leaves."""
 
     def __init__(self, table: Table, drops: Callable[[Draft], set[int]]) -> None:
         self._inner, self._drops = TableDrafter(table), drops
 
     def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:
         draft = self._inner.propose(rows, budget, noise)
-        gone = self._drops(draft)
-        kept = [i for i in range(len(draft.tree)) if i not in gone]
+        dropped = self._drops(draft)
+        kept = [i for i in range(len(draft.tree)) if i not in dropped]
         place = {-1: -1} | {i: n for n, i in enumerate(kept)}
         lists = [draft.tree.lists[i] for i in kept]
         tree = Tree.of(len(rows), [r for r, _ in lists], [place[p] for _, p in lists])
@@ -50,7 +50,7 @@ class Dropping(Drafter):
 
 
 def twins(draft: Draft) -> set[int]:
-    """Every later node of a token drawn twice after one slot: merged, and the count forgotten."""
+    """Later nodes of a token that was drawn twice after one slot; merging them loses the count."""
     tokens = draft.token.tolist()
     return {
         later
@@ -61,13 +61,13 @@ def twins(draft: Draft) -> set[int]:
 
 
 def unlikely(draft: Draft) -> set[int]:
-    """Leaves that turned out unlikely once they were drawn."""
+    """Leaves whose drawn token is unlikely."""
     leaf = [not nodes for nodes in draft.tree.children[draft.tree.rows :]]
     return {i for i, prob in enumerate(draft.law.prob(draft.token).tolist()) if leaf[i] and prob < 0.35}
 
 
-class NearSighted(TableModel):
-    """A node sees the sibling before its parent where it should see its parent."""
+class WrongAncestor(TableModel):
+    """A node attends to the sibling before its parent instead of its parent."""
 
     def score(self, rows: Sequence[Row], draft: Draft) -> Scores:
         lists = draft.tree.lists
@@ -78,8 +78,8 @@ class NearSighted(TableModel):
         return scores
 
 
-class Disorderly(TableModel):
-    """Keeps the accepted nodes in the order it finds them in, last one first."""
+class ReversedCommit(TableModel):
+    """Commits the accepted nodes in reverse order."""
 
     def commit(self, rows: Sequence[Row], verdict: Verdict) -> None:
         super().commit(rows, replace(verdict, path=verdict.path.flip(1)))
@@ -93,6 +93,6 @@ PLANTED_TREES: dict[str, Subject] = {
     "sibling judged without the residual of the last": replace(HONEST_PAIR, rule=lambda: Replace(forgetful)),
     "equal candidates merged, their count lost": replace(HONEST_SPECTR, drafter=lambda table: Dropping(table, twins)),
     "a drawn node pruned from the tree": replace(HONEST_PAIR, drafter=lambda table: Dropping(table, unlikely)),
-    "tree mask off by one ancestor": replace(HONEST_TREE, model=NearSighted),
-    "accepted path kept in the wrong order": replace(HONEST_TREE, model=Disorderly),
+    "tree mask off by one ancestor": replace(HONEST_TREE, model=WrongAncestor),
+    "accepted path kept in the wrong order": replace(HONEST_TREE, model=ReversedCommit),
 }

@@ -1,7 +1,7 @@
-"""The laws of the rules in exact fractions, written once more from the papers and as slowly as they read.
+"""The output laws of the rules in exact fractions, written a second time from the papers.
 
-Nothing here is shared with the shipped rules: this is what they must equal. A cycle is the law of (accepted count,
-emitted tokens); two cycles and the target's own continuation must give the target's joint law, with equality.
+Nothing here is shared with the shipped rules, which must agree with it. A cycle is the law of (accepted count, emitted
+tokens). Two cycles, continued by the target itself, must give exactly the target's joint law.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def token_cycle(target: Laws, draft: Laws, start: Text, depth: int) -> Cycle:
 
 
 def block_cycle(target: Laws, draft: Laws, start: Text, depth: int) -> Cycle:
-    """arXiv 2403.10444, algorithm 2: the longest prefix whose own coin falls right."""
+    """arXiv 2403.10444, algorithm 2: the longest prefix that its own acceptance test keeps."""
     law: Cycle = defaultdict(Fraction)
     for text, mass in drafts(draft, start, depth):
         weights = [ONE]
@@ -125,18 +125,18 @@ CYCLES: dict[str, CycleLaw] = {"token": token_cycle, "block": block_cycle}
 def joint_deviation(cycle: CycleLaw, pair: Pair, depth: int = 2, cycles: int = 2) -> Fraction:
     """Largest difference between the target's joint law and the rule's over whole cycles; 0 is the theorem."""
     target, draft = laws(pair.target), laws(pair.draft)
-    found: dict[Text, Fraction] = {(): ONE}
+    emitted_law: dict[Text, Fraction] = {(): ONE}
     for _ in range(cycles):
         after: dict[Text, Fraction] = defaultdict(Fraction)
-        for text, mass in found.items():
+        for text, mass in emitted_law.items():
             for (_, emitted), probability in cycle(target, draft, pair.prompt + text, depth).items():
                 after[text + emitted] += mass * probability
-        found = after
+        emitted_law = after
     worst = ZERO
     for text in product(range(pair.target.vocab), repeat=cycles * (depth + 1)):
-        got, rest = ZERO, ONE  # what the cycles emitted of the text, and the target's law of what is left of it
+        got, rest = ZERO, ONE  # probability of the text so far, and the target's probability of the remaining tokens
         for i in range(len(text), 0, -1):
-            got += found.get(text[:i], ZERO) * rest
+            got += emitted_law.get(text[:i], ZERO) * rest
             rest *= target(pair.prompt + text[: i - 1])[text[i - 1]]
         worst = max(worst, abs(rest - got))
     return worst
@@ -147,18 +147,19 @@ def expected_accepted(rule: str, pair: Pair, start: Text, depth: int) -> Fractio
     return sum((accepted * probability for (accepted, _), probability in cycle.items()), ZERO)
 
 
-def check_joint(rule: str, pair: Pair) -> Check:
+def check_joint(name: str, rule: str, pair: Pair) -> Check:
+    """The rule's joint law over two cycles against the target's."""
     deviation = joint_deviation(CYCLES[rule], pair)
-    return Check(f"{rule}: joint law of two cycles", "rational", deviation == 0, f"deviation {deviation}")
+    return Check(name, "rational", deviation == 0, f"deviation {deviation}")
 
 
-def check_block_accepts_more(pair: Pair, depth: int = 3) -> Check:
+def check_block_accepts_more(name: str, pair: Pair, depth: int = 3) -> Check:
     token, block = (expected_accepted(rule, pair, pair.prompt, depth) for rule in ("token", "block"))
     detail = f"expected accepted of {depth}: block {float(block):.4f}, token {float(token):.4f}"
-    return Check("block accepts at least what token accepts", "rational", block >= token, detail)
+    return Check(name, "rational", block >= token, detail)
 
 
-def check_coupled(pair: Pair) -> Check:
+def check_coupled(name: str, pair: Pair) -> Check:
     """The race on a shared field has both laws as its marginals, and matches at least (1 - TV) / (1 + TV)."""
     wrong = 0
     least = ONE
@@ -173,4 +174,4 @@ def check_coupled(pair: Pair) -> Check:
         wrong += match < (1 - distance) / (1 + distance)
         least = min(least, match)
     detail = f"marginals equal p and q in every context; lowest match probability {float(least):.3f}"
-    return Check("coupled: closed form of the shared race", "rational", wrong == 0, detail)
+    return Check(name, "rational", wrong == 0, detail)

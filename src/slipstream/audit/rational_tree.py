@@ -1,8 +1,8 @@
-"""The laws of the tree rules in exact fractions, written once more from the papers: what the shipped rules must equal.
+"""The output laws of the tree rules in exact fractions, written a second time from the papers.
 
-At a slot a rule maps candidates to outcomes: each accepted with some probability, and a law for the token where none
-is. A cycle grows a tree of a given shape from its slots; two cycles and the target's own continuation must give the
-target's joint law, with equality.
+At a slot a rule accepts each candidate with some probability, and has a law for the token where it accepts none. A
+cycle grows a tree of a given shape from its slots. Two cycles, continued by the target itself, must give exactly the
+target's joint law.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from slipstream.audit.rational import ONE, ZERO, Cycle, Laws, Row, Text, excess,
 from slipstream.audit.transport import DRAWN, Candidates, without
 
 Judged = tuple[list[Fraction], Row]
-"""How likely each candidate is the accepted one, and the law of the token, unnormalised, where none is."""
+"""The probability that each candidate is the accepted one, and the unnormalised law of the token where none is."""
 
 
 def one_by_one(p: Row, laws: Sequence[Row], xs: Candidates) -> Judged:
-    """Offered in turn to what is left of p, each with the law it was drawn from given those before."""
+    """Verify candidates in turn against the residual of p; each has the law it was drawn from given those before."""
     left, mass, taken = p, ONE, []
     for q, x in zip(laws, xs, strict=True):
         accept = min(ONE, left[x] / q[x])
@@ -85,15 +85,15 @@ def accepted(rule: str, p: Row, q: Row, count: int) -> Fraction:
 
 
 def emitted(rule: str, p: Row, q: Row, count: int) -> Row:
-    """The law of the token that comes out at a slot, accepted or not: p, if the rule is right."""
-    found = [ZERO] * len(p)
+    """The law of the token emitted at a slot, accepted or not. It is p if the rule is right."""
+    law = [ZERO] * len(p)
     for xs, mass in DRAWN[rule](q, count).items():
         taken, rest = JUDGES[rule](p, q, xs)
         for x, chance in zip(xs, taken, strict=True):
-            found[x] += mass * chance
+            law[x] += mass * chance
         for x, chance in enumerate(rest):
-            found[x] += mass * chance
-    return found
+            law[x] += mass * chance
+    return law
 
 
 def tree_cycle(rule: str, parents: Sequence[int]) -> Callable[[Laws, Laws, Text, int], Cycle]:
@@ -114,8 +114,8 @@ def _from(
     rule: str, children: dict[int, list[int]], due: list[int], target: Laws, draft: Laws, start: Text, path: Text,
     mass: Fraction, law: Cycle,
 ) -> None:  # fmt: skip
-    """Add what can happen from one slot on, where candidates fill the places `due`. What follows an accepted one may be
-    looked at then: it was drawn independently of the others. A token drawn twice has the places of both after it."""
+    """Add all outcomes from one slot on, whose candidates fill the nodes `due`. The children of an accepted candidate
+    were drawn independently of its siblings. A token drawn twice has the children of both nodes."""
     p, q = target(start + path), draft(start + path)
     if not due:
         for x, chance in enumerate(p):
@@ -127,6 +127,6 @@ def _from(
             law[len(path), (*path, x)] += mass * probability * chance
         for x, chance in zip(xs, taken, strict=True):
             if chance:
-                places = [child for y, place in zip(xs, due, strict=False) if y == x for child in children[place]]
+                nodes = [child for y, node in zip(xs, due, strict=False) if y == x for child in children[node]]
                 after = (*path, x)
-                _from(rule, children, places, target, draft, start, after, mass * probability * chance, law)
+                _from(rule, children, nodes, target, draft, start, after, mass * probability * chance, law)

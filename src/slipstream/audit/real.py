@@ -1,20 +1,24 @@
-"""The audit on a real pair: its own rows of p and q, its own continuations, its own seeds.
+"""The audit of a loaded pair: its rows of p and q, its sampled continuations, its seeds.
 
-Outside invariant mode a pass over one token and one over many round differently, so the target's law is known up to
-that. Continuations are then drawn without a cut, whose edge rounding would move, and where texts of one seed part, the
-place is computed again in several ways: a flipped tie is told, anything else fails.
+Outside invariant mode a pass over one token and a pass over many round differently, so the target's law is known only
+up to rounding. Continuations are then sampled without top-k, because rounding would move the border of top-k. Where two
+texts of one seed differ, the logits of that position are computed in several ways: a tie within rounding is reported,
+anything else fails.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median
 
 import torch
 
-from slipstream.audit.check import Check
-from slipstream.audit.continuations import Continuations, Path
+from slipstream.audit.check import Check, Planned, planned
+from slipstream.audit.engines.continuations import Continuations, Path
 from slipstream.audit.statistical import check_rows, fit
 from slipstream.core.array_types import Float, Tensor
 from slipstream.core.interfaces import Drafter, Verifier, sibling_mode
@@ -32,22 +36,22 @@ from slipstream.models.run.torch_model import TorchModel
 from slipstream.plan.policy import Fixed
 
 TREE = Shape(nodes=8, width=3)
-FORKS = Shape.levels([3, 2])  # where continuations are counted: candidates after every place, also where they are drawn
+FORKS = Shape.levels([3, 2])  # for sampled continuations: several candidates at every position
 
 
 @dataclass(frozen=True)
 class RealPair:
-    """A loaded target, something that drafts for it, and token ids of prompts to try them on."""
+    """A loaded target, a drafter for it, and token ids of prompts."""
 
     model: TorchModel
     drafter: Drafter
     prompts: Sequence[Sequence[int]]
-    short: Sequence[int]  # a few tokens, continued many times at once
+    short: Sequence[int]  # a prompt of a few tokens, continued many times
     depth: int = 4
     shape: Shape = TREE  # of the drafts for rules that take several candidates
 
     def branches(self, rule: Verifier) -> bool:
-        """Whether drafts have several candidates for a place."""
+        """Whether drafts have several candidates for a position."""
         return sibling_mode(rule, self.drafter) is not None and self.model.branches
 
     def run(self, rows: Sequence[Row], rule: Verifier, depth: int, shape: Shape | None = None) -> None:
@@ -58,7 +62,7 @@ class RealPair:
 
 
 class Recorder(Verifier):
-    """Verifies as another rule does and keeps the rows of p and q it saw."""
+    """Verifies as another rule does; keeps the rows of p and q that it saw."""
 
     name, lossless = "recorder", True
 
@@ -75,64 +79,99 @@ class Recorder(Verifier):
 
 
 class Counted(Verifier):
-    """Verifies as another rule does and counts accepted tokens that were not the first candidate for their place."""
+    """Verifies as another rule does; counts drafted tokens, accepted ones, and those not first of their siblings."""
 
     name, lossless = "counted", True
 
     def __init__(self, rule: Verifier) -> None:
         self._rule, self.shared, self.siblings = rule, rule.shared, rule.siblings  # type: ignore[misc]
-        self.later = 0
+        self.drafted = self.accepted = self.later = 0
 
     def verify(self, draft: Draft, target: Law, noise: Noise) -> Verdict:
         verdict = self._rule.verify(draft, target, noise)
-        first = {line[0] for line in draft.tree.children if line}
-        self.later += sum(node >= 0 and node not in first for line in verdict.path.tolist() for node in line)
+        first = {nodes[0] for nodes in draft.tree.children if nodes}
+        accepted = [node for path in verdict.path.tolist() for node in path if node >= 0]
+        self.drafted += len(draft.tree)
+        self.accepted += len(accepted)
+        self.later += sum(node not in first for node in accepted)
         return verdict
 
 
-def audit_real(pair: RealPair, names: Sequence[str], samples: int, temperature: float = 1.0) -> Iterator[Check]:
-    """Rows and continuations under each rule, greedy identity, and seed replay where the rule promises it."""
-    with torch.inference_mode():
-        for name in names:
-            rule = rules.get(name)()
-            what = "trees" if pair.branches(rule) else "chains"
-            if name == "greedy" or temperature == 0:
-                yield replayed(f"{name}: same tokens as plain decoding, {what}", pair, rule, Sampling(temperature=0))
-                continue
-            if name in ("token", "block", "replace", "no_replace"):
-                yield captured(f"{name}: accepted + residual = p", pair, rule, Sampling(temperature, seed=1))
-            if name == "coupled":
-                yield replayed("coupled: one seed, same tokens", pair, rule, Sampling(temperature, seed=1))
-            yield continued(f"{name}: sampled continuations, {what}", pair, rule, samples, temperature)
+def plan_real(pair: RealPair, names: Sequence[str], samples: int, temperature: float = 1.0) -> list[Planned[Check]]:
+    """Rows and continuations under each rule, greedy identity, and seed replay where the rule promises it.
+
+    The unit of cost is one pass of one row.
+    """
+    plan = []
+    for name in names:
+        rule = rules.get(name)()
+        drafts = "trees" if pair.branches(rule) else "chains"
+        if name == "greedy" or temperature == 0:
+            title = f"{name}: same tokens as plain decoding, {drafts}"
+            plan.append(planned(title, replayed, pair, rule, Sampling(temperature=0), cost=REPLAY_COST))
+            continue
+        if name in ("token", "block", "replace", "no_replace"):
+            title = f"{name}: accepted + residual = p"
+            plan.append(planned(title, captured, pair, rule, Sampling(temperature, seed=1), cost=CAPTURE_COST))
+        if name == "coupled":
+            title = "coupled: one seed, same tokens"
+            plan.append(planned(title, replayed, pair, rule, Sampling(temperature, seed=1), cost=REPLAY_COST))
+        title = f"{name}: sampled continuations, {drafts}"
+        plan.append(planned(title, continued, pair, rule, samples, temperature, cost=SAMPLE_COST * samples))
+    return plan
 
 
+REPLAY_COST, CAPTURE_COST, SAMPLE_COST = 500, 80, 8.0  # in passes of one row, measured with the default model
+
+
+@torch.inference_mode()
+def pass_seconds(pair: RealPair, passes: int = 12) -> float:
+    """Seconds of one plain pass of one row: the median, without the prefill and the first passes."""
+    row = Row(Request(pair.short, Sampling(temperature=0), passes))
+    times = [time.perf_counter()]
+    for _ in decode([row], pair.model, NoDrafter(pair.model.vocab), rules.get("greedy")(), Fixed(0)):
+        times.append(time.perf_counter())
+    seconds = [end - start for start, end in pairwise(times)]
+    return median(seconds[3:] or seconds)
+
+
+@torch.inference_mode()
 def captured(name: str, pair: RealPair, rule: Verifier, sampling: Sampling, tokens: int = 12) -> Check:
+    """`check_rows` on the rows of p and q that the pair produces."""
     recorder = Recorder(rule)
     for prompt in pair.prompts:
         pair.run([Row(Request(prompt, sampling, tokens))], recorder, pair.depth)
     if not recorder.target:
-        return Check(name, "rows", True, "the drafter proposed nothing on these prompts")
+        return Check(name, "rows", False, NOTHING_DRAFTED)
     return check_rows(name, torch.cat(recorder.target), Dense(torch.cat(recorder.draft).float()))
 
 
+@torch.inference_mode()
 def continued(name: str, pair: RealPair, rule: Verifier, samples: int, temperature: float) -> Check:
-    """Three tokens after a short prompt, many times, against their exact joint law under the target. Where drafts may
-    branch they do at every place, so that second and later candidates are judged too."""
+    """Three tokens after a short prompt, many times, against their exact joint law under the target.
+
+    Where drafts may branch they do at every position, so that second and later candidates are judged too.
+    """
     texts: list[list[int]] = []
-    watched = Counted(rule)
+    counting = Counted(rule)
     shape = pair.shape if pair.shape.parents else FORKS
     sampling = Sampling(temperature, TOP if pair.model.invariant else 0)
     for start in range(0, samples, 128):
         seeds = range(start, min(samples, start + 128))
         rows = [Row(Request(pair.short, replace(sampling, seed=seed), LENGTH)) for seed in seeds]
-        pair.run(rows, watched, LENGTH - 1, shape)
+        pair.run(rows, counting, LENGTH - 1, shape)
         texts += [row.output for row in rows]
-    found = fit(*outcomes(pair, texts, sampling))
-    later = f"; {watched.later} accepted tokens were not the first candidate" if pair.branches(rule) else ""
-    return Check(name, "sampled", found.passed, f"{found}{later}")
+    if not counting.drafted:
+        return Check(name, "sampled", False, NOTHING_DRAFTED)
+    result = fit(*outcomes(pair, texts, sampling))
+    detail = f"{result}; {counting.drafted} tokens drafted, {counting.accepted} accepted"
+    if pair.branches(rule):
+        detail += f", {counting.later} of them not the first candidate"
+    return Check(name, "sampled", result.passed, detail)
 
 
-LENGTH, TOP = 3, 4  # of the continuations that are counted, and the tokens that are told apart at each place
+NOTHING_DRAFTED = "nothing was drafted, so nothing was tested; try another drafter"
+LENGTH, TOP = 3, 4  # length of the counted continuations, and tokens that are told apart at each position
 
 
 def outcomes(
@@ -163,7 +202,7 @@ def next_law(pair: RealPair, tokens: Sequence[int], sampling: Sampling) -> Float
 
 
 class _NoNoise(Noise):
-    """For a pass in which nothing is drawn."""
+    """For a pass that draws nothing."""
 
     def flip(self, *_: object, **__: object) -> Tensor:
         raise AssertionError("nothing is drawn here")
@@ -171,6 +210,7 @@ class _NoNoise(Noise):
     draw = flip
 
 
+@torch.inference_mode()
 def replayed(name: str, pair: RealPair, rule: Verifier, sampling: Sampling, tokens: int = 32) -> Check:
     """Plain decoding against speculation at two depths, alone and in a batch."""
     requests = [Request(prompt, sampling, tokens) for prompt in pair.prompts]
@@ -182,15 +222,15 @@ def replayed(name: str, pair: RealPair, rule: Verifier, sampling: Sampling, toke
         return [row.output for row in rows]
 
     plain = texts(0, together=False)
-    found = [
-        agreement(pair.model, *texts_of_one)
+    agreements = [
+        agreement(pair.model, *compared)
         for depth in (1, pair.depth)
         for together in (False, True)
-        for texts_of_one in zip(requests, texts(depth, together), plain, strict=True)
+        for compared in zip(requests, texts(depth, together), plain, strict=True)
     ]
-    apart = [each for each in found if not each.identical]
+    apart = [each for each in agreements if not each.identical]
     detail = f"{len(requests)} prompts, {tokens} tokens, depths 1 and {pair.depth}, alone and batched"
-    detail += f"; {len(apart)} of {len(found)} texts differ"
+    detail += f"; {len(apart)} of {len(agreements)} texts differ"
     if apart and not pair.model.invariant:
         return Check(name, "replay", not any(each.real for each in apart), f"{detail}{_why(apart)}")
     return Check(name, "replay", not apart, detail)

@@ -1,4 +1,4 @@
-"""Token for token: what speculation emits is what plain decoding of the target emits."""
+"""Compares speculation with plain decoding of the target, token for token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slipstream.plan.policy import Fixed
 def check_replay(
     name: str, subject: Subject, pair: Pair, depths: Sequence[int], length: int = 40, shape: Shape | None = None
 ) -> Check:
-    """The same seeds at several depths, depth 0 being plain decoding: every row must come out the same."""
+    """The same seeds at several depths. Every row must equal that of depth 0, which is plain decoding."""
     seeds = range(32)
 
     def texts(depth: int) -> list[list[int]]:
@@ -24,6 +24,6 @@ def check_replay(
 
     plain = texts(0)
     apart = [depth for depth in depths if texts(depth) != plain]
-    what = f"trees of {shape.size}, depths" if shape else "depths"
-    detail = f"{len(seeds)} seeds, {length} tokens, {what} {', '.join(map(str, depths))}"
+    drafts = f"trees of {shape.size}, depths" if shape else "depths"
+    detail = f"{len(seeds)} seeds, {length} tokens, {drafts} {', '.join(map(str, depths))}"
     return Check(name, "replay", not apart, detail + (f"; differs at depth {apart}" if apart else ""))

@@ -1,34 +1,36 @@
-"""The audits as a user runs them: of the rules on tables, and of the audit itself."""
+"""Plans the audits on tables: of the rules, and of the audit itself by planted bugs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
-from slipstream.audit.check import Check
-from slipstream.audit.exact import Nosy, check_cycles, check_endings
+from slipstream.audit.check import Check, Planned, planned
+from slipstream.audit.costs import Costs
+from slipstream.audit.exact import HistoryPolicy, check_cycles, check_endings
 from slipstream.audit.planted import PLANTED
 from slipstream.audit.rational import CYCLES, check_block_accepts_more, check_coupled, check_joint
 from slipstream.audit.rational_tree import JUDGES
 from slipstream.audit.replay import check_replay
-from slipstream.audit.statistical import check_rows, check_sampled, random_rows
+from slipstream.audit.statistical import check_random_rows, check_sampled
 from slipstream.audit.subject import Pair, Subject
-from slipstream.audit.trees import audit_tree_rule
-from slipstream.core.law import Dense
+from slipstream.audit.trees import plan_tree_rule
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
 from slipstream.plan.policy import Fixed
 
 
 def spare(pair: Pair) -> int | None:
-    """A token that every law of both tables can do without, so that it may be banned."""
+    """A token that can be banned: no row of either table gives it all of the probability."""
     laws = torch.cat([pair.target.probs, pair.draft.probs])
     return next((token for token in reversed(range(pair.target.vocab)) if bool((laws[:, token] < 1).all())), None)
 
 
 def everything(banned: int | None) -> Sampling:
+    """All sampling parameters at once."""
     return Sampling(
         temperature=0.8,
         top_p=0.95,
@@ -41,58 +43,73 @@ def everything(banned: int | None) -> Sampling:
     )
 
 
-def audit_rule(rule: str, pair: Pair, depth: int, samples: int) -> Iterator[Check]:
-    """Every layer that can say something about the rule."""
+def plan_rule(rule: str, pair: Pair, depth: int, samples: int) -> Iterator[Planned[Check]]:
+    """Plan every check that applies to the rule."""
+    costs = Costs.of(pair, depth)
     subject = Subject(rules.get(rule), lambda: Fixed(depth))
     if rules.get(rule).siblings:
-        yield from audit_tree_rule(rule, pair, samples, everything(spare(pair)))
+        yield from plan_tree_rule(rule, pair, samples, everything(spare(pair)), Costs.of(pair, 2))
     if rule == "greedy":
         greedy = replace(subject, sampling=Sampling(temperature=0))
-        yield check_cycles("greedy: two cycles", greedy, pair, depth)
-        yield check_replay("greedy: same tokens as plain decoding", greedy, pair, [1, depth, 2 * depth])
+        yield planned("greedy: two cycles", check_cycles, greedy, pair, depth, cost=0.1)
+        name = "greedy: same tokens as plain decoding"
+        yield planned(name, check_replay, greedy, pair, [1, depth, 2 * depth], cost=costs.replay)
         return
     if rule in CYCLES:
-        yield check_joint(rule, pair)
-        yield check_cycles(f"{rule}: two cycles, fixed depth", subject, pair, depth)
-        yield check_cycles(
-            f"{rule}: two cycles, adaptive depth", replace(subject, policy=lambda: Nosy(depth)), pair, depth
-        )
-        stopping = replace(subject, policy=lambda: Fixed(depth, stop_below=0.6))
-        yield check_cycles(f"{rule}: two cycles, early stopping", stopping, pair, depth)
-        warped = replace(subject, sampling=Sampling(temperature=0.7, top_k=2, top_p=0.9, min_p=0.05))
-        yield check_cycles(f"{rule}: temperature, top-k, top-p, min-p", warped, pair, depth)
-        token = spare(pair)
-        shaped = replace(subject, sampling=everything(token))
-        yield check_cycles(f"{rule}: penalties, bias, banned tokens", shaped, pair, depth)
-        yield check_endings(f"{rule}: end token and limit", subject, pair)
-        if token is not None:
-            yield check_endings(f"{rule}: minimum length", subject, pair, end=token, min_tokens=2)
-        p, q = random_rows(8, 5000, seed=3)
-        yield check_rows(f"{rule}: accepted + residual = p", p, Dense(q))
+        yield from _plan_chain_law(rule, subject, pair, depth, costs)
     if rule == "block":
-        yield check_block_accepts_more(pair)
+        name = "block: accepts at least as much as token"
+        yield planned(name, check_block_accepts_more, pair, cost=costs.exact / 4)
     if rule == "coupled":
-        yield check_coupled(pair)
-        yield check_replay("coupled: one seed, same tokens at every depth", subject, pair, [1, depth, 2 * depth])
+        yield planned("coupled: closed form of the shared race", check_coupled, pair, cost=costs.exact / 4)
+        name = "coupled: one seed, same tokens at every depth"
+        yield planned(name, check_replay, subject, pair, [1, depth, 2 * depth], cost=costs.replay)
     if rule not in JUDGES:
-        yield check_sampled(f"{rule}: sampled continuations", subject, pair, samples)
+        cost = costs.sampled(samples)
+        yield planned(f"{rule}: sampled continuations", check_sampled, subject, pair, samples, cost=cost)
 
 
-def audit_rules(names: Sequence[str], pair: Pair, depth: int, samples: int) -> Iterator[Check]:
-    for name in names:
-        yield from audit_rule(name, pair, depth, samples)
+def _plan_chain_law(rule: str, subject: Subject, pair: Pair, depth: int, costs: Costs) -> Iterator[Planned[Check]]:
+    """Enumerations of a rule on chains."""
+    cost, token = costs.exact, spare(pair)
+    settings = {
+        "two cycles, fixed depth": subject,
+        "two cycles, adaptive depth": replace(subject, policy=lambda: HistoryPolicy(depth)),
+        "two cycles, early stopping": replace(subject, policy=lambda: Fixed(depth, stop_below=0.6)),
+        "temperature, top-k, top-p, min-p": replace(
+            subject, sampling=Sampling(temperature=0.7, top_k=2, top_p=0.9, min_p=0.05)
+        ),
+        "penalties, bias, banned tokens": replace(subject, sampling=everything(token)),
+    }
+    yield planned(f"{rule}: joint law of two cycles", check_joint, rule, pair, cost=Costs.of(pair, 2).exact)
+    for name, changed in settings.items():
+        yield planned(f"{rule}: {name}", check_cycles, changed, pair, depth, cost=cost / 2)
+    yield planned(f"{rule}: end token and limit", check_endings, subject, pair, cost=cost)
+    if token is not None:
+        name = f"{rule}: minimum length"
+        yield planned(name, check_endings, subject, pair, end=token, min_tokens=2, cost=cost)
+    yield planned(f"{rule}: accepted + residual = p", check_random_rows, cost=0.1)
+
+
+def plan_rules(names: Sequence[str], pair: Pair, depth: int, samples: int) -> list[Planned[Check]]:
+    return [check for name in names for check in plan_rule(name, pair, depth, samples)]
 
 
 @dataclass(frozen=True)
 class Caught:
-    """A planted bug and the layers that saw it."""
+    """A planted bug and the layers that caught it."""
 
     bug: str
     layers: list[str]
 
 
-def self_test(pair: Pair, samples: int) -> Iterator[Caught]:
-    """Plant each bug and let every layer look at it."""
-    for bug, subject in PLANTED.items():
-        checks = [check_cycles(bug, subject, pair), check_sampled(bug, subject, pair, samples)]
-        yield Caught(bug, [check.layer for check in checks if not check.passed])
+def plan_self_test(pair: Pair, samples: int) -> list[Planned[Caught]]:
+    """Plan to check every planted bug by enumeration and by sampling."""
+    costs = Costs.of(pair, 2)
+    cost = costs.exact + costs.sampled(samples)
+    return [Planned(bug, partial(_catch, bug, pair, samples), cost) for bug in PLANTED]
+
+
+def _catch(bug: str, pair: Pair, samples: int) -> Caught:
+    checks = [check_cycles(bug, PLANTED[bug], pair), check_sampled(bug, PLANTED[bug], pair, samples)]
+    return Caught(bug, [check.layer for check in checks if not check.passed])

@@ -1,7 +1,7 @@
-"""Sampled outcomes against exact probabilities, with a false-alarm rate that is stated and kept.
+"""Sampled outcomes against exact probabilities, with a bounded false-alarm rate.
 
-Chi-squared asymptotics do not hold at 1e-6, so every bin gets its exact binomial tail, and Bonferroni divides the
-error among all bins of a run. One run raises a false alarm with probability below `ALARM`.
+Chi-squared asymptotics do not hold at 1e-6. So every bin gets its exact binomial tail, with a Bonferroni correction
+over all bins of a check. One check raises a false alarm with probability below `ALARM`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slipstream.core.array_types import Float, Tensor
 from slipstream.core.law import Dense, Law
 from slipstream.core.verify.token import acceptance, residual
 
-ALARM = 1e-7  # per check; an audit runs at most a few
+ALARM = 1e-7  # per check; an audit has fewer than ten sampled checks
 
 
 def binomial_tail(count: int, trials: int, prob: float) -> float:
@@ -42,7 +42,7 @@ def binomial_tail(count: int, trials: int, prob: float) -> float:
 
 @dataclass(frozen=True)
 class Fit:
-    """The most surprising bin of a sample."""
+    """The bin of a sample with the smallest tail probability."""
 
     worst: Hashable
     tail: float
@@ -59,7 +59,7 @@ class Fit:
 
 
 def fit(counts: Counter[Hashable], expected: Mapping[Hashable, float]) -> Fit:
-    """Hold counts against probabilities; an outcome of probability zero that happened is a bin of its own."""
+    """Compare counts with probabilities. An outcome of probability zero that occurred is a bin of its own."""
     trials = counts.total()
     bins = expected.keys() | counts.keys()
     tails = {key: binomial_tail(counts[key], trials, expected.get(key, 0.0)) for key in bins}
@@ -68,17 +68,17 @@ def fit(counts: Counter[Hashable], expected: Mapping[Hashable, float]) -> Fit:
 
 
 def check_sampled(name: str, subject: Subject, pair: Pair, samples: int, length: int = 3, seed: int = 1) -> Check:
-    """Many short continuations by the shipped loop and noise, as one ragged batch, against the target's joint law."""
+    """Many short continuations by the shipped loop, in one ragged batch, against the target's joint law."""
     rows = [subject.row(pair, length, seed=seed * samples + i) for i in range(samples)]
     subject.run(pair, rows)
     counts: Counter[Hashable] = Counter(tuple(row.output) for row in rows)
     expected: dict[Hashable, float] = {**subject.joint(pair, length)}  # type: ignore[dict-item]
-    found = fit(counts, expected)
-    return Check(name, "sampled", found.passed, str(found))
+    result = fit(counts, expected)
+    return Check(name, "sampled", result.passed, str(result))
 
 
 def check_rows(name: str, target_probs: Float[Tensor, "n vocab"], draft: Law) -> Check:
-    """Accepted mass plus residual mass is the target's law, on rows of p and q as a pair produced them."""
+    """Accepted mass plus residual mass equals p, on given rows of p and q."""
     target_probs, draft_probs = target_probs.double(), draft.dense().double()
     off = max(float((probs.sum(-1) - 1).abs().max()) for probs in (target_probs, draft_probs))
     target_probs = target_probs / target_probs.sum(-1, keepdim=True)
@@ -92,8 +92,14 @@ def check_rows(name: str, target_probs: Float[Tensor, "n vocab"], draft: Law) ->
     return Check(name, "rows", worst < 1e-12 and off < 1e-5, detail)
 
 
+def check_random_rows(name: str) -> Check:
+    """`check_rows` on random rows of a large vocabulary."""
+    p, q = random_rows(8, 5000, seed=3)
+    return check_rows(name, p, Dense(q))
+
+
 def random_rows(rows: int, vocab: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Peaky random p and q of a large vocabulary, some entries exactly zero."""
+    """Random p and q of a large vocabulary with few likely tokens and some zeros."""
     generator = torch.Generator().manual_seed(seed)
     logits = 6 * torch.randn(2, rows, vocab, generator=generator, dtype=torch.float64)
     logits[torch.rand(logits.shape, generator=generator) < 0.3] = -torch.inf

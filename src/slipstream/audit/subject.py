@@ -1,4 +1,4 @@
-"""What is audited: a target, a drafter, a rule and a policy, made afresh for every run of the loop."""
+"""What is audited on tables: a target, a drafter, a rule and a policy, built anew for every run of the loop."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ class Subject:
         return Row(Request(pair.prompt, sampling, max_tokens, grammar=self.grammar, **limits))
 
     def joint(self, pair: Pair, length: int, start: Mapping[Text, float] = START, **limits: Any) -> Joint:
-        """Probability of every text of `length` tokens, where plain decoding goes on from each of these."""
+        """The probability of every text of `length` tokens, where plain decoding continues the texts of `start`."""
         row = self.row(pair, 1 << 20, **limits)
         joint: Joint = defaultdict(float, start)
-        for done in range(length):  # the shortest first, so that what grows into another is there before its turn
-            short = [text for text in joint if len(text) == done]
+        for size in range(length):  # shortest first, because shorter texts grow into longer ones
+            short = [text for text in joint if len(text) == size]
             if not short:
                 continue
             after = torch.tensor([pair.target.context([*pair.prompt, *text]) for text in short])

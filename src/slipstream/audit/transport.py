@@ -1,12 +1,12 @@
-"""How much could any rule accept? The optimum by linear programming, beside what each rule reaches.
+"""The largest acceptance that any exact rule can reach, by linear programming.
 
-A rule that is given candidates x_1 … x_k with law Q and keeps the target's law p is a transport of Q's mass to tokens;
-mass that lands on one of its own candidates is accepted. The best one is a linear program, a maximal flow from tuples
-of candidates to their tokens, where token x takes in at most p(x). Its dual is a minimal cut over all sets S of tokens,
+A rule with candidates x_1 … x_k of law Q that keeps the target's law p is a transport of Q's mass to tokens. Mass that
+lands on one of its own candidates is accepted. The best rule is a linear program: a maximal flow from tuples of
+candidates to their tokens, where token x receives at most p(x). Its dual is a minimal cut over all sets S of tokens,
 
     optimum = min_S  p(S) + Q(some candidate lies outside S),
 
-which on a small vocabulary is found by trying every S, in exact fractions and without a solver.
+which is found on a small vocabulary by trying every S in exact fractions.
 """
 
 from __future__ import annotations

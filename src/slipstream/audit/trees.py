@@ -1,4 +1,4 @@
-"""Audits of rules for several candidates: their laws on trees, and how close they come to the best possible rule."""
+"""Audits of rules for several candidates: their output laws on trees, and their acceptance beside the optimum."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from fractions import Fraction
 from functools import partial
 from itertools import cycle, product
 
-from slipstream.audit.check import Check
+from slipstream.audit.check import Check, Planned, planned
+from slipstream.audit.costs import Costs
 from slipstream.audit.exact import check_cycles, check_endings
 from slipstream.audit.fields import check_fields
 from slipstream.audit.rational import ZERO, joint_deviation, laws
@@ -31,8 +32,8 @@ LARGE = Shape(nodes=8, width=3)
 SHAPES = {"two candidates": PAIR, "a fork": FORK, "grown best-first": GROWN}
 
 
-class Turns(Policy):
-    """These budgets in turn."""
+class Alternating(Policy):
+    """Gives these budgets in turn."""
 
     def __init__(self, *budgets: Budget) -> None:
         self._budgets = cycle(budgets)
@@ -41,8 +42,8 @@ class Turns(Policy):
         return [next(self._budgets)] * len(rows)
 
 
-class Restless(Policy):
-    """Another shape every cycle, by what it has seen: chains, trees and plain decoding in turn."""
+class ChangingShape(Policy):
+    """Chooses chains, trees or plain decoding by the tokens of the last draft, accepted or not."""
 
     def __init__(self) -> None:
         self._memory: dict[Row, int] = {}
@@ -59,33 +60,46 @@ class Restless(Policy):
             self._memory[row] = tokens + count
 
 
-def audit_tree_rule(rule: str, pair: Pair, samples: int, shaped: Sampling) -> Iterator[Check]:
-    """Every layer that can say something about a rule for several candidates. `shaped` asks for all there is."""
+def plan_tree_rule(rule: str, pair: Pair, samples: int, shaped: Sampling, costs: Costs) -> Iterator[Planned[Check]]:
+    """Plan every check that applies to a rule for several candidates. `shaped` uses all sampling parameters."""
     subject = Subject(rules.get(rule), lambda: Fixed(3, shape=LARGE))
     if rule in JUDGES:
-        yield check_slots(rule, pair)
-        yield check_joint_tree(rule, pair)
-        for name, shape in SHAPES.items():
-            depth = shape.depth or 2
-            turns = partial(Turns, Budget(depth, shape=shape), Budget(1, shape=PAIR))
-            yield check_cycles(f"{rule}: two cycles, {name}", replace(subject, policy=turns), pair, depth)
-        restless = replace(subject, policy=Restless)
-        yield check_cycles(f"{rule}: two cycles, a shape that changes", restless, pair, 2)
-        fork = shaping(subject, FORK, 2)
-        warped = replace(fork, sampling=Sampling(temperature=0.7, top_k=2, top_p=0.9, min_p=0.05))
-        yield check_cycles(f"{rule}: temperature, top-k, top-p, min-p on a fork", warped, pair, 2)
-        everything = replace(shaping(subject, PAIR, 1), sampling=shaped)
-        yield check_cycles(f"{rule}: penalties, bias, banned tokens, two candidates", everything, pair, 1)
-        yield check_endings(f"{rule}: end token and limit on a fork", fork, pair, max_tokens=3)
+        yield from _plan_tree_law(rule, subject, pair, shaped, costs)
     if rule == "greedy":
         greedy = replace(subject, sampling=Sampling(temperature=0))
-        yield check_replay("greedy: same tokens as plain decoding, trees", greedy, pair, [1, 2, 4], shape=LARGE)
+        name = "greedy: same tokens as plain decoding, trees"
+        yield planned(name, check_replay, greedy, pair, [1, 2, 4], shape=LARGE, cost=costs.replay)
         return
     if rule == "coupled":
-        yield check_fields("coupled: laid-out fields, chains and trees", subject, pair, {"chains": None, **SHAPES})
-        yield check_replay("coupled: one seed, same tokens with trees", subject, pair, [1, 2, 4], shape=LARGE)
-    some = max(1000, samples // 4)  # a row with a tree takes as long as several without
-    yield check_sampled(f"{rule}: sampled continuations, trees of 8", subject, pair, some)
+        shapes = {"chains": None, **SHAPES}
+        name = "coupled: the target's choice on fixed noise, chains and trees"
+        yield planned(name, check_fields, subject, pair, shapes, cost=costs.exact)
+        name = "coupled: one seed, same tokens with trees"
+        yield planned(name, check_replay, subject, pair, [1, 2, 4], shape=LARGE, cost=costs.replay)
+    rows = max(1000, samples // 4)  # a row with a tree takes as long as several without
+    cost = 2 * costs.sampled(rows)
+    yield planned(f"{rule}: sampled continuations, trees of 8", check_sampled, subject, pair, rows, cost=cost)
+
+
+def _plan_tree_law(rule: str, subject: Subject, pair: Pair, shaped: Sampling, costs: Costs) -> Iterator[Planned[Check]]:
+    """Enumerations of a rule whose candidates are drawn at random or chosen by rank."""
+    cost = costs.exact * (6 if rule == "spectr" else 1)  # its factor is searched for at every slot
+    yield planned(f"{rule}: accepted beside the optimum", check_slots, rule, pair, cost=cost / 2)
+    yield planned(f"{rule}: joint law of two cycles on a fork", check_joint_tree, rule, pair, cost=cost / 2)
+    for name, shape in SHAPES.items():
+        depth = shape.depth or 2
+        turns = replace(subject, policy=partial(Alternating, Budget(depth, shape=shape), Budget(1, shape=PAIR)))
+        yield planned(f"{rule}: two cycles, {name}", check_cycles, turns, pair, depth, cost=cost)
+    changing = replace(subject, policy=ChangingShape)
+    yield planned(f"{rule}: two cycles, a shape that changes", check_cycles, changing, pair, 2, cost=cost)
+    fork = shaping(subject, FORK, 2)
+    warped = replace(fork, sampling=Sampling(temperature=0.7, top_k=2, top_p=0.9, min_p=0.05))
+    name = f"{rule}: temperature, top-k, top-p, min-p on a fork"
+    yield planned(name, check_cycles, warped, pair, 2, cost=cost / 4)
+    everything = replace(shaping(subject, PAIR, 1), sampling=shaped)
+    name = f"{rule}: penalties, bias, banned tokens, two candidates"
+    yield planned(name, check_cycles, everything, pair, 1, cost=cost / 4)
+    yield planned(f"{rule}: end token and limit on a fork", check_endings, fork, pair, max_tokens=3, cost=cost / 2)
 
 
 def shaping(subject: Subject, shape: Shape, depth: int) -> Subject:
@@ -99,9 +113,9 @@ def contexts(pair: Pair) -> Iterator[tuple[Probs, Probs]]:
         yield target(text), draft(text)
 
 
-def check_slots(rule: str, pair: Pair, most: int = 3) -> Check:
-    """At one slot, in every context and for 1 to `most` candidates: the token has law p; one more candidate never
-    accepts less; no more is accepted than the optimum; and spectr keeps its published bound."""
+def check_slots(name: str, rule: str, pair: Pair, most: int = 3) -> Check:
+    """At one slot, in every context, for 1 to `most` candidates: the token has law p, one more candidate never lowers
+    acceptance, acceptance stays at or below the optimum, and spectr keeps its published bound."""
     wrong, reached, best = 0, [ZERO] * most, [ZERO] * most
     count = pair.target.vocab**pair.target.order
     rounding = Fraction(1, 1000) if rule == "spectr" else ZERO  # its factor is rounded up
@@ -116,9 +130,10 @@ def check_slots(rule: str, pair: Pair, most: int = 3) -> Check:
             reached[k - 1] += got / count
             best[k - 1] += limit / count
     shares = [f"{k}: {float(a):.3f} of {float(b):.3f}" for k, (a, b) in enumerate(zip(reached, best, strict=True), 1)]
-    return Check(f"{rule}: accepted beside the optimum", "rational", not wrong, f"by candidates {', '.join(shares)}")
+    return Check(name, "rational", not wrong, f"by candidates {', '.join(shares)}")
 
 
-def check_joint_tree(rule: str, pair: Pair) -> Check:
+def check_joint_tree(name: str, rule: str, pair: Pair) -> Check:
+    """The rule's joint law over two cycles on a fork against the target's."""
     deviation = joint_deviation(tree_cycle(rule, FORK.parents), pair)
-    return Check(f"{rule}: joint law of two cycles on a fork", "rational", deviation == 0, f"deviation {deviation}")
+    return Check(name, "rational", deviation == 0, f"deviation {deviation}")

@@ -5,77 +5,106 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated, Any
 
 import typer
 
 from slipstream.cli import options as given
 from slipstream.cli.output.show import Json, console, print_json
+from slipstream.train.options import GROUPS, describe
+
+
+def options_help() -> str:
+    """Every option of `-o` with its default, by method. A line with \\b keeps the help's line breaks."""
+    paragraphs = []
+    for group, kind in GROUPS.items():
+        lines = [f"Options of {group}, -o KEY=VALUE:"]
+        for name, text, default in describe(kind):
+            parts = wrap(f"{text} [default: {default}]", 60)
+            lines += [f"  {name if n == 0 else '':14}{part}" for n, part in enumerate(parts)]
+        paragraphs.append("\b\n" + "\n".join(lines))
+    return "\n\n".join(paragraphs)
 
 
 def train(
-    method: Annotated[str, typer.Argument(help="eagle: a head on the target's states; draft_model: a small model.")],
+    method: Annotated[
+        str,
+        typer.Argument(help="eagle: a head on the target's hidden states; draft_model: some of the target's layers."),
+    ],
     data: Annotated[list[Path], typer.Option(help="JSONL prompts, plain or .gz; may be given several times.")],
-    out: Annotated[Path, typer.Option(help="A folder for the drafter; a killed training goes on there.")],
+    out: Annotated[Path, typer.Option(help="A folder for the drafter; an interrupted training resumes there.")],
     model: given.ModelName = "smollm2-135m",
     option: Annotated[
         list[str] | None,
-        typer.Option("-o", "--option", metavar="KEY=VALUE", help="Of the training, such as steps=4000 or vocab=8192."),
+        typer.Option("-o", "--option", metavar="KEY=VALUE", help="An option of the training; all are listed below."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     trust_remote_code: given.TrustRemoteCode = False,
-    minutes: Annotated[float | None, typer.Option(help="Stop after so long; the same command goes on.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Stop after this time; the same command resumes.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Train a drafter: the target answers prompts, a small network learns to foresee it."""
+    """Train a drafter: the target answers prompts, and a small network learns to predict its answers."""
     from slipstream.models.sources.progress import counting
     from slipstream.train.report import draw_curves, summary, write_card
     from slipstream.train.run import train as run
 
     with counting(console(stderr=True), disable=as_json) as bars:
-        phases: dict[str, Any] = {}
+        tasks: dict[str, Any] = {}
         latest: dict[str, float] = {}
 
-        def told(phase: str, done: int, total: int, new: dict[str, Any]) -> None:
-            if phase not in phases:
-                phases[phase] = bars.add_task(phase, total=total)
-            latest.update(new)
+        def show(phase: str, done: int, total: int, figures: dict[str, Any]) -> None:
+            if phase not in tasks:
+                tasks[phase] = bars.add_task(phase, total=total)
+            latest.update(figures)
             text = ", ".join(f"{key.replace('_', ' ')} {value:.3f}" for key, value in latest.items())
-            bars.update(phases[phase], completed=done, description=f"{phase} {text}".strip())
+            bars.update(tasks[phase], completed=done, description=f"{phase} {text}".strip())
 
+        settings = given.settings(option)
+        loading: dict[str, Any] = {"device": device, "trust_remote_code": trust_remote_code}
         try:
-            loading: dict[str, Any] = {"device": device, "trust_remote_code": trust_remote_code}
-            outcome = run(method, model, data, out, given.settings(option), **loading, minutes=minutes, told=told)
+            outcome = run(method, model, data, out, settings, **loading, minutes=minutes, on_progress=show)
         except KeyboardInterrupt:
-            raise ValueError(f"stopped; the same command goes on from the last checkpoint in {out}") from None
+            raise ValueError(f"stopped; the same command resumes from the last checkpoint in {out}") from None
     write_card(outcome, " ".join(["slipstream", *sys.argv[1:]]), _commit())
     curves = draw_curves(out)
     if as_json:
         print_json(summary(outcome))
     else:
-        _show(outcome, curves)
+        _show(outcome, model, curves)
 
 
-def _show(outcome: Any, curves: Path | None) -> None:
+def _show(outcome: Any, model: str, curves: Path | None) -> None:
     from rich.table import Table
+    from rich.text import Text
 
-    from slipstream.train.report import lines
+    from slipstream.train.report import NOT_MEASURED, table_rows
 
-    table = Table("task", "tau greedy", "tau at T = 1", title=f"{outcome.folder}: chain of five, held-out prompts")
-    for line in lines(outcome):
-        table.add_row(*line)
+    title = Text(f"{outcome.folder}: chain of five, held-out prompts")
+    table = Table("task", "tau greedy", "tau at T = 1", title=title)
+    rows = table_rows(outcome)
+    for row in rows:
+        table.add_row(*row)
     out = console()
     out.print(table)
-    share = outcome.read / outcome.target
-    out.print(f"{outcome.parameters:,} parameters; a drafted token reads {share:.1%} of what the target reads for one")
-    out.print(f"curves in {curves}" if curves else "no curves: pip install matplotlib", style="dim")
+    if any(NOT_MEASURED in row for row in rows):
+        out.print(
+            f"{NOT_MEASURED}: no held-out answer has that temperature; at T = 1 it must also be longer than the draft"
+        )
+    out.print(
+        f"{outcome.parameters:,} parameters; one drafted token reads {outcome.cost:.1%} of the weights "
+        "that the target reads for one token"
+    )
+    if curves:
+        out.print(f"curves: {curves}", style="dim")
+    out.print(f'use it: slipstream generate "…" -m {model} -d {outcome.folder}')
     if not outcome.finished:
-        out.print("the time was up before the last step; the same command goes on", style="yellow")
+        out.print("the time was up before the last step; the same command resumes", style="yellow")
 
 
 def _commit() -> str:
     """The commit of the sources, where they are a checkout."""
-    git = subprocess.run(
+    done = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True
     )
-    return git.stdout.strip() or "unknown"
+    return done.stdout.strip() or "unknown"

@@ -2,19 +2,22 @@
 
     model.generate(**inputs, custom_generate=ss.hf.generate, drafter="ngram")
 
-The answer has the type, the shape and the law plain `generate` gives, for batches of any size with padding on either
-side; every row advances by what was accepted of its own draft. The model is left as it was.
+The result has the type, the shape and the distribution of plain `generate`, for batches of any size with padding on
+either side. Every row advances by the accepted part of its own draft. The model is left unchanged.
 
-Everything in a `GenerationConfig` is honoured or refused by name. Processors of logits are called place by place, with
-one row at a time as plain `generate` shows it, padding included; one that remembers earlier calls cannot be exact, and
-those known to are refused. Stopping criteria are asked after every token, row by row, and what follows a stop is
-dropped. With `do_sample` the seed comes from torch's generator unless one is given, so `torch.manual_seed` repeats it.
+Every field of a `GenerationConfig` is supported, or refused by name. Logits processors are called position by position,
+one row at a time, with the tokens that plain `generate` would pass, padding included. A processor that keeps state
+between calls cannot be exact; the known ones are refused. Stopping criteria are called after every token, row by row,
+and tokens after a stop are dropped. With `do_sample` the seed comes from torch's generator unless one is given, so
+`torch.manual_seed` repeats a text.
 
-Different from plain `generate`, on purpose:
-- a row that is padded on the right continues its text, not its padding;
-- a row that ended is padded also where no end token is configured, and its later scores and logits are zeros;
-- `past_key_values` of the returned record is None, since the cache is ours and is given back;
-- tokens whose scores are equal are kept or dropped together by top-p.
+Models without a KV cache that can be rolled back (state-space models) and encoder-decoder models are refused.
+
+Differences from plain `generate`:
+- A row that is padded on the right continues its text, not its padding.
+- A row that ended is padded also where no end token is configured. Its later scores and logits are zeros.
+- `past_key_values` of the returned output is None, because the cache is not kept.
+- Top-p keeps or drops tokens of equal score together.
 """
 
 from slipstream.hf.call import generate

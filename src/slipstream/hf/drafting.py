@@ -1,4 +1,4 @@
-"""From what the user calls a drafter to one that drafts."""
+"""Builds the drafter that the user named or passed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from slipstream.models.sources.load import ModelFiles
 from slipstream.models.target import TorchTarget
 from slipstream.models.text.codec import TextCodec
 
-OWN = "the drafter"  # whatever the user gave, by the name the batch knows it by
+OWN = "the drafter"  # the name under which the batch finds the user's drafter
 
 
 def decoding_plan(drafter: Any, depth: int | None, verify: str | None, sampled: bool) -> DecodingPlan:
@@ -36,8 +36,8 @@ def decoding_plan(drafter: Any, depth: int | None, verify: str | None, sampled: 
     return DecodingPlan("none" if plain else OWN, rule, 0 if plain else depth)
 
 
-def helpers(drafter: Any, options: Options | None) -> list[Any]:
-    """The models a drafter brings along."""
+def draft_models(drafter: Any, options: Options | None) -> list[Any]:
+    """The models that the drafter consists of: one where it was passed as a model, else none."""
     if isinstance(drafter, str):
         return []
     if not isinstance(drafter, PreTrainedModel):
@@ -50,13 +50,13 @@ def helpers(drafter: Any, options: Options | None) -> list[Any]:
 def drafters(
     drafter: Any, options: Options | None, target: TorchModel, models: Sequence[TorchModel], tokenizer: Any
 ) -> dict[str, Drafter]:
-    """The parts a batch asks for by name; `models` are the wrapped `helpers`."""
+    """The drafters of the batch by name; `models` are the wrapped `draft_models`."""
     own = by_model(models[0], target) if models else by_name(drafter, options or {}, target, tokenizer)
     return {"none": NoDrafter(target.vocab), OWN: own}
 
 
 def by_model(draft: TorchModel, target: TorchModel) -> Drafter:
-    """Ids must mean the same to both models, of which the size of the vocabulary is all there is to see here."""
+    """Both models must share their token ids; only the size of the vocabulary can be checked here."""
     if draft.vocab != target.vocab:
         raise ValueError(
             f"the drafter has {draft.vocab} tokens and the model {target.vocab}; they must be the same ones"
@@ -67,7 +67,7 @@ def by_model(draft: TorchModel, target: TorchModel) -> Drafter:
 
 
 def by_name(name: str, options: Options, target: TorchModel, tokenizer: Any) -> Drafter:
-    """A drafter as the engine builds it. One that loads weights loads them in every call."""
+    """A drafter as the engine builds it. Its weights are loaded in every call."""
     if not ("/" in name or Path(name).exists()):
         registry.get(name)  # an unknown name is refused here
     return build_drafter(name, CallerTarget(target, tokenizer, name), options)

@@ -11,8 +11,8 @@ from slipstream.core.array_types import Int, Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Prompt:
-    """One row: as it was given, and without its padding."""
+class PromptRow:
+    """One row, with and without its padding."""
 
     ids: Int[Tensor, " length"]
     tokens: list[int]
@@ -22,8 +22,8 @@ class Prompt:
         return len(self.tokens) < len(self.ids)
 
 
-def read_prompts(input_ids: Int[Tensor, "batch length"], mask: Any, positions: Any) -> list[Prompt]:
-    """The rows of a batch; padding may stand before or after a row's text, not inside it."""
+def read_prompts(input_ids: Int[Tensor, "batch length"], mask: Any, positions: Any) -> list[PromptRow]:
+    """Split a batch into rows. Padding may stand before or after a row's text, not inside it."""
     seen = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask != 0
     if seen.shape != input_ids.shape:
         raise ValueError(
@@ -37,12 +37,12 @@ def read_prompts(input_ids: Int[Tensor, "batch length"], mask: Any, positions: A
         if places[-1] - places[0] + 1 != len(places):
             raise ValueError(f"attention_mask has a hole in row {r}; padding may stand only before or after the text")
         _check_positions(positions, r, places)
-        prompts.append(Prompt(ids, ids[places].tolist()))
+        prompts.append(PromptRow(ids, ids[places].tolist()))
     return prompts
 
 
 def _check_positions(positions: Any, row: int, places: list[int]) -> None:
-    """Positions count the row's own tokens; others than those transformers makes would be lost."""
+    """Refuse positions other than those that transformers makes: the row's own tokens counted from 0."""
     if positions is None:
         return
     own = positions[row if len(positions) > 1 else 0]

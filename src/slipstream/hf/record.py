@@ -1,4 +1,4 @@
-"""A model that remembers the logits every emitted token was drawn from."""
+"""A model wrapper that keeps the logits of every emitted token."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from slipstream.core.loop import read
 from slipstream.core.types import Draft, Row, Scores, Verdict
 
 
-class Recorder(Model):
-    """Wraps a model; only a committed path is remembered, as plain `generate` would have met it."""
+class LogitsRecorder(Model):
+    """Wraps a model and keeps the logits along the committed path, as plain `generate` would compute them."""
 
     def __init__(self, model: Model) -> None:
         self._model, self.vocab, self.context = model, model.vocab, model.context
@@ -44,12 +44,12 @@ class Recorder(Model):
         self._model.commit(rows, verdict)
 
     def logits(self, row: Row) -> list[Float[Tensor, " vocab"]]:
-        """What the model said before each token the row emitted, and perhaps a few more it did not keep."""
+        """The logits before each token that the row emitted; a few more may follow where the row was cut short."""
         return self._kept[row]
 
 
-def stacked(rows: Sequence[Sequence[Float[Tensor, " vocab"]]], device: torch.device) -> tuple[Tensor, ...]:
+def stack_steps(rows: Sequence[Sequence[Float[Tensor, " vocab"]]], device: torch.device) -> tuple[Tensor, ...]:
     """One [batch, vocab] per step, as plain `generate` returns them; zeros where a row had ended."""
-    nothing = torch.zeros_like(rows[0][0], device=device)
+    zeros = torch.zeros_like(rows[0][0], device=device)
     steps = range(max(map(len, rows)))
-    return tuple(torch.stack([own[n].to(device) if n < len(own) else nothing for own in rows]) for n in steps)
+    return tuple(torch.stack([own[n].to(device) if n < len(own) else zeros for own in rows]) for n in steps)

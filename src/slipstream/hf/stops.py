@@ -1,4 +1,4 @@
-"""Where a row ends: end tokens and the greatest length, which the batch keeps, and criteria that are asked."""
+"""Where a row ends: end tokens and the maximum length, which the batch checks, and other criteria."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 from transformers import StoppingCriteriaList
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
 
-from slipstream.hf.chain import read_ends
+from slipstream.hf.processors import read_ends
 
 
 @dataclass(frozen=True)
-class Stops:
+class StopConditions:
     ends: frozenset[int]
     longest: int  # prompt and padding included
     criteria: StoppingCriteriaList
 
 
-def read_stops(criteria: Sequence[Any], vocab: int, strings: Any, tokenizer: Any) -> Stops:
-    """Types are compared exactly, since a subclass may do anything."""
+def read_stops(criteria: Sequence[Any], vocab: int, strings: Any, tokenizer: Any) -> StopConditions:
+    """Sort the criteria. Types are compared exactly, because a subclass may behave differently."""
     ends, longest, rest = frozenset[int](), [], StoppingCriteriaList()
     for criterion in criteria:
         if type(criterion) is EosTokenCriteria:
@@ -32,7 +32,7 @@ def read_stops(criteria: Sequence[Any], vocab: int, strings: Any, tokenizer: Any
             rest.append(criterion)
     if strings is not None:
         rest.append(_stop_strings(strings, tokenizer))
-    return Stops(ends, min(longest), rest)
+    return StopConditions(ends, min(longest), rest)
 
 
 def _stop_strings(strings: Any, tokenizer: Any) -> Any:
@@ -41,11 +41,11 @@ def _stop_strings(strings: Any, tokenizer: Any) -> Any:
     return StopStringCriteria(stop_strings=strings, tokenizer=tokenizer)
 
 
-def padding(config: Any, stops: Stops, rows: int) -> int:
-    """What fills a row that ended before the others: transformers takes the first end token where nothing is said."""
-    for said in (config.pad_token_id, config.eos_token_id):
-        if said is not None:
-            return int(torch.as_tensor(said).reshape(-1)[0])
+def padding(config: Any, stops: StopConditions, rows: int) -> int:
+    """The token that pads a row that ended early: as in transformers, the first end token where none is configured."""
+    for token in (config.pad_token_id, config.eos_token_id):
+        if token is not None:
+            return int(torch.as_tensor(token).reshape(-1)[0])
     if stops.criteria and rows > 1:
         raise ValueError("pad_token_id is not set, and a row that stops before the others is padded with it; pass one")
     return 0

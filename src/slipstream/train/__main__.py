@@ -1,4 +1,4 @@
-"""`python -m slipstream.train`: the verb with torch, transformers and numpy alone, for bare GPU machines."""
+"""`python -m slipstream.train`: `slipstream train` on machines with torch, transformers and numpy alone."""
 
 from __future__ import annotations
 
@@ -22,29 +22,30 @@ def main() -> None:
     parser.add_argument("-o", "--option", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--minutes", type=float)
-    asked = parser.parse_args()
+    words = parser.parse_args()
     began = time.monotonic()
 
-    def told(phase: str, done: int, total: int, new: dict[str, Any]) -> None:
-        if phase != "training" or new:
-            print(f"{time.monotonic() - began:7.1f} s  {phase} {done}/{total} {new or ''}", file=sys.stderr, flush=True)
+    def show(phase: str, done: int, total: int, figures: dict[str, Any]) -> None:
+        if phase != "training" or figures:
+            seconds = time.monotonic() - began
+            print(f"{seconds:7.1f} s  {phase} {done}/{total} {figures or ''}", file=sys.stderr, flush=True)
 
-    options = dict(word.partition("=")[::2] for word in asked.option)
+    options = dict(word.partition("=")[::2] for word in words.option)
     try:
         outcome = train(
-            asked.method,
-            asked.model,
-            asked.data,
-            asked.out,
+            words.method,
+            words.model,
+            words.data,
+            words.out,
             options,
-            device=asked.device,
-            minutes=asked.minutes,
-            told=told,
+            device=words.device,
+            minutes=words.minutes,
+            on_progress=show,
         )
     except ValueError as error:
         sys.exit(f"slipstream: {error}")
     write_card(outcome, " ".join(["python -m slipstream.train", *sys.argv[1:]]), "unknown")
-    draw_curves(asked.out)
+    draw_curves(words.out)
     print(json.dumps(summary(outcome)))
 
 

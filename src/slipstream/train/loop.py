@@ -1,4 +1,4 @@
-"""Gradient steps that can be cut off anywhere: one seed gives the same batches, one checkpoint the same state."""
+"""The training loop. It can be interrupted and resumed: the seed fixes the batches, the checkpoint the state."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any
 
 import torch
 
-from slipstream.train.corpus import Batch, Corpus
+from slipstream.train.corpus import Corpus, SampleBatch
 from slipstream.train.method import Method
 from slipstream.train.tau import Sums, measure
 from slipstream.train.teacher import Teacher
 
-DEPTH = 5  # of the chain that tau is told for
-LOOK = 20  # steps between two looks at the loss
-SAVE = 60.0  # seconds between two checkpoints
+DEPTH = 5  # of the chain that tau is measured with
+LOG_EVERY = 20  # steps between two entries of the loss, fewer in a short training
+SAVE_EVERY = 60.0  # seconds between two checkpoints
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Steps of about `tokens` tokens each; the rate climbs over `warmup` steps and falls along a cosine to a tenth."""
+    """Steps of about `tokens` tokens; the rate rises over `warmup` steps and falls along a cosine to a tenth."""
 
     steps: int
     tokens: int
@@ -40,7 +40,7 @@ class Schedule:
         return self.rate * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
 
 
-class Loop:
+class TrainingLoop:
     """Trains a method on a corpus; `folder` holds its checkpoint and its journal."""
 
     def __init__(self, method: Method, teacher: Teacher, schedule: Schedule, folder: Path) -> None:
@@ -50,7 +50,8 @@ class Loop:
         self.optimizer = torch.optim.AdamW(
             parameters, lr=schedule.rate, betas=(0.9, 0.95), weight_decay=0.0, fused=fused
         )
-        self.step, self._whole = 0, True
+        self.step, self._step_complete = 0, True
+        self._losses: list[torch.Tensor] = []  # since the last entry of the journal
         folder.mkdir(parents=True, exist_ok=True)
         if self.checkpoint.exists():
             self._restore()
@@ -64,50 +65,57 @@ class Loop:
         return self.step >= self.schedule.steps
 
     def run(
-        self, corpus: Corpus, held: Corpus, every: int, until: float, told: Callable[[int, dict[str, Any]], None]
+        self, corpus: Corpus, held: Corpus, every: int, until: float, on_step: Callable[[int, dict[str, Any]], None]
     ) -> None:
         """Train until the last step or the time `until`; evaluate every so many steps and at the end."""
-        saved, losses = time.monotonic(), list[torch.Tensor]()
+        saved, log_every = time.monotonic(), max(1, min(LOG_EVERY, self.schedule.steps // 20))
         batches = islice(corpus.batches(self.schedule.tokens, self.schedule.seed), self.step, None)
         try:
-            for batch in self._moved(corpus, batches):
+            for batch in self._on_device(corpus, batches):
                 if self.done or time.monotonic() > until:
                     break
-                losses.append(self._learn(batch))
+                self._losses.append(self._learn(batch))
                 entry: dict[str, Any] = {}
-                if self.step % LOOK == 0 or self.done:
-                    entry["loss"] = float(torch.stack(losses).mean())
-                    losses.clear()
+                if self.step % log_every == 0 or self.done:
+                    entry |= self._mean_loss()
                 if self.step % every == 0 or self.done:
-                    entry |= flat(self.evaluate(held))
-                if entry:
-                    self._note(entry)
-                told(self.step, entry)
-                if time.monotonic() - saved > SAVE:
+                    entry |= mean_tau(self.evaluate(held))
+                self._log(entry)
+                on_step(self.step, entry)
+                if time.monotonic() - saved > SAVE_EVERY:
                     self.save()
                     saved = time.monotonic()
-        finally:  # Ctrl-C included; a step that was cut in two is not kept
-            if self._whole:
+        finally:  # also after Ctrl-C; a step that was interrupted is not saved
+            if self._step_complete:
+                self._log(self._mean_loss())
                 self.save()
 
-    def _moved(self, corpus: Corpus, batches: Iterator[list[int]]) -> Iterator[Batch]:
+    def _mean_loss(self) -> dict[str, float]:
+        """The mean loss since the last entry, where there was a step."""
+        if not self._losses:
+            return {}
+        loss = float(torch.stack(self._losses).mean())
+        self._losses.clear()
+        return {"loss": loss}
+
+    def _on_device(self, corpus: Corpus, batches: Iterator[list[int]]) -> Iterator[SampleBatch]:
         for samples in batches:
             yield corpus.batch(samples).to(self.teacher.device)
 
-    def _learn(self, batch: Batch) -> torch.Tensor:
-        self._whole = False
+    def _learn(self, batch: SampleBatch) -> torch.Tensor:
+        self._step_complete = False
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.at(self.step)
         kind = self.teacher.device.type
-        lesson = self.teacher.lesson(batch, self.method.layers)
+        output = self.teacher.read(batch, self.method.layers)
         with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
-            loss = self.method.loss(batch, lesson)
+            loss = self.method.loss(batch, output)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.method.net.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        self._whole = True
+        self._step_complete = True
         return loss.detach()
 
     def evaluate(self, held: Corpus, depth: int = DEPTH) -> dict[str, Sums]:
@@ -134,7 +142,9 @@ class Loop:
         journal = [entry for entry in read_journal(self.folder) if entry["step"] <= self.step]
         (self.folder / "journal.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in journal))
 
-    def _note(self, entry: dict[str, Any]) -> None:
+    def _log(self, entry: dict[str, Any]) -> None:
+        if not entry:
+            return
         with open(self.folder / "journal.jsonl", "a") as file:
             file.write(json.dumps({"step": self.step, **entry}) + "\n")
 
@@ -144,9 +154,11 @@ def read_journal(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def flat(by_task: dict[str, Sums]) -> dict[str, float]:
-    """Mean tau over tasks, greedy and at temperature 1."""
-    greedy = [sums.greedy for sums in by_task.values() if sums.cycles]
-    sampled = [sums.sampled for sums in by_task.values() if sums.bases]
-    means = {"tau_greedy": greedy, "tau_sampled": sampled}
-    return {name: sum(values) / len(values) for name, values in means.items() if values}
+def mean_tau(by_task: dict[str, Sums]) -> dict[str, float]:
+    """Mean tau over the tasks it was measured on, greedy and at temperature 1; a tau without any is left out."""
+    by_name = {
+        "tau_greedy": [sums.greedy for sums in by_task.values()],
+        "tau_sampled": [sums.sampled for sums in by_task.values()],
+    }
+    measured = {name: [tau for tau in taus if tau is not None] for name, taus in by_name.items()}
+    return {name: sum(taus) / len(taus) for name, taus in measured.items() if taus}

@@ -1,4 +1,4 @@
-"""What a way of drafting must offer to be trained: a network, a loss, and its guesses. The rest is the same for all."""
+"""The interface of a trainable drafter: a network, a loss and its guesses. Everything else is shared."""
 
 from __future__ import annotations
 
@@ -11,59 +11,63 @@ from torch import nn
 
 from slipstream.core.array_types import Bool, Float, Int, Tensor
 from slipstream.core.registry import Registry
-from slipstream.train.corpus import Batch
-from slipstream.train.teacher import Lesson
+from slipstream.train.corpus import SampleBatch
+from slipstream.train.teacher import TeacherOutput
 
 
 @dataclass(frozen=True, eq=False)
 class Guess:
-    """The n-th drafted token from every base on, had those before it been drafted right. A row whose text is committed
-    up to token s + 1 drafts from base s: its first drafted token is token s + 2, whose law stands at position s + 1."""
+    """The n-th drafted token from every base, given that the drafted tokens before it were right.
 
-    right: Bool[Tensor, "rows length"]  # the likeliest token is the one that came
-    said: Float[Tensor, "rows length"]  # log probability given to the token that came
-    place: Int[Tensor, "rows length"]  # the position whose law was guessed; -1 where there is none
+    A row whose text is committed up to token s + 1 drafts from base s. Its first drafted token is token s + 2, whose
+    distribution stands at position s + 1.
+    """
+
+    right: Bool[Tensor, "rows length"]  # the likeliest token is the one in the answer
+    log_prob: Float[Tensor, "rows length"]  # that the drafter gives to the token in the answer
+    position: Int[Tensor, "rows length"]  # whose distribution was guessed; -1 where there is none
 
 
 class Method(ABC):
-    """Built for one teacher; `net` holds what is trained and nothing else."""
+    """Built for one teacher; `net` holds the trained weights and nothing else."""
 
     name: ClassVar[str]
-    early: ClassVar[bool]  # drafts in the pass that reads the prompt, too
+    options: ClassVar[type]
+    drafts_in_prefill: ClassVar[bool]  # can draft in the pass that reads the prompt
     net: nn.Module
-    layers: tuple[int, ...]  # of the teacher, whose hidden states a lesson must hold
+    layers: tuple[int, ...]  # of the teacher, whose hidden states the method reads
     ids: Int[Tensor, " draft_vocab"]  # tokens that can be drafted
 
-    def prepare(self, lesson: Lesson, supervised: Bool[Tensor, "rows length"]) -> None:
-        """See a first lesson before training begins."""
+    def prepare(self, output: TeacherOutput, supervised: Bool[Tensor, "rows length"]) -> None:
+        """Look at the teacher's output on a first batch before training begins."""
 
     @abstractmethod
-    def loss(self, batch: Batch, lesson: Lesson) -> Tensor:
-        """To be made small."""
+    def loss(self, batch: SampleBatch, output: TeacherOutput) -> Tensor:
+        """The value that training minimises."""
 
     @abstractmethod
-    def guesses(self, batch: Batch, lesson: Lesson, depth: int) -> list[Guess]:
-        """One for each drafted position."""
+    def guesses(self, batch: SampleBatch, output: TeacherOutput, depth: int) -> list[Guess]:
+        """One for each of `depth` drafted tokens."""
 
     @abstractmethod
     def save(self, folder: Path, about: dict[str, Any], precision: str) -> None:
-        """Write what `-d FOLDER` loads."""
+        """Write the folder that `-d FOLDER` loads."""
 
     @property
     @abstractmethod
     def shape(self) -> dict[str, Any]:
-        """What the network is, as the configuration of its folder tells it."""
+        """The sizes of the network, as the folder's configuration names them."""
 
     @property
     @abstractmethod
-    def read(self) -> int:
+    def weights_read(self) -> int:
         """Parameters read for one drafted token, the output rows of the draft vocabulary included."""
 
 
 methods: Registry[Method] = Registry(
     "method",
     {
-        "eagle": "slipstream.train.eagle:Eagle",
-        "draft_model": "slipstream.train.distill:Distill",
+        "eagle": "slipstream.train.eagle:EagleMethod",
+        "draft_model": "slipstream.train.distill:DraftModelMethod",
     },
 )

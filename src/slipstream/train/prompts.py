@@ -14,26 +14,27 @@ from slipstream.models.text.codec import TextCodec
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """Token ids of one prompt, and the task it says it is of."""
+class TrainingPrompt:
+    """Token ids of one prompt, and the task that its line names."""
 
     tokens: tuple[int, ...]
     task: str
 
 
-def read_prompts(paths: Sequence[Path], text: TextCodec, longest: int) -> list[Prompt]:
-    """All prompts of the files through the target's chat template, each once; those longer than `longest` are left
-    out."""
-    found: dict[tuple[int, ...], Prompt] = {}
+def read_prompts(paths: Sequence[Path], text: TextCodec, longest: int) -> list[TrainingPrompt]:
+    """Read the files through the target's chat template. Duplicates and prompts over `longest` tokens are left out."""
+    prompts: dict[tuple[int, ...], TrainingPrompt] = {}
     for path in paths:
         for number, line in _lines(path):
-            tokens = tuple(text.encode(_asked(line, path, number)))
+            tokens = tuple(text.encode(_content(line, path, number)))
             if len(tokens) <= longest:
-                found.setdefault(tokens, Prompt(tokens, str(line.get("task", path.stem)).split("/")[0]))
-    if not found:
-        names = ", ".join(map(str, paths))
+                prompts.setdefault(tokens, TrainingPrompt(tokens, str(line.get("task", path.stem)).split("/")[0]))
+    names = ", ".join(map(str, paths))
+    if not prompts:
         raise ValueError(f"{names} holds no prompt of at most {longest} tokens; longer ones are not trained on")
-    return list(found.values())
+    if len(prompts) == 1:
+        raise ValueError(f"{names} holds one prompt of at most {longest} tokens; training needs two, one is held out")
+    return list(prompts.values())
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -54,21 +55,36 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise ValueError(f"cannot read {path}: {reason}") from error
 
 
-def _asked(line: dict[str, Any], path: Path, number: int) -> Any:
+def _content(line: dict[str, Any], path: Path, number: int) -> Any:
+    """The text or the chat of one line."""
     for key, kind in (("prompt", str), ("messages", list)):
         if isinstance(line.get(key), kind) and line[key]:
             return line[key]
     raise ValueError(f"{path}, line {number}: neither a text under `prompt` nor a chat under `messages`")
 
 
-def split(prompts: Sequence[Prompt], share: float, most: int = 512) -> tuple[list[Prompt], list[Prompt]]:
-    """Prompts to train on and prompts held out, by a hash of each: the same whatever else stands in the files."""
-    held = [prompt for prompt in prompts if _fraction(prompt) < share]
-    held = sorted(held, key=_fraction)[:most]
+def split(
+    prompts: Sequence[TrainingPrompt], share: float, most: int = 512
+) -> tuple[list[TrainingPrompt], list[TrainingPrompt]]:
+    """Split into prompts to train on and held-out prompts, at least one of each.
+
+    The hash of a prompt decides, so a prompt stays on its side when others are added. Where no hash falls below
+    `share`, the prompt with the smallest one is held out.
+    """
+    assert len(prompts) >= 2, "read_prompts refuses fewer"
+    ranked = sorted(prompts, key=_fraction)
+    count = sum(_fraction(prompt) < share for prompt in ranked)
+    held = ranked[: max(1, min(count, most, len(ranked) - 1))]
     kept = set(held)
     return [prompt for prompt in prompts if prompt not in kept], held
 
 
-def _fraction(prompt: Prompt) -> float:
+def fingerprint(prompts: Sequence[TrainingPrompt]) -> str:
+    """A hash of all prompts in their order; answers on disk belong to these prompts alone."""
+    return hashlib.sha256(repr([prompt.tokens for prompt in prompts]).encode()).hexdigest()
+
+
+def _fraction(prompt: TrainingPrompt) -> float:
+    """A number in [0, 1) from the hash of the prompt."""
     digest = hashlib.sha256(repr(prompt.tokens).encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64

@@ -1,4 +1,4 @@
-"""From prompts to a folder that drafts: the target answers, the drafter learns, and what came of it is written down."""
+"""A training from prompts to a drafter's folder: the target answers, the drafter learns, the folder is saved."""
 
 from __future__ import annotations
 
@@ -14,31 +14,39 @@ from slipstream.core.array_types import Int, Tensor
 from slipstream.models.sources.catalog import load_model, load_text, resolve
 from slipstream.models.sources.load import ModelFiles
 from slipstream.models.weights.precision import choose_device
+from slipstream.train.batch_decode import generate_answers
 from slipstream.train.corpus import Corpus, collect, shards
-from slipstream.train.flight import respond
-from slipstream.train.loop import Loop, Schedule
+from slipstream.train.loop import Schedule, TrainingLoop
 from slipstream.train.method import Method, methods
-from slipstream.train.prompts import Prompt, read_prompts, split
-from slipstream.train.settings import Training, agree, sort_options
-from slipstream.train.start import Start, find_start
+from slipstream.train.options import CommonOptions
+from slipstream.train.prompts import TrainingPrompt, fingerprint, read_prompts, split
+from slipstream.train.settings import check_resume, parse_options
 from slipstream.train.tau import Sums
 from slipstream.train.teacher import Teacher
+from slipstream.train.warm_start import TrainedDrafter, find_trained
 
-Told = Callable[[str, int, int, dict[str, Any]], None]
-"""Phase, how far it is, how far it goes, and what is new."""
+HELD_OUT = 0.05  # share of the prompts
+
+Progress = Callable[[str, int, int, dict[str, Any]], None]
+"""Called with the phase, the count done, the total, and new figures."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A trained drafter and what it is worth."""
+class TrainingResult:
+    """A trained drafter and what was measured of it."""
 
     folder: Path
-    finished: bool  # False: the time was up, and the same command goes on
+    finished: bool  # False: the time was up before the last step, and the same command resumes
     parameters: int
-    read: int  # parameters read for one drafted token
-    target: int  # parameters the target reads for one token
+    weights_read: int  # for one drafted token
+    target_read: int  # weights that the target reads for one token
     tasks: dict[str, Sums]
-    answers: int
+    answer_tokens: int
+
+    @property
+    def cost(self) -> float:
+        """Weights read for a drafted token, as a share of those the target reads for a token."""
+        return self.weights_read / self.target_read
 
 
 def train(
@@ -51,133 +59,164 @@ def train(
     device: str = "auto",
     trust_remote_code: bool = False,
     minutes: float | None = None,
-    told: Told = lambda *_: None,
+    on_progress: Progress = lambda *_: None,
     about: Mapping[str, Any] | None = None,
-) -> Outcome:
-    """Train a drafter for `model` into `folder`, or go on with what is there."""
-    began = time.monotonic()
+) -> TrainingResult:
+    """Train a drafter for `model` into `folder`, or resume the training that is there."""
+    if minutes is not None and not minutes > 0:
+        raise ValueError(f"minutes is {minutes}; it must be above 0")
+    until = time.monotonic() + 60 * minutes if minutes else float("inf")
     kind = methods.get(method)
-    settings, own = sort_options(kind, options)
-    found = resolve(model, trust_remote_code=trust_remote_code)
-    text = load_text(found)
-    start = find_start(settings.start, method, found)
+    common, own = parse_options(kind, options)
+    target = resolve(model, trust_remote_code=trust_remote_code)
+    text = load_text(target)
+    start = find_trained(common.start, method, target)
     if start:
-        settings, own = sort_options(kind, start.complete(options, kind))
+        common, own = parse_options(kind, start.with_sizes(options, kind))
+    prompts = read_prompts(data, text, common.prompt)
     work = folder / "work"
-    agree(work, _identity(method, found, settings, own, start))
-    prompts, held = split(read_prompts(data, text, settings.prompt), 0.05)
+    check_resume(work, _identity(method, target, common, own, start, prompts))
     place = choose_device(device)
     dtype = "bfloat16" if place.startswith("cuda") else "float32"
-    teacher = Teacher(load_model(found, dtype, place))
-    student = _begun(kind, teacher, own, start) if start else None  # what does not fit is refused before the answers
+    teacher = Teacher(load_model(target, dtype, place))
+    # a drafter that does not fit is refused before any answer is generated
+    student = _warm_started(kind, teacher, own, start) if start else None
     ends = frozenset(end for end in text.ends if end < len(teacher.output))
-    corpora = [
-        _answers(work / name, some, teacher, ends, settings, seed, name, told)
-        for seed, (name, some) in enumerate((("answers", prompts), ("held", held)), settings.seed)
-    ]
-    student = student or _fresh(kind, teacher, own, settings, corpora[0])
-    schedule = Schedule(settings.steps, settings.tokens, settings.rate, max(1, settings.steps // 40), settings.seed)
-    loop = _trained(student, teacher, schedule, work, corpora, began, minutes, told)
-    tasks = loop.evaluate(corpora[1])
-    outcome = Outcome(
+    phases = zip(("answers", "held"), split(prompts, HELD_OUT), strict=True)
+    corpus, held = (
+        _answers(work / name, some, teacher, ends, common, common.seed + n, on_progress)
+        for n, (name, some) in enumerate(phases)
+    )
+    student = student or _fresh(kind, teacher, own, common, corpus)
+    loop = _train(student, teacher, common, work, corpus, held, until, on_progress)
+    outcome = TrainingResult(
         folder,
         loop.done,
         sum(p.numel() for p in student.net.parameters()),
-        student.read,
-        _reads(teacher),
-        tasks,
-        corpora[0].answered,
+        student.weights_read,
+        _weights_read(teacher),
+        loop.evaluate(held),
+        corpus.answer_tokens,
     )
-    student.save(folder, _about(found, outcome, settings, own, data, start) | dict(about or {}), settings.precision)
+    student.save(folder, _about(target, outcome, common, own, data, start) | dict(about or {}), common.precision)
     return outcome
 
 
-def _begun(kind: Any, teacher: Teacher, own: Any, start: Start) -> Method:
+def _warm_started(kind: Any, teacher: Teacher, own: Any, start: TrainedDrafter) -> Method:
     """A network with the weights and the draft vocabulary of a trained one."""
     start.check_ids(len(teacher.output))
     student: Method = kind(teacher, start.ids, own)
-    start.lend(student)
+    start.copy_weights_to(student)
     return student
 
 
-def _fresh(kind: Any, teacher: Teacher, own: Any, settings: Training, corpus: Corpus) -> Method:
-    """A network as its method begins it, and the tokens the target says most often."""
-    torch.manual_seed(settings.seed)
-    student: Method = kind(teacher, frequent(corpus, settings.vocab, len(teacher.output)), own)
-    first = corpus.batch(next(corpus.batches(settings.tokens, settings.seed))).to(teacher.device)
-    student.prepare(teacher.lesson(first, student.layers), first.supervised)
+def _fresh(kind: Any, teacher: Teacher, own: Any, common: CommonOptions, corpus: Corpus) -> Method:
+    """A network with the method's first weights; it drafts the tokens that the target emits most often."""
+    torch.manual_seed(common.seed)
+    student: Method = kind(teacher, frequent(corpus, common.vocab, len(teacher.output)), own)
+    first = corpus.batch(next(corpus.batches(common.tokens, common.seed))).to(teacher.device)
+    student.prepare(teacher.read(first, student.layers), first.supervised)
     return student
 
 
-def _trained(
+def _train(
     student: Method,
     teacher: Teacher,
-    schedule: Schedule,
+    common: CommonOptions,
     work: Path,
-    corpora: Sequence[Corpus],
-    began: float,
-    minutes: float | None,
-    told: Told,
-) -> Loop:
-    loop = Loop(student, teacher, schedule, work)
-    until = began + 60 * minutes if minutes else float("inf")
-    every = max(1, schedule.steps // 10)
-    loop.run(corpora[0], corpora[1], every, until, lambda step, new: told("training", step, schedule.steps, new))
+    corpus: Corpus,
+    held: Corpus,
+    until: float,
+    on_progress: Progress,
+) -> TrainingLoop:
+    steps = common.steps
+    loop = TrainingLoop(
+        student, teacher, Schedule(steps, common.tokens, common.rate, max(1, steps // 40), common.seed), work
+    )
+    every = max(1, steps // 10)
+    loop.run(corpus, held, every, until, lambda step, figures: on_progress("training", step, steps, figures))
     return loop
+
+
+PHASES = {"answers": "answers to train on", "held": "held-out answers"}
 
 
 def _answers(
     folder: Path,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[TrainingPrompt],
     teacher: Teacher,
     ends: frozenset[int],
-    settings: Training,
+    common: CommonOptions,
     seed: int,
-    name: str,
-    told: Told,
+    on_progress: Progress,
 ) -> Corpus:
-    rows = settings.rows or (8192 if teacher.device.type == "cuda" else 16)
-    work = shards(prompts, settings.warmth, rows, seed)
+    """The target's answers to the prompts, read from disk as far as they exist."""
+    rows = common.rows or (8192 if teacher.device.type == "cuda" else 16)
+    work = shards(prompts, common.temperature_list, rows, seed)
+    total = sum(len(shard.prompts) for shard in work)
 
-    def answer(some: Sequence[Prompt], warm: Sequence[float], noise: int) -> list[list[int]]:
-        lines = [prompt.tokens for prompt in some]
-        return respond(teacher.model, teacher.anatomy, lines, warm, ends, settings.answer, noise)
+    def answer(some: Sequence[TrainingPrompt], temperatures: Sequence[float], noise: int) -> list[list[int]]:
+        tokens = [prompt.tokens for prompt in some]
+        return generate_answers(teacher.model, teacher.anatomy, tokens, temperatures, ends, common.answer, noise)
 
-    return collect(folder, work, answer, lambda done: told(name, done, len(work), {}))
+    return collect(folder, work, answer, lambda done: on_progress(PHASES[folder.name], done, total, {}))
 
 
 def frequent(corpus: Corpus, count: int, vocab: int) -> Int[Tensor, " draft_vocab"]:
-    """The tokens the target says most often, in order of their ids."""
-    place = torch.arange(len(corpus.tokens)) - corpus.offset[:-1].repeat_interleave(corpus.lengths)
-    answered = place >= corpus.prompt.repeat_interleave(corpus.lengths)
-    seen = torch.bincount(corpus.tokens[answered].long(), minlength=vocab)
-    return seen.argsort(descending=True, stable=True)[: min(count, vocab)].sort().values
+    """The tokens that the target emits most often, in the order of their ids."""
+    position = torch.arange(len(corpus.tokens)) - corpus.offset[:-1].repeat_interleave(corpus.lengths)
+    answered = position >= corpus.prompt_length.repeat_interleave(corpus.lengths)
+    counts = torch.bincount(corpus.tokens[answered].long(), minlength=vocab)
+    return counts.argsort(descending=True, stable=True)[: min(count, vocab)].sort().values
 
 
-def _reads(teacher: Teacher) -> int:
-    """Parameters the target reads for one token: all but the rows of the input matrix it does not look up."""
-    every = {id(p): p.numel() for p in teacher.model.parameters()}
+def _weights_read(teacher: Teacher) -> int:
+    """Parameters that the target reads for one token: all but the unused rows of a separate input matrix."""
+    sizes = {id(p): p.numel() for p in teacher.model.parameters()}
     tied = teacher.embedding.weight is teacher.output
-    return int(sum(every.values()) - (0 if tied else teacher.embedding.weight.numel()))
+    return int(sum(sizes.values()) - (0 if tied else teacher.embedding.weight.numel()))
 
 
-def _identity(method: str, found: ModelFiles, settings: Training, own: Any, start: Start | None) -> dict[str, Any]:
-    """What must be the same for a training to go on; a drafter it started from is known by its weights."""
-    began = {"start": start.sha256 if start else None}
-    return {"method": method, "model": found.sha256 or found.name, **asdict(settings), **asdict(own), **began}
+def _identity(
+    method: str,
+    target: ModelFiles,
+    common: CommonOptions,
+    own: Any,
+    start: TrainedDrafter | None,
+    prompts: Sequence[TrainingPrompt],
+) -> dict[str, Any]:
+    """What must be equal for a training to resume. The drafter it started from is identified by its weights."""
+    return {
+        "method": method,
+        "model": target.sha256 or target.name,
+        **asdict(common),
+        **asdict(own),
+        "start": start.sha256 if start else None,
+        "prompts": fingerprint(prompts),
+    }
 
 
 def _about(
-    found: ModelFiles, outcome: Outcome, settings: Training, own: Any, data: Sequence[Path], start: Start | None
+    target: ModelFiles,
+    outcome: TrainingResult,
+    common: CommonOptions,
+    own: Any,
+    data: Sequence[Path],
+    start: TrainedDrafter | None,
 ) -> dict[str, Any]:
+    """What the folder's configuration says besides the network."""
     began = {"start": f"{start.folder.name}, sha256 {start.sha256}"} if start else {}
     return {
-        "target": found.name,
-        "target_sha256": found.sha256,
-        "training": asdict(settings) | asdict(own) | {"data": [path.name for path in data]} | began,
-        "answered_tokens": outcome.answers,
+        "target": target.name,
+        "target_sha256": target.sha256,
+        "training": asdict(common) | asdict(own) | {"data": [path.name for path in data]} | began,
+        "answered_tokens": outcome.answer_tokens,
         "tau": {
-            task: {"greedy": round(sums.greedy, 3), "sampled": round(sums.sampled, 3)}
+            task: {
+                name: round(tau, 3)
+                for name, tau in (("greedy", sums.greedy), ("sampled", sums.sampled))
+                if tau is not None
+            }
             for task, sums in sorted(outcome.tasks.items())
         },
     }

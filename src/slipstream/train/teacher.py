@@ -1,4 +1,4 @@
-"""The target as a teacher: what its layers and its law say at every position of a batch."""
+"""The target as a teacher: its hidden states and its distribution at every position of a batch."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import torch
 from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.models.run.layers import hidden_of
 from slipstream.models.run.support_check import ModelAnatomy, probe, refuse
-from slipstream.train.corpus import Batch
+from slipstream.train.corpus import SampleBatch
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson:
-    """What the target said about a batch: hidden states of some layers side by side, and of the last one, normed."""
+class TeacherOutput:
+    """Hidden states of some layers side by side, and the normalised last hidden state."""
 
     features: Float[Tensor, "rows length stacked"]
     last: Float[Tensor, "rows length hidden"]
 
 
 class Teacher:
-    """A Hugging Face model that is not trained. Its logits must be its output matrix times its last state."""
+    """A Hugging Face model that is not trained. Its logits must be its output matrix times its last hidden state."""
 
     def __init__(self, model: Any) -> None:
         self.model = model.requires_grad_(False)
@@ -39,12 +39,12 @@ class Teacher:
     @torch.no_grad()
     def _check(self) -> None:
         token = torch.arange(8, device=self.device)[None]
-        said = self.model(token, use_cache=False).logits.float()
-        ours = self.model.base_model(token, use_cache=False)[0].float() @ self.output.float().T
-        if (said - ours).abs().max() > 0.02 * said.abs().max():
+        expected = self.model(token, use_cache=False).logits.float()
+        logits = self.model.base_model(token, use_cache=False)[0].float() @ self.output.float().T
+        if (expected - logits).abs().max() > 0.02 * expected.abs().max():
             raise refuse(self.model, "its logits are more than its output matrix times its last hidden state")
-        start = self.embedding(token)
-        if (start - torch.nn.functional.embedding(token, self.embedding.weight)).abs().max() > 0:
+        embedded = self.embedding(token)
+        if (embedded - torch.nn.functional.embedding(token, self.embedding.weight)).abs().max() > 0:
             raise refuse(self.model, "its embeddings are more than rows of a matrix")
 
     @property
@@ -52,12 +52,12 @@ class Teacher:
         return len(self.anatomy.layers)
 
     @torch.no_grad()
-    def lesson(self, batch: Batch, layers: Sequence[int] = ()) -> Lesson:
-        """One pass over a batch; padding stands on the right, where no one looks back from."""
-        found: dict[int, Tensor] = {}
+    def read(self, batch: SampleBatch, layers: Sequence[int] = ()) -> TeacherOutput:
+        """One pass over a batch. Attention is causal, so the padding on the right changes nothing."""
+        states: dict[int, Tensor] = {}
         handles = [
             self.anatomy.layers[layer].register_forward_hook(
-                lambda _, __, output, layer=layer: found.update({layer: hidden_of(output)})
+                lambda _, __, output, layer=layer: states.update({layer: hidden_of(output)})
             )
             for layer in layers
         ]
@@ -66,25 +66,27 @@ class Teacher:
         finally:
             for handle in handles:
                 handle.remove()
-        features = torch.cat([found[layer] for layer in layers], -1) if layers else last[..., :0]
-        return Lesson(features, last)
+        features = torch.cat([states[layer] for layer in layers], -1) if layers else last[..., :0]
+        return TeacherOutput(features, last)
 
     @torch.no_grad()
-    def law(
+    def log_probs(
         self, last: Float[Tensor, "n hidden"], ids: Int[Tensor, " draft_vocab"], chunk: int = 4096
     ) -> Float[Tensor, "n draft_vocab"]:
-        """log p of the tokens a draft vocabulary names, under the whole vocabulary."""
+        """log p of the tokens of a draft vocabulary, normalised over the whole vocabulary."""
         parts = []
-        for some in torch.split(last, chunk):
-            logits = (some @ self.output.T).float()
+        for states in torch.split(last, chunk):
+            logits = (states @ self.output.T).float()
             parts.append(logits[:, ids] - logits.logsumexp(-1, keepdim=True))
         return torch.cat(parts)
 
     @torch.no_grad()
-    def said(self, last: Float[Tensor, "n hidden"], token: Int[Tensor, " n"], chunk: int = 4096) -> Float[Tensor, " n"]:
-        """log p of one token at each place."""
+    def token_log_probs(
+        self, last: Float[Tensor, "n hidden"], token: Int[Tensor, " n"], chunk: int = 4096
+    ) -> Float[Tensor, " n"]:
+        """log p of one token at each position."""
         parts = []
-        for some, wanted in zip(torch.split(last, chunk), torch.split(token, chunk), strict=True):
-            logits = (some @ self.output.T).float()
-            parts.append(logits.gather(-1, wanted[:, None])[:, 0] - logits.logsumexp(-1))
+        for states, tokens in zip(torch.split(last, chunk), torch.split(token, chunk), strict=True):
+            logits = (states @ self.output.T).float()
+            parts.append(logits.gather(-1, tokens[:, None])[:, 0] - logits.logsumexp(-1))
         return torch.cat(parts)

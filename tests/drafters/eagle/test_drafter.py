@@ -14,7 +14,7 @@ import torch
 from automaton import automaton
 from heads import eagle, layer_output, reference, rounded
 from slipstream.audit.enumeration import outcomes
-from slipstream.audit.real import RealPair, audit_real
+from slipstream.audit.real import RealPair, plan_real
 from slipstream.core.loop import decode
 from slipstream.core.noise import CounterNoise
 from slipstream.core.rules import rules
@@ -379,7 +379,7 @@ def test_several_cycles_with_real_networks_have_the_targets_joint_law(rule, shap
 def test_the_audit_of_a_real_pair_passes(rule, temperature):
     target = TorchModel(build("qwen2").double())
     pair = RealPair(target, eagle(target, SOME), [[5, 6, 7, 8]], [5, 6, 7])
-    for check in audit_real(pair, [rule], 64, temperature):
+    for check in (item.run() for item in plan_real(pair, [rule], 64, temperature)):
         assert check.passed, f"{check.name}: {check.detail}"
         assert "nothing" not in check.detail
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 import pytest
 
 from automaton import STATES, automaton
-from slipstream.audit.exact import Nosy, check_cycles, check_endings
+from slipstream.audit.exact import HistoryPolicy, check_cycles, check_endings
 from slipstream.audit.planted import PLANTED
 from slipstream.audit.statistical import fit
 from slipstream.audit.subject import Pair, Subject
@@ -80,7 +80,7 @@ class Batched(Subject):
 
 
 def nosy() -> Policy:
-    return Nosy(2)
+    return HistoryPolicy(2)
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])

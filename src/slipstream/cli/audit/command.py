@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slipstream.cli import options as given
-from slipstream.cli.output.show import Json, check_line, console, mark, print_json
+from slipstream.cli.audit.check_runner import conclude, print_layers, run_checks, run_planned
+from slipstream.cli.output.show import Json, console, mark
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from slipstream.audit.check import Check
     from slipstream.audit.subject import Pair
@@ -44,8 +45,9 @@ def audit(
     self_test: Annotated[bool, typer.Option("--self-test", help="Plant known bugs and show which are caught.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Prove and test that speculation leaves the target's distribution as it is. Exit code 1 where it does not."""
-    from slipstream.audit.run import audit_rules
+    """Prove and test that speculation keeps the target's distribution. Exit code 1 where it does not."""
+    from slipstream.audit.costs import unit_seconds
+    from slipstream.audit.run import plan_rules
     from slipstream.audit.subject import Pair
     from slipstream.core.rules import rules
     from slipstream.models.run.table_model import Table
@@ -78,7 +80,7 @@ def audit(
         raise ValueError(f"seed is {seed}; it must be 0 or more")
     if model:
         loading |= {"dtype": dtype, "invariant": invariant}
-        checks_to_run = _real(
+        checks = _audit_model(
             model, drafter, given.settings(option), names, depth or 4, tree, samples or 256, temperature, loading
         )
     else:
@@ -88,23 +90,11 @@ def audit(
         if self_test:
             _self_test(pair, samples or 20000, as_json)
             return
-        checks_to_run = audit_rules(names, pair, depth or 2, samples or 20000)
-    out, checks = console(), []
-    for check in checks_to_run:
-        checks.append(check)
-        out.print(check_line(check))
-    passed = all(check.passed for check in checks)
-    _finish(passed, "exact" if passed else "NOT exact", {"checks": [asdict(check) for check in checks]}, as_json)
+        checks = run_checks(console(), plan_rules(names, pair, depth or 2, samples or 20000), unit_seconds(pair))
+    _finish(checks, as_json)
 
 
-PROMPTS = (
-    "What is the capital of France, and what is it known for?",
-    "Write a Python function that adds two numbers, and then call it twice.",
-    "Repeat after me: the quick brown fox jumps over the lazy dog. The quick brown fox",
-)
-
-
-def _real(
+def _audit_model(
     model: str,
     drafter: str,
     options: dict[str, str],
@@ -114,46 +104,48 @@ def _real(
     samples: int,
     temperature: float,
     loading: dict[str, Any],
-) -> Iterator[Check]:
-    from slipstream.audit.real import TREE, RealPair, audit_real
+) -> list[Check]:
+    from slipstream.audit.prompts import PROMPTS, SHORT
+    from slipstream.audit.real import TREE, RealPair, pass_seconds, plan_real
     from slipstream.drafters.build import build_drafter
     from slipstream.engines.native.build import build_target
     from slipstream.plan.tree_shapes import parse
 
     if not 1 <= depth <= 16:
         raise ValueError(f"depth is {depth}; it must be between 1 and 16")
+    if drafter == "none":
+        raise ValueError("the drafter is none, so there is no speculation to audit; name a drafter")
     shape = TREE if tree is None else parse(tree)
     target = build_target(model, **loading)
     shape.check(target.model.vocab, target.model.context)
-    text = target.text
-    prompts = [text.encode(prompt) for prompt in PROMPTS]
-    short = text.encode("The way to", raw=True)
+    prompts = [target.text.encode(prompt) for prompt in PROMPTS]
+    short = target.text.encode(SHORT, raw=True)
     pair = RealPair(target.model, build_drafter(drafter, target, options), prompts, short, depth, shape)
-    console().print(f"{target.label}, drafted by {drafter}, depth {depth}, temperature {temperature}", style="dim")
-    yield from audit_real(pair, names, samples, temperature)
+    out = console()
+    out.print(f"{target.label}, drafted by {drafter}, depth {depth}, temperature {temperature}", style="dim")
+    return run_checks(out, plan_real(pair, names, samples, temperature), pass_seconds(pair))
 
 
 def _self_test(pair: Pair, samples: int, as_json: bool) -> None:
+    from slipstream.audit.check import LAYERS
+    from slipstream.audit.costs import unit_seconds
     from slipstream.audit.planted import PLANTED
-    from slipstream.audit.run import self_test
+    from slipstream.audit.run import plan_self_test
 
-    out, results = console(), []
-    for caught in self_test(pair, samples):
-        results.append(caught)
-        out.print(mark(bool(caught.layers)), f"{caught.bug:46} caught by {', '.join(caught.layers) or 'nobody'}")
-    seen = sum(bool(caught.layers) for caught in results)
-    report = {"planted": len(PLANTED), "caught": seen, "bugs": [asdict(caught) for caught in results]}
-    _finish(seen == len(PLANTED), f"{seen} of {len(PLANTED)} planted bugs caught", report, as_json)
+    out, bugs, width = console(), [], max(map(len, PLANTED))
+    for number, caught in run_planned(out, plan_self_test(pair, samples), unit_seconds(pair)):
+        bugs.append(caught)
+        by = ", ".join(caught.layers) or "no layer"
+        out.print(mark(bool(caught.layers)), f"{number} {caught.bug:{width}} caught by {by}")
+    seen = sum(bool(caught.layers) for caught in bugs)
+    report = {"planted": len(PLANTED), "caught": seen, "bugs": [asdict(caught) for caught in bugs], "layers": LAYERS}
+    conclude(seen == len(PLANTED), f"{seen} of {len(PLANTED)} planted bugs caught", report, as_json)
 
 
-def _finish(passed: bool, verdict: str, report: dict[str, object], as_json: bool) -> None:
+def _finish(checks: Sequence[Check], as_json: bool) -> None:
     from slipstream.audit.check import LAYERS
 
-    out = console()
-    for layer, meaning in LAYERS.items():
-        out.print(f"{layer:9} {meaning}", style="dim")
-    out.print(verdict, style=f"bold {'green' if passed else 'red'}")
-    if as_json:
-        print_json({"passed": passed, **report, "layers": LAYERS})
-    if not passed:
-        raise typer.Exit(1)
+    print_layers(console(), LAYERS, checks)
+    failed = sum(not check.passed for check in checks)
+    verdict = f"NOT exact: {failed} of {len(checks)} checks failed" if failed else "exact"
+    conclude(not failed, verdict, {"checks": [asdict(check) for check in checks], "layers": LAYERS}, as_json)

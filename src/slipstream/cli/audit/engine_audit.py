@@ -1,4 +1,4 @@
-"""`slipstream audit --engine`: any engine, from outside."""
+"""`slipstream audit --engine`: any engine through its public interface."""
 
 from __future__ import annotations
 
@@ -7,19 +7,12 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
-import typer
-
+from slipstream.cli.audit.check_runner import conclude, print_layers, run_checks
 from slipstream.cli.options import shared
-from slipstream.cli.output.show import check_line, console, print_json
+from slipstream.cli.output.show import console
 
 SAMPLES = 512
-RULES = {"native": "block"}  # audited where no rule is named; a peer has its own
-SHORT = "The way to go. The way to stay. The way to"  # repeats itself, for drafters that look things up
-PROMPTS = (
-    "What is the capital of France, and what is it known for?",
-    "Write a Python function that adds two numbers, and then call it twice.",
-    "Repeat after me: the quick brown fox jumps over the lazy dog. The quick brown fox",
-)
+RULES = {"native": "block"}  # the rule of an engine where none is named; peers have their own
 
 
 def audit_peer(
@@ -34,8 +27,10 @@ def audit_peer(
     samples: int | None,
     as_json: bool,
 ) -> None:
-    """Open it with and without speculation, and the target beside it in float32; print and judge."""
-    from slipstream.audit.engine import ENGINE_LAYERS, Box, audit_engine
+    """Open the engine with and without speculation, and the target in float32; run the checks and print them."""
+    from slipstream.audit.engines.engine import ENGINE_LAYERS, EngineAudit
+    from slipstream.audit.engines.engine_subject import EngineSubject
+    from slipstream.audit.prompts import PROMPTS, SHORT
     from slipstream.engines import open_engine
     from slipstream.engines.native.build import build_target
 
@@ -46,7 +41,7 @@ def audit_peer(
     if drafter == "none":
         raise ValueError("the drafter is none, so there is no speculation to audit; name a drafter")
     verify = verify or RULES.get(engine)
-    out, checks = console(), []
+    out = console()
     with ExitStack() as opened:
         fast = opened.enter_context(open_engine(engine, model, drafter, verify, depth or 3, options, **loading))
         plain = opened.enter_context(open_engine(engine, model, "none", verify, options=shared(options), **loading))
@@ -54,32 +49,23 @@ def audit_peer(
         ends = frozenset(token for token in target.text.ends if token < target.model.vocab)
         prompts = [target.text.encode(prompt) for prompt in PROMPTS]
         short = target.text.encode(SHORT, raw=True)
-        box = Box(fast, plain, target.model, ends, short, prompts, temperature)
-        about = {"engine": fast.version, "model": fast.label, "drafter": drafter, "depth": depth or 3}
-        about["rule"] = verify or "its own"
-        out.print(
-            f"{fast.version}: {fast.label}, drafted by {drafter}, depth {depth or 3}, rule {about['rule']}, "
-            f"T {temperature}",
-            style="dim",
-        )
-        for check in audit_engine(box, samples or SAMPLES):
-            checks.append(check)
-            out.print(check_line(check))
+        subject = EngineSubject(fast, plain, target.model, ends, short, prompts, temperature)
+        named = {"engine": fast.version, "model": fast.label, "drafter": drafter, "depth": depth or 3}
+        named["rule"] = verify or "its own"
+        about = f"{fast.version}: {fast.label}, drafted by {drafter}, depth {depth or 3}, rule {named['rule']}"
+        out.print(f"{about}, temperature {temperature}", style="dim")
+        audit = EngineAudit(subject, samples or SAMPLES)
+        checks = run_checks(out, audit.plan(), audit.unit_seconds())
+    print_layers(out, ENGINE_LAYERS, checks)
+    failed = sum(not check.passed for check in checks)
     report: dict[str, Any] = {
-        **about,
+        **named,
         "options": dict(options),
         "temperature": temperature,
         "samples": samples or SAMPLES,
         "checks": [asdict(check) for check in checks],
-        "figures": box.figures,
+        "figures": subject.figures,
         "layers": ENGINE_LAYERS,
     }
-    passed = all(check.passed for check in checks)
-    for layer, meaning in ENGINE_LAYERS.items():
-        out.print(f"{layer:9} {meaning}", style="dim")
-    verdict = "no deviation seen" if passed else "DEVIATES"
-    out.print(verdict, style=f"bold {'green' if passed else 'red'}")
-    if as_json:
-        print_json({"passed": passed, **report})
-    if not passed:
-        raise typer.Exit(1)
+    verdict = f"DEVIATES: {failed} of {len(checks)} checks failed" if failed else "no deviation found"
+    conclude(not failed, verdict, report, as_json)

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
-
-if TYPE_CHECKING:
-    from slipstream.audit.check import Check
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 INTERRUPTED = 130  # the exit code after Ctrl-C
@@ -26,10 +23,6 @@ def console(stderr: bool = False) -> Console:
 
 def mark(passed: bool) -> Text:
     return Text("ok    ", "green") if passed else Text("FAILED", "bold red")
-
-
-def check_line(check: Check) -> Text:
-    return Text.assemble(mark(check.passed), f" {check.name:46} ", (f"{check.layer:9}", "dim"), f" {check.detail}")
 
 
 def print_json(value: Mapping[str, Any]) -> None:

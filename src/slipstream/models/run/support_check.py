@@ -39,8 +39,9 @@ def check_config(model: Any) -> None:
         raise refuse(model, "it is an encoder-decoder, and only decoders of causal language models are run")
     other = sorted(set(getattr(config, "layer_types", None) or ()) - ATTENTION)
     if getattr(model, "_is_stateful", False) or other:
-        kind = f"layers of kind {', '.join(other)}" if other else "a recurrent state"
-        raise refuse(model, f"it has {kind}, which a rejected draft cannot be rolled back from")
+        layers = f" in layers of kind {', '.join(other)}" if other else ""
+        state = "a recurrent state" if "linear_attention" in other or not other else "a state"
+        raise refuse(model, f"it has {state}{layers}, which cannot be rolled back after a rejected draft")
     scaled = sorted(set(_rope_types(getattr(config, "rope_parameters", None))) & BATCHWIDE)
     if scaled:
         raise refuse(model, f"its {scaled[0]} position scaling depends on the longest row of a batch")

@@ -34,8 +34,9 @@ def counting(console: Any, **options: Any) -> Any:
     """Bars of rich for what can be counted: how much of how many, the time gone and left, and what it is at."""
     from rich import progress as rich
 
-    kinds = (rich.BarColumn, rich.MofNCompleteColumn, rich.TimeElapsedColumn, rich.TimeRemainingColumn)
-    columns = (*(kind() for kind in kinds), rich.TextColumn("{task.description}", markup=False))
+    kinds = (rich.MofNCompleteColumn, rich.TimeElapsedColumn, rich.TimeRemainingColumn)
+    text = rich.TextColumn("{task.description}", markup=False)
+    columns = (rich.BarColumn(12), *(kind() for kind in kinds), text)
     return rich.Progress(*columns, console=console, **options)
 
 

@@ -1,7 +1,7 @@
-"""A training that goes on from a trained drafter: its weights as they load, in float32, and its draft vocabulary.
+"""Starts a training from a trained drafter: its weights in float32 and its draft vocabulary.
 
-What is stored are whole numbers or bfloat16. Training begins with the very numbers a drafter would draft with, so its
-loss before the first step is that of the folder. The optimizer begins anew, and the rate climbs again.
+Stored weights are int8 or bfloat16. Training starts from the dequantised weights that the drafter would draft with, so
+the loss before the first step is that of the folder. The optimizer state and the learning rate schedule start anew.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from slipstream.train.method import Method
 
 
 @dataclass(frozen=True, eq=False)
-class Start:
+class TrainedDrafter:
+    """A folder of a trained drafter."""
+
     folder: Path
-    config: dict[str, Any]  # what the folder says of itself
+    config: dict[str, Any]  # the folder's configuration
     weights: dict[str, Tensor]
     ids: Int[Tensor, " draft_vocab"]
 
@@ -29,10 +31,10 @@ class Start:
     def sha256(self) -> str:
         return str(self.config["sha256"])
 
-    def complete(self, options: Mapping[str, Any], kind: Any) -> dict[str, Any]:
-        """Options with the folder's own sizes where none are given; others are refused."""
-        names = {f.name for f in fields(kind.config)} & self.config.keys()
-        sizes = {name: _spoken(self.config[name]) for name in names} | {"vocab": str(len(self.ids))}
+    def with_sizes(self, options: Mapping[str, Any], method: Any) -> dict[str, Any]:
+        """Add the folder's sizes to the options; refuse options that name other sizes."""
+        names = {f.name for f in fields(method.options)} & self.config.keys()
+        sizes = {name: _as_text(self.config[name]) for name in names} | {"vocab": str(len(self.ids))}
         for name in sorted(sizes.keys() & options.keys()):
             if str(options[name]) != sizes[name]:
                 raise ValueError(
@@ -41,33 +43,33 @@ class Start:
                 )
         return sizes | dict(options)
 
-    def lend(self, student: Method) -> None:
-        """Put the weights into a network of the same shape."""
+    def copy_weights_to(self, student: Method) -> None:
+        """Load the weights into a network of the same shape."""
         for name, ours in student.shape.items():
             if (theirs := self.config.get(name, ours)) != ours:
-                raise self._misfit(name, _spoken(theirs), _spoken(ours))
+                raise self._mismatch(name, _as_text(theirs), _as_text(ours))
         own = student.net.state_dict()
         for name in sorted(own.keys() | self.weights.keys()):
             theirs, ours = (tuple(part[name].shape) if name in part else "absent" for part in (self.weights, own))
             if theirs != ours:
-                raise self._misfit(name, theirs, ours)
+                raise self._mismatch(name, theirs, ours)
         student.net.load_state_dict({name: weight.float() for name, weight in self.weights.items()})
 
     def check_ids(self, vocab: int) -> None:
         """The draft vocabulary must name tokens of the target."""
         if not len(self.ids) or int(self.ids.max()) >= vocab:
             last = int(self.ids.max()) if len(self.ids) else None
-            raise self._misfit("the last drafted token", last, f"at most {vocab - 1}")
+            raise self._mismatch("the last drafted token", last, f"at most {vocab - 1}")
 
-    def _misfit(self, name: str, theirs: Any, ours: Any) -> ValueError:
+    def _mismatch(self, name: str, theirs: Any, ours: Any) -> ValueError:
         return ValueError(
             f"a drafter for this target cannot start from {self.folder}: {name} is {theirs} there and {ours} here"
         )
 
 
-def find_start(name: str, method: str, target: ModelFiles) -> Start | None:
-    """The trained drafter of this method that a name stands for: the one shipped for the target, where the name is the
-    method's, a shipped one by its own name, or a folder."""
+def find_trained(name: str, method: str, target: ModelFiles) -> TrainedDrafter | None:
+    """The trained drafter of this method: a folder, a shipped drafter by name, or the one shipped for the target where
+    the name is the method's own. None where no name is given."""
     if not name:
         return None
     folder = shipped_for(method, target.name, target.sha256) if name == method else shipped().get(name)
@@ -75,8 +77,8 @@ def find_start(name: str, method: str, target: ModelFiles) -> Start | None:
     if not folder.is_dir():
         names = ", ".join(shipped())
         raise ValueError(f"start is {name!r}, which is no trained drafter; name a folder, {method} or one of {names}")
-    return Start(folder, *read(folder, method))
+    return TrainedDrafter(folder, *read(folder, method))
 
 
-def _spoken(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,8 +1,8 @@
-"""Tokens that a law all but excludes, in longer texts: one of them is enough, however few samples there are.
+"""Detects tokens that the law nearly excludes. One such token is enough, however few samples there are.
 
-The surprise of a token is the probability, under the law of its place, of a token as unlikely as it or more so. A
-surprise below x happens with probability at most x, whatever the law. So among n tokens the smallest is below x with
-probability at most n x, and a sampler that once drew from another law shows in a single text.
+The surprise of a token is the probability, under the law of its position, of a token that is at most as likely. A
+surprise below x has a probability of at most x under any law. So the smallest surprise of n tokens is below x with a
+probability of at most n x. A sampler that once drew from another law can be detected in a single text.
 """
 
 from __future__ import annotations

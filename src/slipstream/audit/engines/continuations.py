@@ -1,7 +1,7 @@
 """Short continuations of a prompt as a finite set of outcomes, and their joint law.
 
-A model has far too many continuations to count, so at every place only the likeliest tokens are told apart; another
-token, or an end token, ends the outcome there. The probabilities of all outcomes sum to 1, so nothing escapes a test.
+A model has too many continuations to count. So at every position only the likeliest tokens are told apart. Any other
+token, or an end token, ends the outcome there. The probabilities of all outcomes sum to 1, so a test covers all texts.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 REST = -1  # any token that is not told apart
 Path = tuple[int, ...]
 Laws = Callable[[Sequence[Path]], list[dict[int, float]] | None]
-"""Places after the prompt, and for each the probabilities of at least the likeliest tokens."""
+"""Gives the probabilities of at least the likeliest tokens after each path; None where they are not known."""
 
 
 @dataclass(frozen=True)
 class Continuations:
-    """Which tokens are told apart after every path, by a reference law."""
+    """The tokens that are told apart after every path, chosen by a reference law."""
 
     shown: dict[Path, tuple[int, ...]]
     ends: frozenset[int]
@@ -30,9 +30,9 @@ class Continuations:
         shown: dict[Path, tuple[int, ...]] = {}
         level: list[Path] = [()]
         for _ in range(length):
-            found = laws(level)
-            assert found is not None, "the reference knows its law everywhere"
-            for path, law in zip(level, found, strict=True):
+            level_laws = laws(level)
+            assert level_laws is not None, "the reference knows its law everywhere"
+            for path, law in zip(level, level_laws, strict=True):
                 shown[path] = tuple(sorted(law, key=lambda token: -law[token])[:width])
             level = [(*path, token) for path in level for token in shown[path] if token not in ends]
         return Continuations(shown, ends, length)
@@ -51,22 +51,22 @@ class Continuations:
         return Counter(self.outcome(text) for text in texts)
 
     def joint(self, laws: Laws) -> dict[Hashable, float] | None:
-        """The probability of every outcome; None where a law does not tell a token that is told apart."""
-        places = list(self.shown)
-        found = laws(places)
-        if found is None:
+        """The probability of every outcome; None where a law lacks a token that is told apart."""
+        paths = list(self.shown)
+        path_laws = laws(paths)
+        if path_laws is None:
             return None
-        law = dict(zip(places, found, strict=True))
+        law = dict(zip(paths, path_laws, strict=True))
         joint: dict[Hashable, float] = {}
         reached: dict[Path, float] = {(): 1.0}
-        for path in places:  # shorter ones come first
+        for path in paths:  # shorter ones come first
             at = reached.get(path, 0.0)
             for token in self.shown[path]:
                 if token not in law[path]:
                     return None
                 after, prob = (*path, token), at * law[path][token]
-                whole = len(after) == self.length or token in self.ends
-                (joint if whole else reached)[after] = prob
+                complete = len(after) == self.length or token in self.ends
+                (joint if complete else reached)[after] = prob
             joint[(*path, REST)] = at * max(0.0, 1 - sum(law[path][token] for token in self.shown[path]))
         return joint
 
@@ -81,5 +81,5 @@ def shares(counts: Counter[Hashable]) -> dict[Hashable, float]:
 
 
 def by_chance(law: dict[Hashable, float], samples: int) -> float:
-    """The total variation that samples of the law itself show on average (each share is nearly normal)."""
+    """The mean total variation between the law and samples of it (each share is approximately normal)."""
     return sum(math.sqrt(p * (1 - p) * 2 / math.pi / samples) for p in law.values()) / 2

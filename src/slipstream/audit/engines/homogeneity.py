@@ -1,8 +1,8 @@
-"""Are two samples from one law? Neither law need be known: one sample is the control of the other.
+"""Tests whether two samples come from one law, which need not be known.
 
-Every outcome gets its exact hypergeometric tail, Bonferroni over outcomes; that sees one outcome that is off. Pearson's
-chi-squared over pooled outcomes sees many that are a little off; its asymptotics are not exact far out, so its alarm is
-set a hundred times lower than the exact one's.
+Every outcome gets its exact hypergeometric tail, with a Bonferroni correction over outcomes. This detects a single
+outcome that is off. Pearson's chi-squared over pooled outcomes detects many that are slightly off. Its asymptotics are
+not exact in the far tail, so its alarm is set a hundred times lower than the exact one's.
 """
 
 from __future__ import annotations

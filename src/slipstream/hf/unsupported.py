@@ -1,4 +1,4 @@
-"""What `generate` may be asked for: honoured elsewhere in this package, or refused here by name."""
+"""Refuses the arguments of `generate` that this package does not support."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-HONOURED = frozenset(
+from slipstream.models.run.support_check import check_config as check_kind
+
+SUPPORTED = frozenset(
     {
         *("max_length", "max_new_tokens", "min_length", "min_new_tokens", "max_time", "stop_strings"),
         *("do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"),
@@ -30,43 +32,45 @@ INSTEAD = {
 PREPARED = frozenset({"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"})
 
 
-def refused(name: str, value: Any) -> ValueError:
-    said = f"is {value!r}" if isinstance(value, bool | int | float | str) else "is given"
-    why = INSTEAD.get(name, "slipstream does not do that; leave it out, or call generate without custom_generate")
-    return ValueError(f"{name} {said}, which is refused under speculation: {why}")
+def unsupported(name: str, value: Any) -> ValueError:
+    given = f"is {value!r}" if isinstance(value, bool | int | float | str) else "is given"
+    reason = INSTEAD.get(name, "slipstream does not support it; leave it out, or call generate without custom_generate")
+    return ValueError(f"{name} {given}, which is refused under speculation: {reason}")
 
 
 def check_config(config: Any) -> None:
-    """Every field this version of transformers knows that is set, and that nothing here honours."""
+    """Refuse every field that is set, known to this version of transformers and not supported here."""
     usual = vars(GenerationConfig()) | GenerationConfig._get_default_generation_params() | {"guidance_scale": 1}
-    for name in sorted(usual.keys() - HONOURED):
-        found, value = getattr(config, name, None), usual[name]
-        same = found is None or found == value or (found is False and not value)
+    for name in sorted(usual.keys() - SUPPORTED):
+        value, default = getattr(config, name, None), usual[name]
+        same = value is None or value == default or (value is False and not default)
         if not (name.startswith("_") or same):
-            raise refused(name, found)
+            raise unsupported(name, value)
 
 
-def check_asked(asked: Mapping[str, Any]) -> None:
-    """Arguments of `generate` that transformers does not hand on to a callable."""
+def check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments of `generate` that transformers does not pass on to a callable."""
     for name in (
         *("assistant_model", "assistant_tokenizer", "synced_gpus", "past_key_values"),
         *("negative_prompt_ids", "negative_prompt_attention_mask"),
     ):
-        if asked.get(name) is not None and asked[name] is not False:
-            raise refused(name, asked[name])
+        if arguments.get(name) is not None and arguments[name] is not False:
+            raise unsupported(name, arguments[name])
 
 
 def check_inputs(inputs: Mapping[str, Any]) -> None:
-    """Inputs of the model besides its tokens: those transformers made itself are known, others would be lost."""
+    """Refuse model inputs besides the tokens, except those that transformers prepares itself."""
     for name, value in inputs.items():
         if name not in PREPARED and value is not None:
-            raise refused(name, value)
+            raise unsupported(name, value)
     cache = inputs.get("past_key_values")
     if cache is not None and cache.get_seq_length():
-        raise refused("past_key_values", cache)
+        raise unsupported("past_key_values", cache)
 
 
-def check_ready(models: Sequence[Any]) -> None:
+def check_models(models: Sequence[Any]) -> None:
+    """Refuse models of a kind that cannot be run exactly, and models in training mode."""
     for model in models:
+        check_kind(model)
         if model.training:
             raise ValueError("the model is in training mode, where dropout changes its law; call model.eval() first")

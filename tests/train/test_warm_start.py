@@ -18,11 +18,12 @@ from slipstream.drafters.draft_folder import load_draft
 from slipstream.drafters.eagle.folder import load_head
 from slipstream.drafters.shipped import shipped
 from slipstream.models.sources.load import ModelFiles
-from slipstream.train.corpus import Batch, read
-from slipstream.train.eagle import Eagle, EagleTraining
+from slipstream.train.corpus import SampleBatch, read
+from slipstream.train.eagle import EagleMethod
+from slipstream.train.options import EagleTrainOptions
 from slipstream.train.run import train
-from slipstream.train.start import find_start
 from slipstream.train.teacher import Teacher
+from slipstream.train.warm_start import find_trained
 
 SMALL = {"steps": 6, "tokens": 512, "rate": 0.01, "vocab": 9, "answer": 12, "prompt": 32, "rows": 64}
 ODD = torch.arange(0, 18, 2)  # tokens no count of words would choose
@@ -54,35 +55,35 @@ def begun(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
 
 def rewrite(folder: Path, out: Path, method: str, precision: str = "int8", ids=None, weights=None, **change) -> Path:
     """The same drafter with something changed."""
-    config, found, known = stored.read(folder, method)
-    stored.write(out, method, found | (weights or {}), known if ids is None else ids, precision, config | change)
+    config, tensors, known = stored.read(folder, method)
+    stored.write(out, method, tensors | (weights or {}), known if ids is None else ids, precision, config | change)
     return out
 
 
-def run(method: str, target: Path, out: Path, *, told=lambda *_: None, **more):
+def run(method: str, target: Path, out: Path, *, on_progress=lambda *_: None, **more):
     options = {**SMALL, **more}
     if "start" in options and "vocab" not in more:
         del options["vocab"]
-    train(method, str(target), [target / "prompts.jsonl"], out, options, device="cpu", told=told)
+    train(method, str(target), [target / "prompts.jsonl"], out, options, device="cpu", on_progress=on_progress)
 
 
-def first_batch(out: Path) -> Batch:
+def first_batch(out: Path) -> SampleBatch:
     corpus = read(sorted((out / "work/answers").glob("*.safetensors")), [])
     return corpus.batch(next(corpus.batches(SMALL["tokens"], 0)))
 
 
-def loss_of(method: str, folder: Path, batch: Batch) -> float:
+def loss_of(method: str, folder: Path, batch: SampleBatch) -> float:
     """What a folder's drafter, loaded as for drafting, has for a loss."""
     teacher = Teacher(copy.deepcopy(letters.plain()))
     output = teacher.output.detach()
     if method == "eagle":
         net, ids = load_head(folder, teacher.embedding.weight.detach(), output)
-        student = Eagle(teacher, ids, EagleTraining(features="0,1", intermediate=40))
+        student = EagleMethod(teacher, ids, EagleTrainOptions(features="0,1", intermediate=40))
         student.net = net
-        return float(student.loss(batch, teacher.lesson(batch, student.layers)))
+        return float(student.loss(batch, teacher.read(batch, student.layers)))
     model, ids = load_draft(folder, teacher.model, output, teacher.model.config)
-    law = teacher.law(teacher.lesson(batch).last[batch.supervised], ids).exp()
-    return float(functional.cross_entropy(model(batch.tokens).logits[batch.supervised], law))
+    probs = teacher.log_probs(teacher.read(batch).last[batch.supervised], ids).exp()
+    return float(functional.cross_entropy(model(batch.tokens).logits[batch.supervised], probs))
 
 
 @pytest.mark.parametrize(("method", "precision"), [("eagle", "int8"), ("eagle", "bf16"), ("draft_model", "int8")])
@@ -107,7 +108,7 @@ def test_it_learns_on_and_goes_on_after_a_kill_but_not_from_another_drafter(meth
 
     run(method, target, tmp_path / "whole", start=folder)
     with pytest.raises(KeyboardInterrupt):
-        run(method, target, tmp_path / "cut", start=folder, told=stop)
+        run(method, target, tmp_path / "cut", start=folder, on_progress=stop)
     assert torch.load(tmp_path / "cut/work/checkpoint.pt", weights_only=True)["step"] == 3
     other = rewrite(begun[method], tmp_path / "other", method, "bf16")
     with pytest.raises(ValueError, match=r"holds a training with other settings .start was '"):
@@ -154,8 +155,8 @@ def test_another_shape_is_refused(method, change, said, begun, target, tmp_path)
 
 @pytest.mark.parametrize("method", ["eagle", "draft_model"])
 def test_the_methods_own_name_is_the_one_shipped_for_the_target(method):
-    found = find_start(method, method, ModelFiles("smollm2-135m", Path("anywhere"), "catalog"))
-    assert found is not None
-    assert found.folder in shipped().values()
-    assert len(found.ids) == 8192
-    assert find_start("", method, ModelFiles("smollm2-135m", Path("anywhere"), "catalog")) is None
+    trained = find_trained(method, method, ModelFiles("smollm2-135m", Path("anywhere"), "catalog"))
+    assert trained is not None
+    assert trained.folder in shipped().values()
+    assert len(trained.ids) == 8192
+    assert find_trained("", method, ModelFiles("smollm2-135m", Path("anywhere"), "catalog")) is None

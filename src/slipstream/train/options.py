@@ -1,0 +1,94 @@
+"""The options of `slipstream train`, with their defaults and one line of help each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+def _option(default: Any, text: str, shown: str = "") -> Any:
+    """A field with a line of help; `shown` describes the default where its value does not."""
+    return field(default=default, metadata={"help": text, "default": shown or str(default)})
+
+
+@dataclass(frozen=True)
+class CommonOptions:
+    """Options of every method."""
+
+    steps: int = _option(4000, "gradient steps")
+    tokens: int = _option(16384, "tokens of a batch")
+    rate: float = _option(1e-3, "peak learning rate")
+    vocab: int = _option(8192, "size of the draft vocabulary: the tokens that the target emits most often")
+    answer: int = _option(192, "most tokens of an answer")
+    prompt: int = _option(448, "most tokens of a prompt; longer prompts are left out")
+    temperatures: str = _option("0,1", "every prompt is answered once at each of these temperatures")
+    rows: int = _option(0, "prompts answered in one batch", "8192 on a GPU, 16 on a CPU")
+    seed: int = _option(0, "seed of the answers, the first weights and the order of the batches")
+    precision: str = _option("int8", "type of the stored weights: int8 or bf16")
+    start: str = _option(
+        "", "trained drafter to start from: a folder, a shipped drafter or the method's name", "new weights"
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "tokens", "vocab", "answer", "prompt"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+        for name in ("rows", "seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or more")
+        if not 0 < self.rate < float("inf"):
+            raise ValueError(f"rate is {self.rate}; it must be above 0")
+        if self.precision not in ("int8", "bf16"):
+            raise ValueError(f"precision is {self.precision!r}; it must be int8 or bf16")
+        _ = self.temperature_list
+
+    @property
+    def temperature_list(self) -> list[float]:
+        try:
+            values = [float(part) for part in self.temperatures.split(",")]
+        except ValueError as error:
+            raise ValueError(f"temperatures is {self.temperatures!r}; write numbers such as 0,1") from error
+        if not all(0 <= value < float("inf") for value in values):
+            raise ValueError(f"temperatures is {self.temperatures!r}; each must be 0 or more")
+        return values
+
+
+@dataclass(frozen=True)
+class EagleTrainOptions:
+    """Options of the method `eagle`."""
+
+    features: str = _option(
+        "", "layers of the target whose hidden states the head reads, such as 3,16,29", "a low, a middle and the last"
+    )
+    intermediate: int = _option(0, "width of the feed-forward part", "the target's")
+    unroll: int = _option(5, "steps that the head is rolled out on its own states")
+    decay: float = _option(0.8, "step j of the roll-out has the weight decay^j in the loss")
+
+    def __post_init__(self) -> None:
+        if self.intermediate < 0:
+            raise ValueError(f"intermediate is {self.intermediate}; it must be 1 or more, or 0 for the target's")
+        if self.unroll < 1:
+            raise ValueError(f"unroll is {self.unroll}; it must be 1 or more")
+        if not 0 < self.decay <= 1:
+            raise ValueError(f"decay is {self.decay}; it must be above 0 and at most 1")
+
+
+@dataclass(frozen=True)
+class DraftModelTrainOptions:
+    """Options of the method `draft_model`."""
+
+    layers: str = _option("", "layers of the target that are kept, such as 0,1,28,29", "the first two and the last two")
+
+
+GROUPS: dict[str, type] = {
+    "every method": CommonOptions,
+    "eagle": EagleTrainOptions,
+    "draft_model": DraftModelTrainOptions,
+}
+
+
+def describe(kind: type) -> Iterator[tuple[str, str, str]]:
+    """Name, help and default of every option."""
+    for option in fields(kind):
+        yield option.name, option.metadata["help"], option.metadata["default"]
