@@ -507,4 +507,4 @@ def test_processors_are_split_where_the_order_allows():
     sampling = split_processors(
         (penalty, bias, ban, *last), 0, LeadingProcessors(frozenset(), VOCAB, False), True
     ).sampling
-    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.banned) == (0.5, 3, 0.9, {3})
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.suppress_tokens) == (0.5, 3, 0.9, {3})
