@@ -130,7 +130,7 @@ NAMES = ["Chunk", "Completion", "Engine", "GenerationOptions", "Limits", "Sampli
 
 SIGNATURES = {  # parameters with their defaults; … is one that is made anew
     "Engine": "model='smollm2-135m', drafter='ngram', verify=None, depth=None, shape=None, options=None, limits=None,"
-    " watch=None, **loading",
+    " watch=None, policy=None, **loading",
     "Engine.generate": "prompts, sampling=None, **options",
     "Engine.stream": "prompt, sampling=None, **options",
     "Engine.submit": "prompt, sampling=None, options=None",

@@ -19,8 +19,8 @@ from slipstream.plan.drafting_cost import DraftingCost
 
 
 def run(speed: float = 10.0, tokens: int = 100, drafted: int = 50, interrupted: bool = False) -> Run:
-    tally = SpeculationStats(cycles=50, emitted=tokens, drafted=[drafted], accepted=[0])
-    sample = Completion(3, "", [1] * tokens, [], [], "length", None, tally, Guarantee("greedy"))
+    stats = SpeculationStats(cycles=50, emitted=tokens, drafted=[drafted], accepted=[0])
+    sample = Completion("", [1] * tokens, "length", [], 3, [], stats, Guarantee("greedy"))
     times = Measurement(tokens=tokens, seconds=1.0, decoded=max(0, tokens - 1), decoding=max(0, tokens - 1) / speed)
     return Run([sample], times, interrupted)
 

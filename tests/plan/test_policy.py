@@ -11,7 +11,7 @@ from slipstream.core.law import OneHot
 from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Request, Row, Verdict
 from slipstream.plan.costs import CostModel, RecentMedian
-from slipstream.plan.policy import Adaptive, Fixed, Purse, Trust
+from slipstream.plan.policy import AcceptanceEstimate, Adaptive, Fixed, LossBudget
 
 
 def rows(n: int) -> list[Row]:
@@ -161,13 +161,13 @@ def test_rows_learn_from_each_other():
         depths = [budget.depth for budget in policy.budget(some)]
         report(policy, some, depths, [0] * 16)
         policy.price(0.0, 0.02 + 0.0002 * (16 + sum(depths)), 16 + sum(depths))
-    fresh = Adaptive._depths.__get__(policy)([Trust(policy._prior) for _ in range(16)])
+    fresh = Adaptive._depths.__get__(policy)([AcceptanceEstimate(policy._prior) for _ in range(16)])
     assert sum(map(bool, fresh)) == 0
     assert policy._prior < 0.5
 
 
 def test_the_purse_is_small_and_what_a_text_won_is_mostly_its_own():
-    purse = Purse()
+    purse = LossBudget()
     assert purse.holds(1.0) < 1.0
     for _ in range(1000):
         purse.book(0.0, 1.0)
@@ -180,7 +180,7 @@ def test_the_purse_is_small_and_what_a_text_won_is_mostly_its_own():
     purse.book(-2.0, 1.0)
     assert purse.holds(1.0) < 0
     for token, held in ((0.2, purse.size), (0.8, 0.8), (3.0, purse.dear)):
-        dear = Purse()
+        dear = LossBudget()
         for _ in range(1000):
             dear.book(0.0, 1.0, token)
         assert dear.balance == held, "what the least draft costs, up to a pass"

@@ -58,7 +58,7 @@ def test_an_engine_is_not_closed_by_its_own_callback():
 def test_a_stream_that_nobody_reads_is_cancelled():
     with NativeEngine(letters.target(), "none") as engine:
         stream = engine.stream("abc", GREEDY, max_tokens=150, ignore_eos=True)
-        ticket = stream._ticket
+        ticket = stream._handle
         del stream
         assert ticket.cancelled
         assert within(60, ticket.result).finish_reason in ("cancelled", "length")

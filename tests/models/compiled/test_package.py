@@ -179,7 +179,7 @@ def test_a_first_use_writes_the_package_and_the_next_one_opens_it(tmp_path, monk
     folder = written(tmp_path / "model")
     monkeypatch.setattr(building, "WORTH", 0)
     chores: list[BackgroundTask] = []
-    monkeypatch.setattr(building, "Later", lambda work: chores.append(BackgroundTask(work, pause=1000)))
+    monkeypatch.setattr(building, "BackgroundTask", lambda work: chores.append(BackgroundTask(work, pause=1000)))
     monkeypatch.setenv("SLIPSTREAM_DEBUG", "1")
     assert not isinstance(build_target(folder).model.model, Skeleton)
     assert packages() == [], "nothing is written before the answer"
@@ -196,7 +196,7 @@ def test_a_short_process_writes_the_package_at_its_end(tmp_path):
     """While the interpreter shuts down no thread can be started."""
     folder = written(tmp_path / "model")
     code = (
-        "from pathlib import Path; from slipstream.engines.native import build\nfrom slipstream.models import package\n"
+        "from pathlib import Path; from slipstream.engines.native import build\nfrom slipstream.models.compiled import package\n"
         f"build.WORTH = 0; package.home = lambda: Path({str(package.home())!r})\nbuild.build_target({folder!r})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
@@ -235,7 +235,7 @@ def test_a_damaged_package_is_not_opened_and_made_anew(tmp_path, monkeypatch, ca
     assert [check.name for check in verify(folder) if check.problem] == [path.name]
     monkeypatch.setenv("SLIPSTREAM_DEBUG", "1")
     monkeypatch.setattr(building, "WORTH", 0)
-    monkeypatch.setattr(building, "Later", lambda work: work())
+    monkeypatch.setattr(building, "BackgroundTask", lambda work: work())
     target = build_target(folder)
     assert not isinstance(target.model.model, Skeleton)
     assert "package: not usable" in capfd.readouterr().err

@@ -207,7 +207,7 @@ def test_two_processes_convert_once(tmp_path: Path, cache: Path) -> None:
 def test_what_a_killed_process_left_is_swept(cache: Path) -> None:
     code = """if True:
         import time
-        from slipstream.models import store
+        from slipstream.models.sources import store
         def make(partial):
             (partial / "half").write_text("x")
             print("going", flush=True)

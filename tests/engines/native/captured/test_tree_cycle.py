@@ -183,7 +183,7 @@ TREE, LESS = Shape(nodes=6, width=3), Shape(nodes=4, width=2)
 def test_captured_trees_say_what_the_others_say(rule, warm, rows):
     """Beside a tree: a chain, a smaller tree, and a row that drafts nothing."""
     wanted, mine = run(False, rule, warm, rows), run(True, rule, warm, rows)
-    assert mine.token_ids == wanted.token_ids
+    assert mine.tokens == wanted.tokens
     for one, other in zip(mine.held, wanted.held, strict=True):
         assert len(one) == len(other) == 8, "two layers: keys, values and states; the head's keys and values"
         for part, known in zip(one, other, strict=True):
@@ -199,7 +199,7 @@ def test_captured_trees_say_what_the_others_say(rule, warm, rows):
     if rule == "greedy":
         chains = run(False, rule, warm, [(length, tokens, depth, None) for length, tokens, depth, _ in rows])
         assert mine.accepted > chains.accepted, "siblings bring nothing"
-        assert chains.token_ids == mine.token_ids
+        assert chains.tokens == mine.tokens
         assert len(mine.kinds) < mine.whole, "every cycle was captured anew"
 
 
