@@ -196,7 +196,8 @@ def test_a_short_process_writes_the_package_at_its_end(tmp_path):
     """While the interpreter shuts down no thread can be started."""
     folder = written(tmp_path / "model")
     code = (
-        "from pathlib import Path; from slipstream.engines.native import build\nfrom slipstream.models.compiled import package\n"
+        "from pathlib import Path\nfrom slipstream.engines.native import build\n"
+        "from slipstream.models.compiled import package\n"
         f"build.WORTH = 0; package.home = lambda: Path({str(package.home())!r})\nbuild.build_target({folder!r})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
