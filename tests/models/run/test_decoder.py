@@ -10,10 +10,11 @@ import torch
 from grids import quantise
 from slipstream.core.law import OneHot
 from slipstream.core.tree import Tree
-from slipstream.core.types import Draft, Request, Row
+from slipstream.core.types import Draft, Origin, Request, Row, Verdict
 from slipstream.kernels.cpu import linear as cpu_linear
 from slipstream.kernels.cpu.decoder import kernel
 from slipstream.models.run.cpu_decoder import RotaryTable
+from slipstream.models.run.features import FeatureStore
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.weights.linears import pack_linears
 from tiny import ARCHITECTURES, VOCAB, build
@@ -21,6 +22,8 @@ from tiny import ARCHITECTURES, VOCAB, build
 pytestmark = pytest.mark.skipif(kernel() is None, reason="needs a C++ compiler")
 COMMON_KIND = ["llama", "mistral", "qwen2", "qwen3"]
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+NONE = torch.zeros(0, dtype=torch.long)
+write = FeatureStore.write
 
 
 def pair(model) -> tuple[TorchModel, TorchModel]:
@@ -159,3 +162,41 @@ def test_angles_are_looked_up_only_where_they_are_a_matter_of_the_position(reach
         position = torch.tensor([0, below // 2, below - 1])
         for found, expected in zip(angles(torch.zeros(3, 4), position, below), module(None, position), strict=True):
             assert torch.equal(found, expected)
+
+
+def test_a_plain_pass_over_one_row_writes_its_features_itself(monkeypatch):
+    """Nothing is copied after it, and they are what is copied after passes of other kinds."""
+    fast, slow = pair(made("llama", False))
+    copied = []
+    monkeypatch.setattr(FeatureStore, "write", lambda self, *rest: copied.append(rest[0]) or write(self, *rest))
+    row, mate = Row(Request([5, 6, 7, 8])), Row(Request([9, 10]))
+    for model in (fast, slow):
+        model.declare([0, 1])
+        model.open([row, mate])
+    plain, both = (Draft(Tree.chains([0] * n), NONE, OneHot(NONE, VOCAB)) for n in (1, 2))
+    scores = fast.score([row], plain)
+    assert not copied
+    fast.commit([row], verdict := Verdict(NONE.view(1, 0), torch.tensor([3]), torch.tensor([False])))
+    slow.score([row], plain)
+    slow.commit([row], verdict)
+    for layer, mine in fast.states(row).items():
+        assert near(mine, slow.states(row)[layer], False)
+        assert torch.equal(scores.features[layer], mine[-1:])
+    row.extend([3], [Origin.PLAIN], 100)
+    fast.score([row, mate], both)
+    assert copied == [0, 1], "of several rows they do not lie side by side"
+
+
+def test_features_of_a_draft_outlive_its_commit():
+    """A commit moves accepted nodes of a tree to the places of others: the scores of the pass stay what they were."""
+    fast, _ = pair(made("llama", False))
+    fast.declare([0, 1])
+    row, token = Row(Request([5, 6, 7, 8])), torch.tensor([1, 2, 3])
+    fast.open([row])
+    draft = Draft(Tree.of(1, [0, 0, 0], [-1, -1, 1]), token, OneHot(token, VOCAB))
+    scores = fast.score([row], draft)
+    before = {layer: scores.features[layer].clone() for layer in (0, 1)}
+    fast.commit([row], Verdict(torch.tensor([[1, 2]]), torch.tensor([3]), torch.tensor([False])))
+    for layer, state in before.items():
+        assert torch.equal(scores.features[layer], state)
+        assert torch.equal(fast.states(row)[layer][-2:], state[2:])

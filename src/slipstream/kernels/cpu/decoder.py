@@ -189,7 +189,11 @@ def addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]
     first = tensors[0]
     if all(tensor is first for tensor in tensors):
         return _blank(len(tensors)) if first is None else (POINTER * len(tensors))(*[first.data_ptr()] * len(tensors))
-    return (POINTER * len(tensors))(*map(_address, tensors))
+    table = (POINTER * len(tensors))()
+    for i, tensor in enumerate(tensors):
+        if tensor is not None:
+            table[i] = tensor.data_ptr()
+    return table
 
 
 @functools.cache

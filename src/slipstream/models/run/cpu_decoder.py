@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -43,6 +43,7 @@ class CpuDecoder:
         self._windows = [windows[i] for i in range(len(layers))]
         self._kinds = tuple(dict.fromkeys(self._windows))
         self._like = torch.empty(1, _sizes(layers[0]).kv_heads, 1, _sizes(layers[0]).dim)
+        self.state_like = torch.empty(1, len(base.norm.weight))  # one hidden state
         self._stay: tuple[KVCache, int, CachePointers] | None = None
 
     def forward(
@@ -53,9 +54,11 @@ class CpuDecoder:
         hidden: Float[Tensor, "tokens hidden"] | None = None,
         watched: Sequence[int] = (),
         kept: Tensor | None = None,
+        into: Mapping[int, Float[Tensor, "tokens hidden"]] | None = None,
     ) -> tuple[Tensor | None, dict[int, Tensor], Where]:
         """Run layers `span` over packed entries, from the embeddings or from `hidden`; the logits of the kept ones,
-        what the watched layers gave, and the row and place each entry was written to."""
+        what the watched layers gave, and the row and place each entry was written to. With `into`, the outputs of the
+        watched layers are written there."""
         used = max(piece.line.start + len(piece.line) for piece in pieces)
         cache.reserve(used)
         token, position, row, place = packed(pieces)
@@ -64,7 +67,7 @@ class CpuDecoder:
         sight = AttentionMask(pieces, token.device)
         seen = {window: sight.visible(window, used) for window in self._kinds}
         views = [seen[window] for window in self._windows]
-        found = {layer: torch.empty_like(state) for layer in watched}
+        found = {layer: torch.empty_like(state) if into is None else into[layer] for layer in watched}
         given = [found.get(i) for i in range(self._net.layers)]
         walk = PassArgs(state, angles, row, place, used, views, given, *span, kept)
         return self._kernel.run(self._net, self._where(cache), walk), found, (row, place)

@@ -11,6 +11,7 @@ from slipstream.core.array_types import Float, Tensor
 from slipstream.models.cache.packing import RowSlice
 from slipstream.models.cache.tensors import KVCache
 from slipstream.models.run.attention import view
+from slipstream.models.run.cpu_decoder import CpuDecoder
 from slipstream.models.run.decoder_choice import choose_decoder
 from slipstream.models.run.features import FeatureStore
 from slipstream.models.run.invariant import invariant_attention, no_invariance
@@ -53,6 +54,11 @@ class ForwardPass:
 
         Returns the logits of the packed entries `keep`, None without `keep`, and the outputs of the watched layers.
         """
+        if isinstance(self.decoder, CpuDecoder):
+            places = self.features.places(watched, pieces, self.decoder.state_like)
+            if places is not None:
+                logits, outputs, _ = self.decoder.forward(self._cache, pieces, span, given, watched, keep, places)
+                return logits, outputs
         if self.decoder is not None and self.decoder.takes(pieces):
             logits, outputs, where = self.decoder.forward(self._cache, pieces, span, given, watched, keep)
             for layer in self.features.layers:
