@@ -119,7 +119,9 @@ class TargetModel(ABC):
 
 
 class Drafter(ABC):
-    """Guesses ahead. Says for each token the exact law it was drawn from; stops after an end token."""
+    """Guesses ahead. Says for each token the exact law it was drawn from; stops after an end token.
+
+    An engine need not call it in a cycle in which none of its rows drafts."""
 
     options_type: ClassVar[type[Any]] = NoOptions  # a frozen dataclass, whose fields are set by `-o key=value`
     needs: Needs = Needs()

@@ -19,6 +19,7 @@ from slipstream.core.interfaces import Drafter, Model, Policy, Verifier
 from slipstream.core.loop import NoiseFactory, check_fits, read
 from slipstream.core.shaping import places
 from slipstream.core.types import Budget, Draft, RowOutcome, Scores, Verdict
+from slipstream.drafters.none import nothing
 from slipstream.engines.checks import check_token_ids
 from slipstream.engines.job import Job
 from slipstream.engines.logprobs import token_logprobs
@@ -201,6 +202,8 @@ class Batch:
         return True
 
     def _proposed(self, group: Group, jobs: Sequence[Job]) -> Draft:
+        if group.asleep:
+            return nothing(len(jobs), self.model.vocab)
         budget = limited(jobs, group.rule, group.drafter, self.model.context)
         return group.drafter.propose([job.row for job in jobs], budget, group.noise)
 
@@ -239,7 +242,8 @@ class Batch:
         for group, draft, verdict, index in zip(groups, drafts, verdicts, slots(drafts), strict=True):
             rows = [job.row for job in group.jobs]
             try:
-                group.drafter.observe(rows, verdict, part(scores, index))
+                if not group.asleep:
+                    group.drafter.observe(rows, verdict, part(scores, index))
             except Exception as error:
                 self._note(f"drafter: {error}")
             self.policy.observe(rows, draft, verdict)

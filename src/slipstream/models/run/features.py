@@ -36,9 +36,10 @@ class FeatureStore:
     def places(
         self, layers: Sequence[int], pieces: Sequence[RowSlice], like: Float[Tensor, "1 hidden"]
     ) -> dict[int, Float[Tensor, "tokens hidden"]] | None:
-        """Views of the cache that a pass writes the outputs of these layers to by itself; None where `write` copies them
-        after the pass. A plain pass over one row writes them itself. Drafted nodes are copied, because a commit moves
-        them in the cache and must not change the scores of the pass."""
+        """Views of the cache that a pass writes the outputs of these layers to; None where `write` copies them after it.
+
+        A plain pass over one row writes them itself. Drafted nodes are copied, because a commit moves them in the cache
+        and must not change the scores of the pass."""
         if not layers or len(pieces) > 1 or len(pieces[0].line) > pieces[0].line.pending:
             return None
         if any(layer not in self.layers for layer in layers):
