@@ -105,6 +105,9 @@ class AcceptanceEstimate:
     reach: int = 3  # the deepest draft it is trusted with; doubles while drafts are accepted whole
     quiet: int = 0  # cycles since the last draft
     wait: int = 4  # plain cycles before the next attempt; doubles while attempts fail
+    read: int = 0  # tokens of the row when it was last drafted for: the drafter has read these
+    wake: float = 0.0  # seconds the drafter needs to read what it missed
+    asleep: bool = False  # whether that is too much
     ranks: RankTable | None = field(default=None, repr=False)  # None: chains only
     _seen: float = 0.0
     _lean: float = 1.0
@@ -143,6 +146,8 @@ class AcceptanceEstimate:
 
     def nodes(self, deepest: int, branching: bool = True) -> list[Node]:
         """What the row could draft, the likeliest first: each prefix is the best draft of its size."""
+        if self.asleep:
+            return []
         depth = min(self.reach, deepest)
         if self.ranks is None or self.ranks.width < 2 or not branching:
             rate = self.rate

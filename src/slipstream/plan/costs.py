@@ -88,20 +88,31 @@ class CostModel:
         self._times: Counter[int] = Counter()  # that a plain pass was paid for
         self._more: dict[int, CostCurve] = {}
         self.chain, self._tree = CostCurve(), CostCurve()
+        self._token = RecentMedian()  # seconds to read a token that a drafter missed
         self._warm = False
+        self.unclear = False  # whether all that is known of a draft's price includes reading much text before it
 
     @property
     def tree(self) -> CostCurve:
         """The drafter's time where drafts branch: a step then goes on from several tokens. That of chains, before."""
         return self._tree or self.chain
 
-    def draft(self, seconds: float, steps: int, branched: bool = False, late: bool = False) -> None:
-        """A draft of so many steps took so long, after a pause or not. The first one of all is no measure: everything
-        it touches is touched for the first time."""
+    def draft(self, seconds: float, steps: int, branched: bool = False, late: bool = False, missed: int = 0) -> None:
+        """A draft of so many steps took so long, after a pause or not; `missed` tokens, if these were many, were read
+        before it. The first one of all is no measure: everything it touches is touched for the first time, which is
+        taken to cost up to a plain pass."""
         curve = self._tree if branched else self.chain
+        self.unclear = missed > 0 and (self.unclear or not self.chain)
         if self._warm and not (late and steps in curve):
             curve.add(steps, seconds * (LATE if late else 1.0))
+        if missed:
+            usual = curve(steps) if self._warm else self.plain(1)
+            self._token.add(max(0.0, seconds - usual) / missed)
         self._warm = True
+
+    def reading(self, missed: int) -> float:
+        """Seconds a drafter takes to read so many tokens that it missed."""
+        return max(0, missed) * self._token.value
 
     def learn(self, scoring: float, tokens: int, drafted: int = 0) -> None:
         """A pass over `tokens`, so many of them drafted, took so long."""

@@ -22,17 +22,29 @@ class LossBudget:
     most: float = 6.0  # plain passes, with what these rows won
     handed: float = 1.25  # of these, to other rows
     balance: float | None = None  # None: nothing was booked yet, and it is full
+    poor: float = 0.2  # of the share goes in, at least, while nothing is accepted
+    patience: int = 6  # drafts in a row that may fail before less goes in
+    losses: int = 0  # drafts in a row of which nothing was accepted
+
+    @property
+    def income(self) -> float:
+        """The share of all time that goes in now: half as much after every failed draft, once many failed in a row."""
+        return self.share * max(self.poor, 0.5 ** max(0, self.losses - self.patience))
 
     def holds(self, plain: float) -> float:
         return self.size * plain if self.balance is None else self.balance
 
-    def hand_over(self, plain: float) -> None:
-        """Other rows come."""
-        if self.balance is not None:
-            self.balance = min(self.balance, self.handed * plain)
+    def bet(self, accepted: bool) -> None:
+        """Something was drafted, and some of it was accepted or nothing."""
+        self.losses = 0 if accepted else self.losses + 1
 
-    def book(self, won: float, plain: float, token: float = 0.0) -> None:
-        """So much was won against a plain pass, or lost; `token` is what the least draft costs."""
+    def hand_over(self, plain: float) -> None:
+        """Other rows come: they get little of what was won, and little of a debt that nobody could foresee."""
+        if self.balance is not None:
+            self.balance = max(-self.dear * plain, min(self.balance, self.handed * plain))
+
+    def book(self, won: float, plain: float, token: float = 0.0, cycles: int = 1) -> None:
+        """So much was won against plain passes, or lost, in so many cycles; `token` is what the least draft costs."""
         held = min(self.holds(plain) + won, self.most * plain)
         size = min(max(self.size * plain, token), self.dear * plain)
-        self.balance = max(held, min(held + self.share * plain, size))
+        self.balance = max(held, min(held + self.income * plain * cycles, size))

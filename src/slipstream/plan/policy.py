@@ -37,14 +37,16 @@ class Fixed(Policy):
         return [self._budget] * len(rows)
 
 
-REST, LONGEST = 3, 16  # plain cycles after one in which nothing was found worth drafting, at least and at most
-IDLE = 0.004  # of all time goes into finding nothing, where that is timed
+REST, LONGEST = 3, 32  # plain cycles after one in which nothing was found worth drafting, at least and at most
+IDLE = 0.002  # of all time goes into finding nothing, where that is timed
 STALE = 64  # plain cycles of a row after which even what cannot pay is priced again, if the purse covers it
-FORGOTTEN = 256  # cycles without any draft after which one token is priced again, whatever it seemed to cost
+FORGOTTEN = 256  # cycles without any draft after which one token is priced again, if their income would cover it
+IDLE_LONG = 128  # cycles without any draft after which rests become longer
 THOUGHT = 0.02  # of all time goes into decisions where they are timed, as far as
 REPEAT = 8  # cycles, at most, are decided like the one before
-PAUSE = 2  # cycles after which a drafter has more to read than usual
+PAUSE, MISSED = 2, 16  # cycles, and tokens of a row, after which a drafter has more to read than usual
 MEMORY = 64.0  # drafted tokens that what is believed of a new row rests on
+PLAIN = Budget(0)
 
 
 class Adaptive(Policy):
@@ -73,12 +75,13 @@ class Adaptive(Policy):
         self._trust: dict[Row, AcceptanceEstimate] = {}
         self._ranks: dict[Row, RankTable] = {}  # of rows that may have trees
         self._tables: dict[tuple[Drafter, str, int], RankTable] = {}
-        self._steps = self._drafted = self._accepted = self._beside = 0
+        self._steps = self._drafted = self._accepted = self._beside = self._missed = 0
         self._asked = self._branched = self._late = False
         self._requested = 0  # cycles in which drafts were asked for
         self._since = self._idle = 0  # cycles since the last one in which nothing was drafted, and something was
         self._plain: Counter[int] = Counter()  # cycles left plain to learn what so many rows cost
         self._rest = 0  # plain cycles before the same rows are thought about again
+        self._unbooked = 0  # such cycles since the purse was last told of any
         self._kept: tuple[int, list[RowBudget], float] = 0, [], 0.0  # a decision for more cycles, and what each costs
 
     def open(self, rows: Sequence[Row], model: Model, drafter: Drafter, rule: Verifier) -> None:
@@ -94,8 +97,10 @@ class Adaptive(Policy):
 
     def budget(self, rows: Sequence[Row]) -> list[Budget]:
         # of the coming cycle, also where it has no row to decide for
-        self._steps = self._drafted = self._accepted = 0
+        self._steps = self._drafted = self._accepted = self._missed = 0
         self._branched = self._late = False
+        if self._rests(rows):
+            return [PLAIN] * len(rows)
         known = self._trust
         trust = self._trust = {
             row: known.get(row) or AcceptanceEstimate(self._prior, ranks=self._ranks.get(row)) for row in rows
@@ -115,6 +120,16 @@ class Adaptive(Policy):
         rates = [one.rate for one in self._trust.values()] or [self._prior]
         return drafting_cost(self.costs, sum(rates) / len(rates), self._requested)
 
+    def _rests(self, rows: Sequence[Row]) -> bool:
+        """Whether these are the rows that were left plain for some cycles, of which this is one."""
+        if not self._rest or len(rows) != len(self._trust) or any(row not in self._trust for row in rows):
+            return False
+        for one in self._trust.values():
+            one.pause(self._prior)
+        self._rest -= 1
+        self._asked, self._since, self._idle = False, 0, self._idle + 1
+        return True
+
     def _others_come(self) -> None:
         self._rest, self._kept = 0, (0, [], 0.0)
         if self._trust:
@@ -124,20 +139,23 @@ class Adaptive(Policy):
         base = len(trust) + self._beside
         for one in trust:
             one.pause(self._prior)
-        if self._rest:
-            self._rest -= 1
-            return [RowBudget() for _ in trust]
         if self._must_be_plain(base):
             self._plain[base] += 1
             return [RowBudget() for _ in trust]
+        if self.costs.unclear and any(one.quiet == 1 for one in trust):  # what they read is read: now for its price
+            return [RowBudget(1, 1) if one.quiet == 1 else RowBudget() for one in trust]
         now = self._prices(base)
-        purse = self.purse.holds(now.plain)
+        purse = self._rouse(self.purse.holds(now.plain))
         if purse <= 0:
+            self._rest = self._until(-purse, now.plain)
             return [RowBudget() for _ in trust]
         more, kept, cost = self._kept
         if more and cost <= purse:
             self._kept = more - 1, kept, cost
             return kept
+        if (least := now.cost(1, 1)) > purse and self._idle <= FORGOTTEN:  # whatever it promises, none can be drafted
+            self._rest = max(REST, self._until(least - purse, now.plain))
+            return [RowBudget() for _ in trust]
         began = self._clock() if self._clock else 0.0
         spans, cost = best(trust, now, self.deepest, purse)
         usual = [bool(span) for span in spans]
@@ -148,6 +166,20 @@ class Adaptive(Policy):
         elif self._clock and usual == [bool(span) for span in spans]:  # attempts are made once
             self._kept = min(REPEAT, int((self._clock() - began) / (THOUGHT * now.plain))), spans, cost
         return spans
+
+    def _until(self, seconds: float, plain: float) -> int:
+        """Cycles of rest until so much more is in the purse; none where something was drafted lately, since prices may
+        change meanwhile."""
+        return min(LONGEST, int(seconds / (self.purse.income * plain))) if self._idle > IDLE_LONG else 0
+
+    def _rouse(self, purse: float) -> float:
+        """Rows whose drafter has missed so much of them that the purse does not cover reading it are left asleep; what
+        is left of the purse when the drafter has read the others."""
+        wakes = [self.costs.reading(row.length - one.read - MISSED) for row, one in self._trust.items()]
+        for wake, one in sorted(zip(wakes, self._trust.values(), strict=True), key=lambda both: both[0]):
+            one.wake, one.asleep = wake, wake > max(purse, 0.0)
+            purse -= 0.0 if one.asleep else wake
+        return purse
 
     def _prices(self, base: int) -> CyclePrices:
         costs, more = self.costs, self.costs.more(base)
@@ -166,8 +198,11 @@ class Adaptive(Policy):
         draft, while the purse covers all of it."""
         due = [r for r, one in enumerate(trust) if not spans[r] and one.quiet > one.wait]
         if due and self._idle > FORGOTTEN:  # what nobody has paid for so long may have been a hiccup
-            spans[due[0]] = RowBudget(1, 1)
-            return
+            first = min(due, key=lambda r: trust[r].wake)
+            if now.cost(1, 1) + trust[first].wake <= self.purse.income * self._idle * now.plain:
+                spans[first] = RowBudget(1, 1)
+                return
+        due = [r for r in due if not trust[r].asleep]
         if due and not now.may_pay(self.deepest):
             due = [r for r in due if trust[r].quiet > STALE]
         total, deepest = sum(span.nodes for span in spans), max(span.depth for span in spans)
@@ -198,7 +233,10 @@ class Adaptive(Policy):
             accepted, first = len(kept), [rank == 0 for rank, _ in judged]
             self._drafted += nodes[r]
             self._accepted += accepted
-            self._late |= one.quiet > PAUSE
+            missed = row.length - one.read
+            self._late |= one.quiet > PAUSE or missed > MISSED
+            self._missed += missed if missed > MISSED else 0
+            one.read = row.length
             one.learn(levels[r], accepted, first)
             if one.ranks:
                 one.ranks.learn(judged)
@@ -211,9 +249,12 @@ class Adaptive(Policy):
     def price(self, drafting: float, scoring: float, tokens: int) -> None:
         self.costs.learn(scoring, tokens, self._drafted)
         if self._steps:
-            self.costs.draft(drafting, self._steps, self._branched, self._late)
+            self.costs.draft(drafting, self._steps, self._branched, self._late, self._missed)
         if not self._trust:
             self._beside = 0
+            return
+        if self._rest and not self._asked:
+            self._unbooked += 1
             return
         base = tokens - self._drafted
         self._beside = max(0, base - len(self._trust))
@@ -222,7 +263,10 @@ class Adaptive(Policy):
         if self._drafted:  # as it was measured, a hiccup aside
             lost += min(scoring - plain, 3 * more(self._drafted) + plain / 10)
         least = more(self._bushy) + self.costs.chain(1)
-        self.purse.book(self._accepted * plain / base - lost, plain, MARGIN * least)
+        won, self._unbooked, cycles = self._accepted * plain / base - lost, 0, self._unbooked + 1
+        if self._drafted:
+            self.purse.bet(self._accepted > 0)
+        self.purse.book(won, plain, MARGIN * least, cycles)
 
 
 def chain(drafted: int, accepted: int) -> list[tuple[int, int]]:
