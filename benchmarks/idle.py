@@ -1,0 +1,198 @@
+"""What a drafter costs while its drafts do not pay: an engine with an idle drafter beside one without a drafter.
+
+    python benchmarks/idle.py [--drafters eagle draft_model ngram] [--requests 8] [--tokens 160] [--first 1]
+                              [--threads N] [--real] [--bar 0.99] [--out FILE]
+
+Both engines share the weights of one model. Each decodes the same prompt greedily, and they take turns cycle by cycle,
+so that whatever disturbs the machine disturbs both alike. Every drafted token is replaced by a wrong one: drafting then
+pays on no machine, and both engines emit one token a cycle. `--real` leaves the drafts as they are.
+
+A request's overhead is the sum of the differences of paired cycles over the time of its plain ones. Differences of
+cycles without a draft are clipped at five times their median deviation, which leaves out interruptions and keeps the
+policy's own time. The table gives plain / idle time, 1 for no overhead, as mean and 95 % interval over the requests
+(Student's t on logarithms), by processor time of all threads and by the clock. The first requests (`--first`), in which
+the policy learns what drafts cost, are reported apart. With `--threads 1` processor time is robust against other load.
+The exit code is 1 where a mean by processor time after the first requests misses the bar.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from engine import TEXTS, interval, machine, ratios
+from rich.console import Console
+from rich.table import Table
+
+import slipstream as ss
+from slipstream.core.interfaces import Drafter
+from slipstream.core.law import OneHot
+from slipstream.core.noise import Noise
+from slipstream.core.rules import rules
+from slipstream.core.types import Budget, Draft, Request, Row, Scores, Verdict
+from slipstream.drafters.none import NoDrafter
+from slipstream.engines.job import DecodingPlan, Job
+from slipstream.engines.native.batch import Batch
+from slipstream.engines.native.build import Target, build_drafter, build_target
+from slipstream.models.run.torch_model import TorchModel
+from slipstream.plan.policy import Adaptive
+
+CLOCKS = {"processor": time.process_time, "clock": time.perf_counter}
+CLIP = 5.0  # median deviations
+
+
+class Wrong(Drafter):
+    """Drafts what another drafter drafts with every token replaced by its neighbour in the vocabulary."""
+
+    def __init__(self, drafter: Drafter, vocab: int) -> None:
+        self._drafter, self._vocab, self.needs = drafter, vocab, drafter.needs
+
+    def open(self, rows: Sequence[Row]) -> None:
+        self._drafter.open(rows)
+
+    def close(self, rows: Sequence[Row]) -> None:
+        self._drafter.close(rows)
+
+    def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:
+        draft = self._drafter.propose(rows, budget, noise)
+        token = (draft.token + 1) % self._vocab
+        return Draft(draft.tree, token, OneHot(token, self._vocab), draft.siblings)
+
+    def observe(self, rows: Sequence[Row], verdict: Verdict, scores: Scores) -> None:
+        self._drafter.observe(rows, verdict, scores)
+
+
+@dataclass
+class Side:
+    """One engine without its thread: cycles are run one at a time and timed."""
+
+    batch: Batch
+    course: DecodingPlan
+    cycles: list[tuple[bool, dict[str, float]]] = field(default_factory=list)  # whether it drafted; seconds by clock
+
+    @staticmethod
+    def of(model: TorchModel, drafter: Drafter | None) -> Side:
+        limits, rule, none = ss.Limits(retained=0), rules.get("greedy")(), NoDrafter(model.vocab)
+        model.retain(limits.retained)
+        drafters = {"none": none, "idle": drafter or none}
+        batch = Batch(model, drafters.__getitem__, lambda _: rule, Adaptive(clock=time.perf_counter), limits)
+        return Side(batch, DecodingPlan("idle", "greedy", None) if drafter else DecodingPlan("none", "greedy", 0))
+
+    def begin(self, prompt: list[int], tokens: int) -> Job:
+        job = Job(Request(prompt, ss.Sampling(temperature=0), tokens), self.course)
+        self.batch.add(job)
+        self.cycles = []
+        return job
+
+    def cycle(self, job: Job) -> None:
+        drafted, before = sum(job.tally.drafted), {name: clock() for name, clock in CLOCKS.items()}
+        self.batch.step()
+        seconds = {name: clock() - before[name] for name, clock in CLOCKS.items()}
+        self.cycles.append((sum(job.tally.drafted) > drafted, seconds))
+
+
+def overhead(idle: Side, plain: Side, clock: str) -> float:
+    """Of the request both have just decoded, as a share of plain decoding."""
+    quiet, drafting = list[float](), list[float]()
+    for (drafted, mine), (_, theirs) in zip(idle.cycles, plain.cycles, strict=True):
+        (drafting if drafted else quiet).append(mine[clock] - theirs[clock])
+    middle = statistics.median(quiet)
+    limit = CLIP * statistics.median(abs(each - middle) for each in quiet)
+    total = sum(drafting) + sum(min(max(each, middle - limit), middle + limit) for each in quiet)
+    return total / sum(seconds[clock] for _, seconds in plain.cycles)
+
+
+def speed_ratio(idle: Side, plain: Side, clock: str) -> float:
+    """For real drafts, where cycles do not pair."""
+    mine, theirs = (sum(seconds[clock] for _, seconds in side.cycles) for side in (idle, plain))
+    return theirs / mine
+
+
+def measure(target: Target, name: str, args: Any) -> dict[str, Any]:
+    drafter, own = build_drafter(name, target), target.model
+    drafter = drafter if args.real else Wrong(drafter, own.vocab)
+    other = TorchModel(own.model, anatomy=own.anatomy, invariant=own.invariant)
+    plain, idle = Side.of(other, None), Side.of(own, drafter)
+    prompts = [target.text.encode(text) for text in TEXTS["prose"]]
+    found: dict[str, list[float]] = {clock: [] for clock in CLOCKS}
+    drafted = []
+    for n in range(args.first + args.requests):
+        sides = [(side, side.begin(prompts[n % len(prompts)], args.tokens)) for side in (plain, idle)]
+        with torch.inference_mode():
+            while not all(job.done for _, job in sides):
+                sides.reverse()
+                for side, job in sides:
+                    if not job.done:
+                        side.cycle(job)
+        drafted.append(sum(sum(job.tally.drafted) for _, job in sides))
+        for clock, each in found.items():
+            each.append(speed_ratio(idle, plain, clock) if args.real else 1 / (1 + overhead(idle, plain, clock)))
+    assert not idle.batch.failures, idle.batch.failures
+    parts = {"first": slice(args.first), "then": slice(args.first, None)}
+    return {"drafter": name, "drafted": drafted, "requests": found} | {
+        part: {clock: ratios(each[which], [1.0] * len(each[which])) for clock, each in found.items()}
+        for part, which in parts.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--drafters", nargs="+", default=["eagle", "draft_model", "ngram"])
+    parser.add_argument("--requests", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=160)
+    parser.add_argument("--first", type=int, default=1)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--real", action="store_true")
+    parser.add_argument("--bar", type=float, default=0.99)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    records = []
+    for name in args.drafters:
+        target = build_target(args.model)  # anew: what one drafter declared stays declared
+        if args.threads:
+            torch.set_num_threads(args.threads)
+        records.append(measure(target, name, args))
+        print(json.dumps(records[-1]), flush=True)
+    show(target, records, args)
+    if args.out:
+        save(args.out, target, records, args)
+    sys.exit(any(record["then"]["processor"]["mean"] < args.bar for record in records))
+
+
+def show(target: Target, records: list[dict[str, Any]], args: Any) -> None:
+    table = Table(title=f"{target.label}, greedy, {args.tokens} tokens a request, {machine()}: plain / idle time")
+    for name in ("drafter", "drafted tokens", "first, processor", "then, processor", "then, clock"):
+        table.add_column(name)
+    for record in records:
+        first, then = record["first"]["processor"], record["then"]
+        cells = f"{first['median']:.3f}", interval(then["processor"]), interval(then["clock"])
+        table.add_row(record["drafter"], " ".join(map(str, record["drafted"])), *cells)
+    Console(width=150).print(table)
+
+
+def save(path: Path, target: Target, records: list[dict[str, Any]], args: Any) -> None:
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    report = {
+        "model": target.label,
+        "sha256": target.found.sha256,
+        "machine": machine(),
+        "commit": commit,
+        "command": f"python benchmarks/idle.py {' '.join(sys.argv[1:])}",
+        "records": records,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
