@@ -29,7 +29,12 @@ class LossBudget:
     @property
     def income(self) -> float:
         """The share of all time that goes in now: half as much after every failed draft, once many failed in a row."""
-        return self.share * max(self.poor, 0.5 ** max(0, self.losses - self.patience))
+        return max(self.least, self.share * 0.5 ** max(0, self.losses - self.patience))
+
+    @property
+    def least(self) -> float:
+        """The share of all time that goes in while drafts only fail."""
+        return self.share * self.poor
 
     def holds(self, plain: float) -> float:
         return self.size * plain if self.balance is None else self.balance

@@ -40,7 +40,7 @@ class Fixed(Policy):
 REST, LONGEST = 3, 32  # plain cycles after one in which nothing was found worth drafting, at least and at most
 IDLE = 0.002  # of all time goes into finding nothing, where that is timed
 STALE = 64  # plain cycles of a row after which even what cannot pay is priced again, if the purse covers it
-FORGOTTEN = 256  # cycles without any draft after which one token is priced again, if their income would cover it
+FORGOTTEN = 256  # cycles without any draft after which one token is priced again, if the least income covers it
 IDLE_LONG = 128  # cycles without any draft after which rests become longer
 THOUGHT = 0.02  # of all time goes into decisions where they are timed, as far as
 REPEAT = 8  # cycles, at most, are decided like the one before
@@ -199,7 +199,7 @@ class Adaptive(Policy):
         due = [r for r, one in enumerate(trust) if not spans[r] and one.quiet > one.wait]
         if due and self._idle > FORGOTTEN:  # what nobody has paid for so long may have been a hiccup
             first = min(due, key=lambda r: trust[r].wake)
-            if now.cost(1, 1) + trust[first].wake <= self.purse.income * self._idle * now.plain:
+            if now.cost(1, 1) + trust[first].wake <= self.purse.least * self._idle * now.plain:
                 spans[first] = RowBudget(1, 1)
                 return
         due = [r for r in due if not trust[r].asleep]
