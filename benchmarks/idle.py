@@ -39,11 +39,13 @@ from slipstream.core.law import OneHot
 from slipstream.core.noise import Noise
 from slipstream.core.rules import rules
 from slipstream.core.types import Budget, Draft, Request, Row, Scores, Verdict
+from slipstream.drafters.build import build_drafter
 from slipstream.drafters.none import NoDrafter
 from slipstream.engines.job import DecodingPlan, Job
 from slipstream.engines.native.batch import Batch
-from slipstream.engines.native.build import Target, build_drafter, build_target
+from slipstream.engines.native.build import build_target
 from slipstream.models.run.torch_model import TorchModel
+from slipstream.models.target import Target
 from slipstream.plan.policy import Adaptive
 
 CLOCKS = {"processor": time.process_time, "clock": time.perf_counter}
@@ -94,10 +96,10 @@ class Side:
         return job
 
     def cycle(self, job: Job) -> None:
-        drafted, before = sum(job.tally.drafted), {name: clock() for name, clock in CLOCKS.items()}
+        drafted, before = sum(job.stats.drafted), {name: clock() for name, clock in CLOCKS.items()}
         self.batch.step()
         seconds = {name: clock() - before[name] for name, clock in CLOCKS.items()}
-        self.cycles.append((sum(job.tally.drafted) > drafted, seconds))
+        self.cycles.append((sum(job.stats.drafted) > drafted, seconds))
 
 
 def overhead(idle: Side, plain: Side, clock: str) -> float:
@@ -133,7 +135,7 @@ def measure(target: Target, name: str, args: Any) -> dict[str, Any]:
                 for side, job in sides:
                     if not job.done:
                         side.cycle(job)
-        drafted.append(sum(sum(job.tally.drafted) for _, job in sides))
+        drafted.append(sum(sum(job.stats.drafted) for _, job in sides))
         for clock, each in found.items():
             each.append(speed_ratio(idle, plain, clock) if args.real else 1 / (1 + overhead(idle, plain, clock)))
     assert not idle.batch.failures, idle.batch.failures
@@ -184,7 +186,7 @@ def save(path: Path, target: Target, records: list[dict[str, Any]], args: Any) -
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     report = {
         "model": target.label,
-        "sha256": target.found.sha256,
+        "sha256": target.files.sha256,
         "machine": machine(),
         "commit": commit,
         "command": f"python benchmarks/idle.py {' '.join(sys.argv[1:])}",

@@ -37,7 +37,7 @@ class Engine:
         """Seconds against those of plain decoding, of the tokens after the first."""
         row, read, spent = Row(Request([1] * prompt, max_tokens=tokens)), 0, 0.0
         row.extend([1], [Origin.PLAIN], 1 << 20)
-        while row.finish is None:
+        while row.finish_reason is None:
             depth = min(self.policy.budget([row])[0].depth, row.room(1 << 20) - 1)
             kept, drafting = min(depth, self.accepted), 0.0
             if depth:

@@ -47,7 +47,7 @@ def test_a_sleeping_drafter_is_neither_asked_nor_told():
     assert drafter.calls == ["propose", "observe"], "in its first cycle, so that it may read the prompt"
     batches.finish(batch)
     assert drafter.calls == ["propose", "observe"]
-    assert job.tally.cycles == 12
+    assert job.stats.cycles == 12
 
 
 def test_it_wakes_when_it_is_to_draft_and_sleeps_again():
@@ -61,7 +61,7 @@ def test_it_wakes_when_it_is_to_draft_and_sleeps_again():
     assert counts == [1, 1, 1, 2, 2, 2]
     assert drafter.calls == ["propose", "observe"] * 2
     batches.finish(batch)
-    assert sum(job.tally.drafted) == 2
+    assert sum(job.stats.drafted) == 2
     assert job.row.output == batches.alone(batches.Job(REQUEST, batches.DecodingPlan("none", "coupled", 0))).output
 
 

@@ -33,7 +33,7 @@ class Group:
     def asleep(self) -> bool:
         """Whether the drafter is neither asked nor told in this cycle: no row drafts, and none reads its prompt. What
         rows commit meanwhile a drafter reads when it is next asked; a prompt some drafters read at once."""
-        return all(job.budget.depth == 0 and job.tally.cycles > 0 for job in self.jobs)
+        return all(job.budget.depth == 0 and job.stats.cycles > 0 for job in self.jobs)
 
 
 def limited(jobs: Sequence[Job], rule: Verifier, drafter: Drafter, context: int) -> list[Budget]:

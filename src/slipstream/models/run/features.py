@@ -36,7 +36,7 @@ class FeatureStore:
     def places(
         self, layers: Sequence[int], pieces: Sequence[RowSlice], like: Float[Tensor, "1 hidden"]
     ) -> dict[int, Float[Tensor, "tokens hidden"]] | None:
-        """Views of the cache that a pass writes the outputs of these layers to; None where `write` copies them after it.
+        """Views of the cache that a pass writes the outputs of these layers to. None where `write` copies them.
 
         A plain pass over one row writes them itself. Drafted nodes are copied, because a commit moves them in the cache
         and must not change the scores of the pass."""
