@@ -134,7 +134,7 @@ def test_grammars(generate, tmp_path):
         (["--logit-bias", "99=3"], "99"),
         (["-n", "0"], "n is 0"),
         (["--logprobs", "101"], "logprobs is 101"),
-        (["--repetition-penalty", "0"], "repetition is 0"),
+        (["--repetition-penalty", "0"], "repetition_penalty is 0"),
         (["--system", "a", "--raw"], "raw is on"),
     ],
     ids=" ".join,
