@@ -107,7 +107,7 @@ def test_depth_auto_takes_a_fixed_depth_back(chat, monkeypatch):
     [
         (("--engine", "nobody"), "nobody"),
         (("--engine", "transformers", "--tree", "4"), "--tree needs the native engine"),
-        (("--repetition-penalty", "0"), "repetition is 0.0; it must be a positive number"),
+        (("--repetition-penalty", "0"), "repetition_penalty is 0.0; it must be a positive number"),
         (("-m", "smollm2-135m-eagle"), "is a drafter; use it with its target, -m smollm2-135m -d smollm2-135m-eagle"),
     ],
 )
