@@ -200,3 +200,32 @@ def test_features_of_a_draft_outlive_its_commit():
     for layer, state in before.items():
         assert torch.equal(scores.features[layer], state)
         assert torch.equal(fast.states(row)[layer][-2:], state[2:])
+
+
+def test_features_written_by_passes_survive_that_the_cache_grows_and_is_laid_anew():
+    """Rows decode plainly in turn, past the places and the rows of a fresh cache, and after another one left."""
+    fast, slow = pair(made("llama", False))
+    draft = Draft(Tree.chains([0]), NONE, OneHot(NONE, VOCAB))
+    verdict = Verdict(NONE.view(1, 0), torch.tensor([3]), torch.tensor([False]))
+    rows = [Row(Request([5 + n, 6, 7])) for n in range(3)]
+    for model in (fast, slow):
+        model.declare([0, 1])
+        model.bound(3 * 128)
+        model.open(rows[:2])
+    for cycle in range(90):
+        if cycle == 40:
+            fast.open(rows[2:])
+            slow.open(rows[2:])
+        if cycle == 60:
+            fast.close(rows[:1])
+            slow.close(rows[:1])
+        for row in rows[cycle >= 60 : 2 + (cycle >= 40)]:
+            for model in (fast, slow):
+                model.score([row], draft)
+                model.commit([row], verdict)
+            row.extend([cycle % VOCAB], [Origin.PLAIN], 1000)
+    for row in rows[1:]:
+        theirs = slow.states(row)
+        for layer, mine in fast.states(row).items():
+            assert near(mine, theirs[layer], False)
+    fast.check_integrity()

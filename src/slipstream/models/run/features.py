@@ -18,6 +18,8 @@ class FeatureStore:
         self.layers: tuple[int, ...] = ()  # in effect: their outputs are kept
         self._cache, self._layer_count = cache, layer_count
         self._declared: tuple[int, ...] = ()
+        self._flat: dict[int, Float[Tensor, "places hidden"]] = {}  # cache tensors by layer, all rows end to end
+        self._flat_version = -1  # of the cache they belong to
 
     def declare(self, layers: Iterable[int]) -> None:
         """Add layers. They take effect at the next `apply_declared`, so any thread may call this at any time."""
@@ -44,9 +46,22 @@ class FeatureStore:
             return None
         if any(layer not in self.layers for layer in layers):
             return None
-        self._cache.reserve(pieces[0].line.start + len(pieces[0].line))
-        stretch = pieces[0].stretch
-        return {layer: held[stretch] for layer, held in self.tensors(layers, like).items()}
+        row, _, stretch = pieces[0].stretch
+        self._cache.reserve(stretch.stop)
+        offset = row * self._cache.places
+        flat = self._flattened(layers, like)
+        return {layer: flat[layer][offset + stretch.start : offset + stretch.stop] for layer in layers}
+
+    def _flattened(
+        self, layers: Sequence[int], like: Float[Tensor, "1 hidden"]
+    ) -> dict[int, Float[Tensor, "places hidden"]]:
+        """The cache tensors of layers as matrices. They are kept, because every view of a tensor takes time."""
+        if self._flat_version != self._cache.version:
+            self._flat, self._flat_version = {}, self._cache.version
+        missing = [layer for layer in layers if layer not in self._flat]
+        if missing:
+            self._flat |= {layer: held.view(-1, held.shape[3]) for layer, held in self.tensors(missing, like).items()}
+        return self._flat
 
     def write(
         self,
