@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from slipstream.cli.audit import command as audit
+from slipstream.audit import prompts
 
 pytestmark = pytest.mark.model
 # a shell that started this in the background may have had interrupts ignored, which processes inherit
@@ -199,7 +199,7 @@ def test_a_folder_without_weights_is_refused(slipstream, tmp_path):
 
 def test_an_audit_of_a_real_pair(slipstream, monkeypatch):
     """One prompt, on which n-grams are drafted; the command of the README takes them all."""
-    monkeypatch.setattr(audit, "PROMPTS", audit.PROMPTS[-1:])
+    monkeypatch.setattr(prompts, "PROMPTS", prompts.PROMPTS[-1:])
     found = slipstream("audit", "-m", "smollm2-135m", "-d", "ngram", "--verify", "greedy", "--json").report
     assert found["passed"]
     assert found["checks"][0]["layer"] == "replay"

@@ -108,7 +108,7 @@ def test_suppressed_tokens_that_a_grammar_needs(engine):
 
 def test_the_end_comes_where_the_grammar_is_complete_and_only_there():
     text = TextCodec(letters.tokenizer())
-    row = grammar.compiled({"regex": "ab?"}, text, len(letters.TOKENS))()
+    row = grammar.compiled(("regex", "ab?"), text, len(letters.TOKENS))()
     a, b, end = (letters.TOKENS.index(token) for token in ("a", "b", "<end>"))
 
     def may(*path: int) -> list[int] | None:
@@ -130,7 +130,7 @@ def test_the_end_comes_where_the_grammar_is_complete_and_only_there():
 
 def test_special_tokens_are_no_text():
     text = TextCodec(letters.tokenizer())
-    row = grammar.compiled({"regex": "(.|\\n)*"}, text, len(letters.TOKENS))()
+    row = grammar.compiled(("regex", "(.|\\n)*"), text, len(letters.TOKENS))()
     mask = row.allowed(())
     assert mask is not None
     assert not mask[letters.TOKENS.index("<user>")]
@@ -139,7 +139,7 @@ def test_special_tokens_are_no_text():
 
 
 def test_a_chain_costs_one_mask_a_place(monkeypatch):
-    row = grammar.compiled({"regex": "[a-p]*"}, TextCodec(letters.tokenizer()), len(letters.TOKENS))()
+    row = grammar.compiled(("regex", "[a-p]*"), TextCodec(letters.tokenizer()), len(letters.TOKENS))()
     filled = []
     make = row._mask
     monkeypatch.setattr(row, "_mask", lambda: filled.append(1) or make())

@@ -128,11 +128,10 @@ def test_samples_without_a_seed_use_the_systems_randomness():
 
 @pytest.mark.model
 @pytest.mark.parametrize("tree", [None, 8])
-def test_one_seed_gives_one_text_on_the_default_model(tree, monkeypatch):
+def test_one_seed_gives_one_text_on_the_default_model(tree):
     texts, drafted = set(), set()
     for run in range(3):
-        monkeypatch.setattr("slipstream.engines.native.engine.Adaptive", lambda run=run, **_: Timed(run))
-        with NativeEngine(default.target(), "eagle", shape=tree) as engine:
+        with NativeEngine(default.target(), "eagle", shape=tree, policy=Timed(run)) as engine:
             (done,) = engine.generate("List the numbers from 1 to 30, then again.", WARM, max_tokens=60)
         texts.add(done.text)
         drafted.add(tuple(done.stats.drafted))

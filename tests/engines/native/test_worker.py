@@ -94,7 +94,8 @@ print(len(engine.generate("abc", Sampling(temperature=0), max_tokens=2, ignore_e
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system with fork")
 def test_a_forked_process_is_told_to_make_its_own_engine():
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], capture_output=True, text=True, timeout=120)
+    words, env = [sys.executable, "-W", "ignore", "-c", FORKED], os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     said = "this process was forked from the one that made the engine; make an engine in this one"
     assert done.stdout.splitlines() == [said, "2"]

@@ -316,7 +316,7 @@ def test_a_packaged_start_never_imports_transformers(tmp_path, capfd):
 @pytest.mark.model
 def test_the_default_model_is_the_same_from_its_package():
     cold = build_target("smollm2-135m", package=False)
-    package.write_package(cold.found, cold.model, cold.text)
+    package.write_package(cold.files, cold.model, cold.text)
     warm = build_target("smollm2-135m")
     assert isinstance(warm.model.model, Skeleton)
     assert warm.label == cold.label

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from slipstream.engines.base import Capabilities
 from slipstream.engines.job import Job
 from slipstream.engines.peer import Peer, PeerModel, PeerOptions
 from slipstream.engines.transformers.call import TransformersConfig, alike, generation, padded, set_depth
+from slipstream.engines.transformers.randomness import SeededGenerators
 from slipstream.engines.transformers.watch import StepWatcher
 from slipstream.models.sources.catalog import load_model, load_text, resolve
 from slipstream.models.sources.progress import quiet
@@ -119,11 +119,12 @@ class TransformersEngine(Peer):
 
     def _decode(self, jobs: Sequence[Job]) -> None:
         first = jobs[0]
-        watch = StepWatcher(self._model, jobs, self.advance)
+        generators = SeededGenerators(first.row.seed)  # one from the system's randomness where the request has none
+        watch = StepWatcher(self._model, jobs, self.advance, generators)
         assistant = self._assistant if first.plan.drafter == "draft_model" else None
         if first.plan.drafter in ("draft_model", "early_exit"):
             set_depth(assistant or self._model, first.plan.depth, self._options.confidence)
-        with TURN, torch.inference_mode(), _seeded(first), watch.hooks(), quiet():
+        with TURN, torch.inference_mode(), generators, watch.hooks(), quiet():
             self._model.generate(
                 **padded(jobs, self._pad, self._model.device),
                 generation_config=generation(first, self._pad, self._options, self._layers),
@@ -145,12 +146,3 @@ def _bare(model: Any) -> Any:
 
     model.generation_config = GenerationConfig()
     return model
-
-
-@contextmanager
-def _seeded(job: Job) -> Iterator[None]:
-    """Set torch's own generator, which transformers draws from, for this call. A row without a seed of its request has
-    one from the system's randomness."""
-    with torch.random.fork_rng():
-        torch.manual_seed(job.row.seed)
-        yield

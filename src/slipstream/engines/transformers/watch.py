@@ -12,6 +12,7 @@ import torch
 from slipstream.engines.base import Logprob
 from slipstream.engines.job import Job
 from slipstream.engines.logprobs import token_logprobs
+from slipstream.engines.transformers.randomness import SeededGenerators
 
 Advance = Callable[[Job, Sequence[int], int, int, Sequence[Logprob]], None]
 
@@ -19,8 +20,8 @@ Advance = Callable[[Job, Sequence[int], int, int, Sequence[Logprob]], None]
 class StepWatcher:
     """Called by `generate` after every step with all tokens so far; True ends a row."""
 
-    def __init__(self, model: Any, jobs: Sequence[Job], advance: Advance) -> None:
-        self._model, self._jobs, self._advance = model, jobs, advance
+    def __init__(self, model: Any, jobs: Sequence[Job], advance: Advance, generators: SeededGenerators) -> None:
+        self._model, self._jobs, self._advance, self._generators = model, jobs, advance, generators
         self._config = model.config.get_text_config()
         self._layers = self._config.num_hidden_layers
         self._seen = max(len(job.row.request.prompt) for job in jobs)  # prompts are padded to the longest
@@ -56,10 +57,14 @@ class StepWatcher:
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
         new = input_ids[:, self._seen :].tolist()
         self._seen = input_ids.shape[1]
+        self._generators.pause()  # callers read their last chunk
         for i, (job, tokens) in enumerate(zip(self._jobs, new, strict=True)):
             if not job.done and not job.cancelled:
                 self._tell(i, job, tokens)
-        return torch.tensor([job.done or job.cancelled for job in self._jobs], device=input_ids.device)
+        over = [job.done or job.cancelled for job in self._jobs]
+        if not all(over):
+            self._generators.resume()
+        return torch.tensor(over, device=input_ids.device)
 
     def _tell(self, i: int, job: Job, tokens: list[int]) -> None:
         pairs = zip(tokens, self._drafted, strict=False)
