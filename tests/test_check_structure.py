@@ -34,7 +34,6 @@ def test_the_package_is_clean(tool, capsys):
 @pytest.mark.parametrize("problem", FAULTS)
 def test_a_fault_is_reported(tool, tmp_path, monkeypatch, capsys, problem):
     monkeypatch.setattr(tool, "PACKAGE", tmp_path / "slipstream")
-    monkeypatch.setattr(tool, "KNOWN_KIND_CHECKS", set())
     for name, text in FAULTS[problem].items():
         path = tmp_path / "slipstream" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,3 +41,12 @@ def test_a_fault_is_reported(tool, tmp_path, monkeypatch, capsys, problem):
     assert tool.main() == 1
     (line,) = capsys.readouterr().out.splitlines()
     assert problem in line
+
+
+@pytest.mark.parametrize(("code", "status"), [("isinstance(drafter, int)", 0), ("rule == 'greedy'", 1)])
+def test_a_module_of_arguments_may_check_their_types(tool, tmp_path, monkeypatch, code, status):
+    monkeypatch.setattr(tool, "PACKAGE", tmp_path / "slipstream")
+    path = tmp_path / "slipstream" / "engines" / "native" / "arguments.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(code)
+    assert tool.main() == status

@@ -21,20 +21,7 @@ MAX_FOLDER_FILES = 18
 KIND_FREE = ("engines/native",)  # folders that never ask what kind a drafter or a rule is
 RULE_NAMES = {"greedy", "token", "block", "coupled", "chosen", "replace", "no_replace", "spectr"}
 COMPONENTS = re.compile(r"\b(drafter|rule|verifier|policy)\b", re.IGNORECASE)
-# Places that still ask for a kind; to be removed one by one. A line that no longer matches is reported too.
-KNOWN_KIND_CHECKS = {
-    ("engines/native/arguments.py", "isinstance(drafter, Drafter)"),
-    ("engines/native/arguments.py", "isinstance(drafter, str | Drafter | None)"),
-    ("engines/native/compare.py", "isinstance(drafter, DraftModel)"),
-    ("engines/native/engine.py", "isinstance(drafter, Drafter)"),
-    ("engines/native/guarantee.py", "named == 'greedy'"),
-    ("engines/native/guarantee.py", "rule == 'greedy'"),
-    ("engines/native/laws.py", "name != 'greedy'"),
-}
-
-# Violations in audit/, train/ and hf/ that are still to be removed.
-KNOWN_DUPLICATES = {"Batch", "Eagle", "Outcome", "Prompt", "Recorder", "Stops", "EagleOptions", "DraftModelOptions"}
-KNOWN_LARGE_FOLDERS = {"audit"}
+ARGUMENT_CHECKS = "arguments.py"  # the modules of this name check the types of a user's arguments
 
 
 def main() -> int:
@@ -72,7 +59,7 @@ def _folders(trees: dict[Path, ast.Module]) -> Iterator[str]:
     for path in trees:
         counts[path.parent] += path.name != "__init__.py"
     for folder, count in counts.items():
-        if count > MAX_FOLDER_FILES and _name(folder) not in KNOWN_LARGE_FOLDERS:
+        if count > MAX_FOLDER_FILES:
             yield f"{_name(folder)}/: {count} modules; at most {MAX_FOLDER_FILES}"
 
 
@@ -83,7 +70,7 @@ def _duplicate_classes(trees: dict[Path, ast.Module]) -> Iterator[str]:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(_name(path))
     for name, paths in sorted(places.items()):
-        if len(paths) > 1 and name not in KNOWN_DUPLICATES:
+        if len(paths) > 1:
             yield f"class {name} is defined in {', '.join(paths)}; class names are unique in the package"
 
 
@@ -124,26 +111,20 @@ def _imported(tree: ast.Module, modules: dict[str, Path]) -> set[str]:
 
 
 def _kind_checks(trees: dict[Path, ast.Module]) -> Iterator[str]:
-    """In the engine, no `isinstance` on components and no comparison with a rule's name."""
-    seen: set[tuple[str, str]] = set()
+    """In the engine, no `isinstance` on components and no comparison with a rule's name. A module of arguments may use
+    `isinstance`: it decides whether a user passed a name or an object."""
     for path, tree in trees.items():
         if not _name(path).startswith(KIND_FREE):
             continue
         for node in ast.walk(tree):
-            if (reason := _kind_check(node)) is None:
-                continue
-            place = _name(path), ast.unparse(node)
-            seen.add(place)
-            if place not in KNOWN_KIND_CHECKS:
-                yield f"{place[0]}:{getattr(node, 'lineno', 0)}: {place[1]}: {reason}"
-    for name, text in sorted(KNOWN_KIND_CHECKS - seen):
-        yield f"{name}: {text} is gone; remove it from KNOWN_KIND_CHECKS"
+            if (reason := _kind_check(node, path.name == ARGUMENT_CHECKS)) is not None:
+                yield f"{_name(path)}:{getattr(node, 'lineno', 0)}: {ast.unparse(node)}: {reason}"
 
 
-def _kind_check(node: ast.AST) -> str | None:
+def _kind_check(node: ast.AST, arguments: bool) -> str | None:
     """Why a node asks for the kind of a component; None if it does not."""
     text = ast.unparse(node) if isinstance(node, ast.Call | ast.Compare) else ""
-    if text.startswith("isinstance(") and COMPONENTS.search(text):
+    if text.startswith("isinstance(") and COMPONENTS.search(text) and not arguments:
         return "components are never asked for their kind"
     if isinstance(node, ast.Compare) and _strings(node) & RULE_NAMES:
         return "rules declare what they can do"

@@ -248,5 +248,12 @@ def test_an_engine_that_drafts_for_all_requests_is_compared_after_it_is_closed()
             engine.submit("abc")
 
 
-def test_json_is_the_last_line_and_can_be_read(generate):
-    json.loads(generate("--json").stdout.splitlines()[-1])
+def test_json_is_the_only_line_of_stdout(generate):
+    """The text, which may hold line breaks, stands in the object and nowhere else."""
+    done = generate("--json", "--logit-bias", "g=1000")
+    (line,) = done.stdout.splitlines()
+    report = json.loads(line)
+    assert report["text"] == "g" * 12
+    assert report["finish_reason"] == "length"
+    assert report["completion_tokens"] == len(report["token_ids"]) == 12
+    assert report["prompt_tokens"] > 0

@@ -7,7 +7,6 @@ import pytest
 import default
 from slipstream.core.sampling import Sampling
 from slipstream.drafters.shipped import shipped, shipped_for
-from slipstream.engines.native.compare import draft_speed
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.models.sources.folder import read_json
 from slipstream.models.sources.store import sha256
@@ -60,7 +59,7 @@ def test_golden_tau_and_the_tokens_of_plain_decoding(name, plain):
 def test_the_draft_model_has_a_speed_of_its_own():
     """Though it knows fewer tokens than the text it is given holds."""
     with NativeEngine(default.build("smollm2-135m", "float32"), "draft_model") as engine:
-        (like,) = engine.generate(PROMPTS[:1], Sampling(temperature=0), max_tokens=8)
-        speed = draft_speed(engine, like, 4)
+        (sample,) = engine.generate(PROMPTS[:1], Sampling(temperature=0), max_tokens=8)
+        speed = engine.draft_speed(sample, 4)
     assert speed is not None
     assert speed > 0

@@ -31,7 +31,8 @@ from slipstream.core.shaping import law_at
 from slipstream.core.tree import Shape
 from slipstream.core.types import Draft, Request, Row, Verdict
 from slipstream.drafters.none import NoDrafter
-from slipstream.engines.native.compare import Agreement, agreement
+from slipstream.engines.agreement import Agreement
+from slipstream.engines.native.compare import agreement
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.plan.policy import Fixed
 
@@ -237,9 +238,9 @@ def replayed(name: str, pair: RealPair, rule: Verifier, sampling: Sampling, toke
 
 
 def _why(apart: Sequence[Agreement]) -> str:
-    ties = [parting for each in apart for parting in each.partings if parting.tie]
+    ties = [divergence for result in apart for divergence in result.divergences if divergence.tie]
     worst = next((each.real for each in apart if each.real), None)
     if worst is not None:
         return f", one at tokens {worst.gap:.1e} apart where ways to compute them differ by {worst.numerics:.1e}"
-    wide = max(ties, key=lambda parting: parting.gap)
+    wide = max(ties, key=lambda divergence: divergence.gap)
     return f", all at ties ({len(ties)}; the widest {wide.gap:.1e}, where ways to compute differ {wide.numerics:.1e})"

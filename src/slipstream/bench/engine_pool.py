@@ -14,8 +14,6 @@ from slipstream.engines import engines, open_engine
 from slipstream.engines.base import Engine, Speculation
 from slipstream.engines.extras import check_installed
 from slipstream.engines.native.build import build_target
-from slipstream.engines.native.compare import draft_speed
-from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
 from slipstream.models.target import Target
 
@@ -129,10 +127,9 @@ class EnginePool:
             return None
         if setup.engine == "native":  # its draft model may be some layers of the target, which has no name
             engine = self.open(setup)
-            assert isinstance(engine, NativeEngine)
-            (like,) = engine.generate(prompt, max_tokens=24)
-            draft_speed(engine, like, 4)  # warm-up, apart from what is timed
-            return draft_speed(engine, like, tokens)
+            (sample,) = engine.generate(prompt, max_tokens=24)
+            engine.draft_speed(sample, 4)  # warm-up, not timed
+            return engine.draft_speed(sample, tokens)
         name = self.matrix.options_of(setup).get("model", setup.drafter)
         return self._plain_speed(Setup(setup.engine, PLAIN, 0, None), name, prompt, tokens)
 

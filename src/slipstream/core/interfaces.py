@@ -151,6 +151,11 @@ class Drafter(ABC):
     def observe(self, rows: Sequence[Row], verdict: Verdict, scores: Scores) -> None:
         """Learn what became of the draft proposed last."""
 
+    @property
+    def own_model(self) -> Model | None:
+        """The language model that drafts, where it can also decode by itself; None otherwise."""
+        return None
+
     def device_form(self, target: Any) -> Any | None:
         """Its part of captured cycles, a `drafters.device.DeviceDrafter`; None where the ordinary path must be taken.
         `target` is the model that scores, on a GPU."""

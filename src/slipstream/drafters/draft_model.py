@@ -52,6 +52,10 @@ class DraftModel(Drafter):
         return cls(model, target.vocab, ids)
 
     @property
+    def own_model(self) -> TorchModel:
+        return self.model
+
+    @property
     def ids(self) -> Int[Tensor, " draft_vocab"] | None:
         """The tokens it gives logits for, where these are not the first ones."""
         return None if self._words is None else self._words.ids

@@ -1,15 +1,16 @@
-"""What every engine takes and gives, whoever runs the model."""
+"""The engine interface: every engine takes the same requests and returns the same completions."""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 from slipstream.core.sampling import Sampling
-from slipstream.core.types import Origin
+from slipstream.engines.agreement import Agreement
+from slipstream.engines.completion import Chunk, Completion, Guarantee, Logprob, SpeculationStats
 from slipstream.engines.options import GenerationOptions, Speculation, checked
 from slipstream.engines.prompt import Prompt, split_prompts
 from slipstream.models.text.codec import TextCodec
@@ -21,6 +22,7 @@ __all__ = [
     "Completion",
     "Engine",
     "GenerationOptions",
+    "Guarantee",
     "Logprob",
     "ModelInfo",
     "Prompt",
@@ -31,126 +33,6 @@ __all__ = [
     "check_process",
     "checked",
 ]
-
-
-@dataclass(frozen=True)
-class Logprob:
-    """log p of an emitted token under the target's own distribution, before any shaping, and the likeliest others."""
-
-    token_id: int
-    logprob: float
-    top_logprobs: tuple[tuple[int, float], ...]  # token ids and their log-probabilities
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """The output of one cycle for one request; `finish_reason` is set on the last one."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    origins: tuple[Origin, ...]
-    logprobs: tuple[Logprob, ...] = ()
-    finish_reason: str | None = None  # "stop", "length", "cancelled" or "error"
-    error: str | None = None
-    pieces: tuple[str, ...] = ()  # the text that became final with each token; together with a last rest, `text`
-
-
-@dataclass
-class SpeculationStats:
-    """Counts of drafting, for one request or many."""
-
-    cycles: int = 0
-    emitted: int = 0
-    drafted: list[int] = field(default_factory=list)  # by position
-    accepted: list[int] = field(default_factory=list)
-
-    def add(self, drafted: int, accepted: int, emitted: int) -> None:
-        """A cycle that drafted a chain."""
-        self.book([1] * drafted, accepted, emitted)
-
-    def book(self, drafted: Sequence[int], accepted: int, emitted: int) -> None:
-        """A cycle that drafted so many tokens for each position, side by side in a tree."""
-        self.cycles += 1
-        self.emitted += emitted
-        if not drafted:
-            return
-        for counts, new in ((self.drafted, drafted), (self.accepted, [1] * accepted)):
-            counts += [0] * (len(new) - len(counts))
-            for i, count in enumerate(new):
-                counts[i] += count
-
-    @property
-    def tau(self) -> float:
-        return self.emitted / self.cycles if self.cycles else 0.0
-
-    @property
-    def acceptance(self) -> list[float]:
-        """Share of drafted tokens kept, by position."""
-        kept = [*self.accepted, *[0] * len(self.drafted)]
-        return [a / d for a, d in zip(kept, self.drafted, strict=False)]
-
-    @property
-    def wasted(self) -> int:
-        return sum(self.drafted) - sum(self.accepted)
-
-    def merge(self, other: SpeculationStats) -> None:
-        self.cycles += other.cycles
-        self.emitted += other.emitted
-        for mine, theirs in ((self.drafted, other.drafted), (self.accepted, other.accepted)):
-            mine += [0] * (len(theirs) - len(mine))
-            for i, count in enumerate(theirs):
-                mine[i] += count
-
-
-@dataclass(frozen=True)
-class Guarantee:
-    """What an output promises."""
-
-    rule: str  # the verification rule by its name, or "its own" for a peer's
-    lossless: bool | None = (
-        None  # the rule keeps the target's distribution; None: a peer's rule, of which we do not say
-    )
-    repeatable: Literal["bit for bit", "up to ties"] | None = None  # the same request gives the same tokens again
-
-
-@dataclass(frozen=True)
-class Completion:
-    """One finished sample of one request."""
-
-    text: str
-    token_ids: list[int]
-    finish_reason: str  # "stop", "length", "cancelled" or "error"
-    logprobs: list[Logprob]
-    prompt_tokens: int
-    origins: list[Origin]  # of each token
-    stats: SpeculationStats
-    guarantee: Guarantee
-    error: str | None = None
-
-    @property
-    def completion_tokens(self) -> int:
-        return len(self.token_ids)
-
-    @property
-    def rule(self) -> str:
-        return self.guarantee.rule
-
-    @property
-    def lossless(self) -> bool | None:
-        return self.guarantee.lossless
-
-    @property
-    def repeatable(self) -> str | None:
-        """ "bit for bit", "up to ties" (of two tokens that are equally good within rounding), or None: not promised."""
-        return self.guarantee.repeatable
-
-    @property
-    def tau(self) -> float:
-        return self.stats.tau
-
-    @property
-    def acceptance(self) -> list[float]:
-        return self.stats.acceptance
 
 
 @dataclass(frozen=True)
@@ -196,7 +78,7 @@ class RequestHandle(ABC):
 
 
 class Engine(ABC):
-    """Takes requests from any thread, gives their text in chunks."""
+    """Takes requests from any thread and returns their text in chunks."""
 
     capabilities: ClassVar[Capabilities]
 
@@ -212,7 +94,7 @@ class Engine(ABC):
 
     @property
     def label(self) -> str:
-        """The model as it is run: name, quantisation, precision; for every output."""
+        """Name, quantisation and precision of the model, as every output shows them."""
         return self.model_info.label
 
     @property
@@ -222,7 +104,7 @@ class Engine(ABC):
 
     @property
     def version(self) -> str:
-        """Who runs the model, and in which version."""
+        """The name and version of the software that runs the model."""
         from slipstream import __version__
 
         return f"slipstream {__version__}"
@@ -232,6 +114,23 @@ class Engine(ABC):
         self, prompt: Prompt, sampling: Sampling | None = None, options: GenerationOptions | None = None
     ) -> list[RequestHandle]:
         """Start `options.n` samples of a request."""
+
+    def agreements(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        options: GenerationOptions,
+        speculative: Sequence[Completion],
+        plain: Sequence[Completion],
+    ) -> list[Agreement] | None:
+        """Compare the samples of a request with those of plain decoding, and judge each difference; None where the
+        engine cannot compute its logits again."""
+        return None
+
+    def draft_speed(self, sample: Completion, tokens: int = 32) -> float | None:
+        """Tokens per second of the draft model by itself after the text of a sample; None where the engine cannot run
+        it alone, or no model drafts."""
+        return None
 
     @abstractmethod
     def close(self) -> None:

@@ -41,9 +41,9 @@ def outputs(engine: NativeEngine, how: Sampling, tokens: int = 12) -> list[int]:
 
 def test_equal_outputs_agree():
     with twins(0.0) as engine:
-        found = agreement(engine.target.model, Request(PROMPT), [1, 2, 3], [1, 2, 3])
-    assert found.identical
-    assert (found.ties, found.real) == (0, None)
+        compared = agreement(engine.target.model, Request(PROMPT), [1, 2, 3], [1, 2, 3])
+    assert compared.identical
+    assert (compared.ties, compared.real) == (0, None)
 
 
 @pytest.mark.parametrize("flips", [(0,), (3,), (2, 5, 11)])
@@ -54,12 +54,12 @@ def test_every_flipped_tie_is_counted(flips):
         plain = outputs(engine, greedy)
         assert plain == [TWINS[0]] * 12
         other = [TWINS[1] if i in flips else token for i, token in enumerate(plain)]
-        found = agreement(engine.target.model, Request(PROMPT, greedy, 12), other, plain)
-    assert not found.identical
-    assert [parting.position for parting in found.partings] == list(flips)
-    assert found.ties == len(flips)
-    assert found.real is None
-    assert all(parting.gap <= parting.numerics for parting in found.partings)
+        compared = agreement(engine.target.model, Request(PROMPT, greedy, 12), other, plain)
+    assert not compared.identical
+    assert [divergence.position for divergence in compared.divergences] == list(flips)
+    assert compared.ties == len(flips)
+    assert compared.real is None
+    assert all(divergence.gap <= divergence.numerics for divergence in compared.divergences)
 
 
 @pytest.mark.parametrize("apart", [0.01, 3.0])
@@ -67,21 +67,23 @@ def test_a_token_that_is_worse_than_rounding_explains_is_real(apart):
     greedy = Sampling(temperature=0)
     with twins(apart) as engine:
         plain = outputs(engine, greedy)
-        found = agreement(engine.target.model, Request(PROMPT, greedy, 12), [*plain[:4], TWINS[1], *plain[5:]], plain)
-    assert found.real is not None
-    assert found.real.position == 4
-    assert found.real.gap == pytest.approx(apart, abs=1e-4)
-    assert found.real.numerics < apart
+        compared = agreement(
+            engine.target.model, Request(PROMPT, greedy, 12), [*plain[:4], TWINS[1], *plain[5:]], plain
+        )
+    assert compared.real is not None
+    assert compared.real.position == 4
+    assert compared.real.gap == pytest.approx(apart, abs=1e-4)
+    assert compared.real.numerics < apart
 
 
 def test_two_choices_that_are_equally_wrong_are_no_tie():
     """Close to each other is not enough: both must be close to the best."""
     greedy = Sampling(temperature=0, logit_bias={3: 200.0})
     with twins(0.0) as engine:
-        found = agreement(engine.target.model, Request(PROMPT, greedy, 4), [TWINS[0]] * 4, [TWINS[1]] * 4)
-    assert found.real is not None
-    assert found.real.gap == 0
-    assert found.real.behind > 100
+        compared = agreement(engine.target.model, Request(PROMPT, greedy, 4), [TWINS[0]] * 4, [TWINS[1]] * 4)
+    assert compared.real is not None
+    assert compared.real.gap == 0
+    assert compared.real.behind > 100
 
 
 @pytest.mark.parametrize(
@@ -95,6 +97,6 @@ def test_the_race_is_run_again_as_the_engine_ran_it(how):
         for at, token in enumerate(tokens):
             assert judge(engine.target.model, Request(PROMPT, how, 12), tokens[:at], (token, token)).behind == 0
         wrong = (tokens[6] + 1) % len(letters.TOKENS)
-        found = agreement(engine.target.model, Request(PROMPT, how, 12), [*tokens[:6], wrong, *tokens[7:]], tokens)
-    assert found.real is not None
-    assert found.real.position == 6
+        compared = agreement(engine.target.model, Request(PROMPT, how, 12), [*tokens[:6], wrong, *tokens[7:]], tokens)
+    assert compared.real is not None
+    assert compared.real.position == 6

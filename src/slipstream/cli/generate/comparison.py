@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from slipstream.cli.generate.pairs import (
@@ -17,12 +16,11 @@ from slipstream.cli.generate.pairs import (
     why_not_measured,
 )
 from slipstream.cli.generation import GenerationTask, Run, run_task
-from slipstream.engines.native.compare import agreement, comparable, draft_speed
-from slipstream.engines.native.engine import NativeEngine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from slipstream.engines.agreement import Agreement, Divergence
     from slipstream.engines.base import Engine
     from slipstream.models.text.codec import TextCodec
 
@@ -34,11 +32,12 @@ def compare(engine: Engine, task: GenerationTask, run: Run, told: Told) -> dict[
         speed = not_measured(note)
     else:
         speed = described(measure_pairs(lambda: run_task(engine, task), lambda: run_task(engine, task.plain()), told))
-    if not isinstance(engine, NativeEngine):
-        return speed | {"identical": _equal(task, run, plain)}
-    draft = draft_speed(engine, run.samples[0])
+    draft = engine.draft_speed(run.samples[0])
     alone = {"draft_tokens_per_second": round(draft, 2)} if draft else {}
-    return speed | _agreement(engine, task, run, plain) | alone
+    agreements = engine.agreements(task.prompt, task.sampling, task.options, run.samples, plain.samples)
+    if agreements is None:
+        return speed | {"identical": _equal(task, run, plain)} | alone
+    return speed | _judged(agreements, engine.text) | alone
 
 
 def compare_apart(
@@ -72,36 +71,29 @@ def _whole(run: Run) -> Run:
 
 
 def _equal(task: GenerationTask, run: Run, plain: Run) -> bool | None:
-    """Whether a peer gave the same tokens. Its numbers cannot be computed again here, so a difference is not judged."""
+    """Whether the tokens are the same, where plain decoding must give them; a difference is not judged."""
     if task.sampling.temperature > 0:
         return None
     return [sample.token_ids for sample in run.samples] == [sample.token_ids for sample in plain.samples]
 
 
-def _agreement(engine: NativeEngine, task: GenerationTask, run: Run, plain: Run) -> dict[str, Any]:
+def _judged(agreements: Sequence[Agreement], text: TextCodec) -> dict[str, Any]:
     """Whether the tokens agree; where they do not, whether a tie flipped or something is wrong."""
-    if not comparable(run.samples[0]):
-        return {"identical": None}
-    request = engine.request(task.prompt, task.sampling, task.options)
-    agreements = [
-        agreement(engine.target.model, replace(request, sample=i), ours.token_ids, theirs.token_ids)
-        for i, (ours, theirs) in enumerate(zip(run.samples, plain.samples, strict=True))
-    ]
     return {
         "identical": all(result.identical for result in agreements),
         "flipped_ties": sum(result.ties for result in agreements),
         "real_difference": any(result.real is not None for result in agreements),
-        "differences": [_place(parting, engine.text) for result in agreements for parting in result.partings],
+        "differences": [_place(divergence, text) for result in agreements for divergence in result.divergences],
     }
 
 
-def _place(parting: Any, text: TextCodec) -> dict[str, Any]:
+def _place(divergence: Divergence, text: TextCodec) -> dict[str, Any]:
     return {
-        "position": parting.position,
-        "tokens": [text.decode([token]) for token in parting.tokens],
-        "gap": _finite(parting.gap),
-        "numerics": _finite(parting.numerics),
-        "tie": parting.tie,
+        "position": divergence.position,
+        "tokens": [text.decode([token]) for token in divergence.tokens],
+        "gap": _finite(divergence.gap),
+        "numerics": _finite(divergence.numerics),
+        "tie": divergence.tie,
     }
 
 

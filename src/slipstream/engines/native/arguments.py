@@ -1,4 +1,4 @@
-"""What a user passes to the engine: types are checked, and objects take the place of names."""
+"""Checks the types of the engine's arguments, and accepts loaded objects in place of names."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.core.checks import shown
 from slipstream.core.interfaces import Drafter, Policy
+from slipstream.drafters.build import drafter_kind
 from slipstream.engines.native.build import build_target
 from slipstream.engines.native.scheduler import Limits
 from slipstream.models.run.invariant import free
@@ -33,7 +34,7 @@ OTHER_NAMES = {"tree": "shape", "rule": "verify", "temperature": "Sampling(tempe
 
 
 def check_types(drafter: Any, options: Any, limits: Any, watch: Any, loading: Mapping[str, Any]) -> None:
-    """Refuse what is of another type, and options that do not exist."""
+    """Refuse arguments of the wrong type, and options that do not exist."""
     for name in loading:
         if name not in LOADING:
             near = OTHER_NAMES.get(name) or next(iter(get_close_matches(name, OPTIONS, 1)), None)
@@ -60,11 +61,13 @@ def chosen_policy(chosen: str | Policy | None) -> Policy:
     return chosen
 
 
-def named(drafter: str | Drafter | None) -> str:
-    """The name by which requests ask for the engine's own drafter."""
+def given_drafter(drafter: str | Drafter | None) -> tuple[str, Drafter | None]:
+    """The name by which requests ask for the engine's own drafter, and the drafter if it is given as an object."""
     if isinstance(drafter, Drafter):
-        return type(drafter).__name__
-    return "none" if drafter is None else drafter
+        return type(drafter).__name__, drafter
+    name = "none" if drafter is None else drafter
+    drafter_kind(name)
+    return name, None
 
 
 def given_target(
@@ -83,28 +86,28 @@ def given_target(
 
     if not isinstance(model, PreTrainedModel):
         raise ValueError(f"model is {shown(model)}; {MODELS}")
-    found, text = _identity(model, tokenizer)
+    files, text = _identity(model, tokenizer)
     twin = prepared(_twin(model), bool(invariant))
-    sure = free(twin) if invariant is None else invariant
-    return Target(found, TorchModel(twin, context=context, invariant=sure), text)
+    exact = free(twin) if invariant is None else invariant
+    return Target(files, TorchModel(twin, context=context, invariant=exact), text)
 
 
 def _twin(model: PreTrainedModel) -> PreTrainedModel:
-    """Modules and configuration of its own over the same weights, so that the user's model stays as it is."""
+    """A copy of the modules and the configuration over the same weights: the user's model is not changed."""
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, shared)
 
 
 def _identity(model: PreTrainedModel, tokenizer: Any) -> tuple[ModelFiles, TextCodec]:
-    """What the model is called, and its tokenizer."""
+    """The files that a loaded model came from, and its tokenizer."""
     from transformers import PreTrainedTokenizerBase
 
     place = model.name_or_path
     try:
-        found = resolve(place, fetch=False) if place else None
-        text = load_text(found) if found and tokenizer is None else None
+        files = resolve(place, fetch=False) if place else None
+        text = load_text(files) if files and tokenizer is None else None
     except ValueError:
-        found = text = None
+        files = text = None
     if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise ValueError(f"tokenizer is {shown(tokenizer)}; it must be a tokenizer of transformers")
     if tokenizer is not None:
@@ -112,4 +115,4 @@ def _identity(model: PreTrainedModel, tokenizer: Any) -> tuple[ModelFiles, TextC
         text = TextCodec(tokenizer, ends)
     if text is None:
         raise ValueError(f"there is no tokenizer at the model's name_or_path, {place!r}; pass one as tokenizer=")
-    return found or ModelFiles(place or type(model).__name__, Path(place), "object"), text
+    return files or ModelFiles(place or type(model).__name__, Path(place), "object"), text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,16 @@ from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Shape
 from slipstream.core.types import Constraint
 from slipstream.drafters import drafters
-from slipstream.drafters.build import Options, build_drafter, drafter_kind
-from slipstream.engines.base import Capabilities, GenerationOptions, Guarantee, ModelInfo, Speculation
+from slipstream.drafters.build import Options, build_drafter
+from slipstream.engines.agreement import Agreement
+from slipstream.engines.base import Capabilities, GenerationOptions, ModelInfo, Prompt, Speculation
+from slipstream.engines.completion import Completion, Guarantee
 from slipstream.engines.job import DecodingPlan, Job
 from slipstream.engines.job_engine import JobEngine
-from slipstream.engines.native.arguments import check_types, chosen_policy, given_target, named
+from slipstream.engines.native.arguments import check_types, chosen_policy, given_drafter, given_target
 from slipstream.engines.native.batch import Batch
 from slipstream.engines.native.build import build_target, express
+from slipstream.engines.native.compare import agreement, comparable, draft_speed
 from slipstream.engines.native.guarantee import choose_rule, guarantee
 from slipstream.engines.native.scheduler import Limits
 from slipstream.engines.native.watch import ObservedRule, Watch
@@ -71,22 +74,21 @@ class NativeEngine(JobEngine):
         **loading: Any,
     ) -> None:
         check_types(drafter, options, limits, watch, loading)
-        name = named(drafter)
+        name, own = given_drafter(drafter)
         self._default = Speculation(drafter=name, depth=depth, verify=verify, shape=shape)
         if verify is not None:
             rules.get(verify)
         self._policy = chosen_policy(policy)
-        if not isinstance(drafter, Drafter):
-            drafter_kind(name)
         if isinstance(model, str | PathLike) and "tokenizer" not in loading:
             self.target = build_target(fspath(model), **loading)
         else:
             self.target = given_target(model, **loading)
         limits = limits or Limits()
         self.target.model.retain(limits.retained, limits.retained_bytes)
-        if isinstance(drafter, Drafter):
-            self.target.model.declare(drafter.needs.features)
-        own = drafter if isinstance(drafter, Drafter) else build_drafter(name, self.target, options)
+        if own is None:
+            own = build_drafter(name, self.target, options)
+        else:
+            self.target.model.declare(own.needs.features)
         self._drafters: dict[str, Drafter] = {name: own}
         self._rules: dict[str, Verifier] = {}
         self._watch = watch
@@ -125,6 +127,25 @@ class NativeEngine(JobEngine):
                 if name not in self._drafters:
                     self._drafters[name] = build_drafter(name, self.target)
         return self._drafters[name]
+
+    def agreements(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        options: GenerationOptions,
+        speculative: Sequence[Completion],
+        plain: Sequence[Completion],
+    ) -> list[Agreement] | None:
+        if not all(map(comparable, speculative)):
+            return None
+        request = self.request(prompt, sampling, options)
+        return [
+            agreement(self.target.model, replace(request, sample=i), ours.token_ids, theirs.token_ids)
+            for i, (ours, theirs) in enumerate(zip(speculative, plain, strict=True))
+        ]
+
+    def draft_speed(self, sample: Completion, tokens: int = 32) -> float | None:
+        return draft_speed(self.drafter(self.drafter_name), sample, tokens)
 
     def _rule(self, name: str) -> Verifier:
         if name not in self._rules:

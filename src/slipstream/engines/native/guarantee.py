@@ -12,12 +12,11 @@ def choose_rule(named: str | None, temperature: float, seeded: bool, tree: bool)
     At temperature 0 every rule gives the greedy output. A seed promises one text, and only `coupled` keeps that promise
     when the depth varies, as it does with measured times. Without a seed the default is the rule that accepts most.
     """
-    if named is not None:
-        rules.get(named)
+    needs_greedy = named is not None and rules.get(named).greedy
     if temperature == 0:
         return "greedy"
-    if named == "greedy":
-        raise ValueError("the greedy rule needs temperature 0; use token, block or coupled for sampling")
+    if needs_greedy:
+        raise ValueError(f"the {named} rule needs temperature 0; use token, block or coupled for sampling")
     if named is not None:
         return named
     if seeded:
@@ -28,5 +27,5 @@ def choose_rule(named: str | None, temperature: float, seeded: bool, tree: bool)
 def guarantee(rule: str, seeded: bool, invariant: bool) -> Guarantee:
     """What a request promises under a rule. Outside invariant mode the shape of a pass changes its rounding."""
     kind = rules.get(rule)
-    repeats = rule == "greedy" or (seeded and kind.shared)
+    repeats = kind.greedy or (seeded and kind.shared)
     return Guarantee(rule, kind.lossless, ("bit for bit" if invariant else "up to ties") if repeats else None)

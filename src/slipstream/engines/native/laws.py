@@ -24,13 +24,18 @@ def check_tree(tree: Shape, rule: Verifier, drafter: Drafter, model: Model) -> N
     if not model.branches:
         raise ValueError("in invariant mode on a GPU drafts are chains; leave out the tree, or invariant mode")
     if sibling_mode(rule, drafter) is None:
-        able = [name for name in rules.names() if name != "greedy" and sibling_mode(rules.get(name)(), drafter)]
-        what = (
+        able = [name for name in rules.names() if _samples_trees(rules.get(name), drafter)]
+        reason = (
             f"takes no tree of this drafter's ({', '.join(sorted(drafter.siblings))})"
             if rule.siblings
             else "verifies chains"
         )
-        raise ValueError(f"the rule {rule.name} {what}; use {', '.join(able)} for trees")
+        raise ValueError(f"the rule {rule.name} {reason}; use {', '.join(able)} for trees")
+
+
+def _samples_trees(rule: type[Verifier], drafter: Drafter) -> bool:
+    """Whether a rule verifies this drafter's trees at any temperature."""
+    return not rule.greedy and sibling_mode(rule(), drafter) is not None
 
 
 def law_of(logits: Tensor, where: Sequence[Place]) -> tuple[Law, dict[int, str]]:

@@ -1,0 +1,127 @@
+"""What an engine returns: chunks while a request runs, a completion at the end, and the counts of drafting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from slipstream.core.types import Origin
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """log p of an emitted token under the target's own distribution, before any shaping, and the likeliest others."""
+
+    token_id: int
+    logprob: float
+    top_logprobs: tuple[tuple[int, float], ...]  # token ids and their log-probabilities
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The output of one cycle for one request; `finish_reason` is set on the last one."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    origins: tuple[Origin, ...]
+    logprobs: tuple[Logprob, ...] = ()
+    finish_reason: str | None = None  # "stop", "length", "cancelled" or "error"
+    error: str | None = None
+    pieces: tuple[str, ...] = ()  # the text that became final with each token; `text` may end with more
+
+
+@dataclass
+class SpeculationStats:
+    """Counts of drafting, for one request or many."""
+
+    cycles: int = 0
+    emitted: int = 0
+    drafted: list[int] = field(default_factory=list)  # by position
+    accepted: list[int] = field(default_factory=list)
+
+    def add(self, drafted: int, accepted: int, emitted: int) -> None:
+        """Count a cycle that drafted a chain."""
+        self.book([1] * drafted, accepted, emitted)
+
+    def book(self, drafted: Sequence[int], accepted: int, emitted: int) -> None:
+        """Count a cycle that drafted a tree; `drafted` is the number of tokens at each position."""
+        self.cycles += 1
+        self.emitted += emitted
+        if not drafted:
+            return
+        for counts, new in ((self.drafted, drafted), (self.accepted, [1] * accepted)):
+            counts += [0] * (len(new) - len(counts))
+            for i, count in enumerate(new):
+                counts[i] += count
+
+    @property
+    def tau(self) -> float:
+        return self.emitted / self.cycles if self.cycles else 0.0
+
+    @property
+    def acceptance(self) -> list[float]:
+        """Share of drafted tokens kept, by position."""
+        kept = [*self.accepted, *[0] * len(self.drafted)]
+        return [a / d for a, d in zip(kept, self.drafted, strict=False)]
+
+    @property
+    def wasted(self) -> int:
+        return sum(self.drafted) - sum(self.accepted)
+
+    def merge(self, other: SpeculationStats) -> None:
+        self.cycles += other.cycles
+        self.emitted += other.emitted
+        for mine, theirs in ((self.drafted, other.drafted), (self.accepted, other.accepted)):
+            mine += [0] * (len(theirs) - len(mine))
+            for i, count in enumerate(theirs):
+                mine[i] += count
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What an output promises."""
+
+    rule: str  # the verification rule by its name, or "its own" for a peer's
+    lossless: bool | None = None  # whether the rule keeps the target's distribution; None: not known of a peer's rule
+    repeatable: Literal["bit for bit", "up to ties"] | None = None  # the same request gives the same tokens again
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One finished sample of one request."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str  # "stop", "length", "cancelled" or "error"
+    logprobs: list[Logprob]
+    prompt_tokens: int
+    origins: list[Origin]  # of each token
+    stats: SpeculationStats
+    guarantee: Guarantee
+    error: str | None = None
+
+    @property
+    def completion_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def rule(self) -> str:
+        return self.guarantee.rule
+
+    @property
+    def lossless(self) -> bool | None:
+        return self.guarantee.lossless
+
+    @property
+    def repeatable(self) -> str | None:
+        """ "bit for bit", "up to ties" (of two tokens that are equally good within rounding), or None: not promised."""
+        return self.guarantee.repeatable
+
+    @property
+    def tau(self) -> float:
+        return self.stats.tau
+
+    @property
+    def acceptance(self) -> list[float]:
+        return self.stats.acceptance
