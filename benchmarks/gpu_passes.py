@@ -11,7 +11,7 @@ from gpu_common import timed
 from slipstream.bench.measure.agreement import compare_laws, laws
 from slipstream.bench.workloads import load_workloads
 from slipstream.core.verify.token import Token
-from slipstream.drafters.draft_model_device import DraftModelState
+from slipstream.drafters.device.draft_model import DraftModelState
 from slipstream.engines.native.build import build_target
 from slipstream.engines.native.captured.chain_cycle import ChainCycle
 from slipstream.engines.native.captured.graph_key import DraftSize, GraphKey

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.audit.enumeration import Universe
-from slipstream.audit.exact import HistoryPolicy, check_cycles, check_endings
-from slipstream.audit.planted import PLANTED
-from slipstream.audit.rational import check_block_accepts_more, check_coupled, check_joint, coupled_joint
+from slipstream.audit.planted.chain import PLANTED
+from slipstream.audit.rational.chain import check_block_accepts_more, check_coupled, check_joint, coupled_joint
 from slipstream.audit.statistical import binomial_tail, check_sampled, fit
 from slipstream.audit.subject import Pair, Subject
+from slipstream.audit.tables.enumeration import Universe
+from slipstream.audit.tables.exact import HistoryPolicy, check_cycles, check_endings
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
 from slipstream.plan.policy import Fixed

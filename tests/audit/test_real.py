@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import letters
-from slipstream.audit.planted import residual_is_target
+from slipstream.audit.planted.chain import residual_is_target
 from slipstream.audit.real import RealPair, captured, continued, pass_seconds, replayed
 from slipstream.core.interfaces import Verifier
 from slipstream.core.sampling import Sampling

@@ -6,15 +6,15 @@ from fractions import Fraction
 
 import pytest
 
-from slipstream.audit.exact import check_cycles, check_endings
-from slipstream.audit.planted_trees import HONEST_PAIR, HONEST_SPECTR, HONEST_TREE
-from slipstream.audit.rational_tree import JUDGES
-from slipstream.audit.replay import check_replay
-from slipstream.audit.run import everything
+from slipstream.audit.planted.tree import HONEST_PAIR, HONEST_SPECTR, HONEST_TREE
+from slipstream.audit.rational.transport import chosen, distinct, independent, optimum
+from slipstream.audit.rational.tree import JUDGES
 from slipstream.audit.statistical import check_sampled
 from slipstream.audit.subject import Pair, Subject
-from slipstream.audit.transport import chosen, distinct, independent, optimum
-from slipstream.audit.trees import Alternating, ChangingShape, check_joint_tree, check_slots, shaping
+from slipstream.audit.tables.exact import check_cycles, check_endings
+from slipstream.audit.tables.replay import check_replay
+from slipstream.audit.tables.run import everything
+from slipstream.audit.tables.trees import Alternating, ChangingShape, check_joint_tree, check_slots, shaping
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Shape

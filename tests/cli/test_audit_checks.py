@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from slipstream.audit.check import Check, Planned
-from slipstream.audit.run import plan_rules, plan_self_test
 from slipstream.audit.subject import Pair
+from slipstream.audit.tables.run import plan_rules, plan_self_test
 from slipstream.cli.audit.check_runner import duration, print_line, run_checks
 from slipstream.core.rules import rules
 

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from slipstream.drafters import shipped
+from slipstream.drafters.files import shipped
 
 pytestmark = pytest.mark.model
 HEAD, DRAFT = "smollm2-135m-eagle", "smollm2-135m-draft"

@@ -8,9 +8,9 @@ from functools import partial
 import pytest
 
 from heads import TableTarget, on_table
-from slipstream.audit.enumeration import outcomes
-from slipstream.audit.exact import check_cycles
 from slipstream.audit.subject import Pair, Subject
+from slipstream.audit.tables.enumeration import outcomes
+from slipstream.audit.tables.exact import check_cycles
 from slipstream.core.interfaces import Drafter, sibling_mode
 from slipstream.core.noise import CounterNoise
 from slipstream.core.rules import rules

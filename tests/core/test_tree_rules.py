@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.audit.fields import FixedNoise, check_fields, orders
-from slipstream.audit.rational_tree import accepted, emitted
+from slipstream.audit.rational.transport import DRAWN, bound, optimum
+from slipstream.audit.rational.tree import accepted, emitted
 from slipstream.audit.subject import Pair, Subject
-from slipstream.audit.transport import DRAWN, bound, optimum
+from slipstream.audit.tables.fixed_noise import FixedNoise, check_fields, orders
 from slipstream.core.law import Dense, OneHot, Sparse, concat
 from slipstream.core.noise import CounterNoise, Purpose, Site
 from slipstream.core.rules import rules

@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 import torch
 
-from slipstream.audit.enumeration import outcomes
+from slipstream.audit.tables.enumeration import outcomes
 from slipstream.core.law import Dense
 from slipstream.core.loop import decode
 from slipstream.core.noise import CounterNoise

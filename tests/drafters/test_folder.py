@@ -10,11 +10,11 @@ import torch
 import letters
 from heads import head, random_head
 from slipstream.core.sampling import Sampling
-from slipstream.drafters import folder as files
 from slipstream.drafters.build import build_drafter, drafter_kind
 from slipstream.drafters.eagle.folder import load_head, save_head
 from slipstream.drafters.eagle.network import EagleConfig
-from slipstream.drafters.folder import trained_kind
+from slipstream.drafters.files import folder as files
+from slipstream.drafters.files.folder import trained_kind
 from slipstream.engines.base import Speculation
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.models.sources import store

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 
-from slipstream.audit.enumeration import Scripted, Universe
+from slipstream.audit.tables.enumeration import Scripted, Universe
 from slipstream.core.law import Dense, OneHot
 from slipstream.core.noise import CounterNoise
 from slipstream.core.sampling import Sampling

@@ -6,7 +6,7 @@ import pytest
 
 import default
 from slipstream.core.sampling import Sampling
-from slipstream.drafters.shipped import shipped, shipped_for
+from slipstream.drafters.files.shipped import shipped, shipped_for
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.models.sources.folder import read_json
 from slipstream.models.sources.store import sha256

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 import letters
-from slipstream.drafters import folder as stored
-from slipstream.drafters.draft_folder import load_draft
 from slipstream.drafters.eagle.folder import load_head
-from slipstream.drafters.shipped import shipped
+from slipstream.drafters.files import folder as stored
+from slipstream.drafters.files.draft_folder import load_draft
+from slipstream.drafters.files.shipped import shipped
 from slipstream.models.sources.load import ModelFiles
 from slipstream.train.corpus import SampleBatch, read
 from slipstream.train.eagle import EagleMethod

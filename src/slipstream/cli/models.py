@@ -29,7 +29,7 @@ models = typer.Typer(
 @models.command("list")
 def list_models(as_json: Json = False) -> None:
     """Models of the catalog, those on this machine, and the drafters that are shipped."""
-    from slipstream.drafters.describe import summaries
+    from slipstream.drafters.files.describe import summaries
     from slipstream.models.sources import catalog
 
     here = {model.name: model for model in catalog.installed()}
@@ -60,7 +60,7 @@ def pull(name: Name, trust_remote_code: given.TrustRemoteCode = False) -> None:
 @models.command()
 def inspect(name: ModelOrDrafter, trust_remote_code: given.TrustRemoteCode = False, as_json: Json = False) -> None:
     """What a model or a drafter is made of."""
-    from slipstream.drafters.describe import describe_drafter, drafter_folder
+    from slipstream.drafters.files.describe import describe_drafter, drafter_folder
     from slipstream.models.sources import catalog
 
     if folder := drafter_folder(name):
@@ -82,7 +82,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Check files against the sha256 recorded when they were fetched or converted; exit code 1 if any is damaged."""
-    from slipstream.drafters.shipped import shipped
+    from slipstream.drafters.files.shipped import shipped
     from slipstream.models.sources import catalog
 
     names = names or [*(own.name for own in catalog.installed()), *shipped()]
@@ -102,7 +102,7 @@ def verify(
 
 
 def _check(name: str) -> list[FileCheck]:
-    from slipstream.drafters.describe import drafter_folder, verify_drafter
+    from slipstream.drafters.files.describe import drafter_folder, verify_drafter
     from slipstream.models.sources import catalog
 
     folder = drafter_folder(name)

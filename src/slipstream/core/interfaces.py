@@ -157,8 +157,8 @@ class Drafter(ABC):
         return None
 
     def device_form(self, target: Any) -> Any | None:
-        """Its part of captured cycles, a `drafters.device.DeviceDrafter`; None where the ordinary path must be taken.
-        `target` is the model that scores, on a GPU."""
+        """The drafter's part of captured cycles, a `drafters.device.interface.DeviceDrafter`. None: rows take the
+        ordinary cycle. `target` is the model that scores, on a GPU."""
         return None
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from slipstream.core.interfaces import Drafter, TargetModel
 from slipstream.core.registry import read_options
 from slipstream.drafters import drafters
-from slipstream.drafters.folder import trained_kind
-from slipstream.drafters.shipped import shipped
+from slipstream.drafters.files.folder import trained_kind
+from slipstream.drafters.files.shipped import shipped
 from slipstream.models.sources.catalog import names_model
 
 Options = Mapping[str, Any]

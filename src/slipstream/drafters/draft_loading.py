@@ -8,9 +8,9 @@ from typing import Any
 
 from slipstream.core.array_types import Int, Tensor
 from slipstream.core.interfaces import TargetModel
-from slipstream.drafters.draft_folder import load_draft
-from slipstream.drafters.folder import trained_kind
-from slipstream.drafters.shipped import shipped, shipped_for
+from slipstream.drafters.files.draft_folder import load_draft
+from slipstream.drafters.files.folder import trained_kind
+from slipstream.drafters.files.shipped import shipped, shipped_for
 from slipstream.models.compiled.skeleton import Skeleton
 from slipstream.models.run.invariant import why_not
 from slipstream.models.run.layers import keep_layers

@@ -20,7 +20,7 @@ from slipstream.core.noise import Noise
 from slipstream.core.shaping import Place, law_at, places
 from slipstream.core.tree import Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
-from slipstream.drafters.device import DeviceDrafter
+from slipstream.drafters.device.interface import DeviceDrafter
 from slipstream.drafters.draft_loading import DraftModelOptions, load_draft_model
 from slipstream.drafters.grow import grow, locate
 from slipstream.drafters.vocabulary import DraftVocabulary
@@ -121,7 +121,7 @@ class DraftModel(Drafter):
     def device_form(self, target: Any) -> DeviceDrafter | None:
         """A draft model drafts on the device where its own passes can be captured."""
         try:
-            from slipstream.drafters.draft_model_device import DraftModelDevice
+            from slipstream.drafters.device.draft_model import DraftModelDevice
             from slipstream.models.run.gpu_passes import GpuPasses
         except ImportError:  # Triton is not installed
             return None

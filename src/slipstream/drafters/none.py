@@ -14,7 +14,7 @@ from slipstream.core.noise import Noise
 from slipstream.core.registry import NoOptions
 from slipstream.core.tree import Tree
 from slipstream.core.types import Budget, Draft, Row
-from slipstream.drafters.device import DeviceDrafter, PlainDecoding
+from slipstream.drafters.device.interface import DeviceDrafter, PlainDecoding
 
 
 class NoDrafter(Drafter):

@@ -13,8 +13,8 @@ from slipstream.core.law import OneHot
 from slipstream.core.noise import Noise
 from slipstream.core.tree import Shape, Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row
-from slipstream.drafters.device import DeviceDrafter
-from slipstream.drafters.host_device import HostDeviceDrafter
+from slipstream.drafters.device.host import HostDeviceDrafter
+from slipstream.drafters.device.interface import DeviceDrafter
 from slipstream.drafters.none import nothing
 
 

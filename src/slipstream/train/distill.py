@@ -71,7 +71,7 @@ class DraftModelMethod(Method):
         return guesses
 
     def save(self, folder: Path, about: dict[str, Any], precision: str) -> None:
-        from slipstream.drafters.draft_folder import save_draft
+        from slipstream.drafters.files.draft_folder import save_draft
 
         save_draft(folder, self.net, self.kept, self.ids.cpu(), precision, about)
 

@@ -50,7 +50,7 @@ def _shown(tau: float | None) -> str:
 
 def write_card(outcome: TrainingResult, command: str, commit: str) -> None:
     """README.md of the folder: what the drafter is, its data, its settings, and its tau."""
-    from slipstream.drafters.folder import CONFIG
+    from slipstream.drafters.files.folder import CONFIG
     from slipstream.models.sources.folder import read_json
 
     about = read_json(outcome.folder / CONFIG)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.core.array_types import Int, Tensor
-from slipstream.drafters.folder import read
-from slipstream.drafters.shipped import shipped, shipped_for
+from slipstream.drafters.files.folder import read
+from slipstream.drafters.files.shipped import shipped, shipped_for
 from slipstream.models.sources.load import ModelFiles
 from slipstream.train.method import Method
 

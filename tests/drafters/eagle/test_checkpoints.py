@@ -16,7 +16,7 @@ from slipstream.drafters.eagle import checkpoints as exchange
 from slipstream.drafters.eagle.checkpoints import convert_head, export_head, import_head, is_published
 from slipstream.drafters.eagle.folder import load_head, save_head
 from slipstream.drafters.eagle.network import EagleConfig
-from slipstream.drafters.folder import trained_kind
+from slipstream.drafters.files.folder import trained_kind
 from slipstream.engines.native.engine import NativeEngine
 
 HIDDEN, HEADS, KV, DIM, WIDE, VOCAB, THETA, EPS = 16, 4, 2, 8, 24, 12, 500.0, 1e-4

@@ -13,8 +13,8 @@ import torch
 
 from automaton import automaton
 from heads import eagle, layer_output, reference, rounded
-from slipstream.audit.enumeration import outcomes
 from slipstream.audit.real import RealPair, plan_real
+from slipstream.audit.tables.enumeration import outcomes
 from slipstream.core.loop import decode
 from slipstream.core.noise import CounterNoise
 from slipstream.core.rules import rules

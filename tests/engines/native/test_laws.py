@@ -10,10 +10,10 @@ from dataclasses import dataclass, fields, replace
 import pytest
 
 from automaton import STATES, automaton
-from slipstream.audit.exact import HistoryPolicy, check_cycles, check_endings
-from slipstream.audit.planted import PLANTED
+from slipstream.audit.planted.chain import PLANTED
 from slipstream.audit.statistical import fit
 from slipstream.audit.subject import Pair, Subject
+from slipstream.audit.tables.exact import HistoryPolicy, check_cycles, check_endings
 from slipstream.core.interfaces import Policy
 from slipstream.core.loop import NoiseFactory
 from slipstream.core.noise import CounterNoise, Noise

@@ -46,9 +46,9 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Prove and test that speculation keeps the target's distribution. Exit code 1 where it does not."""
-    from slipstream.audit.costs import unit_seconds
-    from slipstream.audit.run import plan_rules
     from slipstream.audit.subject import Pair
+    from slipstream.audit.tables.costs import unit_seconds
+    from slipstream.audit.tables.run import plan_rules
     from slipstream.core.rules import rules
     from slipstream.models.run.table_model import Table
 
@@ -128,9 +128,9 @@ def _audit_model(
 
 def _self_test(pair: Pair, samples: int, as_json: bool) -> None:
     from slipstream.audit.check import LAYERS
-    from slipstream.audit.costs import unit_seconds
-    from slipstream.audit.planted import PLANTED
-    from slipstream.audit.run import plan_self_test
+    from slipstream.audit.planted.chain import PLANTED
+    from slipstream.audit.tables.costs import unit_seconds
+    from slipstream.audit.tables.run import plan_self_test
 
     out, bugs, width = console(), [], max(map(len, PLANTED))
     for number, caught in run_planned(out, plan_self_test(pair, samples), unit_seconds(pair)):

@@ -23,8 +23,8 @@ from safetensors.torch import load_file, save_file
 from slipstream.core.array_types import Int, Tensor
 from slipstream.drafters.eagle.folder import load_head, save_head
 from slipstream.drafters.eagle.network import EagleConfig, EagleNet
-from slipstream.drafters.folder import CONFIG, WEIGHTS, trained_kind
-from slipstream.drafters.shipped import shipped
+from slipstream.drafters.files.folder import CONFIG, WEIGHTS, trained_kind
+from slipstream.drafters.files.shipped import shipped
 from slipstream.models.sources import store
 from slipstream.models.sources.catalog import resolve
 from slipstream.models.sources.folder import PICKLES, read_json

@@ -14,7 +14,7 @@ import torch
 
 from slipstream.core.array_types import Float, Tensor
 from slipstream.core.types import Budget, Row
-from slipstream.drafters.device import CommittedRead, DeviceDrafter, DraftSteps, TreeDraft, inverse
+from slipstream.drafters.device.interface import CommittedRead, DeviceDrafter, DraftSteps, TreeDraft, inverse
 from slipstream.drafters.eagle.gpu_layer import GpuEagleLayer
 from slipstream.kernels.gpu.cycle import CycleControl, chain_layout, lay_steps, part
 from slipstream.kernels.gpu.decoder import Held, PassBuffers

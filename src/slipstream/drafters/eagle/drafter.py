@@ -23,14 +23,14 @@ from slipstream.core.noise import Noise
 from slipstream.core.shaping import places
 from slipstream.core.tree import Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
-from slipstream.drafters.device import DeviceDrafter
+from slipstream.drafters.device.interface import DeviceDrafter
 from slipstream.drafters.eagle.cache import HeadCache
 from slipstream.drafters.eagle.cpu_draft import draft_whole
 from slipstream.drafters.eagle.folder import load_head
 from slipstream.drafters.eagle.network import EagleNet
+from slipstream.drafters.files.shipped import shipped, shipped_for
 from slipstream.drafters.grow import NextLaw, grow
 from slipstream.drafters.none import nothing
-from slipstream.drafters.shipped import shipped, shipped_for
 from slipstream.drafters.vocabulary import DraftVocabulary
 from slipstream.models.cache.packing import Entry
 from slipstream.models.weights.linears import pack_linears, products, row_bits

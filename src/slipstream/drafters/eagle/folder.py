@@ -8,7 +8,7 @@ from typing import Any
 
 from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.drafters.eagle.network import EagleConfig, EagleNet
-from slipstream.drafters.folder import CONFIG, WEIGHTS, read, write
+from slipstream.drafters.files.folder import CONFIG, WEIGHTS, read, write
 
 KIND = "eagle"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from slipstream.drafters.shipped import shipped
+from slipstream.drafters.files.shipped import shipped
 from slipstream.kernels.cpu.compile import Unavailable, build_all
 from slipstream.kernels.machine import say, use_cores
 from slipstream.models.compiled.background import BackgroundTask, undisturbed

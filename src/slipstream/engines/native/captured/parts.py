@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from slipstream.core.array_types import Tensor
-from slipstream.drafters.device import DeviceDraft
+from slipstream.drafters.device.interface import DeviceDraft
 from slipstream.kernels.gpu.attention import Layout
 from slipstream.kernels.gpu.cycle import CycleControl, chain_layout, keep
 from slipstream.kernels.gpu.decoder import Held

@@ -19,7 +19,7 @@ from slipstream.core.interfaces import Drafter
 from slipstream.core.noise import keys
 from slipstream.core.shaping import asks
 from slipstream.core.types import Budget, Row
-from slipstream.drafters.device import DeviceDraft, DeviceDrafter, TreeDraft
+from slipstream.drafters.device.interface import DeviceDraft, DeviceDrafter, TreeDraft
 from slipstream.engines.native.captured.capture_budget import CaptureBudget
 from slipstream.engines.native.captured.chain_cycle import ChainCycle
 from slipstream.engines.native.captured.graph_cache import GraphCache

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from itertools import combinations, permutations, product
 
-from slipstream.audit.rational import ONE, ZERO, Row, normal
+from slipstream.audit.rational.chain import ONE, ZERO, Row, normal
 
 Candidates = tuple[int, ...]
 Law = dict[Candidates, Fraction]

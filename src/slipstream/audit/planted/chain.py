@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from slipstream.audit.planted_trees import PLANTED_TREES
+from slipstream.audit.planted.tree import PLANTED_TREES
 from slipstream.audit.subject import Subject
 from slipstream.core import sampling
 from slipstream.core.array_types import Tensor

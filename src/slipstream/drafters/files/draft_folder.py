@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from slipstream.core.array_types import Float, Int, Tensor
-from slipstream.drafters.folder import CONFIG, WEIGHTS, read, write
+from slipstream.drafters.files.folder import CONFIG, WEIGHTS, read, write
 from slipstream.models.run.layers import chosen_layers
 
 

@@ -13,7 +13,7 @@ import torch
 
 from slipstream.core.array_types import Tensor
 from slipstream.core.types import Budget, Row
-from slipstream.drafters.device import DeviceDraft, DeviceDrafter
+from slipstream.drafters.device.interface import DeviceDraft, DeviceDrafter
 
 
 @runtime_checkable

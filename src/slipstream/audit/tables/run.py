@@ -9,15 +9,15 @@ from functools import partial
 import torch
 
 from slipstream.audit.check import Check, Planned, planned
-from slipstream.audit.costs import Costs
-from slipstream.audit.exact import HistoryPolicy, check_cycles, check_endings
-from slipstream.audit.planted import PLANTED
-from slipstream.audit.rational import CYCLES, check_block_accepts_more, check_coupled, check_joint
-from slipstream.audit.rational_tree import JUDGES
-from slipstream.audit.replay import check_replay
+from slipstream.audit.planted.chain import PLANTED
+from slipstream.audit.rational.chain import CYCLES, check_block_accepts_more, check_coupled, check_joint
+from slipstream.audit.rational.tree import JUDGES
 from slipstream.audit.statistical import check_random_rows, check_sampled
 from slipstream.audit.subject import Pair, Subject
-from slipstream.audit.trees import plan_tree_rule
+from slipstream.audit.tables.costs import Costs
+from slipstream.audit.tables.exact import HistoryPolicy, check_cycles, check_endings
+from slipstream.audit.tables.replay import check_replay
+from slipstream.audit.tables.trees import plan_tree_rule
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
 from slipstream.plan.policy import Fixed

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from slipstream.drafters.folder import CONFIG, IDS, KIND, SCALE, WEIGHTS, trained_kind
-from slipstream.drafters.shipped import shipped
+from slipstream.drafters.files.folder import CONFIG, IDS, KIND, SCALE, WEIGHTS, trained_kind
+from slipstream.drafters.files.shipped import shipped
 from slipstream.models.sources import store
 from slipstream.models.sources.folder import read_json, tensors
 from slipstream.models.sources.verify import FileCheck, check_files

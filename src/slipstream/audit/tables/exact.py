@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from slipstream.audit.check import Check
-from slipstream.audit.enumeration import outcomes
 from slipstream.audit.subject import Joint, Pair, Subject
+from slipstream.audit.tables.enumeration import outcomes
 from slipstream.core.interfaces import Policy
 from slipstream.core.types import Budget, Draft, Row, Verdict
 

@@ -9,16 +9,16 @@ from functools import partial
 from itertools import cycle, product
 
 from slipstream.audit.check import Check, Planned, planned
-from slipstream.audit.costs import Costs
-from slipstream.audit.exact import check_cycles, check_endings
-from slipstream.audit.fields import check_fields
-from slipstream.audit.rational import ZERO, joint_deviation, laws
-from slipstream.audit.rational import Row as Probs
-from slipstream.audit.rational_tree import JUDGES, accepted, emitted, tree_cycle
-from slipstream.audit.replay import check_replay
+from slipstream.audit.rational.chain import ZERO, joint_deviation, laws
+from slipstream.audit.rational.chain import Row as Probs
+from slipstream.audit.rational.transport import DRAWN, bound, optimum
+from slipstream.audit.rational.tree import JUDGES, accepted, emitted, tree_cycle
 from slipstream.audit.statistical import check_sampled
 from slipstream.audit.subject import Pair, Subject
-from slipstream.audit.transport import DRAWN, bound, optimum
+from slipstream.audit.tables.costs import Costs
+from slipstream.audit.tables.exact import check_cycles, check_endings
+from slipstream.audit.tables.fixed_noise import check_fields
+from slipstream.audit.tables.replay import check_replay
 from slipstream.core.interfaces import Policy
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling

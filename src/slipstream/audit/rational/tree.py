@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from slipstream.audit.rational import ONE, ZERO, Cycle, Laws, Row, Text, excess, normal
-from slipstream.audit.transport import DRAWN, Candidates, without
+from slipstream.audit.rational.chain import ONE, ZERO, Cycle, Laws, Row, Text, excess, normal
+from slipstream.audit.rational.transport import DRAWN, Candidates, without
 
 Judged = tuple[list[Fraction], Row]
 """The probability that each candidate is the accepted one, and the unnormalised law of the token where none is."""

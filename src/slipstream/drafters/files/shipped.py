@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slipstream.drafters.folder import trained_kind
+from slipstream.drafters.files.folder import trained_kind
 from slipstream.models.sources.folder import read_json
 
-FOLDER = Path(__file__).parent / "trained"
+FOLDER = Path(__file__).parents[1] / "trained"
 
 
 def shipped() -> dict[str, Path]:

@@ -13,7 +13,7 @@ import torch
 
 from slipstream.core.array_types import Tensor
 from slipstream.core.types import Budget, Row
-from slipstream.drafters.device import DeviceDraft, DeviceDrafter, DraftSteps, inverse
+from slipstream.drafters.device.interface import DeviceDraft, DeviceDrafter, DraftSteps, inverse
 from slipstream.kernels.gpu.cycle import CycleControl, chain_layout, lay, lay_steps, part
 from slipstream.kernels.gpu.decoder import Held
 from slipstream.models.run.gpu_passes import GpuPasses

@@ -1,0 +1,1 @@
+"""The rules in exact fractions, written a second time from the papers."""

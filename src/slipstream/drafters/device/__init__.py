@@ -1,0 +1,1 @@
+"""Device drafters: the parts of drafters that run inside captured CUDA graphs."""

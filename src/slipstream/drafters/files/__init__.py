@@ -1,0 +1,1 @@
+"""Folders of trained drafters: write, read, find, describe."""
