@@ -129,7 +129,7 @@ def test_kernels_for_a_cpu_are_refused_on_a_gpu_by_name(dtype):
     """What the check reads of a model that lies on a GPU."""
     there = types.SimpleNamespace(device=torch.device("cuda"), dtype=getattr(torch, dtype))
     assert why_not(there) == f"its kernels are made for a CPU in float32, bfloat16 or float16, not for {dtype} on cuda"
-    with pytest.raises(ValueError, match=f"invariant mode cannot be had with SimpleNamespace.*{dtype} on cuda"):
+    with pytest.raises(ValueError, match=f"invariant mode is not available for SimpleNamespace.*{dtype} on cuda"):
         invariant_attention(there)
     assert not free(there)
 
@@ -149,7 +149,7 @@ def test_on_a_gpu_it_is_for_layers_of_the_common_kind():
         wrapped.close(rows)
         wrapped.retain(0)
     assert torch.equal(*alone)
-    with pytest.raises(ValueError, match="invariant mode cannot be had with GPT2LMHeadModel"):
+    with pytest.raises(ValueError, match="invariant mode is not available for GPT2LMHeadModel"):
         TorchModel(build("gpt2").to("cuda"), invariant=True)
 
 

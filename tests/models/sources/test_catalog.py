@@ -343,7 +343,7 @@ def test_names_that_are_none(tmp_path: Path, name: str, message: str) -> None:
         ("config.json", "{", "config.json is malformed"),
         ("config.json", "[]", "it must hold one JSON object"),
         ("config.json", '{"model_type": "t5", "is_encoder_decoder": true}', r"is an encoder-decoder model \(t5\)"),
-        ("config.json", '{"model_type": "vit"}', "is of type 'vit', which is no causal language model"),
+        ("config.json", '{"model_type": "vit"}', "is of type 'vit', which is not a causal language model"),
         ("config.json", '{"model_type": "mine", "auto_map": {}}', "brings its own code; .* --trust-remote-code"),
         ("model.safetensors", None, "no model.safetensors; only safetensors or GGUF are loaded"),
         ("model.safetensors.index.json", '{"weight_map": {"a": "x"}}', "lacks 1 of its 1 weight files, x first"),
@@ -408,7 +408,7 @@ def test_hub_ids_come_from_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(CatalogError, match=r"org/tiny is not whole in the Hugging Face cache .* cannot be reached"):
+    with pytest.raises(CatalogError, match=r"org/tiny is not complete in the Hugging Face cache .* cannot be reached"):
         resolve("org/tiny")
     with pytest.raises(CatalogError, match="not in the Hugging Face cache"):
         resolve("org/tiny", fetch=False)

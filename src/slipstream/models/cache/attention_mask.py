@@ -1,7 +1,7 @@
-"""Who sees what in one pass: causal within a row, a path within a tree, nothing across rows, all within the window.
+"""The attention mask of a pass: causal within a row, ancestors within a tree, nothing across rows, within the window.
 
-The cache is laid out by place, windows reckon in positions of the text. The two differ for nodes of a tree alone, where
-siblings stand at one position and lie at several places.
+The cache is laid out by place, while windows count positions of the text. The two differ only for nodes of a tree:
+siblings have the same position and different places.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slipstream.models.cache.packing import RowSlice
 
 @dataclass(frozen=True, eq=False)
 class AttentionMask:
-    """Who sees what, for packed tokens: `limit` and the extra pairs of a tree (see `packing`)."""
+    """Which places each packed token sees: those below its limit, and the extra ones of a tree (see `packing`)."""
 
     pieces: Sequence[RowSlice]
     device: torch.device
@@ -31,7 +31,9 @@ class AttentionMask:
             return None
         lists = [places for piece in self.pieces for places in piece.line.seen[piece.skip :]]
         if window is None and self.device.type == "cpu" and not any(lists):
-            return torch.from_numpy(np.arange(used) < np.array(limit)[:, None])  # a few numbers: no time to call torch
+            return torch.from_numpy(
+                np.arange(used) < np.array(limit)[:, None]
+            )  # numpy is faster than torch for a few numbers
         places = torch.arange(used, device=self.device)
         seen = places < ints(limit, self.device)[:, None]
         pairs = [(token, place) for token, extra in enumerate(lists) for place in extra]
@@ -44,7 +46,7 @@ class AttentionMask:
         return seen
 
     def text(self, places: Int[Tensor, " used"], branching: bool) -> Int[Tensor, "*tokens used"]:
-        """The position in the text of what lies at each place: the place itself, but for nodes of a tree."""
+        """The text position of the entry at each place: the place itself, except for nodes of a tree."""
         if not branching:
             return places
         table = places.repeat(len(self.pieces), 1)

@@ -1,9 +1,9 @@
-"""From rows and drafted nodes to one packed sequence.
+"""Packing: rows and drafted nodes as one sequence.
 
-What a row reads in a pass is a *line*: the committed tokens it has not cached (at least the last one), then its
-drafted nodes. Entry i of a line lies at place start + i of the row's cache, whatever the tree looks like; its position
-is that of a token in the text, so siblings share one. An entry sees the places below its `limit` and the places listed
-in `seen`: for a chain the limit says it all, a branch hides what lies between.
+The entries that a row reads in a pass are its *line*: the committed tokens that are not cached yet (at least the last
+one), then its drafted nodes. Entry i of a line lies at place start + i of the row's cache, whatever the tree. Its
+position is that of a token in the text, so siblings have the same position. An entry sees the places below its `limit`
+and the places listed in `seen`. For a chain the limit is enough; a node on a branch does not see the nodes between.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Entry = tuple[int, int]
 
 @dataclass(frozen=True)
 class RowEntries:
-    """All that one row reads, and what each entry of it may see."""
+    """The entries that one row reads in a pass, and the places that each may see."""
 
     row: int  # its index in the cache
     start: int  # places cached before
@@ -31,7 +31,7 @@ class RowEntries:
 
     @staticmethod
     def of(row: int, start: int, pending: Sequence[int], nodes: Sequence[Entry] = ()) -> RowEntries:
-        """`nodes` name their parents within the row: the number of the node, or -1."""
+        """The line of a row. `nodes` refer to their parents by their number within the row, or -1."""
         entries = entries_of(pending, nodes)
         if not nodes:  # a prompt, or plain decoding
             count = len(entries)
@@ -52,7 +52,7 @@ class RowEntries:
 
 @dataclass(frozen=True)
 class RowSlice:
-    """The entries of a line that one pass runs: those from `skip` on; the ones before are cached already."""
+    """The entries of a line that one pass runs: those from `skip` on. Earlier ones ran already."""
 
     line: RowEntries
     skip: int = 0
@@ -62,19 +62,19 @@ class RowSlice:
 
     @property
     def stretch(self) -> tuple[int, int, slice]:
-        """Where its entries lie in a rectangle of the cache, side by side."""
+        """The index of its entries in a cache tensor with one head."""
         return self.line.row, 0, slice(self.line.start + self.skip, self.line.start + len(self.line))
 
 
 def entries_of(pending: Sequence[int], nodes: Sequence[Entry]) -> list[Entry]:
-    """Committed tokens, then nodes that name their parents among themselves, as entries of one line."""
+    """Committed tokens, then nodes with parents numbered among the nodes, as entries of one line."""
     last = len(pending) - 1
     entries = [(token, i - 1) for i, token in enumerate(pending)]
     return entries + [(token, last if parent < 0 else last + 1 + parent) for token, parent in nodes]
 
 
 def nodes_by_row(draft: Draft) -> list[list[int]]:
-    """Packed numbers of each row's nodes, in order."""
+    """The packed node numbers of each row, in order."""
     table: list[list[int]] = [[] for _ in range(draft.tree.rows)]
     for i, (r, _) in enumerate(draft.tree.lists):
         table[r].append(i)
@@ -82,7 +82,7 @@ def nodes_by_row(draft: Draft) -> list[list[int]]:
 
 
 def local_nodes(draft: Draft) -> list[list[Entry]]:
-    """Each row's nodes as entries that name their parents within the row."""
+    """Each row's nodes as entries with parents numbered within the row."""
     table: list[list[Entry]] = [[] for _ in range(draft.tree.rows)]
     if not len(draft.tree):
         return table
@@ -94,7 +94,7 @@ def local_nodes(draft: Draft) -> list[list[Entry]]:
 
 
 def slot_index(lines: Sequence[RowEntries], draft: Draft) -> list[int]:
-    """Where each slot stands on the packed axis of whole lines: committed ends first, then every node."""
+    """The packed index of each slot: the last committed token of every row first, then every node."""
     offset = [0]
     for line in lines:
         offset.append(offset[-1] + len(line))

@@ -1,11 +1,11 @@
-"""Which beginnings of texts are kept, and on which pages: the books of prefix reuse.
+"""Which prefixes of texts are kept, and on which pages: a radix tree with least-recently-used eviction.
 
-Keys and values at a place depend on the tokens up to it and on nothing else, so texts that begin alike may share them.
-Kept texts form a tree of pages: a page holds up to `PAGE` tokens that follow the page above, so what many texts share
-is held once, and a look-up costs one hash per page. Two texts may part inside a page; the part before is shared still.
+Keys and values at a place depend only on the tokens up to it, so texts with a common prefix may share them. Kept texts
+form a tree of pages. A page holds up to `PAGE` tokens that follow its parent page, so a common prefix is held once, and
+a look-up costs one hash per page. Two texts may diverge inside a page; they still share the part before.
 
-Pages stand in order of their last use, each later than all pages below it: using a page uses what leads there. The
-first in that order is thus always a page nothing follows, and that is the one to give up when another is needed.
+Pages are ordered by their last use. Using a page uses its ancestors too, so each page is younger than its descendants.
+The first page in that order is therefore always a leaf, and that one is evicted when a page is needed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PAGE = 16  # tokens
 
 @dataclass(eq=False)
 class PrefixPage:
-    """Tokens that follow the page above; only a full page is followed by others."""
+    """Tokens that follow those of the parent page (`above`). Only a full page has children (`below`)."""
 
     index: int
     above: PrefixPage | None = None
@@ -29,14 +29,14 @@ class PrefixPage:
 
 
 class PrefixIndex:
-    """At most `capacity` pages, numbered from 0; what lies on them is the business of whoever asks."""
+    """A tree of at most `capacity` pages, numbered from 0. `prefix_store` holds their contents."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.tokens = 0  # held on all pages
         self._root = PrefixPage(-1)
         self._order: OrderedDict[PrefixPage, None] = OrderedDict()  # least recently used first
-        self._free: list[int] = []  # given up, to be used again
+        self._free: list[int] = []  # evicted, to be used again
 
     def __len__(self) -> int:
         """Pages in use."""
@@ -44,11 +44,11 @@ class PrefixIndex:
 
     @property
     def high(self) -> int:
-        """One more than the highest number ever in use: so many pages need room."""
+        """One more than the highest page number ever used: the number of pages that need memory."""
         return len(self._order) + len(self._free)
 
     def find(self, tokens: Sequence[int]) -> list[int]:
-        """Where the longest kept beginning of a text lies: a place, page times `PAGE` and so on, for each token."""
+        """The places of the longest kept prefix of a text, one per token: page number times `PAGE` plus the offset."""
         path = self._walk(tokens)
         size = len(path) * PAGE
         rest = tuple(tokens[size : size + PAGE])
@@ -61,8 +61,10 @@ class PrefixIndex:
         return [path[i // PAGE].index * PAGE + i % PAGE for i in range(size)]
 
     def add(self, tokens: Sequence[int]) -> list[int]:
-        """Keep a text, as much of it as there are pages. Places for its last tokens, those not held so far; the least
-        recently used pages give way."""
+        """Keep a text, or as much of it as `capacity` allows. The least recently used pages are evicted.
+
+        Returns places for the tokens that were not held so far, which are the last ones.
+        """
         tokens = tokens[: self.capacity * PAGE]
         path = self._walk(tokens)
         page, size = path[-1] if path else self._root, len(path) * PAGE
@@ -80,18 +82,18 @@ class PrefixIndex:
         return [new[(i - size) // PAGE].index * PAGE + i % PAGE for i in range(held, len(tokens))]
 
     def _walk(self, tokens: Sequence[int]) -> list[PrefixPage]:
-        """The full pages a text begins with."""
+        """The full pages that a text begins with."""
         page, path = self._root, list[PrefixPage]()
         for start in range(0, len(tokens) - PAGE + 1, PAGE):
-            found = page.below.get(tuple(tokens[start : start + PAGE]))
-            if found is None:
+            next_page = page.below.get(tuple(tokens[start : start + PAGE]))
+            if next_page is None:
                 break
-            path.append(page := found)
+            path.append(page := next_page)
         return path
 
     def _begun(self, above: PrefixPage, rest: tuple[int, ...]) -> PrefixPage | None:
-        """The page that goes on with `rest`, or that `rest` goes on with. There is at most one of the latter, since
-        no page is the beginning of a sibling."""
+        """The child page that begins with `rest`, or that `rest` begins with. There is at most one of the latter, since
+        no page is a prefix of a sibling."""
         alike = (page for page in above.below.values() if common(page.tokens, rest) in (len(page.tokens), len(rest)))
         return next(alike, None) if rest else None
 
@@ -101,18 +103,18 @@ class PrefixIndex:
             self._order.move_to_end(page)
 
     def _indices(self, count: int) -> list[int]:
-        """Numbers for blank pages. The text being added was used last and fits the pages there are, so what gives way
-        is never part of it."""
+        """Numbers for new pages. The text being added was used last and fits the capacity, so eviction never hits
+        it."""
         while len(self) + count > self.capacity:
-            self._give_up()
+            self._evict()
         fresh = range(self.high, self.high + count)
         again = [self._free.pop() for _ in range(min(count, len(self._free)))]
         return [*again, *fresh[: count - len(again)]]
 
-    def _give_up(self) -> None:
+    def _evict(self) -> None:
         page, _ = self._order.popitem(last=False)
-        assert page.above is not None, "the root is no page"
-        assert not page.below, "a page went before those that follow it"
+        assert page.above is not None, "the root is not a page"
+        assert not page.below, "a page with children was evicted"
         del page.above.below[page.tokens]
         self.tokens -= len(page.tokens)
         self._free.append(page.index)
@@ -125,7 +127,7 @@ class PrefixIndex:
         page.above.below[page.tokens] = page
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless free and used pages are all pages, once each, and the books agree."""
+        """Raise AssertionError unless every page is either free or used, once, and the tree is consistent."""
         used = [page.index for page in self._order]
         assert sorted([*used, *self._free]) == list(range(self.high)), f"pages {used} used, {self._free} free"
         assert self.high <= self.capacity, f"{self.high} pages of {self.capacity}"
@@ -136,19 +138,19 @@ class PrefixIndex:
             page = todo.pop()
             assert not page.below or page is self._root or len(page.tokens) == PAGE, "a page not full is followed"
             for tokens, below in page.below.items():
-                assert (tokens, page) == (below.tokens, below.above), "a page is filed wrongly"
-                assert page is self._root or rank[below] < rank[page], "a page is younger than what leads there"
+                assert (tokens, page) == (below.tokens, below.above), "a page is not where its tokens say"
+                assert page is self._root or rank[below] < rank[page], "a page is younger than its parent"
                 reached += 1
             todo += page.below.values()
         assert reached == len(self), f"{reached} pages can be found of {len(self)}"
 
 
-def common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many leading tokens are the same: by halves, so that slices are compared and not tokens."""
-    low, high = 0, min(len(one), len(other))
+def common(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many leading tokens are the same. Bisects, so that slices are compared and not tokens."""
+    low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
+        if first[low:middle] == second[low:middle]:
             low = middle
         else:
             high = middle - 1
@@ -156,16 +158,16 @@ def common(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def leaders(texts: Sequence[list[int]], held: Sequence[int], least: int, worth: int) -> dict[int, int]:
-    """Which of several texts to read ahead, and how far, so that the others can take over what they share with it.
+    """Which of several texts to read ahead, and how far, so that the others can copy the common prefix.
 
-    In alphabetical order, what a text shares with another is most with a neighbour. Neighbours that share `least`
-    tokens nobody holds are a group. Its leader is the one that shares most, if that spares the others `worth` tokens.
+    In sorted order, each text shares its longest prefix with a neighbour. Neighbours that share `least` tokens which
+    neither holds are a group. Its leader is the text that shares most, if that saves the others `worth` tokens.
     """
     order = sorted(range(len(texts)), key=lambda n: texts[n])
     pairs = list(pairwise(order))
     shared = [common(texts[a], texts[b]) for a, b in pairs]
     joined = [size - max(held[a], held[b]) >= least for size, (a, b) in zip(shared, pairs, strict=True)]
-    found: dict[int, int] = {}
+    leader_sizes: dict[int, int] = {}
     start = 0
     for end, more in enumerate([*joined, False]):
         if more:
@@ -175,6 +177,6 @@ def leaders(texts: Sequence[list[int]], held: Sequence[int], least: int, worth: 
             others = [n for n in range(start, end + 1) if n != best]
             spared = [min(shared[min(n, best) : max(n, best)]) - held[order[n]] for n in others]
             if sum(max(0, tokens) for tokens in spared) >= worth:
-                found[order[best]] = shared[best]
+                leader_sizes[order[best]] = shared[best]
         start = end + 1
-    return found
+    return leader_sizes

@@ -1,13 +1,13 @@
-"""Keys and values of every layer, kept in rectangles that outlive the passes.
+"""The KV cache: keys and values of every layer, in tensors that outlive the passes.
 
-Two tensors per layer, [rows, kv_heads, places, head_dim], and one for each layer whose hidden states a drafter asked
-for, as if it had a single head. A row keeps its index from open to close, and the entry at place i belongs to the i-th
-token the row has read. Writing goes into tensors that already exist; rolling back is forgetting a length, since a place
-beyond it is never read before it is written again. Both axes grow by doubling, so growing costs a constant per token. A
-sliding-window layer keeps everything too: what slid out of the window must be there again when a draft is rolled back.
+Two tensors per layer, [rows, kv_heads, places, head_dim], and one with a single head for each layer whose hidden states
+a drafter declared. A row keeps its index from open to close. The entry at place i belongs to the i-th token of the row.
+A roll-back only shortens a row's length, since a place beyond it is never read before it is written again.
+Rows and places grow by doubling, so growing costs a constant per token. A sliding-window layer keeps everything too:
+tokens that left the window are visible again when a draft is rolled back.
 
-Rows and places may have grown for different requests, so that together they hold more than the ones of today need.
-Where growing would pass the limit, the rows in use are laid together in the smallest rectangle that holds them.
+Rows and places may have grown for different requests, so that the tensors are larger than the open rows need. Where
+growing would pass the limit, the rows in use are moved together in the smallest tensors that hold them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slipstream.core.array_types import Float, Tensor
 from slipstream.kernels.cpu.move import CacheBlocks, Move, kernel
 
 SMALLEST = 64  # places of a fresh cache
-PLACES, ROWS = 1024, 16  # of one on a GPU, where graphs are captured anew when it grows
+PLACES, ROWS = 1024, 16  # of a fresh cache on a GPU, where graphs are captured anew when it grows
 
 
 class KVCache:
@@ -30,15 +30,15 @@ class KVCache:
     def __init__(self, places: int = SMALLEST, rows: int = 0) -> None:
         self.rows = rows
         self.places = places
-        self.version = 0  # counts how often rectangles were to be replaced by others
-        self.limit: int | None = None  # rows times places; kept as long as the rows in use can be
+        self.version = 0  # counts how often tensors had to be replaced
+        self.limit: int | None = None  # rows times places; exceeded only where the rows in use need it
         self._free: list[int] = list(range(rows))
         self._layers: dict[object, tuple[Tensor, ...]] = {}
-        self._table: CacheBlocks | None = None  # all of them, as long as none is replaced
+        self._table: CacheBlocks | None = None  # addresses of all tensors; None after one is replaced
 
     @staticmethod
     def on(device: torch.device) -> KVCache:
-        """One that begins as large as is good on a device."""
+        """A cache with the initial size for a device."""
         return KVCache(PLACES, ROWS) if device.type == "cuda" else KVCache()
 
     def take(self) -> int:
@@ -55,13 +55,13 @@ class KVCache:
         heapq.heappush(self._free, row)
 
     def reserve(self, places: int) -> None:
-        """Room for this many tokens in every row; the layers follow when they are next written."""
+        """Make room for this many tokens in every row. The tensors grow when they are next written."""
         while self.places < places:
             self.places *= 2
             self.version += 1
 
     def crowded(self, more: int, places: int) -> bool:
-        """Whether room for `more` rows and so many places would pass the limit."""
+        """Whether room for `more` rows and for `places` places would pass the limit."""
         wide, grown = self.places, self.rows
         while wide < places:
             wide *= 2
@@ -70,7 +70,7 @@ class KVCache:
         return self.limit is not None and (grown, wide) != (self.rows, self.places) and grown * wide > self.limit
 
     def relay(self, taken: Sequence[int], places: int) -> None:
-        """Lay the rows in use together, in that order, with so many places: row n is then what `taken[n]` was."""
+        """Move the rows in use together and resize to `places` places. Row n is then what `taken[n]` was."""
         assert len(taken) + len(self._free) == self.rows, "a row is neither free nor taken"
         self.rows, self.places = power(max(1, len(taken))), power(places)
         self.version += 1
@@ -90,12 +90,12 @@ class KVCache:
     def layer(
         self, index: int, key: Float[Tensor, "1 kv_heads tokens dim"], value: Float[Tensor, "1 kv_heads tokens dim_v"]
     ) -> tuple[Tensor, Tensor]:
-        """Both rectangles of one layer, made or grown on demand to hold entries such as these."""
+        """The key and value tensors of one layer, made or grown on demand. `key` and `value` give shapes and type."""
         keys, values = self.hold(index, key, value)
         return keys, values
 
     def hold(self, name: object, *like: Float[Tensor, "_ _ _ _"]) -> tuple[Tensor, ...]:
-        """Rectangles of any name, made or grown on demand to hold entries such as these."""
+        """The tensors of a name, made or grown on demand. `like` gives shapes and type."""
         held = self._layers.get(name)
         if held is None or held[0].shape[0] < self.rows or held[0].shape[2] < self.places:
             old = held or [None] * len(like)
@@ -104,18 +104,18 @@ class KVCache:
         return held
 
     def whole(self) -> Iterator[tuple[object, tuple[Tensor, ...]]]:
-        """All there are by name, with room for every row and place."""
+        """All tensors by name, grown to hold every row and place."""
         for name, held in list(self._layers.items()):
             yield name, self.hold(name, *held)
 
     def row(self, name: object, row: int, start: int, end: int) -> Float[Tensor, "heads tokens dim"]:
-        """Some places of one row in the first rectangle of a name."""
-        assert name in self._layers, f"nothing of {name} was read yet"
+        """The places from `start` up to `end` of one row, in the first tensor of a name."""
+        assert name in self._layers, f"nothing was written to {name} yet"
         return self._layers[name][0][row, :, start:end]
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token's entries in all layers there are."""
+        """Bytes of one token's entries in all layers."""
         rectangles = [held for layer in self._layers.values() for held in layer]
         return sum(held.shape[1] * held.shape[3] * held.element_size() for held in rectangles)
 
@@ -131,12 +131,12 @@ class KVCache:
         return new
 
     def move(self, moves: Sequence[Move]) -> None:
-        """Copy entries from place to place within their rows, in every layer; the gather ends before the write."""
-        found = kernel() if self.device.type == "cpu" else None
-        if found is not None:
+        """Copy entries from place to place within their rows, in every layer. All reads come before the writes."""
+        copier = kernel() if self.device.type == "cpu" else None
+        if copier is not None:
             if self._table is None:
                 self._table = CacheBlocks([held for rectangles in self._layers.values() for held in rectangles])
-            found.move(self._table, moves)
+            copier.move(self._table, moves)
             return
         row, source, target = torch.tensor(moves, device=self.device).T
         for rectangles in self._layers.values():
@@ -144,7 +144,7 @@ class KVCache:
                 held[row, :, target] = held[row, :, source]
 
     def check_integrity(self, taken: Iterable[int], lengths: Sequence[int]) -> None:
-        """Raise AssertionError unless every row is either free or taken, once, and what it holds has room."""
+        """Raise AssertionError unless every row is either free or taken, once, and fits the places."""
         everyone = sorted([*self._free, *taken])
         assert everyone == list(range(self.rows)), f"free and taken rows are {everyone}, not 0 to {self.rows - 1}"
         assert max(lengths, default=0) <= self.places, f"a row of {max(lengths)} does not fit {self.places} places"
@@ -155,10 +155,10 @@ class KVCache:
 
 
 def power(n: int) -> int:
-    """The smallest power of two that is no less."""
+    """The smallest power of two that is not less than n."""
     return 1 << (n - 1).bit_length()
 
 
 def hidden(layer: int) -> str:
-    """The name under which the output of a layer is held."""
+    """The cache's name for the output of a layer."""
     return f"hidden {layer}"

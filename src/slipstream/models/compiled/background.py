@@ -1,7 +1,7 @@
-"""What need not be done while someone waits.
+"""Work that is kept out of a model's start.
 
-Garbage is not looked for while a model is loaded. And work that may wait is done in the background a little later, or
-when the process ends, whichever comes first.
+Garbage collection is off while a model is loaded. Deferred work runs in the background a little later, or when the
+process ends, whichever comes first.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-PAUSE = 10.0  # seconds; an answer that takes longer shares the machine with us, at the lowest priority
+PAUSE = 10.0  # seconds before deferred work starts, at the lowest priority
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Imports and weights make very many objects, and all of them stay: to go through them again and again meanwhile,
-    in search of garbage, is a seventh of the time that transformers takes to import."""
+    """Turn garbage collection off. Imports and weights create very many objects that all stay; searching them takes a
+    seventh of the time of importing transformers."""
     searched = gc.isenabled()
     gc.disable()
     try:
@@ -31,7 +31,7 @@ def undisturbed() -> Iterator[None]:
 
 
 class BackgroundTask:
-    """Does its work once. Ctrl-C at the end of the process gives it up; whatever it does must bear that."""
+    """Does its work once. Ctrl-C at the end of the process aborts it, which the work must tolerate."""
 
     def __init__(self, work: Callable[[], None], pause: float = PAUSE) -> None:
         self._work: Callable[[], None] | None = work
@@ -42,7 +42,7 @@ class BackgroundTask:
         atexit.register(self._at_end)
 
     def run(self) -> None:
-        with self._lock:  # who comes second waits until it is done
+        with self._lock:  # a second caller waits until the work is done
             work, self._work = self._work, None
             if work is not None:
                 work()

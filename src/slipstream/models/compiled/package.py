@@ -1,13 +1,13 @@
-"""A compiled package: all that the next start of a model needs, in one file, as this machine's kernels read it.
+"""A compiled package: all that the next start of a model needs, in one file, in the layout of this machine's kernels.
 
-Loading a model on a CPU means importing transformers, reading its weights, finding those of few bits, packing them and
-comparing the packed layers with the modules. None of that changes from one start to the next. A package holds what came
-out of it (`skeleton`, `words`); its tensors are read where they lie in the file, and nothing is copied.
+Loading a model on a CPU imports transformers, reads the weights, finds the quantised ones, packs them and compares the
+packed layers with the modules. The result is the same at every start. A package holds it (`skeleton`,
+`light_tokenizer`). Its tensors are used directly in the mapped file, without a copy.
 
-A package is named by everything it depends on: the kernels as they were compiled for this processor, the sources of
-this code, the libraries and the model's files. Whatever changes, another name is looked for, and what is not found is
-made anew. It is written under another name and renamed, and every start checks its hash (`package_file`). Whatever is
-wrong with a package, the model is loaded whole.
+A package's name is a hash of everything it depends on: the compiled kernels, the sources of this code, the libraries
+and the model's files. If any of them changes, the name changes, and a new package is written. It is written under a
+temporary name and renamed, and every start checks its hash (`package_file`). If a package cannot be used, the model is
+loaded in full.
 """
 
 from __future__ import annotations
@@ -48,22 +48,21 @@ DAY, KEPT = 24 * 3600, 2
 Opened = tuple[Skeleton, ModelAnatomy, TextCodec]
 
 
-def open_package(found: ModelFiles, row_bits: int = 16) -> Opened | None:
-    """The model in its package, to run with activations of `row_bits`; None where there is none, or none that can be
-    used."""
+def open_package(files: ModelFiles, row_bits: int = 16) -> Opened | None:
+    """The model in its package, for activations of `row_bits` bits; None where there is no usable package."""
     try:
-        path = place(found, row_bits)
+        path = place(files, row_bits)
         facts, tensors = package_file.read(path)
         skeleton, anatomy = assemble(SkeletonParts(facts["bones"], tensors))
-        full = functools.cache(lambda: load_tokenizer(found))
-        words = LightTokenizer(tensors.pop(WORDS).numpy().tobytes().decode(), facts["words"], full)
-        text = TextCodec(words, configured_ends(found), full)
+        full = functools.cache(lambda: load_tokenizer(files))
+        light = LightTokenizer(tensors.pop(WORDS).numpy().tobytes().decode(), facts["words"], full)
+        text = TextCodec(light, configured_ends(files), full)
     except FileNotFoundError:
-        say("package: none yet; the model is loaded whole")
+        say("package: none yet; the model is loaded in full")
     except Unavailable as error:
-        say(f"package: none without kernels ({error}); the model is loaded whole")
-    except Exception as error:  # whatever a damaged file brings about, of three libraries
-        say(f"package: not usable ({error}); the model is loaded whole")
+        say(f"package: none without kernels ({error}); the model is loaded in full")
+    except Exception as error:  # three libraries raise many classes for a damaged file
+        say(f"package: not usable ({error}); the model is loaded in full")
     else:
         say(f"package: {path}")
         with suppress(OSError):
@@ -72,21 +71,21 @@ def open_package(found: ModelFiles, row_bits: int = 16) -> Opened | None:
     return None
 
 
-def write_package(found: ModelFiles, model: TorchModel, text: TextCodec) -> Path:
-    """Write a model that was loaded whole; Unfit where it is not of the kind that a package can hold."""
-    if found.trust_remote_code:
+def write_package(files: ModelFiles, model: TorchModel, text: TextCodec) -> Path:
+    """Write the package of a model that was loaded in full. NotCompilable where a package cannot hold it."""
+    if files.trust_remote_code:
         raise NotCompilable("it brings its own code")
-    words = taken(text.tokenizer)
-    if words is None:
-        raise NotCompilable("its tokenizer is not one of the tokenizers library alone")
-    bones = take(model)
-    source = torch.frombuffer(bytearray(words[0].encode()), dtype=torch.uint8)
-    path = place(found, linears.row_bits(model.model))
-    facts = {"path": str(found.path), "bones": bones.facts, "words": words[1]}
+    light = taken(text.tokenizer)
+    if light is None:
+        raise NotCompilable("its tokenizer needs more than the tokenizers library")
+    parts = take(model)
+    source = torch.frombuffer(bytearray(light[0].encode()), dtype=torch.uint8)
+    path = place(files, linears.row_bits(model.model))
+    facts = {"path": str(files.path), "bones": parts.facts, "words": light[1]}
     with store.spoken(path):
         make_folder(path.parent)
-        _put(path, lambda partial: package_file.write(partial, facts, {WORDS: source, **bones.tensors}))
-    _tidy(found.path)
+        _put(path, lambda partial: package_file.write(partial, facts, {WORDS: source, **parts.tensors}))
+    _tidy(files.path)
     say(f"package: written, {path.stat().st_size / 1e6:.0f} MB ({path})")
     return path
 
@@ -99,8 +98,8 @@ def forget(folder: Path) -> None:
 
 
 def check_integrity(folder: Path) -> list[FileCheck]:
-    """Compare the packages of a model's folder with their own hashes. Those of other versions are never opened, and
-    without compiled kernels none is: they are not checked."""
+    """Compare the packages of a model's folder with their own hashes. Packages of other versions are not checked, and
+    none is without compiled kernels, since they are not used either."""
     checks: list[FileCheck] = []
     for path in _packages(folder):
         problem = None
@@ -116,7 +115,7 @@ def check_integrity(folder: Path) -> list[FileCheck]:
 
 
 def _packages(folder: Path) -> Iterator[Path]:
-    """The packages of a model's folder, and those named like them that are too damaged to tell."""
+    """The packages of a model's folder, and damaged ones with a matching name."""
     name = re.compile(re.escape(folder.name) + "-[0-9a-f]{16}" + re.escape(SUFFIX))
     for path in sorted(home().glob(f"*{SUFFIX}")):
         if name.fullmatch(path.name):
@@ -132,13 +131,13 @@ def home() -> Path:
     return store.home().parent / "packages"
 
 
-def place(found: ModelFiles, row_bits: int = 16) -> Path:
-    """Where the package of a model is, or would be."""
+def place(files: ModelFiles, row_bits: int = 16) -> Path:
+    """The path of a model's package, whether it exists or not."""
     libraries = [build(module.SOURCE, row_bits=row_bits).name for module in (cpu_linear, cpu_decoder)]
     versions = [f"{name} {version(name)}" for name in LIBRARIES]
-    files = sorted((path.name, (about := path.stat()).st_size, about.st_mtime_ns) for path in found.path.iterdir())
-    key = [*libraries, *versions, _sources(), str(found.path), str(found.sha256), str(files)]
-    return home() / f"{found.path.name}-{hashlib.sha256(chr(0).join(key).encode()).hexdigest()[:16]}{SUFFIX}"
+    listing = sorted((path.name, (about := path.stat()).st_size, about.st_mtime_ns) for path in files.path.iterdir())
+    key = [*libraries, *versions, _sources(), str(files.path), str(files.sha256), str(listing)]
+    return home() / f"{files.path.name}-{hashlib.sha256(chr(0).join(key).encode()).hexdigest()[:16]}{SUFFIX}"
 
 
 def _sources() -> str:
@@ -160,8 +159,8 @@ def _put(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def _tidy(folder: Path) -> None:
-    """Drop what nobody looks for any more: what killed processes left, and packages of a model beyond those used last
-    (another machine may share this folder)."""
+    """Remove what killed processes left, and all but the last used packages of a model. More than one is kept, since
+    another machine may share this folder."""
     with suppress(OSError, ValueError):
         for path in home().glob(f".*{PARTIAL}"):
             if time.time() - path.stat().st_mtime > DAY:

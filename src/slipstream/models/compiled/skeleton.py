@@ -1,9 +1,9 @@
-"""What stands in for a model's modules when none of them has to run.
+"""A stand-in for a model's modules when none of them has to run.
 
-A model of the common kind on a CPU runs as one call (`decoder`); of its modules there is nothing left to do but to hold
-weights under the names that transformers gives them. A skeleton holds them just so, packed already, and transformers is
-not needed for it: that is most of the time a start takes. It is made of what was taken out of a model whose layers had
-agreed with the call, never of a model's name, and it refuses to be run module by module.
+A common decoder on a CPU runs as one call (`cpu_decoder`), which only needs the weights under the names that
+transformers gives them. A skeleton holds them in that form, packed already. It does not need transformers, whose import
+is most of the start time. It is built only from a model whose layers agreed with the kernels, and its modules cannot be
+run.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ CHUNK = 4096  # positions whose angles are compared at a time
 
 
 class NotCompilable(Exception):
-    """A model cannot be taken apart; the message says why, in a clause."""
+    """A model cannot be stored as a skeleton; the message is a clause that says why."""
 
 
 @dataclass(frozen=True)
 class SkeletonParts:
-    """What a skeleton is made of: plain values, fit for JSON, and tensors by name."""
+    """The contents of a skeleton: JSON values, and tensors by name."""
 
     facts: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -42,7 +42,7 @@ class SkeletonParts:
 
 @dataclass(frozen=True)
 class SkeletonConfig:
-    """As much of a configuration as is asked for by those who run a model without its modules."""
+    """The part of a configuration that running a model without its modules needs."""
 
     values: Mapping[str, Any]
     is_encoder_decoder: bool = False
@@ -57,7 +57,7 @@ class SkeletonConfig:
 
 
 class StoredRotaryTable(nn.Module):
-    """Cosines and sines of positions; `take` tries whether they are those of a model's own module, to the bit."""
+    """Cosines and sines of positions. `take` checks that they equal those of the model's own module, to the bit."""
 
     def __init__(self, frequency: Float[Tensor, " half"], factor: float) -> None:
         super().__init__()
@@ -72,20 +72,20 @@ class StoredRotaryTable(nn.Module):
 
 
 class Skeleton(nn.Module):
-    """A model's weights, under the names `decoder` looks for."""
+    """A model's weights, under the names that `cpu_decoder` looks for."""
 
-    def __init__(self, bones: SkeletonParts) -> None:
+    def __init__(self, parts: SkeletonParts) -> None:
         super().__init__()
-        facts, held = bones.facts, bones.tensors
+        facts, held = parts.facts, parts.tensors
         self.config = SkeletonConfig(facts["config"])
         self.device, self.dtype = torch.device("cpu"), torch.float32
         body = nn.Module()
         body.embed_tokens = nn.Embedding.from_pretrained(held["embedding"])  # type: ignore[no-untyped-call]
         body.norm = _norm(held["norm"], facts["epsilon"])
         body.rotary_emb = StoredRotaryTable(held["frequency"], facts["factor"])
-        body.layers = nn.ModuleList(_layer(bones, i) for i in range(facts["config"]["num_hidden_layers"]))
+        body.layers = nn.ModuleList(_layer(parts, i) for i in range(facts["config"]["num_hidden_layers"]))
         self.base_model = body
-        self.lm_head = _packed(bones, "head", held["embedding"] if facts["tied"] else None)
+        self.lm_head = _packed(parts, "head", held["embedding"] if facts["tied"] else None)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.base_model.embed_tokens  # type: ignore[return-value]
@@ -94,22 +94,22 @@ class Skeleton(nn.Module):
         return self.lm_head
 
     def forward(self, *_: Any, **__: Any) -> Any:
-        raise RuntimeError("this model was opened from a compiled package, without modules to run; load it whole")
+        raise RuntimeError("this model was opened from a compiled package, without modules to run; load it in full")
 
 
-def _layer(bones: SkeletonParts, number: int) -> nn.Module:
+def _layer(parts: SkeletonParts, number: int) -> nn.Module:
     layer = nn.Module()
     layer.self_attn, layer.mlp = nn.Module(), nn.Module()
-    layer.self_attn.head_dim, layer.self_attn.scaling = bones.facts["head_dim"], bones.facts["scaling"]
+    layer.self_attn.head_dim, layer.self_attn.scaling = parts.facts["head_dim"], parts.facts["scaling"]
     for path in PRODUCTS.values():
         parent, _, name = path.partition(".")
-        setattr(getattr(layer, parent), name, _packed(bones, f"{number}.{path}"))
+        setattr(getattr(layer, parent), name, _packed(parts, f"{number}.{path}"))
     for path in NORMS.values():
-        setattr(layer, path, _norm(bones.tensors[f"{number}.{path}"], bones.facts["epsilon"]))
+        setattr(layer, path, _norm(parts.tensors[f"{number}.{path}"], parts.facts["epsilon"]))
     for path in HEAD_NORMS.values():
-        if f"{number}.{path}" in bones.tensors:
+        if f"{number}.{path}" in parts.tensors:
             name = path.partition(".")[2]
-            setattr(layer.self_attn, name, _norm(bones.tensors[f"{number}.{path}"], bones.facts["epsilon"]))
+            setattr(layer.self_attn, name, _norm(parts.tensors[f"{number}.{path}"], parts.facts["epsilon"]))
     return layer
 
 
@@ -119,21 +119,21 @@ def _norm(weight: Tensor, epsilon: float) -> nn.Module:
     return norm
 
 
-def _packed(bones: SkeletonParts, name: str, held: Tensor | None = None) -> PackedLinear:
-    packed = PackedWeight(bones.tensors[name], bones.tensors.get(f"{name}.bias"), *bones.facts["products"][name])
+def _packed(parts: SkeletonParts, name: str, held: Tensor | None = None) -> PackedLinear:
+    packed = PackedWeight(parts.tensors[name], parts.tensors.get(f"{name}.bias"), *parts.facts["products"][name])
     return PackedLinear(packed, held)
 
 
-def assemble(bones: SkeletonParts) -> tuple[Skeleton, ModelAnatomy]:
-    """A skeleton, and what is known about it."""
-    skeleton = Skeleton(bones)
-    windows = dict(enumerate(bones.facts["windows"]))
+def assemble(parts: SkeletonParts) -> tuple[Skeleton, ModelAnatomy]:
+    """A skeleton and its anatomy."""
+    skeleton = Skeleton(parts)
+    windows = dict(enumerate(parts.facts["windows"]))
     layers = list(skeleton.base_model.layers)  # type: ignore[arg-type]
     return skeleton, ModelAnatomy(layers, windows, skeleton.lm_head.out_features, as_tuple=False, agreed=True)
 
 
 def take(model: TorchModel) -> SkeletonParts:
-    """What a skeleton needs of a model; Unfit where that would not be all there is to it."""
+    """The contents of a skeleton, taken from a model. NotCompilable where the model computes more than that."""
     whole, anatomy = model.model, model.anatomy
     if not isinstance(model.decoder, CpuDecoder) or not free(whole):
         raise NotCompilable("its layers do not run as one call in float32 on a CPU")
@@ -142,7 +142,7 @@ def take(model: TorchModel) -> SkeletonParts:
         raise NotCompilable("its embeddings are more than a table")
     products = dict(_products(whole, anatomy.layers))
     if len({id(module) for module in products.values()}) != sum(isinstance(m, PackedLinear) for m in whole.modules()):
-        raise NotCompilable("it has products beside those of its layers")
+        raise NotCompilable("it has linear layers outside its decoder layers")
     angles = _angles(body.rotary_emb, model.context, whole.config.get_text_config())
     first: Any = anatomy.layers[0]
     facts = {
@@ -174,15 +174,15 @@ def _products(model: Any, layers: Any) -> Iterator[tuple[str, PackedLinear]]:
 
 
 def _angles(own: Any, context: int, config: Any) -> StoredRotaryTable:
-    """Ours, tried against the model's own at every position there is."""
+    """Our rotary table, compared with the model's own at every position."""
     longest = max([context, *(value for name in LIMITS if isinstance(value := getattr(config, name, None), int))])
     try:
-        made = StoredRotaryTable(own.inv_freq.detach().clone(), float(own.attention_scaling))
+        table = StoredRotaryTable(own.inv_freq.detach().clone(), float(own.attention_scaling))
     except AttributeError as error:
-        raise NotCompilable("its positions are turned in another way") from error
+        raise NotCompilable("its rotary embedding is of another kind") from error
     like = torch.zeros(1, 1, 1)
     for start in range(0, longest, CHUNK):
         position = torch.arange(start, min(start + CHUNK, longest))[None]
-        if not all(torch.equal(*pair) for pair in zip(made(like, position), own(like, position), strict=True)):
-            raise NotCompilable("its positions are turned in another way")
-    return made
+        if not all(torch.equal(*pair) for pair in zip(table(like, position), own(like, position), strict=True)):
+            raise NotCompilable("its rotary embedding is of another kind")
+    return table

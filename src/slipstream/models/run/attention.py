@@ -1,9 +1,9 @@
 """Our attention, plugged into any model through transformers' attention interface.
 
 The model computes queries, keys and values for packed tokens as if they were one sequence, and hands them to `attend`.
-The pass it belongs to travels along as a keyword argument (`slipstream=`): where the keys and values are to be
-written, which rows of the cache take part, and who may see what. Linears thus see packed tokens only; attention alone
-sees a rectangle [rows, queries], where short rows are padded with a repeated token whose result is dropped.
+An `AttentionPass` is passed along as the keyword argument `slipstream=`: it says where keys and values are written,
+which rows of the cache take part, and which token may see which place. Linear layers thus see packed tokens only.
+Attention sees a rectangle [rows, queries], where short rows are padded with a repeated token whose result is dropped.
 
 Shapes: heads = kv_heads x group. A few queries are folded, [rows, kv_heads, group x queries, dim], so that the keys of
 a group of heads are read once; many queries (a prompt) repeat the keys instead, which is then the smaller tensor.
@@ -28,7 +28,7 @@ from slipstream.models.cache.tensors import KVCache, hidden
 
 NAME = "slipstream"
 FOLD = 32  # up to so many queries a row, grouped heads are folded into the query axis
-WHOLE = torch.ones(1, 1, 1, 1, dtype=torch.bool)  # a mask in four dimensions is passed on as it is: none is built
+WHOLE = torch.ones(1, 1, 1, 1, dtype=torch.bool)  # transformers passes on a 4D mask unchanged, and builds none
 
 
 @dataclass(eq=False)
@@ -44,30 +44,28 @@ class AttentionPass:
     spread: Int[Tensor, " rectangle"] | None  # packed token at each place of the rectangle; None: as packed
     gather: Int[Tensor, " tokens"] | None
     sight: AttentionMask
-    kernel: AttentionKernel | None = (
-        None  # works on every token by itself; None: whatever torch does best with a rectangle
-    )
+    kernel: AttentionKernel | None = None  # computes each token by itself; None: torch's attention over the rectangle
     masks: dict[tuple[int | None, int], Tensor | None] = field(default_factory=dict)
 
     def notice(self, module: nn.Module, mask: Any, others: dict[str, Any]) -> None:
-        """A view has no use for what else the model says; the probe that stands in for one has."""
+        """Called with the arguments that only the probe of `support_check` uses."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, cap: float | None, sink: Any
     ) -> Float[Tensor, "1 tokens heads dim"]:
-        if self.kernel is not None:  # it reads float32, so that is what is kept
+        if self.kernel is not None:  # the kernel reads a float32 cache
             key, value = key.float(), value.float()
         keys, values = self.cache.layer(layer, key, value)
-        one = self.shape[0] == 1
-        keys[self.where] = key[0] if one else key[0].transpose(0, 1)
-        values[self.where] = value[0] if one else value[0].transpose(0, 1)
+        single_row = self.shape[0] == 1
+        keys[self.where] = key[0] if single_row else key[0].transpose(0, 1)
+        values[self.where] = value[0] if single_row else value[0].transpose(0, 1)
         if self.kernel is not None:
-            assert sink is None, "sinks are refused where tokens are worked on one by one"
-            return self._one_by_one(self.kernel, layer, query, keys, values, scale, cap)
+            assert sink is None, "models with sinks are refused in invariant mode"
+            return self._attend_by_token(self.kernel, layer, query, keys, values, scale, cap)
         keys, values = keys[self.rows, :, : self.used], values[self.rows, :, : self.used]
         rows, queries = self.shape
         heads, group = query.shape[1], query.shape[1] // keys.shape[1]
-        if not one:
+        if not single_row:
             flat = query[0] if self.spread is None else query[0].index_select(1, self.spread)
             query = flat.view(heads, rows, queries, -1).transpose(0, 1)
         if group > 1 and queries > FOLD:
@@ -79,12 +77,12 @@ class AttentionPass:
         else:
             out = by_hand(query, keys, values, mask, scale, cap, _column(sink, heads // group, queries))
         out = out.reshape(rows, heads, queries, out.shape[-1])
-        if one:
+        if single_row:
             return out.transpose(1, 2)
         out = out.transpose(0, 1).flatten(1, 2)
         return (out if self.gather is None else out.index_select(1, self.gather)).transpose(0, 1)[None]
 
-    def _one_by_one(
+    def _attend_by_token(
         self,
         kernel: AttentionKernel,
         layer: int,
@@ -105,12 +103,12 @@ class AttentionPass:
         return out.to(query.dtype)[None]
 
     def remember(self, layer: int, state: Float[Tensor, "tokens hidden"]) -> None:
-        """Keep what a layer gave for every packed token beside its keys and values."""
+        """Keep a layer's output for every packed token beside its keys and values."""
         (held,) = self.cache.hold(hidden(layer), state[None, None])
         held[self.where] = state[None] if self.shape[0] == 1 else state[:, None]
 
     def mask(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor | None:
-        """0 where a query sees a place, -inf elsewhere, [rows, 1, group x queries, used]; None where all is seen."""
+        """0 where a query sees a place, -inf elsewhere, [rows, 1, group x queries, used]; None: all is visible."""
         window = window if window is not None and window < self.used else None
         if (window, group) not in self.masks:
             seen = self.sight.visible(window, self.used)
@@ -149,15 +147,15 @@ def view(
     device: torch.device,
     kernel: AttentionKernel | None = None,
 ) -> AttentionPass:
-    """Lay out one pass."""
+    """Lay out one pass over the cache."""
     used = max(piece.line.start + len(piece.line) for piece in pieces)
     cache.reserve(used)
     sight = AttentionMask(pieces, device)
     if len(pieces) == 1:
         row, start = pieces[0].line.row, pieces[0].line.start + pieces[0].skip
-        one = (row, slice(None), slice(start, used))
+        one_row = (row, slice(None), slice(start, used))
         return AttentionPass(
-            cache, windows, slice(row, row + 1), used, (1, len(pieces[0])), one, None, None, sight, kernel
+            cache, windows, slice(row, row + 1), used, (1, len(pieces[0])), one_row, None, None, sight, kernel
         )
     index = [piece.line.row for piece in pieces]
     queries = max(map(len, pieces))
@@ -176,7 +174,7 @@ def view(
 
 
 def _rows(index: list[int], device: torch.device) -> tuple[dict[int, int], slice | Tensor]:
-    """Rows of the cache side by side are read where they lie, with the few strangers between; others are gathered."""
+    """Cache rows that lie close together are read as one slice, with the few other rows between; else gathered."""
     low, high = min(index), max(index) + 1
     if high - low <= 2 * len(index):
         return {row: row - low for row in range(low, high)}, slice(low, high)
@@ -195,7 +193,7 @@ def attend(
     slipstream: Any = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """What the model calls in every layer."""
+    """The attention function that transformers calls in every layer."""
     if slipstream is None:
         raise RuntimeError("this model is wrapped by slipstream; set_attn_implementation('sdpa') frees it again")
     slipstream.notice(module, attention_mask, others)
@@ -205,7 +203,7 @@ def attend(
 def tag(
     *_: Any, mask_function: Callable[..., Tensor] | None = None, local_size: int | None = None, **__: Any
 ) -> Tensor:
-    """In place of a mask: one that only says which window the model asked for, read when a model is probed."""
+    """A stand-in for a mask that records which window the model asked for. The probe of `support_check` reads it."""
     mask = WHOLE.clone()
     mask.window = local_size  # type: ignore[attr-defined]
     mask.plain = mask_function is not None and _plain(mask_function, local_size)  # type: ignore[attr-defined]
@@ -213,7 +211,7 @@ def tag(
 
 
 def _plain(sees: Callable[..., Tensor], window: int | None) -> bool:
-    """Whether a mask function is causal with a sliding window, or without one: no chunks, no blocks, no way ahead."""
+    """Whether a mask function is causal, with or without a sliding window: no chunks, no blocks, no later tokens."""
     reach = window or 1000
     here = torch.tensor(3 * reach)
     wanted = {1: False, 0: True, 1 - reach: True, -reach: window is None}
@@ -221,7 +219,7 @@ def _plain(sees: Callable[..., Tensor], window: int | None) -> bool:
 
 
 def plug_in(model: Any) -> None:
-    """Put our attention into a model. Until one is there, transformers need not be, which takes seconds to import."""
+    """Put our attention into a model. Imports transformers, which takes seconds, only here."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 

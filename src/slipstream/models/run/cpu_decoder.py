@@ -26,7 +26,8 @@ from slipstream.models.weights.linears import PackedLinear
 
 Where = tuple[Int[Tensor, " tokens"], Int[Tensor, " tokens"]]
 PROBE = 5  # tokens
-TURNS, FAR = 256, 1 << 24  # positions that are looked up at first; one that no text reaches
+FIRST_POSITIONS = 256  # in the first table
+FAR = 1 << 24  # a position that no text reaches
 
 
 class CpuDecoder:
@@ -56,34 +57,36 @@ class CpuDecoder:
         kept: Tensor | None = None,
         into: Mapping[int, Float[Tensor, "tokens hidden"]] | None = None,
     ) -> tuple[Tensor | None, dict[int, Tensor], Where]:
-        """Run layers `span` over packed entries, from the embeddings or from `hidden`; the logits of the kept ones,
-        what the watched layers gave, and the row and place each entry was written to. With `into`, the outputs of the
-        watched layers are written there."""
+        """Run the layers from `span[0]` up to `span[1]` over packed entries, from the embeddings or from `hidden`.
+
+        Returns the logits of the `kept` entries, the outputs of the watched layers, and the cache row and the place
+        that each entry was written to. With `into`, the outputs of the watched layers are written there.
+        """
         used = max(piece.line.start + len(piece.line) for piece in pieces)
         cache.reserve(used)
         token, position, row, place = packed(pieces)
         state = self._embed(token) if hidden is None else hidden.clone()
         angles = self._angles(state, position, used)
-        sight = AttentionMask(pieces, token.device)
-        seen = {window: sight.visible(window, used) for window in self._kinds}
-        views = [seen[window] for window in self._windows]
-        found = {layer: torch.empty_like(state) if into is None else into[layer] for layer in watched}
-        given = [found.get(i) for i in range(self._net.layers)]
-        walk = PassArgs(state, angles, row, place, used, views, given, *span, kept)
-        return self._kernel.run(self._net, self._where(cache), walk), found, (row, place)
+        mask = AttentionMask(pieces, token.device)
+        visible = {window: mask.visible(window, used) for window in self._kinds}
+        views = [visible[window] for window in self._windows]
+        outputs = {layer: torch.empty_like(state) if into is None else into[layer] for layer in watched}
+        watched_out = [outputs.get(i) for i in range(self._net.layers)]
+        args = PassArgs(state, angles, row, place, used, views, watched_out, *span, kept)
+        return self._kernel.run(self._net, self._where(cache), args), outputs, (row, place)
 
     def takes(self, pieces: Sequence[RowSlice]) -> bool:
-        """Whether a pass can go this way."""
+        """Whether this decoder can run a pass."""
         return True
 
     def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
-        """The model's norm and head alone."""
+        """The model's final norm and head on hidden states; no layer runs."""
         count, layers = len(hidden), self._net.layers
         none: list[Tensor | None] = [None] * layers
         row = torch.zeros(count, dtype=torch.long)
         angles = hidden.new_zeros(count, 2), hidden.new_zeros(count, 2)
-        walk = PassArgs(hidden.contiguous(), angles, row, row, 1, none, none, layers, layers, torch.arange(count))
-        logits = self._kernel.run(self._net, CachePointers([self._like], [self._like]), walk)
+        args = PassArgs(hidden.contiguous(), angles, row, row, 1, none, none, layers, layers, torch.arange(count))
+        logits = self._kernel.run(self._net, CachePointers([self._like], [self._like]), args)
         assert logits is not None
         return logits
 
@@ -95,8 +98,11 @@ class CpuDecoder:
 
 
 class RotaryTable:
-    """Cosines and sines of positions by a model's own module. Where they are a matter of the position alone, which some
-    are only up to a length, they are looked up: a few numbers by ten calls cost more than the pass waits for."""
+    """Cosines and sines of positions by a model's own rotary embedding.
+
+    Where they depend on the position only, they are computed once and looked up. The module takes ten torch calls,
+    which would delay every pass. Some modules depend on the longest position; those are called every time.
+    """
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -106,12 +112,12 @@ class RotaryTable:
     def __call__(
         self, state: Float[Tensor, "tokens hidden"], position: Int[Tensor, " tokens"], below: int
     ) -> tuple[Tensor, Tensor]:
-        """Of positions below a bound."""
+        """The cosines and sines of `position`, all of which are below `below`."""
         if not self._fixed:
             cos, sin = self._module(state[None], position[None])
             return cos[0].contiguous(), sin[0].contiguous()
         if len(self._cos) < below:
-            self._cos, self._sin = self._of(torch.arange(power(max(below, TURNS))))
+            self._cos, self._sin = self._of(torch.arange(power(max(below, FIRST_POSITIONS))))
         return self._cos.index_select(0, position), self._sin.index_select(0, position)
 
     def _of(self, position: Int[Tensor, " n"]) -> Float[Tensor, "2 n turned"]:
@@ -119,7 +125,7 @@ class RotaryTable:
         return torch.stack([cos[0], sin[0]])
 
     def _steady(self) -> bool:
-        """Whether a position far away changes nothing of the others'."""
+        """Whether the angles of a position do not depend on the other positions of the call."""
         near = torch.arange(PROBE)
         with torch.inference_mode():
             alone, beside = self._of(near), self._of(torch.cat([near, torch.tensor([FAR])]))[:, :PROBE]
@@ -140,7 +146,7 @@ def packed(pieces: Sequence[RowSlice]) -> tuple[Int[Tensor, " tokens"], ...]:
 
 
 def _embedding(module: Any) -> Callable[[Int[Tensor, " tokens"]], Float[Tensor, "tokens hidden"]]:
-    """The rows of a model's embedding, where these are all there is to it."""
+    """A lookup in the embedding's table, or the module itself where it does more than that."""
     table, probe = module.weight.detach(), torch.arange(PROBE)
     with torch.inference_mode():
         plain = torch.equal(module(probe), table[probe])

@@ -1,5 +1,7 @@
-"""A model whose layers are the common kind on a GPU: few kernels a layer (`kernels.gpu`), replayed as captured graphs
-(`gpu_passes`). Long prompts run the same kernels uncaptured."""
+"""A common decoder on a GPU: seven Triton kernels per layer (`kernels.gpu`), replayed as CUDA graphs (`gpu_passes`).
+
+Long prompts run the same kernels uncaptured.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,11 @@ from slipstream.models.weights.int8_linear import RoundedLinear
 
 
 class GpuDecoder(GpuPasses):
-    """A model's layers, norm and head on the kernels, with the embedding and the angles of its own modules."""
+    """A model's layers, norm and head on the kernels, with the embedding and the rotary angles of its own modules."""
 
     def __init__(self, model: Any, layers: Sequence[Any], windows: dict[int, int | None], exact: bool = False) -> None:
         if any(window is not None for window in windows.values()):
-            raise TypeError("some layers see a window alone")
+            raise TypeError("some layers have a sliding window")
         super().__init__()
         base = model.base_model
         self.heads, self.layers = _heads(layers[0], exact), len(layers)
@@ -61,6 +63,8 @@ class GpuDecoder(GpuPasses):
 
 
 class KernelPass:
+    """The buffers of a pass through the kernels."""
+
     def __init__(self, net: GpuNetwork, embedding: Tensor, tokens: int, parts: int) -> None:
         self._net, self._embedding, self._room = net, embedding, PassBuffers(net, tokens, parts)
 
@@ -110,17 +114,17 @@ def _block(layer: Any) -> GpuLayer:
 
 
 def _head_norms(layer: Any) -> tuple[Norm, Norm] | None:
-    found = [Norm(norm.weight.detach(), norm.variance_epsilon) for norm in head_norms(layer).values()]
-    if len(found) == 1:
+    norms = [Norm(norm.weight.detach(), norm.variance_epsilon) for norm in head_norms(layer).values()]
+    if len(norms) == 1:
         raise TypeError("only one of queries and keys is normed")
-    return (found[0], found[1]) if found else None
+    return (norms[0], norms[1]) if norms else None
 
 
 def _fused(modules: Sequence[Any]) -> tuple[Weight, Tensor | None]:
-    """Weights of several layers as one, of which theirs become views: nothing is held twice."""
+    """The weights of several linear layers as one tensor. The layers' own weights become views of it."""
     biases = [module.bias for module in modules]
     if any(bias is None for bias in biases) and any(bias is not None for bias in biases):
-        raise TypeError("some of the products that are fused have a bias")
+        raise TypeError("some of the linear layers that are fused have a bias and some have none")
     bias = None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
     if all(isinstance(module, RoundedLinear) for module in modules):
         return fused([module.eighth for module in modules]), bias
@@ -134,7 +138,7 @@ def _fused(modules: Sequence[Any]) -> tuple[Weight, Tensor | None]:
 
 
 def _adjacent(parts: Sequence[Tensor]) -> bool:
-    """Whether weights were fused before: each begins where the one before it ends."""
+    """Whether weights were fused before: each begins in memory where the one before it ends."""
     ends = [part.data_ptr() + part.nbytes for part in parts]
     same = len({part.untyped_storage().data_ptr() for part in parts}) == 1
     return same and [part.data_ptr() for part in parts[1:]] == ends[:-1]
@@ -151,13 +155,13 @@ def _weight(module: Any) -> Weight:
 
 def _plain(module: Any) -> Tensor:
     if type(module) is not nn.Linear or not module.weight.is_contiguous():
-        raise TypeError(f"{type(module).__name__} is no plain product")
+        raise TypeError(f"{type(module).__name__} is not a plain linear layer")
     return module.weight.detach()
 
 
 def _plain_embedding(module: Any) -> Tensor:
     if type(module) is not nn.Embedding:
-        raise TypeError(f"{type(module).__name__} is no plain embedding")
+        raise TypeError(f"{type(module).__name__} is not a plain embedding")
     return module.weight.detach()
 
 
@@ -166,15 +170,15 @@ def _heads(layer: Any, exact: bool) -> AttentionHeads:
     dim = attention.head_dim
     heads, kv_heads = len(attention.q_proj.weight) // dim, len(attention.k_proj.weight) // dim
     if dim % 2 or heads % kv_heads or heads // kv_heads > 16:
-        raise TypeError(f"{heads} heads of {dim} over {kv_heads} are not what the kernels are made for")
+        raise TypeError(f"{heads} heads of {dim} over {kv_heads} are not supported by the kernels")
     return AttentionHeads(heads, kv_heads, dim, attention.scaling, exact)
 
 
 def _angles(rotary: Any, longest: int, dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Of every position: where angles depend on more than that, a model was refused before."""
+    """Cosines and sines of every position. Models whose angles depend on more than the position are refused before."""
     with torch.inference_mode():
         both = rotary(torch.zeros(1, 1, device=device), torch.arange(longest, device=device)[None])
     if any(turn.shape[-1] != dim for turn in both):
-        raise TypeError("only a part of each head is turned")
+        raise TypeError("the rotary embedding covers only a part of each head")
     cos, sin = (turn[0, :, : dim // 2].float().contiguous() for turn in both)
     return cos, sin

@@ -1,8 +1,7 @@
-"""Any other model on a GPU: its own modules, with our attention over the cache in them, captured as graphs.
+"""Other architectures on a GPU: the model's own modules, with our attention in them, captured as CUDA graphs.
 
-Few tokens through many small modules cost a launch each, and the host cannot issue them as fast as they run. Recorded
-once for each size, they cost what they compute. What is computed is what the modules say; whether it can be recorded
-(nothing in it may ask what a number is) is tried when the model is loaded.
+With few tokens, the many small modules cost more to launch than to run. A graph per pass size removes the launches.
+Whether the modules can be captured (no step may read a number back from the device) is tried when the model is loaded.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from slipstream.models.run.gpu_passes import SIZES, GpuPasses, rehearsal
 from slipstream.models.run.layers import CompiledLayers, ModuleRunner
 from slipstream.models.run.support_check import ModelAnatomy
 
-GROUP = 16  # heads that may share keys: a program's queries
+GROUP = 16  # query heads that may share keys: the queries of one kernel program
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What one layer's attention was called with."""
+    """The shapes that one layer's attention was called with."""
 
     heads: AttentionHeads
     key: Tensor
@@ -38,7 +37,7 @@ class AttentionCall:
 
 @dataclass
 class CallRecorder:
-    """Stands before a view, and writes down what each layer calls it with."""
+    """Wraps an `AttentionPass`, and records how each layer calls it."""
 
     view: AttentionPass
     layers: list[AttentionCall] = field(default_factory=list)
@@ -53,7 +52,7 @@ class CallRecorder:
 
 
 class GpuModules(GpuPasses):
-    """`seen` is what each layer's attention is like, as a few tokens showed."""
+    """A model's modules as captured passes. `seen` holds how each layer calls its attention."""
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class GpuModules(GpuPasses):
         self.deepest = min([self.deepest, *(window for window in windows.values() if window is not None)])
 
     def takes(self, pieces: Sequence[RowSlice]) -> bool:
-        """Few tokens, and trees that no window cuts; prompts are better read as they are."""
+        """Passes of few tokens whose trees no window cuts. Prompts run faster uncaptured."""
         deep = max((len(seen) for piece in pieces for seen in piece.line.seen), default=0)
         return sum(map(len, pieces)) <= SIZES[-1] and deep <= self.deepest and super().takes(pieces)
 
@@ -89,6 +88,8 @@ class GpuModules(GpuPasses):
 
 
 class ModulePass:
+    """The buffers of a captured pass through a model's own modules."""
+
     def __init__(self, owner: GpuModules, tokens: int, parts: int) -> None:
         self._owner, self._parts = owner, parts
         self.hidden = owner.like.new_zeros(tokens, owner.like.shape[1])
@@ -111,9 +112,9 @@ class ModulePass:
         ids, given = (self._none, self.hidden) if token is None else (token, None)
         keep = self._all if out is not None and kept is None else kept
         with self._owner.fused.lent() if self._owner.fused else nullcontext():
-            logits, found = self._owner.modules.run(ids, layout.position, context, span, given, list(watched), keep)
+            logits, outputs = self._owner.modules.run(ids, layout.position, context, span, given, list(watched), keep)
         for layer, use in watched.items():
-            use(found[layer])
+            use(outputs[layer])
         if out is not None and logits is not None:
             out.copy_(logits)
 
@@ -128,7 +129,7 @@ class ModulePass:
 
 @dataclass(frozen=True, eq=False)
 class GpuView:
-    """What a model's attention is told in such a pass: where keys and values are written, and who sees what."""
+    """The attention of a captured pass: writes keys and values to the cache, and applies the mask of the layout."""
 
     room: ModulePass
     layout: Layout
@@ -142,8 +143,8 @@ class GpuView:
     ) -> Float[Tensor, "1 tokens heads dim"]:
         keys, values = self.held[layer]
         heads = _heads(query, key, scale)
-        one, other = (given[0] if given.stride(-1) == 1 else given[0].contiguous() for given in (key, value))
-        put(one, other, self.layout, keys, values)
+        new_keys, new_values = (given[0] if given.stride(-1) == 1 else given[0].contiguous() for given in (key, value))
+        put(new_keys, new_values, self.layout, keys, values)
         space = self.room.space(heads, query)
         space.query.copy_(query[0].transpose(0, 1))
         out = torch.empty_like(space.query)
@@ -153,23 +154,25 @@ class GpuView:
 
 
 def record(
-    model: Any, known: ModelAnatomy, token: Sequence[int], fuse: bool = False
+    model: Any, anatomy: ModelAnatomy, token: Sequence[int], fuse: bool = False
 ) -> tuple[GpuModules, Tensor, Tensor]:
-    """A model's modules as graphs, and the logits of a few tokens without and with them; raises whatever a model does
-    that cannot be recorded. `fuse`: what is not attention is compiled first."""
-    modules, cache, other = ModuleRunner(model, known.layers, known.as_tuple), KVCache(), KVCache()
+    """Capture a model's modules. Returns the passes, and the logits of a few tokens by plain modules and by the passes.
+
+    Raises whatever error a model's code causes when it cannot be captured. `fuse`: all but attention is compiled first.
+    """
+    modules, cache, other = ModuleRunner(model, anatomy.layers, anatomy.as_tuple), KVCache(), KVCache()
     piece, again = (RowSlice(RowEntries.of(held.take(), 0, list(token))) for held in (cache, other))
-    witness = CallRecorder(view(cache, known.windows, [piece], model.device))
+    witness = CallRecorder(view(cache, anatomy.windows, [piece], model.device))
     ids, position = torch.tensor(token, device=model.device), torch.arange(len(token), device=model.device)
-    wanted, _ = modules.run(ids, position, witness, (0, len(known.layers)), keep=position)
+    expected, _ = modules.run(ids, position, witness, (0, len(anatomy.layers)), keep=position)
     with rehearsal():
-        modules.run(ids, position, witness.view, (0, len(known.layers)), keep=position)
-    fused = CompiledLayers(known.layers) if fuse else None
-    found = GpuModules(modules, known.windows, witness.layers, known.vocab, fused)
-    mine, _, _ = found.forward(other, [again], (0, found.layers), None, (), position)
-    assert wanted is not None
-    assert mine is not None
-    return found, wanted, mine
+        modules.run(ids, position, witness.view, (0, len(anatomy.layers)), keep=position)
+    fused = CompiledLayers(anatomy.layers) if fuse else None
+    passes = GpuModules(modules, anatomy.windows, witness.layers, anatomy.vocab, fused)
+    logits, _, _ = passes.forward(other, [again], (0, passes.layers), None, (), position)
+    assert expected is not None
+    assert logits is not None
+    return passes, expected, logits
 
 
 def _heads(query: Tensor, key: Tensor, scale: float | None) -> AttentionHeads:

@@ -1,9 +1,8 @@
-"""Passes on a GPU, replayed as captured graphs, whoever runs the layers: our kernels (`gpu_decoder`) or a model's own
-modules with our attention in them (`gpu_modules`).
+"""Passes on a GPU, replayed as CUDA graphs. Our kernels (`gpu_decoder`) or a model's own modules (`gpu_modules`) run.
 
-Passes of few tokens are captured for each size when it is met again, and replayed: what tokens, positions and places
-they are about is read from a table that is copied in. So are those of many tokens of a small model, which take longer
-to launch than to run. Graphs speak of tensors where they lie, so they are dropped when the cache moves.
+A pass of few tokens is captured when its size is met for the second time, and replayed from then on. A replay reads its
+tokens, positions and places from a table that is copied in. Passes of many tokens are captured where the model is so
+small that they take longer to launch than to run. Graphs hold addresses, so they are dropped when the cache moves.
 """
 
 from __future__ import annotations
@@ -28,22 +27,39 @@ from slipstream.models.cache.tensors import KVCache, power
 
 Where = tuple[Int[Tensor, " tokens"], Int[Tensor, " tokens"]]
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 128)  # tokens of captured passes
-LARGER = (160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)  # of small models
-MANY = 8  # such passes that are captured
-EVEN = 16  # passes that are not captured have room for a multiple of so many
-ONCE = 1  # times that a size is run before it is captured
-WORK = 1.2e12  # weights times tokens that a GPU is busy with for longer than a host takes to launch a pass
-LEAST = 8  # parts of the cache a captured pass can look at
-COLUMNS = 7 + WORDS + 1  # of the table: where tokens and chunks of them are, what they see, and which they are
+LARGER = (
+    160,
+    192,
+    224,
+    256,
+    320,
+    384,
+    448,
+    512,
+    640,
+    768,
+    896,
+    1024,
+    1280,
+    1536,
+    1792,
+    2048,
+)  # tokens, for small models
+MANY = 8  # captured passes of the sizes in LARGER, at most
+EVEN = 16  # passes that are not captured have room for a multiple of this many tokens
+ONCE = 1  # uncaptured runs of a size before it is captured
+WORK = 1.2e12  # weights times tokens above which a pass runs longer than the host takes to launch it
+LEAST = 8  # parts of the cache that a captured pass can read, at least
+COLUMNS = 7 + WORDS + 1  # of the table: layout of tokens and chunks, visibility bits, token ids
 
 
 @runtime_checkable
 class PassRunner(Protocol):
-    """The buffers of a pass over so many tokens."""
+    """The buffers of a pass over a fixed number of tokens."""
 
     @property
     def hidden(self) -> Float[Tensor, "tokens hidden"]:
-        """What a pass without tokens begins with."""
+        """The input of a pass that does not begin with tokens."""
 
     def run(
         self,
@@ -56,40 +72,40 @@ class PassRunner(Protocol):
         out: Float[Tensor, "kept vocab"] | None = None,
         kept: Int[Tensor, " kept"] | None = None,
     ) -> None:
-        """Take tokens, or what lies in `hidden`, through the layers of a span; `out` gets logits of the kept ones."""
+        """Run tokens, or the states in `hidden`, through the layers of a span; `out` gets the logits of `kept`."""
 
 
 class GpuPasses(ABC):
-    """A model's layers on a GPU. `like` is a state, `entries` a key and a value of each layer: their sizes and type."""
+    """A model's layers on a GPU. `like` gives the shape of a hidden state, `entries` of each layer's key and value."""
 
     heads: AttentionHeads
     layers: int
     vocab: int
     like: Float[Tensor, "1 hidden"]
     entries: Sequence[tuple[Float[Tensor, "1 kv_heads 1 dim"], Float[Tensor, "1 kv_heads 1 dim"]]]
-    deepest: int = 64 * WORDS  # of a tree
+    deepest: int = 64 * WORDS  # the deepest tree
     largest: int = SIZES[-1]  # tokens of a pass that is worth a graph
 
     def __init__(self) -> None:
         self.captures = 0
         self._graphs: dict[Any, CapturedPass] = {}
-        self._met: Counter[Any] = Counter()  # how often a size was run that is not captured yet
+        self._met: Counter[Any] = Counter()  # uncaptured runs by size
         self._held: tuple[KVCache, int, list[tuple[Tensor, Tensor]]] | None = None
 
     @abstractmethod
     def passing(self, tokens: int, parts: int) -> PassRunner:
-        """Room for a pass over so many tokens that may look at so many parts of the cache."""
+        """Buffers for a pass over `tokens` tokens that may read `parts` parts of the cache."""
 
     @abstractmethod
     def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
-        """The model's norm and head alone."""
+        """The model's final norm and head on hidden states; no layer runs."""
 
     def branches(self, levels: int) -> bool:
-        """Whether trees so deep can be run, and paths of them be moved in all layers at once."""
+        """Whether trees of this depth can run, and their paths can be moved in all layers at once."""
         return levels <= self.deepest and len({key.shape for key, _ in self.entries}) == 1
 
     def takes(self, pieces: Sequence[RowSlice]) -> bool:
-        """Whether every branch is narrow enough to be told in bits."""
+        """Whether every branch is narrow enough for the visibility bits."""
         reach = (
             seen[-1] - limit for p in pieces for seen, limit in zip(p.line.seen, p.line.limit, strict=True) if seen
         )
@@ -104,8 +120,11 @@ class GpuPasses(ABC):
         watched: Sequence[int] = (),
         kept: Tensor | None = None,
     ) -> tuple[Tensor | None, dict[int, Tensor], Where]:
-        """Run layers `span` over packed entries, from the embeddings or from `hidden`; the logits of the kept ones,
-        what the watched layers gave, and the row and place each entry was written to."""
+        """Run the layers from `span[0]` up to `span[1]` over packed entries, from the embeddings or from `hidden`.
+
+        Returns the logits of the `kept` entries, the outputs of the watched layers, and the cache row and the place
+        that each entry was written to.
+        """
         used = max(piece.line.start + len(piece.line) for piece in pieces)
         cache.reserve(used)
         held = self.held(cache)
@@ -118,11 +137,14 @@ class GpuPasses(ABC):
         key = size, room, parts, span, tuple(watched), hidden is not None, tree, chunk, chunks
         run = self._graphs.get(key) or self._new(key, held)
         where = run(table, hidden, kept)
-        found = {layer: run.watched[layer][:tokens].clone() for layer in watched}
-        return (run.logits[:slots].clone() if slots else None), found, (where.row[:tokens], where.place[:tokens])
+        outputs = {layer: run.watched[layer][:tokens].clone() for layer in watched}
+        return (run.logits[:slots].clone() if slots else None), outputs, (where.row[:tokens], where.place[:tokens])
 
     def _new(self, key: Any, held: Held) -> CapturedPass:
-        """What was met before is captured, which takes as long as several passes; but what has no size of its own."""
+        """A pass of this key, captured if the key was met before and its size is one that is captured.
+
+        A capture takes as long as several passes.
+        """
         sized = key[0] <= self.largest and (key[0] <= SIZES[-1] or sum(k[0] > SIZES[-1] for k in self._graphs) < MANY)
         recorded = sized and self._met[key] >= ONCE
         run = CapturedPass(self, key, held, recorded)
@@ -134,22 +156,22 @@ class GpuPasses(ABC):
         return run
 
     def held(self, cache: KVCache) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of every layer, where they lie now."""
+        """The key and value tensors of every layer, at their current addresses."""
         if self._held is None or self._held[0] is not cache or self._held[1] != cache.version:
-            found = [cache.layer(i, *both) for i, both in enumerate(self.entries)]
-            self._held = cache, cache.version, found
+            layers = [cache.layer(i, *entry) for i, entry in enumerate(self.entries)]
+            self._held = cache, cache.version, layers
             self._graphs.clear()
         return self._held[2]
 
 
 class CapturedPass:
-    """One size of pass: its buffers and, where it is recorded, a graph over them."""
+    """A pass of one size: its buffers and, where it is recorded, a graph over them."""
 
     def __init__(self, passes: GpuPasses, key: Any, held: Held, recorded: bool) -> None:
         size, slots, parts, self._span, watched, self._resumed, self._tree, chunk, chunks = key
         self._held, device = held, passes.like.device
         self._table = torch.zeros(COLUMNS, size, dtype=torch.long, device=device)
-        self._table[2] = -1  # nothing is written before there is something to write
+        self._table[2] = -1  # place -1: the warm-up runs of a capture write nothing
         self._kept = torch.zeros(slots, dtype=torch.long, device=device)
         self._pass = passes.passing(size, parts)
         self.watched = {layer: passes.like.new_empty(self._pass.hidden.shape) for layer in watched}
@@ -176,9 +198,12 @@ class CapturedPass:
 
 
 def capture(run: Callable[[], None]) -> Callable[[], None]:
-    """A function as one graph: it runs twice as it is, so that everything is compiled, then it is recorded. Where that
-    fails, the stream it was recorded on is left behind with it. Meanwhile no garbage is collected: there might be an
-    old graph in it, and to let go of one is not allowed then."""
+    """Capture a function as one CUDA graph. Returns what replays it.
+
+    The function first runs twice uncaptured, so that all kernels are compiled. A capture that fails leaves its stream
+    unusable, so each one has a stream of its own. Garbage collection is off meanwhile: it might free an old graph,
+    which is not allowed during a capture.
+    """
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
@@ -201,14 +226,16 @@ def capture(run: Callable[[], None]) -> Callable[[], None]:
 
 @contextmanager
 def rehearsal() -> Iterator[None]:
-    """Whoever asks the device for a number, which cannot be recorded, is told so here, before a graph is begun: one
-    that fails is better not begun."""
+    """Raise an error where code in this block reads a number back from the device, which no graph can record.
+
+    Failing here is better than failing within a capture.
+    """
     if not torch.cuda.is_available():
         yield
         return
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it says of itself that it does not notice everything
+        warnings.simplefilter("ignore")  # torch warns that the mode does not notice everything
         try:
             torch.cuda.set_sync_debug_mode("error")
             yield
@@ -217,14 +244,14 @@ def rehearsal() -> Iterator[None]:
 
 
 def layout_of(table: Int[Tensor, "columns tokens"], chunk: int, chunks: int) -> Layout:
-    """There are up to `chunks` chunks of up to `chunk` tokens."""
+    """The layout that a table describes, with up to `chunks` chunks of up to `chunk` tokens."""
     position, row, place, limit, base, first, count = table[:7]
     bits = table[7 : 7 + WORDS].view(-1, WORDS)
     return Layout(position, row, place, limit, base, bits, first[:chunks], count[:chunks], chunk)
 
 
 def table_of(pieces: Sequence[RowSlice], size: int, chunk: int) -> Int[Tensor, "columns size"]:
-    """Where each packed entry stands and what it sees, on the host. What fills up the pass has place -1."""
+    """The position, place and visibility of each packed entry, on the host. Padding entries have place -1."""
     table = torch.zeros(COLUMNS, size, dtype=torch.long)
     columns: list[list[int]] = [[] for _ in range(5)]
     first, count, words, offset = list[int](), list[int](), list[tuple[int, int, int]](), 0
@@ -244,8 +271,8 @@ def table_of(pieces: Sequence[RowSlice], size: int, chunk: int) -> Int[Tensor, "
         first += starts
         count += [min(chunk, offset + len(piece) - start) for start in starts]
         offset += len(piece)
-    found = torch.from_numpy(np.array(columns))  # faster than torch's own way
-    table[:4, :offset], table[4, :offset], table[-1, :offset] = found[:4], found[3], found[4]
+    packed = torch.from_numpy(np.array(columns))  # faster than torch.tensor
+    table[:4, :offset], table[4, :offset], table[-1, :offset] = packed[:4], packed[3], packed[4]
     table[2, offset:] = -1
     table[5:7, : len(first)] = torch.tensor([first, count])
     bits = table[7 : 7 + WORDS].view(-1, WORDS)
@@ -255,21 +282,23 @@ def table_of(pieces: Sequence[RowSlice], size: int, chunk: int) -> Int[Tensor, "
 
 
 def parts_of(used: int) -> int:
-    """Parts of the cache that a pass may look at; one that has nothing in it costs next to nothing."""
+    """How many parts of the cache a pass may read. An empty part costs next to nothing."""
     return power(max(LEAST, -(-used // PART)))
 
 
 def _chunks(count: int, size: int) -> int:
-    """Chunks that a pass has room for: those with nothing in them take time, too, and few sizes make few graphs."""
+    """How many chunks a pass has room for. Empty chunks take time, and few sizes mean few graphs."""
     return 1 if count == 1 else size if size <= FEW else min(size, power(count))
 
 
 def size_of(tokens: int, largest: int = SIZES[-1]) -> int:
-    """Tokens that a pass has room for: what there are graphs for, or hardly more than there are. Tables of such sizes
-    begin where kernels like it; others would be compiled once more."""
+    """How many tokens a pass has room for: a size that is captured, or `tokens` rounded up to a multiple of `EVEN`.
+
+    Tables of such sizes are aligned; for others the kernels would be compiled once more.
+    """
     return next((size for size in (*SIZES, *LARGER) if tokens <= size <= largest), -(-tokens // EVEN) * EVEN)
 
 
 def largest_of(weights: int) -> int:
-    """Tokens of a pass that is worth a graph, by the weights that each of them goes through."""
+    """The most tokens of a pass that is worth a graph, by the number of weights that each token passes."""
     return max(SIZES[-1], min(LARGER[-1], int(WORK / weights)))

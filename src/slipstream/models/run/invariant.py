@@ -1,11 +1,11 @@
 """Invariant mode: a row's numbers depend on its own tokens only.
 
-Not on batch mates, on how a prompt was cut into pieces, on a prefix computed earlier, on how many tokens were drafted
-beside it, or on the room in the cache. Norms, rotations and activations work token by token anyway; what mixes are
-matrix products and attention, whose libraries choose the order of their sums by the shape of the whole batch. So the
-mode is there where both run on kernels that sum in one order (`kernels`), and is refused by name elsewhere. On a CPU
-these work in float32; a model in half precision is rounded before and after them, token by token. On a GPU it is the
-layers' own kernels with one tile for any number of tokens (`gpu_decoder`), where a model's layers run on them.
+They do not depend on the other rows of the batch, on how a prompt was cut into chunks, on a prefix computed earlier, on
+how many tokens were drafted, or on the size of the cache. Norms, rotary embeddings and activations work token by token
+anyway. Matrix products and attention do not: their libraries choose the order of a sum by the shape of the whole batch.
+So the mode needs kernels that sum in one order (`kernels`) for both, and is refused where there are none. On a CPU
+these work in float32; a model in half precision is rounded before and after them, token by token. On a GPU they are
+those of `gpu_decoder`, with one tile size for any number of tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slipstream.models.weights.linears import HALF
 
 
 def why_not(model: Any) -> str | None:
-    """What keeps a model from invariant mode, or None."""
+    """Why a model cannot run in invariant mode; None if it can."""
     if model.device.type != "cpu" or model.dtype not in (torch.float32, *HALF):
         here = f"{str(model.dtype).removeprefix('torch.')} on {model.device.type}"
         return f"its kernels are made for a CPU in float32, bfloat16 or float16, not for {here}"
@@ -37,12 +37,12 @@ def why_not(model: Any) -> str | None:
 
 
 def free(model: Any) -> bool:
-    """Whether a model can have the mode and, as measured (`benchmarks/invariant.py`), pays next to nothing for it."""
+    """Whether a model can have the mode at next to no cost, as measured by `benchmarks/invariant.py`."""
     return model.dtype == torch.float32 and why_not(model) is None
 
 
 def invariant_attention(model: Any) -> cpu_attention.AttentionKernel:
-    """The attention of invariant mode; ValueError where the mode cannot be had."""
+    """The attention kernel of invariant mode. ValueError where the model cannot run in that mode."""
     reason = why_not(model)
     kernel = cpu_attention.kernel()
     if reason or kernel is None:
@@ -51,4 +51,4 @@ def invariant_attention(model: Any) -> cpu_attention.AttentionKernel:
 
 
 def no_invariance(model: Any, reason: str | None) -> ValueError:
-    return ValueError(f"invariant mode cannot be had with {type(model).__name__}: {reason}")
+    return ValueError(f"invariant mode is not available for {type(model).__name__}: {reason}")

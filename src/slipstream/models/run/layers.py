@@ -1,9 +1,8 @@
-"""Running a model's own modules: looking into a decoder's layers, stopping at one, and resuming from one.
+"""Running a model's own modules: reading the outputs of its layers, stopping after a layer, resuming from a layer.
 
-A layer is skipped by lending it another `forward` for the length of a pass: it hands its input on, or puts a given
-hidden state in its place. The model around it (embeddings, positions, final norm, head) stays as it is, so what a
-resumed pass computes is what the whole pass would have, for any architecture whose layers take a hidden state and
-return one.
+A layer is skipped by replacing its `forward` for the length of a pass. The replacement returns its input, or a given
+hidden state. The model around the layers (embeddings, positions, final norm, head) runs unchanged, so a resumed pass
+computes what the whole pass would have. This works for any architecture whose layers take and return a hidden state.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ Layers = Sequence[nn.Module]
 @contextmanager
 def watch(layers: Layers, wanted: Iterable[int]) -> Iterator[dict[int, Tensor]]:
     """A dictionary that fills with the output of each wanted layer, [tokens, hidden], while the model runs."""
-    found: dict[int, Tensor] = {}
+    outputs: dict[int, Tensor] = {}
 
     def hook(index: int) -> Callable[[nn.Module, Any, Any], None]:
         def keep(_: nn.Module, __: Any, output: Any) -> None:
-            found[index] = hidden_of(output)[0]
+            outputs[index] = hidden_of(output)[0]
 
         return keep
 
     handles = [layers[index].register_forward_hook(hook(index)) for index in wanted]
     try:
-        yield found
+        yield outputs
     finally:
         for handle in handles:
             handle.remove()
@@ -44,7 +43,7 @@ def watch(layers: Layers, wanted: Iterable[int]) -> Iterator[dict[int, Tensor]]:
 def only(
     layers: Layers, first: int, last: int, hidden: Float[Tensor, "tokens hidden"] | None, as_tuple: bool
 ) -> Iterator[None]:
-    """Run layers `first` to `last` - 1 alone; `hidden` is what layer `first` reads, where it is not layer 0."""
+    """Run only layers `first` to `last` - 1. `hidden` is the input of layer `first` if that is not layer 0."""
 
     def skip(given: Tensor | None) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -65,8 +64,10 @@ def only(
 
 
 class CompiledLayers:
-    """The parts of decoder layers that are not attention, each compiled to few kernels: norms, feed-forward, experts.
-    Layers are alike, so one of them is compiled, for any number of tokens, and what came of it is kept on disk."""
+    """The parts of decoder layers that are not attention (norms, feed-forward, experts), compiled by `torch.compile`.
+
+    All layers share one compilation, which serves any number of tokens and which torch caches on disk.
+    """
 
     def __init__(self, layers: Layers) -> None:
         free = [part for layer in layers for part in layer.children() if not _attends(part)]
@@ -74,7 +75,7 @@ class CompiledLayers:
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """The compiled parts in place of the model's own."""
+        """Put the compiled parts in place of the model's own for the length of a block."""
         try:
             for part, forward in self._parts:
                 part.forward = forward
@@ -106,11 +107,14 @@ class ModuleRunner:
         watched: Iterable[int] = (),
         keep: Int[Tensor, " kept"] | None = None,
     ) -> tuple[Tensor | None, dict[int, Tensor]]:
-        """Run a span of layers, from `given` where it does not begin with the first; the logits at `keep`, where they
-        are wanted, and what the watched layers gave. `context` is what attention is told."""
+        """Run the layers from `span[0]` up to `span[1]`. `given` is the input of a span that does not begin at layer 0.
+
+        `context` is passed on to the attention. Returns the logits of the tokens `keep`, None without `keep`, and the
+        outputs of the watched layers.
+        """
         trim = {"logits_to_keep": keep} if keep is not None and self._trims else {}
         module = self.model.base_model if keep is None else self.model
-        with only(self.layers, *span, given, self._as_tuple), watch(self.layers, watched) as found:
+        with only(self.layers, *span, given, self._as_tuple), watch(self.layers, watched) as outputs:
             output = module(
                 token[None],
                 attention_mask=self._whole,
@@ -120,10 +124,10 @@ class ModuleRunner:
                 **trim,
             )
         result: Tensor = output[0][0]
-        return (None if keep is None else result if trim else result[keep]), found
+        return (None if keep is None else result if trim else result[keep]), outputs
 
     def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
-        """The model's own norm and head on hidden states after some layer: no layer runs."""
+        """The model's own final norm and head on hidden states; no layer runs."""
         count, token = len(self.layers), torch.zeros(len(hidden), dtype=torch.long, device=hidden.device)
         with only(self.layers, count, count, hidden, self._as_tuple):
             output = self.model(token[None], attention_mask=self._whole, position_ids=token[None], use_cache=False)

@@ -1,8 +1,8 @@
-"""What cannot be run exactly is refused by name, in one sentence, before it decodes a token.
+"""Checks whether a model can be run exactly. A model that cannot is refused in one sentence before it decodes a token.
 
-Two looks. The configuration tells what is known to break: state that cannot be rolled back, positions scaled by the
-longest row of a batch, biases by distance. The probe tells what a configuration does not: it runs a few tokens through
-the model's own attention and through ours, and compares who was called, with what, and what came out.
+There are two checks. `check_config` reads the configuration: state that cannot be rolled back, positions scaled by the
+longest row of a batch, biases by distance. `probe` runs a few tokens through the model's own attention and through
+ours, and compares which modules called the attention, with which arguments, and the logits.
 """
 
 from __future__ import annotations
@@ -66,18 +66,18 @@ def _rope_types(value: Any) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class ModelAnatomy:
-    """What the probe found out."""
+    """The structure of a model, as the probe saw it."""
 
     layers: Sequence[nn.Module]
     windows: dict[int, int | None]  # by layer; None sees everything
     vocab: int
     as_tuple: bool  # layers return their hidden state first in a tuple
-    agreed: bool = False  # layers in one call were compared with the modules before, by the builder of a package
+    agreed: bool = False  # kernels and modules were compared before, when a compiled package was written
 
 
 @dataclass
 class ProbeView:
-    """Takes the place of a view in the probe, and writes down who called."""
+    """Stands in for an `AttentionPass` in the probe, and records the modules that call it."""
 
     view: AttentionPass
     modules: list[nn.Module] = field(default_factory=list)
@@ -94,7 +94,7 @@ class ProbeView:
 
 
 def probe(model: Any) -> ModelAnatomy:
-    """Plug our attention into the model and look at it from inside; put its own back where it is refused."""
+    """Plug our attention into the model and learn its structure. A model that is refused gets its own back."""
     own = model.config._attn_implementation
     config = model.config.get_text_config()
     count = config.num_hidden_layers
@@ -132,7 +132,7 @@ def _call(model: Any, token: Tensor, context: Any, mask: Tensor | None) -> Float
 
 
 def _windows(model: Any, witness: ProbeView, count: int) -> dict[int, int | None]:
-    """The window of every layer, once it is sure that each calls the interface once, with nothing we do not know."""
+    """The window of every layer. Refuses a model whose layers do not each call the interface once, as expected."""
     indices = [getattr(module, "layer_idx", None) for module in witness.modules]
     if indices != list(range(count)):
         raise refuse(model, f"it bypasses the attention interface: {len(indices)} calls came from its {count} layers")
@@ -150,20 +150,20 @@ def _layers(model: Any, attentions: Sequence[nn.Module]) -> Sequence[nn.Module]:
             pairs = zip(module, attentions, strict=True)
             if all(any(part is attention for part in layer.modules()) for layer, attention in pairs):
                 return list(module)
-    raise refuse(model, "its decoder layers do not stand in one list")
+    raise refuse(model, "its decoder layers are not in one list")
 
 
 def _numbers(
     model: Any, token: Tensor, layers: Sequence[nn.Module], windows: dict[int, int | None]
 ) -> tuple[Tensor, bool]:
-    """Logits as our passes will compute them, and the shape of what a layer returns."""
+    """Logits as our passes will compute them, and whether a layer returns a tuple."""
     context = _probe_view(len(layers), model.device)
     context.windows = windows
     kinds: list[bool] = []
     handle = layers[0].register_forward_hook(lambda _, __, output: kinds.append(isinstance(output, tuple)))
-    with handle, watch(layers, [len(layers) - 1]) as found:
+    with handle, watch(layers, [len(layers) - 1]) as outputs:
         logits = _call(model, token, context, WHOLE.to(model.device))
-    if found[len(layers) - 1].ndim != 2:
+    if outputs[len(layers) - 1].ndim != 2:
         raise refuse(model, "its layers do not return one hidden state per token")
     return logits, kinds[0]
 
@@ -174,7 +174,7 @@ def _close(logits: Tensor, expected: Tensor) -> bool:
 
 
 def longest_row(model: Any, wanted: int | None) -> int:
-    """The longest row: what the configuration says, or less."""
+    """The longest row in tokens: the configuration's limit, or `wanted` if that is lower."""
     config = model.config.get_text_config()
     longest = next((value for name in LIMITS if isinstance(value := getattr(config, name, None), int)), wanted)
     if longest is None:

@@ -1,7 +1,7 @@
-"""A model small enough to know everything about: next-token laws in a table, by the last few tokens.
+"""A model small enough to enumerate: a table of next-token distributions, indexed by the last few tokens.
 
-It is what exactness is proved on. The law depends on the context, so that a row shifted by one shows; the context is
-read from the model's own cache of what was committed, so that a wrong roll-back shows too.
+Exactness is proved on it. The distribution depends on the context, so a row shifted by one is noticed. The context is
+read from the model's own cache of committed tokens, so a wrong roll-back is noticed too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A GGUF file as a folder of safetensors and tokenizer, which any tool of the field loads in a moment.
+"""Convert a GGUF file to a folder of safetensors and tokenizer, which common tools load quickly.
 
-Reading a GGUF takes a while, for its blocks are unpacked and its tokenizer is rebuilt; so it is done once. What
-is unpacked keeps the quantised values: the folder is the quantised model, written wider, and its manifest says so.
+Reading a GGUF file takes a while, because its blocks are dequantised and its tokenizer is rebuilt; so it is done once.
+The folder holds the quantised values in a wider type, and its manifest says so.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 MAGIC = b"GGUF"
-FEW_BITS = frozenset({"Q4_1", "Q8_0", "F32"})  # types whose numbers stay as small as they are (`kernels.cpu.few_bits`)
-# vocabularies whose merges were learned on single digits; transformers (5.22) splits by the file's word for the rest
+FEW_BITS = frozenset({"Q4_1", "Q8_0", "F32"})  # types whose integers can be recovered (`kernels.cpu.few_bits`)
+# pre-tokenizers that split numbers into single digits; transformers (5.22) reads the others from the file
 DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"})
 
 
 def convert_gguf(gguf: Path, folder: Path) -> dict[str, Any]:
-    """Write a GGUF file into a folder as safetensors with tokenizer; what is to be said about it.
+    """Write a GGUF file into a folder as safetensors with tokenizer. Returns facts for the folder's manifest.
 
-    Blocks that are found again by looking at their numbers are written in float32, which holds these exactly; others in
-    bfloat16, and as they are beside it (`kept`)."""
+    Types whose integers can be recovered from the dequantised numbers are written in float32, which holds them exactly.
+    Others are written in bfloat16, with the file's blocks beside them (`gguf_weights`).
+    """
     check_gguf(gguf)
     with quiet(), no_gguf_bar(), reading_once():
         with _reading(gguf, "GGUF file"):
@@ -61,7 +62,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def check_gguf(gguf: Path) -> None:
-    """Refuse what is no GGUF file, or cannot be read here, before anything slow begins."""
+    """Refuse a file that is not GGUF, is cut short, or cannot be read here, before anything slow begins."""
     if not is_gguf(gguf):
         raise CatalogError(f"{gguf} is not a GGUF file: it does not begin with the letters GGUF")
     missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
@@ -72,14 +73,14 @@ def check_gguf(gguf: Path) -> None:
 
 
 @contextmanager
-def _reading(gguf: Path, what: str) -> Iterator[None]:
+def _reading(gguf: Path, role: str) -> Iterator[None]:
     try:
         yield
-    except OSError:  # of the disk, which the store puts into words
+    except OSError:  # errors of the disk: `store` turns them into a sentence
         raise
     except Exception as error:  # readers fail in many ways on architectures and vocabularies they do not know
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise CatalogError(f"{gguf.name} cannot be read as a {what} ({reason})") from error
+        raise CatalogError(f"{gguf.name} cannot be read as a {role} ({reason})") from error
 
 
 def _read_model(gguf: Path, dtype: torch.dtype) -> PreTrainedModel:
@@ -114,13 +115,13 @@ def _read_tokenizer(gguf: Path, fields: dict[str, Any]) -> PreTrainedTokenizerBa
 
 
 def _keep_specials(tokenizer: PreTrainedTokenizerBase, fields: dict[str, Any]) -> None:
-    """Give a rebuilt tokenizer the special tokens its file names; readers mix them up, or forget BOS."""
+    """Give a rebuilt tokenizer the special tokens of its file. Readers mix them up or drop BOS."""
     for role, key in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items():
         tokenizer.init_kwargs.pop(f"{role}_token_id", None)
         i = fields.get(f"tokenizer.ggml.{key}_token_id")
-        if i is not None and getattr(tokenizer, f"{role}_token_id") != i:  # before 5.19 the end is the beginning
+        if i is not None and getattr(tokenizer, f"{role}_token_id") != i:  # before 5.19 transformers sets EOS to BOS
             setattr(tokenizer, f"{role}_token", tokenizer.convert_ids_to_tokens(int(i)))
-    # files with SentencePiece vocabularies often leave it unsaid
+    # files with SentencePiece vocabularies often lack the entry
     wanted = bool(fields.get("tokenizer.ggml.add_bos_token", fields.get("tokenizer.ggml.model") == "llama"))
     bos = tokenizer.bos_token_id
     if bos is not None and wanted != (tokenizer.encode("a")[:1] == [bos]):
@@ -137,7 +138,7 @@ def _fields(gguf: Path) -> dict[str, Any]:
 
 
 def _quantisation(fields: dict[str, Any]) -> str | None:
-    """What the file calls its weights, such as Q4_1; None for plain floating point."""
+    """The file's name for its quantisation, such as Q4_1; None for plain floating point."""
     from gguf import LlamaFileType
 
     if set(fields["tensor_types"]) <= {"F32", "F16", "BF16", "F64"}:

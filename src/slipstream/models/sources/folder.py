@@ -1,4 +1,4 @@
-"""What a model folder must hold, and what can be read off it without loading it."""
+"""Checks of a model folder, and facts that can be read without loading the weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slipstream.models.sources.store import CatalogError, manifest, sha256
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-USUAL = frozenset({"llama", "mistral", "qwen2"})  # causal for certain: transformers takes seconds to import and ask
+USUAL = frozenset({"llama", "mistral", "qwen2"})  # known to be causal, so that transformers need not be imported to ask
 OWN_CODE = "brings its own code; if you trust its author, --trust-remote-code (trust_remote_code=True) runs it"
 ONLY = "only safetensors or GGUF are loaded"
 
@@ -32,7 +32,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def missing(folder: Path) -> str | None:
-    """What a folder lacks to be a model, as the end of a sentence; None if nothing."""
+    """What a folder lacks to be a model, as the end of a sentence; None if it is complete."""
     if not (folder / "config.json").is_file():
         gguf = next(folder.glob("*.gguf"), None)
         return f"has no config.json{f'; give the path of {gguf.name} in it' if gguf else ''}"
@@ -70,7 +70,7 @@ def unfit(folder: Path, trust_remote_code: bool) -> str | None:
     if "auto_map" in config and kind not in CAUSAL:
         return None if trust_remote_code else OWN_CODE
     if kind not in CAUSAL:
-        return f"is of type {kind!r}, which is no causal language model of this transformers version"
+        return f"is of type {kind!r}, which is not a causal language model in this transformers version"
     return None
 
 
@@ -83,7 +83,7 @@ def cut_short(folder: Path) -> str | None:
 
 
 def weights_problem(path: Path) -> str | None:
-    """Why a file of safetensors cannot be whole, as the end of a sentence; only its header is read."""
+    """Why a safetensors file is not complete, as the end of a sentence; None if it is. Only its header is read."""
     try:
         start, header = _header(path)
         expected = start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
@@ -101,9 +101,9 @@ def weight_files(folder: Path) -> list[Path]:
 
 def weights_sha256(folder: Path) -> str:
     """The hash of the weight file; of several files, the hash of their hashes and names in order."""
-    known = (manifest(folder) or {}).get("sha256")
-    if isinstance(known, str):
-        return known
+    recorded = (manifest(folder) or {}).get("sha256")
+    if isinstance(recorded, str):
+        return recorded
     files = weight_files(folder)
     if len(files) == 1:
         return _file_sha256(files[0])
@@ -124,15 +124,15 @@ def hub_hash(path: Path) -> str | None:
 
 def tensors(folder: Path) -> dict[str, tuple[str, int]]:
     """Type and number of elements of every stored tensor; only the headers of the weight files are read."""
-    found: dict[str, tuple[str, int]] = {}
+    stored: dict[str, tuple[str, int]] = {}
     for path in weight_files(folder):
         _, header = _header(path)
-        found |= {name: (entry["dtype"], math.prod(entry["shape"])) for name, entry in header.items()}
-    return found
+        stored |= {name: (entry["dtype"], math.prod(entry["shape"])) for name, entry in header.items()}
+    return stored
 
 
 def _header(path: Path) -> tuple[int, dict[str, Any]]:
-    """Where the tensors of a file of safetensors begin, and what is said of each; ValueError where it is none."""
+    """The offset of the first tensor of a safetensors file, and its header. ValueError if it is not such a file."""
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > path.stat().st_size:

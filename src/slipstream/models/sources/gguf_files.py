@@ -1,4 +1,4 @@
-"""GGUF files themselves, for llama.cpp, which runs nothing else; the catalog's are fetched once and kept."""
+"""GGUF files for llama.cpp, which runs no other format. Those of the catalog are fetched once and kept."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def gguf_file(name: str) -> Path:
     if path.is_file() and is_gguf(path):
         return path
     names = ", ".join(sorted(CATALOG))
-    raise CatalogError(f"llama.cpp runs GGUF files, and {name} is none; give a .gguf file, or one of {names}")
+    raise CatalogError(f"llama.cpp runs GGUF files, and {name} is not one; give a .gguf file, or one of {names}")
 
 
 def _kept(name: str) -> Path:

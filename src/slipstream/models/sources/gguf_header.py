@@ -1,5 +1,8 @@
-"""A GGUF file's header, read once. While a file is converted it is asked for four times, and takes seconds each time
-where the vocabulary is long; so do the names of the weights, asked for at every module."""
+"""Reads a GGUF file's header once per conversion.
+
+A conversion asks for the header four times, which takes seconds each time where the vocabulary is long. It asks for
+the map of tensor names at every module.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import numpy as np
 
 @contextmanager
 def reading_once() -> Iterator[None]:
-    """Whoever makes a reader of a file in here, transformers among them, is given the one there is."""
+    """Make all readers of a GGUF file in this block, also those of transformers, share one reader."""
     import gguf
 
     class CachedGgufReader(gguf.GGUFReader):  # type: ignore[misc]
@@ -24,12 +27,14 @@ def reading_once() -> Iterator[None]:
 
         @data.setter
         def data(self, mapped: Any) -> None:
-            self._bytes = mapped.view(np.ndarray)  # of which a slice, and a header is many, takes a third of the time
+            self._bytes = mapped.view(np.ndarray)  # slicing an ndarray takes a third of the time of slicing a memmap
 
-    made, own = cache(CachedGgufReader), (gguf.GGUFReader, gguf.get_tensor_name_map)
-    gguf.GGUFReader = lambda path, mode="c": made(os.fspath(path), "c")  # what is written to stays in memory
-    gguf.get_tensor_name_map = cache(own[1])
+    cached_reader, originals = cache(CachedGgufReader), (gguf.GGUFReader, gguf.get_tensor_name_map)
+    gguf.GGUFReader = lambda path, mode="c": cached_reader(
+        os.fspath(path), "c"
+    )  # copy on write: the file is not changed
+    gguf.get_tensor_name_map = cache(originals[1])
     try:
         yield
     finally:
-        gguf.GGUFReader, gguf.get_tensor_name_map = own
+        gguf.GGUFReader, gguf.get_tensor_name_map = originals

@@ -1,4 +1,4 @@
-"""How long a GGUF file must be, read off its header, so that a file that was cut short is refused by name.
+"""The expected length of a GGUF file, computed from its header, so that a truncated file is refused.
 
 The layout is that of versions 2 and 3: magic, version, counts of tensors and of entries, the entries (key, type,
 value), the tensors (name, shape, type, offset), then the tensors' data, aligned.
@@ -49,14 +49,13 @@ class _Scanner:
 
 
 def cut_short(path: Path) -> str | None:
-    """Where a GGUF file ends too early, as the end of a sentence; None where it is as long as its header says, or of a
-    version that is not known here."""
+    """How a GGUF file is truncated, as the end of a sentence; None where it is complete or of an unknown version."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
             expected = _expected_bytes(_Scanner(data))
         except struct.error:
             return f"is cut short: it ends within its header, after {len(data):,} bytes"
-        except KeyError:  # a type of value that came later: the reader says what it is
+        except KeyError:  # a value type of a later version: the reader reports it
             return None
         if expected > len(data):
             return f"is cut short: it holds {len(data):,} of {expected:,} bytes"
@@ -80,7 +79,7 @@ def _expected_bytes(scanner: _Scanner) -> int:
 
 
 def _tensor_end(scanner: _Scanner) -> int:
-    """Where a tensor's data ends, counted from where the first one's begins; 0 for types that the library lacks."""
+    """The end of a tensor's data, relative to the first tensor's start; 0 for types that the library lacks."""
     from gguf import GGML_QUANT_SIZES
 
     scanner.string()

@@ -1,10 +1,9 @@
-"""The weights of a GGUF file that a folder in bfloat16 rounds, kept beside it as they are.
+"""The quantised weights of a GGUF file, kept unrounded beside a converted folder in bfloat16.
 
-A converted folder is one that any tool loads, so its weights are bfloat16 numbers. Those of most quantised files are
-others: whole numbers of few bits with scales. Kernels for processors that multiply bytes read such numbers as they
-are, which is exact and takes a third of the memory. So the file's own blocks lie beside the folder's weights, under the
-names and in the order of rows that these have. Whether they are the same weights is not believed of a name: none is
-kept whose numbers do not round to the folder's.
+Any tool can load a converted folder, so its weights are bfloat16. Those of most quantised files are integers of few
+bits with scales, which bfloat16 rounds. Kernels for processors with integer products read the integers directly, which
+is exact and takes a third of the memory. So the file's blocks are stored beside the folder's weights, under the same
+names and in the same order of rows. A block is kept only if its numbers round to the folder's, whatever its name.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from slipstream.models.weights import gguf_blocks as blocks
 FILE = "few_bits.blocks"  # not .safetensors: some tools load every file of that name
 KINDS = "kinds"
 PLAIN = frozenset({"F32", "F16", "BF16"})
-GLANCE, CHUNK = 64, 1 << 13  # rows that are compared before all are, and at a time
+GLANCE, CHUNK = 64, 1 << 13  # rows compared first; rows compared at a time
 HEADS = ("num_attention_heads", "num_key_value_heads")
 
 
 @final
 class GgufWeights:
-    """What was kept of a model's weights, by the names of its parameters."""
+    """The unrounded weights of a model, by the names of its parameters."""
 
     def __init__(self, path: Path) -> None:
         file: Any = safe_open
@@ -40,7 +39,7 @@ class GgufWeights:
         self.kinds: dict[str, str] = json.loads(self._file.metadata()[KINDS])
 
     def grid(self, name: str) -> QuantizedGrid | None:
-        """A weight in few bits; None where it is in none."""
+        """A quantised weight; None where it is not kept, or not quantised."""
         kind = self.kinds.get(name)
         return blocks.grid(self._file.get_tensor(name), kind) if kind in blocks.TYPES else None
 
@@ -49,7 +48,7 @@ class GgufWeights:
         return _value(self._file.get_tensor(name), self.kinds[name])
 
     def rounds(self, name: str, weight: Float[Tensor, "..."]) -> bool:
-        """Whether the first rows of a weight are those of the folder, which may have been written over."""
+        """Whether the first rows of a kept weight round to those of `weight`. The folder may have been overwritten."""
         return _rounds(self._file.get_slice(name)[:GLANCE], self.kinds[name], weight[:GLANCE])
 
 
@@ -58,29 +57,29 @@ def opened(folder: Path) -> GgufWeights | None:
 
 
 def keep(gguf: Path, folder: Path) -> bool:
-    """Write the weights that a folder rounded; whether these are all that it rounded."""
+    """Write the weights that a folder rounded. Returns whether all of them could be kept."""
     from gguf import GGUFReader
 
-    reader = GGUFReader(gguf, "c")  # memory that could be written to, though it is not: torch looks at no other
-    own = {tensor.name: tensor for tensor in reader.tensors}
-    named, heads = _names(reader), _heads(folder)
+    reader = GGUFReader(gguf, "c")  # torch needs writable memory, though it is not written
+    file_tensors = {tensor.name: tensor for tensor in reader.tensors}
+    gguf_name, heads = _names(reader), _heads(folder)
     complete, kinds = True, {}
-    found: dict[str, Tensor] = {}
+    kept_tensors: dict[str, Tensor] = {}
     for name, weight in _weights(folder):
-        tensor = own.get(named(name))
+        tensor = file_tensors.get(gguf_name(name))
         kind = "" if tensor is None else tensor.tensor_type.name
         raw = None if tensor is None else _ordered(tensor.data, kind, weight, heads)
         if raw is None:
             complete = False
         elif kind in blocks.TYPES or not torch.equal(_value(raw, kind), weight.float()):
-            found[name], kinds[name] = raw.contiguous(), kind
-    if found:
-        save_file(found, folder / FILE, {KINDS: json.dumps(kinds)})
+            kept_tensors[name], kinds[name] = raw.contiguous(), kind
+    if kept_tensors:
+        save_file(kept_tensors, folder / FILE, {KINDS: json.dumps(kinds)})
     return complete
 
 
 def _names(reader: Any) -> Any:
-    """From a checkpoint's name of a tensor to GGUF's, by GGUF's own map."""
+    """A function from a checkpoint's tensor name to GGUF's name, by GGUF's own map."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     kind = reader.fields["general.architecture"].contents()
@@ -105,8 +104,10 @@ def _weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _ordered(data: Any, kind: str, weight: Tensor, heads: list[int]) -> Tensor | None:
-    """Rows of the file, in the order in which they round to the folder's; None where they do not. Some architectures
-    rotate halves of a head where the file has neighbours."""
+    """The rows of a GGUF tensor in the folder's order; None where they do not round to the folder's rows.
+
+    Some architectures apply the rotary embedding to halves of a head where the file has neighbours.
+    """
     if kind not in blocks.TYPES and kind not in PLAIN:
         return None
     raw, rows = torch.from_numpy(data), torch.arange(len(weight))

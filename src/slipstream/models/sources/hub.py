@@ -25,7 +25,7 @@ OWNERLESS = {
 
 
 def snapshot(repo: str, revision: str | None = None, fetch: bool = True) -> Path:
-    """The folder of a model in the hub's cache, whole; fetched if it is not there and `fetch` allows."""
+    """The folder of a model in the hub's cache. It is fetched if it is missing or incomplete and `fetch` allows."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -72,7 +72,7 @@ def _refusal(repo: str, revision: str | None, error: Exception) -> CatalogError:
         )
     if isinstance(error, RevisionNotFoundError):
         return CatalogError(f"{repo} has no revision {revision!r}")
-    where = "is not whole in the Hugging Face cache of this machine"
+    where = "is not complete in the Hugging Face cache of this machine"
     return CatalogError(f"{repo} {where}, and the hub cannot be reached ({type(error).__name__})")
 
 

@@ -1,4 +1,4 @@
-"""Progress on the standard error: a bar or a spinner on a terminal, one line elsewhere; and no other bars."""
+"""Progress on the standard error: a bar or a spinner on a terminal, one line elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @contextmanager
 def progress(title: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """Show that something takes a while; call what is yielded with the bytes done. Without a total it is a spinner."""
+    """Show a progress bar, or a spinner without `total`. Yields a function to call with the bytes done so far."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -31,7 +31,7 @@ def progress(title: str, total: int | None = None) -> Iterator[Callable[[int], N
 
 
 def counting(console: Any, **options: Any) -> Any:
-    """Bars of rich for what can be counted: how much of how many, the time gone and left, and what it is at."""
+    """A rich progress bar with count, total, elapsed time, remaining time and description."""
     from rich import progress as rich
 
     kinds = (rich.MofNCompleteColumn, rich.TimeElapsedColumn, rich.TimeRemainingColumn)
@@ -42,7 +42,7 @@ def counting(console: Any, **options: Any) -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers' bars and notes off the screen; ours say what matters."""
+    """Turn off the progress bars and messages of transformers."""
     from transformers.utils import logging as chatter
 
     level, bars = chatter.get_verbosity(), chatter.is_progress_bar_enabled()
@@ -58,7 +58,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def no_gguf_bar() -> Iterator[None]:
-    """transformers' reader of GGUF files shows its bar whatever was set."""
+    """Turn off the bar of transformers' GGUF reader, which ignores the settings."""
     try:
         reader: Any = import_module("transformers.modeling_gguf_pytorch_utils")
         bar = reader.tqdm

@@ -1,14 +1,14 @@
 """Cost-scaled targets: the function of a small model at the cost of a large one.
 
-How much a draft is worth depends on what the target says, how much it saves on what the target costs. Large weights are
-not always at hand; a small model that is made larger without changing what it says has real acceptance and real cost.
+Acceptance depends on the target's distribution, and the gain of a draft on the target's cost. Where no large weights
+are at hand, a small model that is enlarged without changing its function has real acceptance and real cost.
 
 Widening by k repeats every channel, head and neuron k times. A layer that reads k equal copies of its input and gives k
 equal copies of its output has W' = W/k in every block of k × k, the root mean square of k copies is that of one, and
 the last norm divided by k makes up for logits that are summed over k copies. With k a power of two every weight keeps
 its digits, so the functions are equal, and computed values differ only by the order of summation. Deepening adds blocks
-of random weights whose two output projections are zero: they cost what a block costs and add nothing. Answers, and with
-them quality and acceptance, are the small model's; only the cost is that of the larger shape.
+of random weights whose two output projections are zero: they cost what a block costs and add nothing. Output, quality
+and acceptance are the small model's; only the cost is that of the larger shape.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NAME = re.compile(r"scaled:(?P<source>.+):(?P<width>\d+)x(?:\+(?P<layers>\d+))?"
 KINDS = ("llama", "mistral", "qwen2", "qwen3")
 SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
-SILENT = ("self_attn.o_proj.", "mlp.down_proj.")  # what a block adds to the stream comes out of these
+SILENT = ("self_attn.o_proj.", "mlp.down_proj.")  # the projections that write to the residual stream
 BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
 PER_HEAD = ("q_norm.weight", "k_norm.weight")
 ENDS = {"input": "model.embed_tokens.weight", "norm": "model.norm.weight", "output": "lm_head.weight"}
@@ -42,7 +42,7 @@ ENDS = {"input": "model.embed_tokens.weight", "norm": "model.norm.weight", "outp
 
 @dataclass(frozen=True)
 class CostScale:
-    """`width` times as wide, `layers` more blocks."""
+    """How a target is enlarged: `width` times as wide, with `layers` more blocks."""
 
     width: int = 2
     layers: int = 0
@@ -66,7 +66,7 @@ def parse_scaled(name: str) -> tuple[str, CostScale]:
 
 
 def room(source: Path, scale: CostScale) -> int:
-    """Bytes the scaled weights take: blocks grow both ways, the ends one way."""
+    """Bytes of the scaled weights. Blocks grow along both axes, embedding, norm and head along one."""
     layers = read_json(source / "config.json").get("num_hidden_layers", 1)
     block = scale.width**2 * (1 + scale.layers / layers)
     sizes = {name: BYTES.get(kind, 4) * count for name, (kind, count) in tensors(source).items()}
@@ -74,17 +74,17 @@ def room(source: Path, scale: CostScale) -> int:
 
 
 def write_scaled(source: Path, folder: Path, scale: CostScale) -> dict[str, Any]:
-    """Write the scaled model; what is to be said of it. One block is held in memory at a time."""
+    """Write the scaled model. Returns facts for its manifest. One block is held in memory at a time."""
     config = read_json(source / "config.json")
     check(config, source)
     order = interleaved(config["num_hidden_layers"], scale.layers)
     index: dict[str, str] = {}
     size = 0
-    for number, made in enumerate(_shards(source, scale, order)):
+    for number, shard in enumerate(_shards(source, scale, order)):
         file = f"model-{number:05}.safetensors"
-        save_file(made, folder / file, metadata={"format": "pt"})
-        index |= dict.fromkeys(made, file)
-        size += sum(tensor.nbytes for tensor in made.values())
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        index |= dict.fromkeys(shard, file)
+        size += sum(tensor.nbytes for tensor in shard.values())
     listed = {"metadata": {"total_size": size}, "weight_map": index}
     (folder / "model.safetensors.index.json").write_text(json.dumps(listed, indent=1))
     (folder / "config.json").write_text(json.dumps(scaled_config(config, scale, order), indent=1) + "\n")
@@ -94,10 +94,10 @@ def write_scaled(source: Path, folder: Path, scale: CostScale) -> dict[str, Any]
         if path.is_file() and path.name not in skipped:
             shutil.copyfile(path, folder / path.name)
     count = sum(count for _, count in tensors(folder).values())
-    told = (
+    description = (
         f"{scale.width} times as wide, {scale.layers} silent layers more, {count / 1e9:.2f}B parameters, same function"
     )
-    return {"sha256": weights_sha256(folder), "scaled": told}
+    return {"sha256": weights_sha256(folder), "scaled": description}
 
 
 def check(config: dict[str, Any], source: Path) -> None:
@@ -109,7 +109,7 @@ def check(config: dict[str, Any], source: Path) -> None:
 
 
 def interleaved(layers: int, more: int) -> list[int | None]:
-    """The old blocks in order, silent ones (None) spread evenly among them."""
+    """The original blocks in order, with silent ones (None) spread evenly among them."""
     order: list[int | None] = []
     for i in range(layers):
         order += [i, *[None] * ((i + 1) * more // layers - i * more // layers)]
@@ -118,27 +118,27 @@ def interleaved(layers: int, more: int) -> list[int | None]:
 
 def scaled_config(config: dict[str, Any], scale: CostScale, order: list[int | None]) -> dict[str, Any]:
     heads = config["num_attention_heads"]
-    made = config | {"num_key_value_heads": config.get("num_key_value_heads") or heads}
-    made["head_dim"] = config.get("head_dim") or config["hidden_size"] // heads
-    made |= {name: made[name] * scale.width for name in SIZES}
-    made["num_hidden_layers"] = len(order)
+    larger = config | {"num_key_value_heads": config.get("num_key_value_heads") or heads}
+    larger["head_dim"] = config.get("head_dim") or config["hidden_size"] // heads
+    larger |= {name: larger[name] * scale.width for name in SIZES}
+    larger["num_hidden_layers"] = len(order)
     if config.get("layer_types"):
-        made["layer_types"] = [config["layer_types"][i or 0] for i in order]
-    return made
+        larger["layer_types"] = [config["layer_types"][i or 0] for i in order]
+    return larger
 
 
 def _shards(source: Path, scale: CostScale, order: list[int | None]) -> Iterator[dict[str, Tensor]]:
-    """The ends of the model, then its blocks, each with the names it has in the new model."""
+    """Embedding, norm and head first, then the blocks, each with the names that it has in the new model."""
     read, names = _reader(source)
     ends = {name: read(name) for name in ENDS.values() if name in names}
     yield {name: widened(name, tensor, scale.width) for name, tensor in ends.items()}
     noise = torch.Generator().manual_seed(0)
     for number, old in enumerate(order):
         parts = {m[2]: name for name in names if (m := LAYER.fullmatch(name)) and int(m[1]) == (old or 0)}
-        made = {part: widened(part, read(name), scale.width) for part, name in parts.items()}
+        block = {part: widened(part, read(name), scale.width) for part, name in parts.items()}
         if old is None:
-            made = {part: _silent(part, tensor, noise) for part, tensor in made.items()}
-        yield {f"model.layers.{number}.{part}": tensor for part, tensor in made.items()}
+            block = {part: _silent(part, tensor, noise) for part, tensor in block.items()}
+        yield {f"model.layers.{number}.{part}": tensor for part, tensor in block.items()}
 
 
 def _reader(source: Path) -> tuple[Callable[[str], Tensor], list[str]]:
@@ -149,10 +149,10 @@ def _reader(source: Path) -> tuple[Callable[[str], Tensor], list[str]]:
             tensor: Tensor = file.get_tensor(name)
         return tensor
 
-    known = [name for name in files if name in ENDS.values() or LAYER.fullmatch(name)]
-    if strange := sorted(files.keys() - set(known)):
-        raise CatalogError(f"{source.name} cannot be scaled: nothing is known of its weight {strange[0]}")
-    return read, known
+    recognised = [name for name in files if name in ENDS.values() or LAYER.fullmatch(name)]
+    if unrecognised := sorted(files.keys() - set(recognised)):
+        raise CatalogError(f"{source.name} cannot be scaled: its weight {unrecognised[0]} is of no known kind")
+    return read, recognised
 
 
 def _names(path: Path) -> list[str]:
@@ -161,7 +161,7 @@ def _names(path: Path) -> list[str]:
 
 
 def widened(name: str, tensor: Tensor, k: int) -> Tensor:
-    """Copies side by side, divided where copies are summed. That loses no digit, which is checked."""
+    """Repeat a weight k times along its axes, and divide by k where copies are summed. Checks that no digit is lost."""
     if name.endswith(PER_HEAD):
         return tensor.clone()
     if name in (ENDS["input"], ENDS["output"]):
@@ -174,7 +174,7 @@ def widened(name: str, tensor: Tensor, k: int) -> Tensor:
 
 
 def _silent(part: str, like: Tensor, noise: torch.Generator) -> Tensor:
-    """Weights of a block that computes as any other and adds nothing."""
+    """Weights of a block that costs what any block costs and adds nothing to the residual stream."""
     if part.startswith(SILENT):
         return torch.zeros_like(like)
     if like.ndim == 1:

@@ -1,7 +1,7 @@
-"""The folder of converted models: built once, whole or not at all, by one process at a time.
+"""The folder of converted models. A model is built once, completely or not at all, by one process at a time.
 
-A model is built in a hidden folder beside its place and renamed into it, which file systems do in one step, so a
-reader sees either nothing or a whole model. Builders hold a lock file: a second process waits and finds the work done.
+A model is built in a hidden folder and renamed to its final path, which is atomic, so a reader sees either nothing or a
+complete model. Builders hold a lock file: a second process waits, and then uses what the first one built.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DAY = 24 * 3600
 
 
 class CatalogError(ValueError):
-    """A model cannot be had; the message is one sentence for the user."""
+    """A model is not available; the message is one sentence for the user."""
 
 
 def home() -> Path:
@@ -38,7 +38,7 @@ def home() -> Path:
 
 
 def manifest(folder: Path) -> dict[str, Any] | None:
-    """What `build` wrote about a folder; None where it built nothing, or an older layout."""
+    """The manifest that `build` wrote into a folder; None where there is none, or one of an older layout."""
     try:
         data = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -47,14 +47,16 @@ def manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def build(folder: Path, make: Callable[[Path], dict[str, Any]], need: int = 0, again: bool = False) -> Path:
-    """`folder`, made by `make(temporary folder) -> manifest` if it is not there yet, or if it is to be made `again`;
-    `need` is the room in bytes. The manifest records size and sha256 of every file."""
+    """Build `folder` by `make(temporary folder) -> manifest`, unless it exists. `again` builds it in any case.
+
+    `need` is the disk space in bytes. The manifest records size and sha256 of every file.
+    """
     if manifest(folder) is not None and not again:
         return folder
     with spoken(folder):
         make_folder(folder.parent)
         with locked(folder) as alone:
-            if manifest(folder) is not None and not again:  # made by another process while we waited
+            if manifest(folder) is not None and not again:  # built by another process while this one waited
                 return folder
             _sweep(folder, alone)
             _check_room(folder.parent, need)
@@ -72,7 +74,7 @@ def locked(folder: Path) -> Iterator[bool]:
     """Wait for the builder's lock of a folder; False where the file system or the platform has no locks."""
     try:
         import fcntl
-    except ImportError:  # not a POSIX system: renaming still keeps half a model from being seen
+    except ImportError:  # not a POSIX system: the rename is still atomic
         yield False
         return
     with open(folder.parent / f".{folder.name}.lock", "w") as file:
@@ -86,7 +88,7 @@ def locked(folder: Path) -> Iterator[bool]:
 
 @contextmanager
 def spoken(place: Path) -> Iterator[None]:
-    """Turn what the operating system refuses into a sentence."""
+    """Turn errors of the operating system into one sentence for the user."""
     try:
         yield
     except CatalogError:
@@ -104,7 +106,7 @@ def spoken(place: Path) -> Iterator[None]:
 
 @contextmanager
 def whole(folder: Path) -> Iterator[Path]:
-    """A hidden folder beside `folder` that takes its place at the end, or vanishes if anything goes wrong."""
+    """A hidden folder that is renamed to `folder` at the end, or removed if an error occurs."""
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
     try:
         partial.chmod(0o755)
@@ -117,7 +119,7 @@ def whole(folder: Path) -> Iterator[Path]:
 
 
 def _sweep(folder: Path, alone: bool) -> None:
-    """Drop what killed processes left: of this model at once if nobody else can be building it, of others in a day."""
+    """Remove what killed processes left: of this model at once if we hold its lock, of others after a day."""
     for partial in folder.parent.glob(".*.partial"):
         mine = alone and partial.name.startswith(f".{folder.name}.")
         if mine or time.time() - partial.stat().st_mtime > DAY:
@@ -136,7 +138,7 @@ def _check_room(place: Path, need: int) -> None:
 
 
 def _flush(folder: Path) -> None:
-    """Bring the files to the disk before the rename, so that a power cut leaves no empty ones behind it."""
+    """Sync the files to the disk before the rename, so that a power cut leaves no empty files."""
     for path in folder.iterdir():
         path.chmod(0o644)  # safetensors writes for the owner only
         with open(path, "rb") as file:
@@ -144,7 +146,7 @@ def _flush(folder: Path) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder so that nobody sees half of it: rename first."""
+    """Remove a folder. It is renamed first, so that no reader sees a part of it."""
     if not folder.exists():
         return
     gone = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))

@@ -31,10 +31,10 @@ class FileCheck:
 
 
 def check_files(folder: Path, expected: Mapping[str, str] | None = None) -> list[FileCheck]:
-    """Every file of a folder, and those that are missing; `expected` adds checksums that are known from elsewhere."""
-    known = _recorded(folder) | dict(expected or {})
+    """Every file of a folder, and those that are missing; `expected` adds checksums that the folder does not record."""
+    checksums = _recorded(folder) | dict(expected or {})
     present = {path.name for path in folder.iterdir() if not path.is_dir()} - {MANIFEST}
-    return [_check(folder / name, known.get(name)) for name in sorted(present | known.keys())]
+    return [_check(folder / name, checksums.get(name)) for name in sorted(present | checksums.keys())]
 
 
 def _recorded(folder: Path) -> dict[str, str]:

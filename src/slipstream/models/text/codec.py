@@ -1,7 +1,7 @@
-"""Between text and token ids: prompts, chat templates, where a model ends, and which tokenizers are the same.
+"""Text and token ids: prompts, chat templates, end tokens, and whether two tokenizers are the same.
 
 Exactly one BOS begins a prompt where the model was trained with one: chat templates often write it themselves, and
-some converted tokenizers forget it. Special tokens and end tokens are no text and are skipped when decoding.
+some converted tokenizers omit it. Special tokens and end tokens are not text and are skipped when decoding.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class TextCodec:
-    """A model's tokenizer as the rest of slipstream sees it. `ends` are the tokens after which it has finished."""
+    """A model's tokenizer with its chat template. `ends` are the tokens that end a text."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class TextCodec:
         ends: Iterable[int | Sequence[int] | None] = (),
         full: Callable[[], PreTrainedTokenizerBase] | None = None,
     ) -> None:
-        """`full` gives transformers' tokenizer, where `tokenizer` only answers as one would (`words`)."""
+        """`full` loads transformers' tokenizer where `tokenizer` is a `LightTokenizer`."""
         self.tokenizer, self._full = tokenizer, full
         self.instruct = bool(getattr(tokenizer, "chat_template", None))
         self.ends = _ends(tokenizer, ends)
@@ -46,7 +46,7 @@ class TextCodec:
         self.skipped = self.ends | {i for i, token in added.items() if token.special} | set(tokenizer.all_special_ids)
         self._bos = tokenizer.bos_token_id if _wants_bos(tokenizer) else None
         self._decode = _decoder(tokenizer)
-        self._bytes, self._known = _of_bytes(tokenizer), dict[int, bytes]()
+        self._bytes, self._spellings = _of_bytes(tokenizer), dict[int, bytes]()
 
     @property
     def huggingface(self) -> PreTrainedTokenizerBase:
@@ -54,7 +54,7 @@ class TextCodec:
         return self._full() if self._full else self.tokenizer
 
     def encode(self, prompt: str | Messages, raw: bool = False) -> list[int]:
-        """Ids of a prompt: through the chat template where there is one and `raw` is off, else as it stands."""
+        """Ids of a prompt: through the chat template where there is one and `raw` is off, else unchanged."""
         if not isinstance(prompt, str) and (raw or not self.instruct):
             why = "raw is on" if raw else "this model has no chat template"
             raise ValueError(f"a list of messages needs a chat template, and {why}; give the prompt as one string")
@@ -72,7 +72,7 @@ class TextCodec:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         try:
             text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        except Exception as error:  # templates raise what they like, about roles they do not take
+        except Exception as error:  # templates raise any error about roles that they do not support
             why = " ".join(str(error).split())
             raise ValueError(f"the chat template refuses these messages: {why}") from error
         return str(text)
@@ -91,12 +91,12 @@ class TextCodec:
         return ByteDetokenizer(self._spelt) if self._bytes else Detokenizer(self.decode, self._is_text, self._is_byte)
 
     def _spelt(self, i: int) -> bytes:
-        if (found := self._known.get(i)) is None:
-            found = self._known[i] = spelt_bytes(self.token(i)) if self._is_text(i) else b""
-        return found
+        if (spelling := self._spellings.get(i)) is None:
+            spelling = self._spellings[i] = spelt_bytes(self.token(i)) if self._is_text(i) else b""
+        return spelling
 
     def _is_text(self, i: int) -> bool:
-        """Not so for ids beyond the vocabulary either, which models with a padded output can emit."""
+        """False for special tokens, and for ids beyond the vocabulary, which models with a padded output can emit."""
         return i not in self.skipped and self.tokenizer.convert_ids_to_tokens(i) is not None
 
     def _is_byte(self, i: int) -> bool:
@@ -113,8 +113,8 @@ def _ends(tokenizer: PreTrainedTokenizerBase, configured: Iterable[int | Sequenc
 
 
 def _decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], Any]:
-    """How ids become text. Of what a fast tokenizer of transformers does here only the library's own call is needed,
-    which takes a quarter of the time."""
+    """The function that decodes ids. For fast tokenizers it skips transformers' wrapper, which takes three quarters of
+    the time."""
     if hasattr(tokenizer, "_decode"):  # one of transformers' own, which is imported then
         from transformers import PreTrainedTokenizerFast
 
@@ -125,8 +125,8 @@ def _decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], Any]:
 
 
 def _of_bytes(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether every token stands for certain bytes. Converted tokenizers may spell other kinds of tokens out first,
-    which makes no difference where there are none of these."""
+    """Whether each token is a fixed sequence of bytes. Converted tokenizers may have steps for other kinds of tokens;
+    these change nothing where the vocabulary has no such tokens."""
     decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
     if not isinstance(decoder, Chain):
         return isinstance(decoder, ByteLevel)
@@ -139,13 +139,13 @@ def _of_bytes(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def _wants_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Ask what it does, not its settings: with a stored tokenizer those are ignored."""
+    """Whether encoding adds BOS. Encodes a text, since a stored tokenizer ignores its settings."""
     bos = tokenizer.bos_token_id
     return bos is not None and tokenizer.encode("a")[:1] == [bos]
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of what every id means, padding aside: equal where one model may draft for another."""
+    """A hash of the vocabulary without padding tokens. It is equal where one model may draft for another."""
     lines = (f"{i} {token}\n" for i, token in sorted(_meaning(tokenizer).items()))
     return hashlib.sha256("".join(lines).encode(errors="surrogatepass")).hexdigest()
 

@@ -1,9 +1,9 @@
-"""Text from tokens as they come: only what no later token can change, and all of it in the end.
+"""Incremental detokenization: text is returned as soon as no later token can change it.
 
-A token may hold part of a character, so the end of the text so far may still change; and what a token looks like
-depends on the one before it, as with the space that begins a word. So a short window of tokens is decoded anew with
-every push, and what was already handed out is skipped. The window is cut where the text of its parts, put together,
-is its text: there no character spans the cut, and what follows cannot reach behind it.
+A token may hold part of a character, so the end of the text may still change. The text of a token also depends on the
+token before it, as with the space that begins a word. So each push decodes a short window of tokens again, and skips
+the text that was already returned. The window is cut where the texts of its two parts add up to the text of the whole:
+there no character spans the cut, and later tokens cannot change what is before it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Sequence
 
-MARK = "\N{REPLACEMENT CHARACTER}"  # what decoders write for bytes that make no character, or not yet
+MARK = "\N{REPLACEMENT CHARACTER}"  # decoders write it for bytes that form no character yet
 WINDOW = 16  # tokens kept before the window is cut
 KEPT = 8  # tokens kept when it is; more than a character can span
 
@@ -32,7 +32,7 @@ class Detokenizer:
     def push(self, ids: Iterable[int]) -> str:
         new = [i for i in ids if self._is_text(i)]
         self._ids += new
-        # decoders with a token for each byte judge a run of them as a whole, so a run is final when it has ended
+        # decoders with byte tokens decode a run of them as a whole, so a run is final when it has ended
         if not new or self._is_byte(new[-1]):
             return ""
         text = self._decode(self._ids)
@@ -59,7 +59,7 @@ class Detokenizer:
 
 
 class ByteDetokenizer(Detokenizer):
-    """The same where every token stands for certain bytes, whatever is around it: nothing is decoded twice."""
+    """A detokenizer for vocabularies where each token is a fixed sequence of bytes: nothing is decoded twice."""
 
     def __init__(self, spelt: Callable[[int], bytes]) -> None:
         self._spelt, self._utf8 = spelt, getincrementaldecoder("utf-8")("replace")
@@ -71,13 +71,13 @@ class ByteDetokenizer(Detokenizer):
         return self._utf8.decode(b"", final=True)
 
 
-# vocabularies of bytes write one that is no visible letter of Latin-1 as a later letter, one after the other
+# byte-level vocabularies write each byte that is not a visible Latin-1 letter as a letter from U+0100 on, in order
 _VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _HIDDEN = [byte for byte in range(0x100) if byte not in _VISIBLE]
 _BYTES = {chr(byte): byte for byte in _VISIBLE} | {chr(0x100 + n): byte for n, byte in enumerate(_HIDDEN)}
 
 
 def spelt_bytes(token: str) -> bytes:
-    """A token of such a vocabulary; one with a letter that stands for no byte is text as it is."""
-    known = [_BYTES.get(letter) for letter in token]
-    return token.encode() if None in known else bytes(known)  # type: ignore[arg-type]
+    """The bytes of a byte-level token. A token with a letter that maps to no byte is plain text."""
+    values = [_BYTES.get(letter) for letter in token]
+    return token.encode() if None in values else bytes(values)  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
-"""A tokenizer without transformers: what `Text` asks of one, answered by the tokenizers library alone.
+"""A tokenizer without transformers: the methods that `TextCodec` needs, by the tokenizers library only.
 
-transformers' own is a wrapper around the same library, but one that takes seconds to import. Whatever the wrapper adds
-that is not plainly the same here (messages with more than a role and a text, templates that keep state) is left to it:
-`full` loads it then. `taken` tries a handful of texts in both before it says that they are the same.
+transformers' tokenizers wrap the same library, but take seconds to import. What the wrapper does differently (messages
+with more than a role and a text, templates that keep state) is left to it; `full` loads it then. `taken` compares both
+on a few texts and chats before a `LightTokenizer` is used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-BEYOND = re.compile(r"\b(namespace|generation|dict)\b")  # in a template: what transformers has its own way with
+BEYOND = re.compile(r"\b(namespace|generation|dict)\b")  # template features that transformers handles in its own way
 TEXTS = (
     "",
     " ",
@@ -34,35 +34,35 @@ CHATS = (
 
 
 class LightTokenizer:
-    """`facts` are what `taken` found; the names are those of transformers' tokenizers."""
+    """The tokenizer of a compiled package. `facts` come from `taken`; methods are named as in transformers."""
 
     def __init__(self, source: str, facts: Mapping[str, Any], full: Callable[[], Any]) -> None:
-        self._words, self._full = Tokenizer.from_str(source), full
+        self._backend, self._full = Tokenizer.from_str(source), full
         self._special: dict[str, Any] = facts["special"]
         self.chat_template: str | None = facts["template"]
         self.bos_token_id: int | None = facts["bos"]
         self.eos_token_id: int | None = facts["eos"]
         self.all_special_ids: list[int] = facts["special_ids"]
-        self.added_tokens_decoder = self._words.get_added_tokens_decoder()
+        self.added_tokens_decoder = self._backend.get_added_tokens_decoder()
         self._template: Any = None
 
     @property
     def backend_tokenizer(self) -> Tokenizer:
-        return self._words
+        return self._backend
 
     def encode(self, text: str, add_special_tokens: bool = True, verbose: bool = True) -> list[int]:
-        ids: list[int] = self._words.encode(text, add_special_tokens=add_special_tokens).ids
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def decode(self, ids: Sequence[int], clean_up_tokenization_spaces: bool = False) -> str:
         assert not clean_up_tokenization_spaces, "text is decoded as it is"
-        return str(self._words.decode(list(ids), skip_special_tokens=False))
+        return str(self._backend.decode(list(ids), skip_special_tokens=False))
 
     def convert_ids_to_tokens(self, i: int) -> str | None:
-        return self._words.id_to_token(i)
+        return self._backend.id_to_token(i)
 
     def get_vocab(self) -> dict[str, int]:
-        return self._words.get_vocab(with_added_tokens=True)
+        return self._backend.get_vocab(with_added_tokens=True)
 
     def apply_chat_template(self, messages: Any, add_generation_prompt: bool = True, tokenize: bool = False) -> Any:
         template = self.chat_template or ""
@@ -82,7 +82,7 @@ class LightTokenizer:
 
 
 def _plain(messages: Any) -> bool:
-    """Whether there is nothing in messages but roles and texts."""
+    """Whether messages hold only roles and texts."""
     return bool(messages) and all(
         type(message) is dict
         and message.keys() <= {"role", "content"}
@@ -102,14 +102,14 @@ def _compiled(template: str) -> Any:
     def written(value: Any, **how: Any) -> str:
         return json.dumps(value, **{"ensure_ascii": False, **how})
 
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    made.filters["tojson"] = written
-    made.globals |= {"raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
-    return made.from_string(template)
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = written
+    environment.globals |= {"raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
+    return environment.from_string(template)
 
 
 def taken(tokenizer: Any) -> tuple[str, dict[str, Any]] | None:
-    """What `LightTokenizer` are made of, where they are the same as a tokenizer of transformers; else None."""
+    """The source and the facts of a `LightTokenizer` equal to a tokenizer of transformers; None if there is none."""
     backend, template = getattr(tokenizer, "backend_tokenizer", None), getattr(tokenizer, "chat_template", None)
     if backend is None or not (template is None or isinstance(template, str)):
         return None
@@ -128,23 +128,23 @@ def taken(tokenizer: Any) -> tuple[str, dict[str, Any]] | None:
     return (source, facts) if _same(LightTokenizer(source, facts, lambda: tokenizer), tokenizer) else None
 
 
-def _same(words: LightTokenizer, tokenizer: Any) -> bool:
+def _same(light: LightTokenizer, tokenizer: Any) -> bool:
     added = {i: token.special for i, token in tokenizer.added_tokens_decoder.items()}
-    if {i: token.special for i, token in words.added_tokens_decoder.items()} != added:
+    if {i: token.special for i, token in light.added_tokens_decoder.items()} != added:
         return False
-    if words.get_vocab() != tokenizer.get_vocab():
+    if light.get_vocab() != tokenizer.get_vocab():
         return False
     for text in TEXTS:
         ids = tokenizer.encode(text, add_special_tokens=False, verbose=False)
-        if words.encode(text, add_special_tokens=False) != ids or words.encode(text) != tokenizer.encode(text):
+        if light.encode(text, add_special_tokens=False) != ids or light.encode(text) != tokenizer.encode(text):
             return False
-        if words.decode(ids) != tokenizer.decode(ids, clean_up_tokenization_spaces=False):
+        if light.decode(ids) != tokenizer.decode(ids, clean_up_tokenization_spaces=False):
             return False
-    return not words.chat_template or all(_said(words, chat) == _said(tokenizer, chat) for chat in CHATS)
+    return not light.chat_template or all(_said(light, chat) == _said(tokenizer, chat) for chat in CHATS)
 
 
 def _said(tokenizer: Any, chat: list[dict[str, str]]) -> tuple[str, str]:
     try:
         return "said", tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-    except Exception as error:  # templates raise what they like; both must raise the same
+    except Exception as error:  # templates may raise any error; both must raise the same
         return type(error).__name__, str(error)

@@ -1,8 +1,8 @@
-"""A model with the weights of the file it was converted from, where they were kept (`kept`).
+"""A model with the unrounded weights of the GGUF file that it was converted from (`gguf_weights`).
 
-The folder gives the modules; then each linear layer takes the numbers of few bits that it has in the file, packed for
-the kernels, and whatever else was rounded takes its own numbers in float32: embeddings, norms, biases. Weights are let
-go one by one as they are replaced, so there is never a second copy of the model, nor one in float32.
+The folder gives the modules. Each linear layer then gets its quantised weight from the file, packed for the kernels.
+Everything else that was rounded (embeddings, norms, biases) gets its values in float32. Weights are freed one by one as
+they are replaced, so there is never a second copy of the model, nor one in float32.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def load_restored(found: ModelFiles, row_bits: int = 16) -> PreTrainedModel | None:
-    """The model in float32 on a CPU, its linear layers in few bits, to meet activations of `row_bits`; None where the
-    processor does not multiply bytes, or nothing was kept."""
+def load_restored(files: ModelFiles, row_bits: int = 16) -> PreTrainedModel | None:
+    """The model in float32 on a CPU with quantised linear layers, for activations of `row_bits` bits.
+
+    None where the processor has no integer products, or no unrounded weights were kept.
+    """
     if not cpu_linear.has_integers():
         return None
-    kept = opened(found.path)
+    kept = opened(files.path)
     if kept is None:
-        if found.kind == "gguf" and read_json(found.path / "config.json").get("dtype") == "bfloat16":
-            say(f"few bits: none kept in {found.path}; removed and converted again, the model is faster")
+        if files.kind == "gguf" and read_json(files.path / "config.json").get("dtype") == "bfloat16":
+            say(f"few bits: none kept in {files.path}; remove and convert the model again to make it faster")
         return None
-    model = load_model(found, torch.bfloat16)
+    model = load_model(files, torch.bfloat16)
     restore(model, kept, row_bits)
     return model
 
 
 def restore(model: Any, kept: GgufWeights, row_bits: int = 16) -> None:
-    """Give a model its weights back, in place."""
+    """Replace the rounded weights of a model by the unrounded ones, in place."""
     names, linears = _names(model, kept), places(model)
     chosen = {id(module): name for module in linears if (name := names.get(id(getattr(module, "weight", None))))}
     tables: dict[str, Tensor] = {}
@@ -50,9 +52,9 @@ def restore(model: Any, kept: GgufWeights, row_bits: int = 16) -> None:
     while linears:
         module, homes = linears.popitem()
         name = chosen.get(id(module), "")
-        found = kept.grid(name)
-        if found is not None:
-            packed = cpu_linear.pack_grid(found, _bias(module.bias, names, kept), row_bits)
+        grid = kept.grid(name)
+        if grid is not None:
+            packed = cpu_linear.pack_grid(grid, _bias(module.bias, names, kept), row_bits)
             put(PackedLinear(packed, tables.get(name)), homes)
     for weight in model.parameters():
         if weight.dtype != torch.float32 and (name := names.get(id(weight), "")):
@@ -61,12 +63,12 @@ def restore(model: Any, kept: GgufWeights, row_bits: int = 16) -> None:
 
 
 def _names(model: Any, kept: GgufWeights) -> dict[int, str]:
-    """What is kept of a model's parameters, by their identity: some have two places, and none may be held here."""
-    found = {name: weight for name, weight in model.named_parameters() if name in kept.kinds}
-    others = {name for name, weight in found.items() if not kept.rounds(name, weight.detach())}
+    """The names of the kept parameters by the parameters' ids. Ids, so that no weight is kept alive here."""
+    kept_parameters = {name: weight for name, weight in model.named_parameters() if name in kept.kinds}
+    others = {name for name, weight in kept_parameters.items() if not kept.rounds(name, weight.detach())}
     if others:
-        say(f"few bits: {len(others)} weights are others than those that were kept, {min(others)} among them")
-    return {id(weight): name for name, weight in found.items() if name not in others}
+        say(f"few bits: {len(others)} weights differ from those that were kept, {min(others)} among them")
+    return {id(weight): name for name, weight in kept_parameters.items() if name not in others}
 
 
 def _bias(own: Any, names: dict[int, str], kept: GgufWeights) -> Float[Tensor, " out"] | None:

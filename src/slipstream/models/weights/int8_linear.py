@@ -1,7 +1,7 @@
-"""Linear layers whose weights were rounded to eight bits, for a GPU: another target than the one on disk, and named so.
+"""Linear layers with weights rounded to eight bits, for a GPU. The rounded model is not the one on disk.
 
-Every output has a scale of its own. A layer computes with the rounded weights, written wide again, wherever its module
-runs; kernels that read eight bits (`kernels.gpu.matmul`) take them from `eighth`.
+Every output has a scale. The module computes with the rounded weights in the model's type; kernels that read eight bits
+(`kernels.gpu.matmul`) take them from `eighth`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ LARGEST = {"int8": 127.0, "fp8": 448.0}
 
 
 class RoundedLinear(nn.Linear):
+    """A linear layer whose weight was rounded to eight bits."""
+
     def __init__(self, linear: nn.Linear, kind: str) -> None:
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
         self.kind, self.eighth = kind, rounded(linear.weight.detach(), kind)
@@ -24,7 +26,7 @@ class RoundedLinear(nn.Linear):
 
 
 def rounded(weight: Float[Tensor, "out in"], kind: str) -> Int8Weight:
-    """To the nearest of 255 numbers ("int8"), or of those a float of eight bits has ("fp8": four of them exponent)."""
+    """A weight rounded to 255 integer steps ("int8"), or to eight-bit floats with four exponent bits ("fp8")."""
     scale = weight.abs().amax(1).float().clamp_(min=1e-12) / LARGEST[kind]
     steps = weight.float() / scale[:, None]
     number = steps.round_().to(torch.int8) if kind == "int8" else steps.to(torch.float8_e4m3fn)
@@ -32,8 +34,10 @@ def rounded(weight: Float[Tensor, "out in"], kind: str) -> Int8Weight:
 
 
 def round_linears(model: nn.Module, kind: str) -> int:
-    """Replace the plain linear layers of a model, in place; how many were. An output matrix that is also the embedding
-    is rounded for its own use, and the embedding keeps its numbers."""
+    """Replace the plain linear layers of a model, in place. Returns how many.
+
+    An output matrix that is also the embedding is rounded separately, and the embedding keeps its values.
+    """
     count = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):

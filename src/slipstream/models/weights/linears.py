@@ -1,9 +1,9 @@
 """A model's linear layers on the kernel for few rows (`kernels.cpu.linear`).
 
-Decoding is bound by reading weights. Most checkpoints are bfloat16 numbers; a processor without instructions for them
-runs the model in float32 and reads twice the bytes for nothing. Packed, such weights take two bytes again and give the
-numbers they gave before, up to the order of summation, which then is the same for every number of tokens. Between half
-precision layers the kernel still sums in float32, and its results are rounded as theirs would be.
+Decoding is bound by reading weights. Most checkpoints are in bfloat16. A processor without instructions for it runs the
+model in float32 and reads twice the bytes for the same values. Packed, such weights take two bytes again. The results
+are the same up to the order of summation, which is then fixed for every number of tokens. In a half-precision model the
+kernel still sums in float32, and its results are rounded to the model's type.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from slipstream.models.weights.int8_linear import round_linears
 
 HALF = torch.bfloat16, torch.float16
 Homes = list[tuple[nn.Module, str]]
-"""Modules that a layer is a part of, and what they call it."""
+"""The parent modules of a layer, and its name in each."""
 
 
 class PackedLinear(nn.Module):
-    """Takes the place of a linear layer, for inference. The weight is no parameter: casts and moves pass it by."""
+    """A linear layer with packed weights, for inference. The weight is not a parameter: `to()` does not affect it."""
 
     def __init__(self, packed: cpu_linear.PackedWeight, held: Float[Tensor, "out in"] | None = None) -> None:
-        """`held` is the weight before it was packed, where an embedding keeps it anyway."""
+        """`held` is the unpacked weight, where an embedding holds it anyway."""
         super().__init__()
         self.packed, self.held = packed, held
         self.out_features, self.in_features = packed.outputs, packed.inputs
@@ -43,7 +43,7 @@ class PackedLinear(nn.Module):
 
     @property
     def weight(self) -> Float[Tensor, "out in"]:
-        """A copy, unpacked anew each time unless the weight is held: right for code that looks at it once."""
+        """The weight, unpacked at each call unless it is held. Meant for code that reads it once."""
         return self.packed.unpack() if self.held is None else self.held
 
     @property
@@ -58,35 +58,39 @@ class PackedLinear(nn.Module):
 def prepared(
     model: Any, invariant: bool = False, whole: bool = False, weights: str | None = None, row_bits: int = 16
 ) -> Any:
-    """On a CPU, linears made for few rows take over: in float32, where they are faster, and for invariant mode. Where
-    the choice is ours (`whole`), weights take as few bytes as they can: those of few bits stay in them if the processor
-    multiplies whole numbers, and are rounded to bfloat16 if not. `weights`: to what they are rounded in any case;
-    `row_bits`: of the activations that weights of few bits meet."""
+    """Give a model the linear layers that are fastest for its device and type, in place.
+
+    On a CPU, packed layers are used in float32, where they are faster, and for invariant mode. With `whole`, weights
+    take as few bytes as possible: quantised ones stay quantised if the processor has integer products, and are rounded
+    to bfloat16 if not. `weights` names a type that all weights are rounded to. `row_bits` are the bits of the
+    activations that quantised weights are multiplied with.
+    """
     if weights and model.device.type != "cpu":
         round_linears(model, weights)
     if model.device.type == "cpu" and (model.dtype == torch.float32 or invariant):
         if whole and model.dtype == torch.float32 and cpu_linear.available() and not cpu_linear.has_integers():
-            for weight in model.parameters():  # not buffers: angles of positions are no weights
+            for weight in model.parameters():  # not buffers: rotary frequencies are not weights
                 weight.data = weight.data.bfloat16().float()
         pack_linears(model, integers=whole or weights is not None, rounded=weights is not None, row_bits=row_bits)
     return model
 
 
 def pack_linears(model: nn.Module, integers: bool = False, rounded: bool = False, row_bits: int = 16) -> int:
-    """Replace the linear layers of a model on the CPU, in place; how many were, none if there is no kernel. With
-    `integers`, weights that are whole numbers of few bits meet activations of sixteen, or `row_bits`; with `rounded`
-    all weights are rounded to eight bits, which a drafter may be.
+    """Replace the linear layers of a model on the CPU, in place. Returns how many; 0 where there is no kernel.
 
-    Each weight is let go as soon as it is packed, so memory does not double. An output matrix that is also the
-    embedding is packed for its own use, and the embedding keeps its tensor.
+    With `integers`, weights that are integers of few bits use integer products with activations of `row_bits` bits.
+    With `rounded`, all weights are rounded to eight bits, which is allowed for a drafter.
+
+    Each weight is freed as soon as it is packed, so memory does not double. An output matrix that is also the embedding
+    is packed separately, and the embedding keeps its tensor.
     """
     if not cpu_linear.available():
         return 0
-    found = places(model)
+    layers = places(model)
     tables = {m.weight.data_ptr() for m in model.modules() if isinstance(m, nn.Embedding)}
-    count = len(found)
-    while found:
-        child, homes = found.popitem()
+    count = len(layers)
+    while layers:
+        child, homes = layers.popitem()
         weights = _weights(child)
         assert weights is not None
         put(_packed(*weights, integers, rounded, row_bits, held=weights[0].data_ptr() in tables), homes)
@@ -94,13 +98,13 @@ def pack_linears(model: nn.Module, integers: bool = False, rounded: bool = False
 
 
 def places(model: nn.Module) -> dict[nn.Module, Homes]:
-    """The plain linear layers of a model on the CPU, and where each stands."""
-    found: dict[nn.Module, Homes] = defaultdict(list)
+    """The plain linear layers of a model on the CPU, with the parents of each."""
+    homes_by_layer: dict[nn.Module, Homes] = defaultdict(list)
     for parent in model.modules():
-        for name, child in parent._modules.items():  # `named_children` skips a second place
+        for name, child in parent._modules.items():  # `named_children` skips a second parent
             if child is not None and _weights(child) is not None:
-                found[child].append((parent, name))
-    return found
+                homes_by_layer[child].append((parent, name))
+    return homes_by_layer
 
 
 def put(layer: PackedLinear, homes: Homes) -> None:
@@ -117,19 +121,19 @@ def _packed(
 
 
 def products(model: nn.Module) -> str | None:
-    """What the products of packed layers are made of, where they are of whole numbers."""
+    """The types of the integer products of packed layers; None where there are none."""
     kinds = {packed.kind for packed in _all_packed(model)}
     small = sorted({f"int{FORMS[kind].bits}" for kind in kinds if kind in FORMS})
     return f"int{row_bits(model)} x {'/'.join(small)} products" if small else None
 
 
 def row_bits(model: nn.Module) -> int:
-    """Of the activations that meet weights of few bits; sixteen where there are none, as they would be."""
+    """The bits of the activations in integer products; 16 where a model has none."""
     return next((packed.row_bits for packed in _all_packed(model) if packed.whole), 16)
 
 
 def rounded(model: nn.Module) -> bool:
-    """Whether any packed layer has other weights than those that were loaded."""
+    """Whether any packed layer has weights that were rounded after loading."""
     return any(packed.rounded for packed in _all_packed(model))
 
 
@@ -138,7 +142,7 @@ def _all_packed(model: nn.Module) -> Iterator[cpu_linear.PackedWeight]:
 
 
 def _weights(module: nn.Module) -> tuple[Tensor, Tensor | None] | None:
-    """Weight [out, in] and bias of a plain linear layer; None for all else, kinds of linear layers with a twist too."""
+    """Weight [out, in] and bias of a plain linear layer; None for any other module, subclasses and hooked ones too."""
     if type(module) is nn.Linear:
         weight, bias = module.weight.detach(), module.bias
     elif _is_conv1d(module):  # GPT-2 stores [in, out]

@@ -1,10 +1,10 @@
 """Which floating-point type a model runs in, and why.
 
-On a CPU, float32 where this package's kernels run: they keep weights in two bytes or fewer whatever is computed with
-them, and beat libraries at the few tokens of a cycle. Elsewhere bfloat16 halves the bytes that bound decoding, but a
+On a CPU it is float32 where this package's kernels run: they hold weights in two bytes or fewer in any case, and are
+faster than libraries at the few tokens of a cycle. Elsewhere bfloat16 halves the bytes that bound decoding, but a
 processor without instructions for it emulates them and is slower than in float32. Weights stored in bfloat16 keep their
-values in float32, so widening changes rounding only. Weights of eight bits are asked for by name: they are others. So
-are activations of eight bits, which halve the arithmetic of a processor that multiplies bytes.
+values in float32, so widening changes rounding only. Weights of eight bits change the model, so they must be requested
+by name. So must activations of eight bits, which halve the arithmetic of a processor with integer products.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ NAMES = {
 }
 
 
-FEWER = ("int8", "fp8")  # weights rounded to eight bits, computed with as "auto" would
-SHORT = "a8"  # activations of eight bits too, where weights are of few, as those are or rounded to int8
+FEWER = ("int8", "fp8")  # weights rounded to eight bits; the computation has the type of "auto"
+SHORT = "a8"  # activations of eight bits too, with weights that are quantised or rounded to int8
 
 
 @dataclass(frozen=True)
 class Precision:
+    """The type of a model, and why it was chosen."""
+
     dtype: torch.dtype
     why: str
-    weights: str | None = None  # what weights are rounded to, where they are
-    row_bits: int = 16  # of the activations that weights of few bits meet
+    weights: str | None = None  # the type that weights are rounded to; None: they are not
+    row_bits: int = 16  # bits of the activations in integer products
 
     def __str__(self) -> str:
         return str(self.dtype).removeprefix("torch.")
@@ -58,8 +60,8 @@ def _devices() -> str:
 
 
 def choose(dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu", kernels: bool = False) -> Precision:
-    """The type asked for, or for "auto" the fastest one this device has instructions for, or `kernels` where those of
-    this package are to run the model."""
+    """The requested type, or for "auto" the fastest one of this device. `kernels`: this package's kernels run the
+    model."""
     if isinstance(dtype, torch.dtype):
         return Precision(dtype, "as asked for")
     if dtype in NAMES:
