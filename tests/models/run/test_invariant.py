@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import random
 import types
-from platform import machine
 
 import pytest
 import torch
+from torch import nn
+from transformers.activations import ACT2CLS, ACT2FN
 
 from slipstream.core.law import OneHot
 from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Request, Row, Verdict
 from slipstream.kernels.cpu.attention import kernel
-from slipstream.models.run.invariant import free, invariant_attention, why_not
+from slipstream.models.run.invariant import apply_by_steps, free, invariant_attention, why_not
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.sources import catalog
 from slipstream.models.weights.linears import pack_linears
@@ -101,11 +103,9 @@ def test_a_tree_gives_the_bits_of_its_chains():
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt2", "gemma3_text", "gpt_neox", "phi3", "cohere2", "opt"])
 def test_rows_lengths_and_drafts_of_all_kinds_beside_a_row_change_nothing(kind, dtype):
     """In half precision too: what lies between the kernels works token by token."""
-    if kind == "gemma2" and dtype == torch.float32 and machine() == "x86_64":
-        pytest.xfail("a known fault: Gemma 2 in float32 is not invariant on x86 processors; its cause is not found yet")
     model = build(kind).to(dtype)
     pack_linears(model)
     wrapped, rng = TorchModel(model, invariant=True, retained=0), random.Random(2)
@@ -122,6 +122,31 @@ def test_rows_lengths_and_drafts_of_all_kinds_beside_a_row_change_nothing(kind, 
         found = [scores[len(mates)], *scores[slots:]]
         wrapped.close(rows)
         assert all(torch.equal(a, b) for a, b in zip(found, alone[size - 20 :], strict=False)), f"trial {trial}"
+
+
+def elementwise_functions() -> dict[str, nn.Module]:
+    """Every activation function that transformers offers and that has no weights."""
+    return {name: ACT2FN[name] for name in ACT2CLS if not list(ACT2FN[name].parameters())}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", elementwise_functions())
+def test_an_element_of_an_activation_has_the_same_bits_in_every_shape(name, dtype):
+    """At every place of a vector, in tensors of every length, and beside as many elements as several threads share."""
+    function, sample = ACT2FN[name], torch.randn(40_000, generator=torch.Generator().manual_seed(3)).to(dtype) * 3
+    expected = apply_by_steps(function, sample)
+    assert torch.allclose(expected, function(sample), equal_nan=True), "it is the function itself"
+    shapes = [(1, 1, 48), (1, 3, 48), (1, 5, 97), (2, 7, 11), (1, 129), (40, 333), (3, 11_008), (1, 39_999)]
+    shapes += [(1, size) for size in range(1, 132)]
+    for shape, start in zip(shapes, range(0, len(shapes) * 3, 3), strict=True):
+        size = math.prod(shape)
+        start = min(start, len(sample) - size)
+        part = apply_by_steps(function, sample[start : start + size].view(shape))
+        assert torch.equal(part.flatten().nan_to_num(), expected[start : start + size].nan_to_num()), shape
+    columns = sample[:39_000].view(50, 780)[:, 100:333]
+    assert torch.equal(
+        apply_by_steps(function, columns).nan_to_num(), expected[:39_000].view(50, 780)[:, 100:333].nan_to_num()
+    )
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

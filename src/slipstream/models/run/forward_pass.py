@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from slipstream.models.run.attention import view
 from slipstream.models.run.cpu_decoder import CpuDecoder
 from slipstream.models.run.decoder_choice import choose_decoder
 from slipstream.models.run.features import FeatureStore
-from slipstream.models.run.invariant import invariant_attention, no_invariance
+from slipstream.models.run.invariant import InvariantActivations, invariant_attention, no_invariance
 from slipstream.models.run.layers import ModuleRunner
 from slipstream.models.run.support_check import ModelAnatomy
 
@@ -40,6 +41,8 @@ class ForwardPass:
         self.decoder = choose_decoder(model, anatomy, invariant) if kernels else None
         if invariant and self._kernel is None and self.decoder is None:
             raise no_invariance(model, "its layers are not run by kernels that sum in one order")
+        own_modules = self._kernel is not None and self.decoder is None
+        self._activations = InvariantActivations(model) if own_modules else None
         self._modules = ModuleRunner(model, anatomy.layers, anatomy.as_tuple)
 
     def run(
@@ -71,7 +74,8 @@ class ForwardPass:
         token = [token for piece in pieces for token, _ in piece.line.entries[piece.skip :]]
         position = [place for piece in pieces for place in piece.line.position[piece.skip :]]
         token_ids, position_ids = torch.tensor([token, position], device=self._device)
-        logits, outputs = self._modules.run(token_ids, position_ids, context, span, given, watched, keep)
+        with nullcontext() if self._activations is None else self._activations.lent():
+            logits, outputs = self._modules.run(token_ids, position_ids, context, span, given, watched, keep)
         for layer in outputs.keys() & set(self.features.layers):
             context.remember(layer, outputs[layer])
         return logits, outputs

@@ -1,22 +1,35 @@
 """Invariant mode: a row's numbers depend on its own tokens only.
 
 They do not depend on the other rows of the batch, on how a prompt was cut into chunks, on a prefix computed earlier, on
-how many tokens were drafted, or on the size of the cache. Norms, rotary embeddings and activations work token by token
-anyway. Matrix products and attention do not: their libraries choose the order of a sum by the shape of the whole batch.
+how many tokens were drafted, or on the size of the cache. Norms and rotary embeddings work token by token anyway.
+Matrix products and attention do not: their libraries choose the order of a sum by the shape of the whole batch.
 So the mode needs kernels that sum in one order (`kernels`) for both, and is refused where there are none. On a CPU
 these work in float32; a model in half precision is rounded before and after them, token by token. On a GPU they are
 those of `gpu_decoder`, with one tile size for any number of tokens.
+
+Activation functions need care on a CPU. torch computes most elements of a tensor with vector instructions, and the last
+few elements of each thread's share with scalar ones. The two round differently in functions such as GELU and SiLU.
+`InvariantActivations` lets torch compute every element with vector instructions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
+from slipstream.core.array_types import Float, Tensor
 from slipstream.kernels.cpu import attention as cpu_attention
+from slipstream.models.run.layers import replaced
 from slipstream.models.weights.linears import HALF
+
+STEP = 64  # elements; torch's vector loops take at most two vectors of 32 in one step
+PIECE = 1 << 14  # elements; torch computes so many on one thread, so that no thread's share ends within a step
 
 
 def why_not(model: Any) -> str | None:
@@ -52,3 +65,28 @@ def invariant_attention(model: Any) -> cpu_attention.AttentionKernel:
 
 def no_invariance(model: Any, reason: str | None) -> ValueError:
     return ValueError(f"invariant mode is not available for {type(model).__name__}: {reason}")
+
+
+class InvariantActivations:
+    """A model's activation modules, computed so that the bits of an element depend on its value only."""
+
+    def __init__(self, model: nn.Module) -> None:
+        from transformers.activations import ACT2CLS
+
+        classes = {entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values()} | {nn.GELU}
+        modules = [module for module in model.modules() if type(module) in classes]
+        self._forwards = [(module, partial(apply_by_steps, module.forward)) for module in modules]
+
+    def lent(self) -> AbstractContextManager[None]:
+        """Put these in place of the model's own for the length of a block."""
+        return replaced(self._forwards)
+
+
+def apply_by_steps(function: Callable[[Tensor], Tensor], x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """An elementwise function, called on whole steps of torch's vector loops only, and on one thread."""
+    flat, size = x.reshape(-1), x.numel()
+    if size % STEP:
+        flat = functional.pad(flat, (0, -size % STEP))
+    pieces = [function(piece) for piece in flat.split(PIECE)]
+    result = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    return result[:size].view(x.shape)

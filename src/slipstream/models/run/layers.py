@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -63,6 +63,18 @@ def only(
             layers[index].__dict__.pop("forward", None)
 
 
+@contextmanager
+def replaced(forwards: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
+    """Run each function in place of its module's own `forward` for the length of a block."""
+    try:
+        for module, forward in forwards:
+            module.forward = forward
+        yield
+    finally:
+        for module, _ in forwards:
+            module.__dict__.pop("forward", None)
+
+
 class CompiledLayers:
     """The parts of decoder layers that are not attention (norms, feed-forward, experts), compiled by `torch.compile`.
 
@@ -73,16 +85,9 @@ class CompiledLayers:
         free = [part for layer in layers for part in layer.children() if not _attends(part)]
         self._parts = [(part, torch.compile(part.forward, dynamic=True)) for part in free]
 
-    @contextmanager
-    def lent(self) -> Iterator[None]:
+    def lent(self) -> AbstractContextManager[None]:
         """Put the compiled parts in place of the model's own for the length of a block."""
-        try:
-            for part, forward in self._parts:
-                part.forward = forward
-            yield
-        finally:
-            for part, _ in self._parts:
-                part.__dict__.pop("forward", None)
+        return replaced(self._parts)
 
 
 def _attends(part: nn.Module) -> bool:
