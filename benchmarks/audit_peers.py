@@ -68,7 +68,7 @@ def cut_gguf(work: Path) -> Path:
     """The same as a GGUF file: blocks are renumbered, everything else is copied as it is."""
     from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
-    from slipstream.models.sources.gguf_files import gguf_file
+    from slipstream.models.sources.gguf.files import gguf_file
 
     path = work / "smollm2-cut.gguf"
     if path.exists():

@@ -15,7 +15,7 @@ from slipstream.bench.measure.energy import Meter
 from slipstream.core.sampling import Sampling
 from slipstream.engines.base import GenerationOptions, Speculation
 from slipstream.engines.native.engine import NativeEngine
-from slipstream.models.run.gpu_passes import GpuPasses
+from slipstream.models.run.gpu.passes import GpuPasses
 
 ROWS, LONG = 4, 32  # answers that are compared, and their tokens
 CHOSEN = {f"{name}, chosen": replace(how, verify="chosen") for name, how in TREES.items()}

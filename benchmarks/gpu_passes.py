@@ -17,9 +17,9 @@ from slipstream.engines.native.captured.chain_cycle import ChainCycle
 from slipstream.engines.native.captured.graph_key import DraftSize, GraphKey
 from slipstream.models.cache.packing import RowEntries, RowSlice
 from slipstream.models.cache.tensors import KVCache
-from slipstream.models.run.gpu_decoder import GpuDecoder
-from slipstream.models.run.gpu_modules import record
-from slipstream.models.run.gpu_passes import GpuPasses, parts_of
+from slipstream.models.run.gpu.decoder import GpuDecoder
+from slipstream.models.run.gpu.modules import record
+from slipstream.models.run.gpu.passes import GpuPasses, parts_of
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.weights.int8_linear import round_linears
 

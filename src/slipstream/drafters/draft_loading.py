@@ -16,9 +16,9 @@ from slipstream.models.run.invariant import why_not
 from slipstream.models.run.layers import keep_layers
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.sources.catalog import load_model, load_text, resolve
+from slipstream.models.sources.gguf.model import load_restored
 from slipstream.models.sources.load import load_config
 from slipstream.models.text.codec import same_tokenizer
-from slipstream.models.weights.gguf_model import load_restored
 from slipstream.models.weights.linears import prepared, products, row_bits
 
 PREFIX_SHARE = 4  # a draft model may keep a quarter of the bytes that its target may keep for prompts that begin alike

@@ -122,7 +122,7 @@ class DraftModel(Drafter):
         """A draft model drafts on the device where its own passes can be captured."""
         try:
             from slipstream.drafters.device.draft_model import DraftModelDevice
-            from slipstream.models.run.gpu_passes import GpuPasses
+            from slipstream.models.run.gpu.passes import GpuPasses
         except ImportError:  # Triton is not installed
             return None
         passes = self.model.decoder

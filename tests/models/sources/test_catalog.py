@@ -25,7 +25,7 @@ from slipstream.models.sources import catalog, download, hub, names, store
 from slipstream.models.sources import resolve as resolving
 from slipstream.models.sources.catalog import CatalogError, resolve
 from slipstream.models.sources.download import WheelModel
-from slipstream.models.sources.gguf_weights import FILE
+from slipstream.models.sources.gguf.weights import FILE
 from slipstream.models.text.codec import TextCodec
 from slipstream.models.weights import precision
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 import tiny
 from slipstream.models.sources import catalog, store
-from slipstream.models.sources import gguf_weights as kept
+from slipstream.models.sources.gguf import weights as kept
 from slipstream.models.sources.scaled import CostScale, interleaved, parse_scaled, room, widened, write_scaled
 from slipstream.models.sources.store import CatalogError
 

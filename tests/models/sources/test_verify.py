@@ -13,7 +13,7 @@ import gguf_files
 import letters
 from slipstream.models.sources import catalog, hub, store
 from slipstream.models.sources.catalog import CatalogError, resolve
-from slipstream.models.sources.gguf_size import cut_short
+from slipstream.models.sources.gguf.size import cut_short
 from slipstream.models.sources.verify import check_files
 from tiny import build
 

@@ -21,7 +21,7 @@ import torch
 
 from slipstream.bench.measure.measurement import Measurement
 from slipstream.models.sources.folder import read_json, tensors
-from slipstream.models.sources.gguf_files import gguf_file
+from slipstream.models.sources.gguf.files import gguf_file
 from slipstream.models.sources.load import OUTPUTS, ModelFiles
 from slipstream.models.sources.store import manifest
 from slipstream.models.weights.precision import choose

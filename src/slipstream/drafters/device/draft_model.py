@@ -16,7 +16,7 @@ from slipstream.core.types import Budget, Row
 from slipstream.drafters.device.interface import DeviceDraft, DeviceDrafter, DraftSteps, inverse
 from slipstream.kernels.gpu.cycle import CycleControl, chain_layout, lay, lay_steps, part
 from slipstream.kernels.gpu.decoder import Held
-from slipstream.models.run.gpu_passes import GpuPasses
+from slipstream.models.run.gpu.passes import GpuPasses
 
 if TYPE_CHECKING:
     from slipstream.drafters.draft_model import DraftModel

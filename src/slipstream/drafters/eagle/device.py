@@ -19,7 +19,7 @@ from slipstream.drafters.eagle.gpu_layer import GpuEagleLayer
 from slipstream.kernels.gpu.cycle import CycleControl, chain_layout, lay_steps, part
 from slipstream.kernels.gpu.decoder import Held, PassBuffers
 from slipstream.models.cache.packing import RowSlice
-from slipstream.models.run.gpu_passes import layout_of, parts_of, size_of, table_of
+from slipstream.models.run.gpu.passes import layout_of, parts_of, size_of, table_of
 
 if TYPE_CHECKING:
     from slipstream.drafters.eagle.drafter import Eagle

@@ -17,7 +17,7 @@ from slipstream.engines.llamacpp.stream import ByteVocabulary, StreamReader, eve
 from slipstream.engines.peer import Peer, PeerModel, PeerOptions, check_device
 from slipstream.models.sources.catalog import load_text, resolve
 from slipstream.models.sources.folder import read_json
-from slipstream.models.sources.gguf_files import gguf_file
+from slipstream.models.sources.gguf.files import gguf_file
 
 
 class LlamaCppEngine(Peer):

@@ -9,7 +9,7 @@ from typing import Any
 
 from slipstream.engines.job import Job
 from slipstream.kernels.machine import cores
-from slipstream.models.sources.gguf_files import gguf_file
+from slipstream.models.sources.gguf.files import gguf_file
 
 # our word, and llama.cpp's; its kinds differ in how they look up and how they remember what followed
 KINDS = {

@@ -20,8 +20,8 @@ from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.sources import store
 from slipstream.models.sources.catalog import load_model, load_text, resolve
 from slipstream.models.sources.folder import read_json
+from slipstream.models.sources.gguf.model import load_restored
 from slipstream.models.target import Target
-from slipstream.models.weights.gguf_model import load_restored
 from slipstream.models.weights.linears import prepared, rounded
 from slipstream.models.weights.precision import SHORT, choose, choose_device
 
@@ -109,7 +109,7 @@ def express(model: TorchModel) -> CapturedRunner | None:
         return None
     try:
         from slipstream.engines.native.captured.runner import CapturedRunner
-        from slipstream.models.run.gpu_passes import GpuPasses
+        from slipstream.models.run.gpu.passes import GpuPasses
     except ImportError:  # no Triton
         return None
     return CapturedRunner(model, model.decoder) if isinstance(model.decoder, GpuPasses) else None

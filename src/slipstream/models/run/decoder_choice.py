@@ -25,8 +25,8 @@ from slipstream.models.run.support_check import ModelAnatomy
 from slipstream.models.weights.linears import row_bits
 
 if TYPE_CHECKING:
-    from slipstream.models.run.gpu_decoder import GpuDecoder
-    from slipstream.models.run.gpu_passes import GpuPasses
+    from slipstream.models.run.gpu.decoder import GpuDecoder
+    from slipstream.models.run.gpu.passes import GpuPasses
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 1e-2}
 """Relative to the norm of what is compared: rounding of the type. Another activation or a missing bias is far off."""
@@ -65,7 +65,7 @@ def _cpu_kernels(model: Any, anatomy: ModelAnatomy) -> CpuDecoder:
 
 def _gpu_kernels(model: Any, anatomy: ModelAnatomy, exact: bool) -> GpuDecoder:
     try:
-        from slipstream.models.run.gpu_decoder import GpuDecoder
+        from slipstream.models.run.gpu.decoder import GpuDecoder
     except ImportError as error:
         raise TypeError(f"Triton is not installed: {error}") from error
     if model.dtype not in TOLERANCE:
@@ -81,7 +81,7 @@ def captured_modules(model: Any, anatomy: ModelAnatomy) -> tuple[GpuPasses | Non
     failure = ""
     for fuse, label in ((True, "partly compiled, captured as graphs"), (False, "captured as graphs")):
         try:
-            from slipstream.models.run.gpu_modules import record
+            from slipstream.models.run.gpu.modules import record
 
             with torch.inference_mode():
                 modules, expected, logits = record(model, anatomy, _probe_tokens(model), fuse)

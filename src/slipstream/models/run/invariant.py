@@ -5,7 +5,7 @@ how many tokens were drafted, or on the size of the cache. Norms and rotary embe
 Matrix products and attention do not: their libraries choose the order of a sum by the shape of the whole batch.
 So the mode needs kernels that sum in one order (`kernels`) for both, and is refused where there are none. On a CPU
 these work in float32; a model in half precision is rounded before and after them, token by token. On a GPU they are
-those of `gpu_decoder`, with one tile size for any number of tokens.
+those of `gpu.decoder`, with one tile size for any number of tokens.
 
 Activation functions need care on a CPU. torch computes most elements of a tensor with vector instructions, and the last
 few elements of each thread's share with scalar ones. The two round differently in functions such as GELU and SiLU.
@@ -87,6 +87,6 @@ def apply_by_steps(function: Callable[[Tensor], Tensor], x: Float[Tensor, "*shap
     flat, size = x.reshape(-1), x.numel()
     if size % STEP:
         flat = functional.pad(flat, (0, -size % STEP))
-    pieces = [function(piece) for piece in flat.split(PIECE)]
+    pieces = [function(piece) for piece in torch.split(flat, PIECE)]
     result = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
     return result[:size].view(x.shape)

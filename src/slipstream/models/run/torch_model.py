@@ -35,7 +35,7 @@ from slipstream.models.run.row_table import RowTable
 from slipstream.models.run.support_check import ModelAnatomy, check_config, longest_row, probe
 
 if TYPE_CHECKING:
-    from slipstream.models.run.gpu_passes import GpuPasses
+    from slipstream.models.run.gpu.passes import GpuPasses
 
 
 class TorchModel(Model):

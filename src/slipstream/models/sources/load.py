@@ -37,7 +37,7 @@ class ModelFiles:
     trust_remote_code: bool = False
     scaled: str | None = None  # how a cost-scaled target was enlarged (`scaled`)
     rounded: str | None = None  # the type that quantised weights were rounded to in this folder
-    kept: bool = False  # whether all quantised weights are kept unrounded too (`gguf_weights`)
+    kept: bool = False  # whether all quantised weights are kept unrounded too (`gguf.weights`)
 
     def weights(self, exact: bool) -> str:
         """A description of quantised weights, to stand before the type. `exact`: the unrounded ones are used."""

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.models.sources import hub, store
-from slipstream.models.sources.convert import check_gguf, convert_gguf, is_gguf
 from slipstream.models.sources.download import fetch_gguf
 from slipstream.models.sources.folder import ONLY, brings_code, cut_short, missing, read_json, unfit, weights_sha256
+from slipstream.models.sources.gguf.convert import check_gguf, convert_gguf, is_gguf
 from slipstream.models.sources.installed import installed
 from slipstream.models.sources.load import ModelFiles
 from slipstream.models.sources.names import BARE_NAME, CATALOG, HUB_ID, legal_names, unknown_model

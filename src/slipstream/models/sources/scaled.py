@@ -26,8 +26,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from slipstream.core.array_types import Tensor
-from slipstream.models.sources import gguf_weights as kept
 from slipstream.models.sources.folder import read_json, tensors, weight_files, weights_sha256
+from slipstream.models.sources.gguf import weights as kept
 from slipstream.models.sources.store import MANIFEST, CatalogError
 
 NAME = re.compile(r"scaled:(?P<source>.+):(?P<width>\d+)x(?:\+(?P<layers>\d+))?")

@@ -42,7 +42,7 @@ def test_what_is_there_is_used_where_nothing_may_be_captured():
     from slipstream.engines.native.captured.runner import CapturedRunner
     from slipstream.engines.native.captured.sizes import DEPTHS, BatchShape
     from slipstream.engines.native.scheduler import Limits
-    from slipstream.models.run.gpu_decoder import GpuDecoder
+    from slipstream.models.run.gpu.decoder import GpuDecoder
     from slipstream.models.run.torch_model import TorchModel
     from slipstream.plan.policy import Fixed
     from tiny import VOCAB, build

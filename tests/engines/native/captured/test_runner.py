@@ -23,11 +23,11 @@ from slipstream.engines.native.batch import Batch
 from slipstream.engines.native.captured.runner import CapturedRunner
 from slipstream.engines.native.scheduler import Limits
 from slipstream.kernels.gpu import sample as draw
-from slipstream.models.run import gpu_passes
 from slipstream.models.run.decoder_choice import agrees
-from slipstream.models.run.gpu_decoder import GpuDecoder
-from slipstream.models.run.gpu_modules import record
-from slipstream.models.run.gpu_passes import GpuPasses
+from slipstream.models.run.gpu import passes as gpu_passes
+from slipstream.models.run.gpu.decoder import GpuDecoder
+from slipstream.models.run.gpu.modules import record
+from slipstream.models.run.gpu.passes import GpuPasses
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.plan.policy import Adaptive
 from tiny import VOCAB, build

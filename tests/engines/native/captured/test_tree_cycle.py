@@ -32,8 +32,8 @@ from slipstream.engines.native.captured.sizes import size_for
 from slipstream.engines.native.captured.tree_cycle import TreeCycle
 from slipstream.engines.native.scheduler import Limits
 from slipstream.kernels.gpu import sample as draw
-from slipstream.models.run import gpu_passes
-from slipstream.models.run.gpu_decoder import GpuDecoder
+from slipstream.models.run.gpu import passes as gpu_passes
+from slipstream.models.run.gpu.decoder import GpuDecoder
 from slipstream.models.run.torch_model import TorchModel
 from tiny import VOCAB, build
 

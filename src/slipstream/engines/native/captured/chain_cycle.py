@@ -22,7 +22,7 @@ from slipstream.kernels.gpu.decoder import Held
 from slipstream.kernels.gpu.sample import LawBuffers, choose, draft
 from slipstream.kernels.gpu.truncate import cut
 from slipstream.kernels.gpu.verify import judge, match, surplus_room
-from slipstream.models.run.gpu_passes import GpuPasses
+from slipstream.models.run.gpu.passes import GpuPasses
 
 
 class ChainCycle:

@@ -20,7 +20,7 @@ from slipstream.kernels.gpu.cycle import CycleControl, chain_layout, keep
 from slipstream.kernels.gpu.decoder import Held
 from slipstream.kernels.gpu.sample import LawBuffers, SamplingInputs
 from slipstream.kernels.gpu.verify import Found
-from slipstream.models.run.gpu_passes import GpuPasses, capture
+from slipstream.models.run.gpu.passes import GpuPasses, capture
 
 INTEGERS = len(fields(CycleControl))
 REHEARSALS = 4  # of a cycle that was just captured

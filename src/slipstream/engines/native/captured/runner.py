@@ -28,7 +28,7 @@ from slipstream.engines.native.captured.result import CycleResult
 from slipstream.engines.native.captured.sizes import DEPTHS, GROWN, LEVELS, WIDEST, BatchShape, size_for
 from slipstream.engines.native.captured.tree_cycle import TreeCycle
 from slipstream.kernels.gpu.decoder import Held
-from slipstream.models.run.gpu_passes import GpuPasses
+from slipstream.models.run.gpu.passes import GpuPasses
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.plan.graph_size import GraphSizePolicy
 

@@ -9,7 +9,7 @@ from slipstream.core.device import DeviceRule
 from slipstream.core.types import Budget, Row
 from slipstream.engines.native.captured.graph_key import DraftSize, GraphKey
 from slipstream.models.cache.tensors import power
-from slipstream.models.run.gpu_passes import parts_of
+from slipstream.models.run.gpu.passes import parts_of
 
 WIDEST = 1024  # tokens of a pass that is worth a graph
 DEPTHS = (0, 1, 2, 3, 5, 8)  # that graphs are captured for: a row that drafts less leaves the rest out

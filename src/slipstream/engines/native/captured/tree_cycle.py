@@ -27,7 +27,7 @@ from slipstream.kernels.gpu.decoder import Held, PassBuffers
 from slipstream.kernels.gpu.path import CacheBundle, CommittedTokens, carry, follow, offer, report
 from slipstream.kernels.gpu.sample import choose
 from slipstream.kernels.gpu.tree import CandidatePool, PackedTree, open_level, plant, rank
-from slipstream.models.run.gpu_passes import GpuPasses
+from slipstream.models.run.gpu.passes import GpuPasses
 
 
 class TreeCycle:

@@ -15,12 +15,12 @@ from slipstream.engines.native.build import build_target, compile_target
 from slipstream.kernels.cpu import linear as cpu_linear
 from slipstream.models.compiled.skeleton import Skeleton
 from slipstream.models.sources import catalog
-from slipstream.models.sources import gguf_weights as kept
-from slipstream.models.sources.convert import _read_model
-from slipstream.models.sources.gguf_weights import FILE, keep, opened
+from slipstream.models.sources.gguf import model as restored
+from slipstream.models.sources.gguf import weights as kept
+from slipstream.models.sources.gguf.convert import _read_model
+from slipstream.models.sources.gguf.weights import FILE, keep, opened
 from slipstream.models.sources.load import ModelFiles
 from slipstream.models.weights import gguf_blocks as blocks
-from slipstream.models.weights import gguf_model as restored
 from slipstream.models.weights.linears import PackedLinear
 
 needs_integers = pytest.mark.skipif(not cpu_linear.has_integers(), reason="needs instructions for products of bytes")

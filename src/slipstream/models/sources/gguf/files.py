@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.models.sources import store
-from slipstream.models.sources.convert import is_gguf
 from slipstream.models.sources.download import fetch_gguf
+from slipstream.models.sources.gguf.convert import is_gguf
 from slipstream.models.sources.names import CATALOG
 from slipstream.models.sources.store import CatalogError
 

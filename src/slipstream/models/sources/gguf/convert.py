@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from slipstream.models.sources.gguf_header import reading_once
-from slipstream.models.sources.gguf_size import cut_short
-from slipstream.models.sources.gguf_weights import keep
+from slipstream.models.sources.gguf.header import reading_once
+from slipstream.models.sources.gguf.size import cut_short
+from slipstream.models.sources.gguf.weights import keep
 from slipstream.models.sources.progress import no_gguf_bar, quiet
 from slipstream.models.sources.store import CatalogError, sha256
 
@@ -33,7 +33,7 @@ def convert_gguf(gguf: Path, folder: Path) -> dict[str, Any]:
     """Write a GGUF file into a folder as safetensors with tokenizer. Returns facts for the folder's manifest.
 
     Types whose integers can be recovered from the dequantised numbers are written in float32, which holds them exactly.
-    Others are written in bfloat16, with the file's blocks beside them (`gguf_weights`).
+    Others are written in bfloat16, with the file's blocks beside them (`gguf.weights`).
     """
     check_gguf(gguf)
     with quiet(), no_gguf_bar(), reading_once():

@@ -1,4 +1,4 @@
-"""A common decoder on a GPU: seven Triton kernels per layer (`kernels.gpu`), replayed as CUDA graphs (`gpu_passes`).
+"""A common decoder on a GPU: seven Triton kernels per layer (`kernels.gpu`), replayed as CUDA graphs (`gpu.passes`).
 
 Long prompts run the same kernels uncaptured.
 """
@@ -26,7 +26,7 @@ from slipstream.kernels.gpu.decoder import (
 )
 from slipstream.kernels.gpu.int8_weight import Weight, fused
 from slipstream.kernels.gpu.residual import Norm
-from slipstream.models.run.gpu_passes import GpuPasses, largest_of
+from slipstream.models.run.gpu.passes import GpuPasses, largest_of
 from slipstream.models.run.layer_parts import head_norms
 from slipstream.models.weights.int8_linear import RoundedLinear
 

@@ -1,4 +1,4 @@
-"""A model with the unrounded weights of the GGUF file that it was converted from (`gguf_weights`).
+"""A model with the unrounded weights of the GGUF file that it was converted from (`gguf.weights`).
 
 The folder gives the modules. Each linear layer then gets its quantised weight from the file, packed for the kernels.
 Everything else that was rounded (embeddings, norms, biases) gets its values in float32. Weights are freed one by one as
@@ -16,7 +16,7 @@ from slipstream.core.array_types import Float, Tensor
 from slipstream.kernels.cpu import linear as cpu_linear
 from slipstream.kernels.machine import say
 from slipstream.models.sources.folder import read_json
-from slipstream.models.sources.gguf_weights import GgufWeights, opened
+from slipstream.models.sources.gguf.weights import GgufWeights, opened
 from slipstream.models.sources.load import ModelFiles, load_model
 from slipstream.models.weights.linears import PackedLinear, places, put
 

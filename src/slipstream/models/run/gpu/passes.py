@@ -1,4 +1,4 @@
-"""Passes on a GPU, replayed as CUDA graphs. Our kernels (`gpu_decoder`) or a model's own modules (`gpu_modules`) run.
+"""Passes on a GPU, replayed as CUDA graphs. Our kernels (`gpu.decoder`) or a model's own modules (`gpu.modules`) run.
 
 A pass of few tokens is captured when its size is met for the second time, and replayed from then on. A replay reads its
 tokens, positions and places from a table that is copied in. Passes of many tokens are captured where the model is so

@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from slipstream.models.sources.gguf_header import reading_once
+from slipstream.models.sources.gguf.header import reading_once
 
 
 def written(path: Path) -> Path:

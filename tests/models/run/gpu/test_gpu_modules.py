@@ -7,10 +7,10 @@ import torch
 
 pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
 
-from slipstream.models.run import gpu_passes
 from slipstream.models.run.decoder_choice import captured_modules
-from slipstream.models.run.gpu_decoder import GpuDecoder
-from slipstream.models.run.gpu_modules import GpuModules, record
+from slipstream.models.run.gpu import passes as gpu_passes
+from slipstream.models.run.gpu.decoder import GpuDecoder
+from slipstream.models.run.gpu.modules import GpuModules, record
 from tiny import ARCHITECTURES, ROUNDING, Bench, build
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

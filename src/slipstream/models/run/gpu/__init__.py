@@ -1,0 +1,1 @@
+"""Running a model on a GPU: passes captured as CUDA graphs."""

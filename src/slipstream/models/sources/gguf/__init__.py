@@ -1,0 +1,1 @@
+"""GGUF files: reading, converting, and loading their quantised weights."""
