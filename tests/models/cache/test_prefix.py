@@ -73,23 +73,23 @@ def test_the_books_find_what_was_kept(texts: list[list[int]], asked: list[int], 
             memory[place] = tuple(text[:size])
         books.check_integrity()
         assert len(books.find(text)) == end  # the last one kept is there whole
-    found = books.find(asked)
-    assert [memory[place] for place in found] == [tuple(asked[: i + 1]) for i in range(len(found))]
+    places = books.find(asked)
+    assert [memory[place] for place in places] == [tuple(asked[: i + 1]) for i in range(len(places))]
     if capacity * PAGE >= sum(len(text) + PAGE for text in texts):
-        assert len(found) == max((common(asked, text) for text in texts), default=0)
+        assert len(places) == max((common(asked, text) for text in texts), default=0)
     books.check_integrity()
 
 
 def test_the_least_recently_used_gives_way() -> None:
     books = PrefixIndex(4)
-    system, one, two, three = [1] * PAGE, [2] * PAGE, [3] * PAGE, [4] * (2 * PAGE)
-    books.add(system + one)
-    books.add(system + two)
-    books.find(system + one)
-    books.add(three)  # needs a page more than is free
-    assert [len(books.find(system + last)) // PAGE for last in (one, two)] == [2, 1]
+    system, first, second, third = [1] * PAGE, [2] * PAGE, [3] * PAGE, [4] * (2 * PAGE)
+    books.add(system + first)
+    books.add(system + second)
+    books.find(system + first)
+    books.add(third)  # needs a page more than is free
+    assert [len(books.find(system + last)) // PAGE for last in (first, second)] == [2, 1]
     books.add([5] * PAGE)  # the tail of `three` goes before its head
-    assert len(books.find(three)) == PAGE
+    assert len(books.find(third)) == PAGE
     assert books.tokens == 4 * PAGE
     books.add([6] * (9 * PAGE))
     assert (len(books), books.tokens, len(books.find(system))) == (4, 4 * PAGE, 0)
@@ -212,12 +212,12 @@ def test_pieces_of_a_long_prompt() -> None:
     """Rows that read one prompt in turns, as the engine has them do, take over each other's pieces."""
     bench = Shared.like("llama", prefill_chunk=32)
     bench.enter(*[bench.tokens(100)] * 2)
-    one, two = bench.rows
-    read = [bench.model.prefill([row], 32)[0] for _ in range(4) for row in (one, two)]
+    first, second = bench.rows
+    read = [bench.model.prefill([row], 32)[0] for _ in range(4) for row in (first, second)]
     assert read == [32, 32, 32, 32, 32, 32, 3, 3]  # so few are not worth copying
     assert bench.ran == 99 + 3
     assert bench.plainly() == 1 + 1
-    assert bench.model.prefill([one, two], 32) == [0, 0]
+    assert bench.model.prefill([first, second], 32) == [0, 0]
 
 
 def test_off() -> None:

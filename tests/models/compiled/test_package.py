@@ -70,7 +70,7 @@ def packages() -> list[Path]:
 
 def scores(target: Target) -> list[torch.Tensor]:
     """What a few cycles of random trees give: logits and features."""
-    model, rng, found = target.model, random.Random(1), list[torch.Tensor]()
+    model, rng, outputs = target.model, random.Random(1), list[torch.Tensor]()
     model.declare([0, 1])
     for _ in range(4):
         rows = [Row(Request([rng.randrange(19) for _ in range(rng.randrange(1, 40))])) for _ in range(3)]
@@ -79,9 +79,9 @@ def scores(target: Target) -> list[torch.Tensor]:
         token = torch.tensor([rng.randrange(19) for _ in owner])
         model.open(rows)
         both = model.score(rows, Draft(Tree.of(3, owner, parent), token, OneHot(token, model.vocab)))
-        found += [both.logits, *(both.features[layer] for layer in sorted(both.features))]
+        outputs += [both.logits, *(both.features[layer] for layer in sorted(both.features))]
         model.close(rows)
-    return found
+    return outputs
 
 
 @pytest.mark.parametrize("whole", [True, False])

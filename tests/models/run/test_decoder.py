@@ -34,7 +34,7 @@ def pair(model) -> tuple[TorchModel, TorchModel]:
     return fast, slow
 
 
-def made(kind: str, integers: bool, **more: int):
+def build_packed(kind: str, integers: bool, **more: int):
     model = build(kind, **{**WIDE, **({"head_dim": 16} if kind == "qwen3" else {}), **more})
     for name, weight in model.named_parameters():
         if "norm" in name:
@@ -62,7 +62,7 @@ def tree(rng: random.Random, rows: int) -> Draft:
 @pytest.mark.parametrize("integers", [False, True])
 @pytest.mark.parametrize("kind", COMMON_KIND)
 def test_ragged_rows_and_trees_score_as_the_modules_do(kind, integers):
-    fast, slow = pair(made(kind, integers))
+    fast, slow = pair(build_packed(kind, integers))
     assert fast.decoder is not None
     rng = random.Random(1)
     for model in (fast, slow):
@@ -85,7 +85,7 @@ def test_ragged_rows_and_trees_score_as_the_modules_do(kind, integers):
 
 @pytest.mark.parametrize("integers", [False, True])
 def test_a_pass_in_two_parts_has_the_bits_of_a_whole_one(integers):
-    fast, _ = pair(made("llama", integers))
+    fast, _ = pair(build_packed("llama", integers))
     rng = random.Random(2)
     row, draft = Row(Request([5, 6, 7, 8])), tree(rng, 1)
     fast.open([row])
@@ -118,18 +118,18 @@ def test_a_part_that_computes_something_else_is_noticed():
 )
 def test_threads_change_no_bit(more):
     """Rows so wide that threads share one, too."""
-    fast, _ = pair(made("llama", cpu_linear.has_integers(), **more))
-    row, before, found = Row(Request([5, 6, 7, 8] * 10)), torch.get_num_threads(), []
+    fast, _ = pair(build_packed("llama", cpu_linear.has_integers(), **more))
+    row, before, logits = Row(Request([5, 6, 7, 8] * 10)), torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             fast.open([row])
-            found.append(fast.score([row], tree(random.Random(3), 1)).logits)
+            logits.append(fast.score([row], tree(random.Random(3), 1)).logits)
             fast.close([row])
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+    assert torch.equal(logits[0], logits[1])
+    assert torch.equal(logits[0], logits[2])
 
 
 @pytest.mark.skipif(not cpu_linear.has_integers(), reason="needs instructions for products of bytes")
@@ -160,13 +160,13 @@ def test_angles_are_looked_up_only_where_they_are_a_matter_of_the_position(reach
     angles = RotaryTable(module)
     for below in (5, 40, 299, 400, 7):
         position = torch.tensor([0, below // 2, below - 1])
-        for found, expected in zip(angles(torch.zeros(3, 4), position, below), module(None, position), strict=True):
-            assert torch.equal(found, expected)
+        for angle, expected in zip(angles(torch.zeros(3, 4), position, below), module(None, position), strict=True):
+            assert torch.equal(angle, expected)
 
 
 def test_a_plain_pass_over_one_row_writes_its_features_itself(monkeypatch):
     """Nothing is copied after it, and they are what is copied after passes of other kinds."""
-    fast, slow = pair(made("llama", False))
+    fast, slow = pair(build_packed("llama", False))
     copied = []
     monkeypatch.setattr(FeatureStore, "write", lambda self, *rest: copied.append(rest[0]) or write(self, *rest))
     row, mate = Row(Request([5, 6, 7, 8])), Row(Request([9, 10]))
@@ -189,7 +189,7 @@ def test_a_plain_pass_over_one_row_writes_its_features_itself(monkeypatch):
 
 def test_features_of_a_draft_outlive_its_commit():
     """A commit moves accepted nodes of a tree to the places of others: the scores of the pass stay what they were."""
-    fast, _ = pair(made("llama", False))
+    fast, _ = pair(build_packed("llama", False))
     fast.declare([0, 1])
     row, token = Row(Request([5, 6, 7, 8])), torch.tensor([1, 2, 3])
     fast.open([row])
@@ -204,7 +204,7 @@ def test_features_of_a_draft_outlive_its_commit():
 
 def test_features_written_by_passes_survive_that_the_cache_grows_and_is_laid_anew():
     """Rows decode plainly in turn, past the places and the rows of a fresh cache, and after another one left."""
-    fast, slow = pair(made("llama", False))
+    fast, slow = pair(build_packed("llama", False))
     draft = Draft(Tree.chains([0]), NONE, OneHot(NONE, VOCAB))
     verdict = Verdict(NONE.view(1, 0), torch.tensor([3]), torch.tensor([False]))
     rows = [Row(Request([5 + n, 6, 7])) for n in range(3)]

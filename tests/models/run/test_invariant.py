@@ -27,10 +27,10 @@ SHARED = "The quick brown fox jumps over the lazy dog and runs into the forest, 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def default(request):
-    found = catalog.resolve("smollm2-135m")
-    model = catalog.load_model(found, request.param)
+    files = catalog.resolve("smollm2-135m")
+    model = catalog.load_model(files, request.param)
     pack_linears(model)
-    return TorchModel(model, invariant=True), catalog.load_text(found)
+    return TorchModel(model, invariant=True), catalog.load_text(files)
 
 
 def drafted(model: TorchModel, *tokens: list[int]) -> Draft:
@@ -119,9 +119,9 @@ def test_rows_lengths_and_drafts_of_all_kinds_beside_a_row_change_nothing(kind, 
         drafts = [[rng.randrange(VOCAB) for _ in range(rng.randrange(5))] for _ in mates]
         slots = len(rows) + sum(map(len, drafts))
         scores = wrapped.score(rows, drafted(wrapped, *drafts, text[size : size + depth])).logits
-        found = [scores[len(mates)], *scores[slots:]]
+        row_logits = [scores[len(mates)], *scores[slots:]]
         wrapped.close(rows)
-        assert all(torch.equal(a, b) for a, b in zip(found, alone[size - 20 :], strict=False)), f"trial {trial}"
+        assert all(torch.equal(a, b) for a, b in zip(row_logits, alone[size - 20 :], strict=False)), f"trial {trial}"
 
 
 def elementwise_functions() -> dict[str, nn.Module]:

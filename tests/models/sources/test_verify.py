@@ -66,15 +66,15 @@ def test_any_prefix_of_a_gguf_file_is_cut_short(gguf: Path, tmp_path: Path) -> N
 
 
 def test_a_converted_model_is_verified_and_made_again(gguf: Path, cache: Path) -> None:
-    found = resolve(str(gguf))
-    name = found.path.name
+    files = resolve(str(gguf))
+    name = files.path.name
     checks = catalog.verify(name)
     assert {check.name for check in checks} >= {"config.json", "tokenizer.json", "model.safetensors"}
     assert all(check.recorded and not check.problem for check in checks)
-    sha256 = found.sha256
-    assert sha256 == store.sha256(found.path / "model.safetensors")
-    flip(found.path / "tokenizer.json")
-    (found.path / "generation_config.json").unlink()
+    sha256 = files.sha256
+    assert sha256 == store.sha256(files.path / "model.safetensors")
+    flip(files.path / "tokenizer.json")
+    (files.path / "generation_config.json").unlink()
     assert problems(name) == {
         "generation_config.json": "is missing",
         "tokenizer.json": problems(name)["tokenizer.json"],
@@ -86,8 +86,8 @@ def test_a_converted_model_is_verified_and_made_again(gguf: Path, cache: Path) -
 
 
 def test_truncated_weights_are_not_called_ready(gguf: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    found = resolve(str(gguf))
-    weights = found.path / "model.safetensors"
+    files = resolve(str(gguf))
+    weights = files.path / "model.safetensors"
     whole = weights.read_bytes()
     for data in (whole[: len(whole) // 2], whole[:5], b""):
         weights.write_bytes(data)

@@ -29,10 +29,10 @@ PHRASES = [
 
 def chained(*extra: str) -> PreTrainedTokenizerFast:
     """Of bytes, under a decoder that would also spell out tokens of another kind: some converters write such ones."""
-    made = byte_level(extra)
+    tokenizer = byte_level(extra)
     steps = [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("▁", " "), decoders.ByteLevel()]
-    made.backend_tokenizer.decoder = decoders.Sequence(steps)
-    return made
+    tokenizer.backend_tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer
 
 
 TEXTS = {
@@ -141,18 +141,18 @@ def test_bos_comes_once() -> None:
 
 
 def test_chat_templates() -> None:
-    made = byte_level()
+    tokenizer = byte_level()
     with pytest.raises(ValueError, match="no chat template"):
-        TextCodec(made).encode([{"role": "user", "content": "x"}])
-    assert TextCodec(made).encode("x") == TextCodec(made).encode("x", raw=True)
-    made.chat_template = CHATML
-    text = TextCodec(made)
+        TextCodec(tokenizer).encode([{"role": "user", "content": "x"}])
+    assert TextCodec(tokenizer).encode("x") == TextCodec(tokenizer).encode("x", raw=True)
+    tokenizer.chat_template = CHATML
+    text = TextCodec(tokenizer)
     assert text.instruct
     assert text.encode("hi") == text.encode([{"role": "user", "content": "hi"}])
-    assert made.decode(text.encode("hi")) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(text.encode("hi")) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     with pytest.raises(ValueError, match="raw is on"):
         text.encode([{"role": "user", "content": "x"}], raw=True)
-    made.chat_template = "{{ raise_exception('roles must alternate') }}"
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(ValueError, match="roles must alternate"):
         text.encode("hi")
 

@@ -34,12 +34,12 @@ TOKENIZERS = {
 
 
 def words_of(tokenizer) -> LightTokenizer:
-    found = taken(tokenizer)
-    assert found is not None
-    return LightTokenizer(*found, pytest.fail)
+    parts = taken(tokenizer)
+    assert parts is not None
+    return LightTokenizer(*parts, pytest.fail)
 
 
-PAIRS = {name: (TextCodec(words_of(made)), TextCodec(made)) for name, made in TOKENIZERS.items()}
+PAIRS = {name: (TextCodec(words_of(tokenizer)), TextCodec(tokenizer)) for name, tokenizer in TOKENIZERS.items()}
 
 
 @pytest.mark.parametrize("kind", PAIRS)

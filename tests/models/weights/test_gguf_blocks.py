@@ -17,20 +17,20 @@ FORMS = {"Q4_0": "int4", "Q4_1": "int4", "Q5_0": "int8", "Q8_0": "int8", "Q4_K":
 @pytest.mark.parametrize("kind", blocks.TYPES)
 def test_numbers_are_those_of_the_file(kind):
     raw = random_blocks(kind, 37, 768, size=1.0)
-    found = blocks.grid(torch.from_numpy(raw), kind)
+    grid = blocks.grid(torch.from_numpy(raw), kind)
     expected = gguf.dequantize(raw, gguf.GGMLQuantizationType[kind])
-    assert torch.equal(found.weight(), torch.from_numpy(expected))
-    assert found.kind == FORMS.get(kind, "int5_k")
-    assert found.number.dtype == (torch.uint8 if found.kind.startswith("int4") else torch.int8)
+    assert torch.equal(grid.weight(), torch.from_numpy(expected))
+    assert grid.kind == FORMS.get(kind, "int5_k")
+    assert grid.number.dtype == (torch.uint8 if grid.kind.startswith("int4") else torch.int8)
 
 
 @pytest.mark.parametrize("kind", blocks.TYPES)
 def test_laid_out_and_raised_again(kind):
-    found = blocks.grid(torch.from_numpy(random_blocks(kind, 37, 768)), kind)
+    grid = blocks.grid(torch.from_numpy(random_blocks(kind, 37, 768)), kind)
     for side in (4, 8, 16):
-        data = few_bits.laid(found, side)
-        assert data.shape == (-(-37 // side), 24, side * few_bits.FORMS[found.kind].size)
-        assert torch.equal(few_bits.raised(data, 37, found.kind), found.weight())
+        data = few_bits.laid(grid, side)
+        assert data.shape == (-(-37 // side), 24, side * few_bits.FORMS[grid.kind].size)
+        assert torch.equal(few_bits.raised(data, 37, grid.kind), grid.weight())
 
 
 def test_sizes_are_those_of_the_format():

@@ -29,7 +29,7 @@ needs_integers = pytest.mark.skipif(not cpu_linear.has_integers(), reason="needs
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 
 
-def made(row_bits: int, kind: str = "llama") -> TorchModel:
+def build_packed(row_bits: int, kind: str = "llama") -> TorchModel:
     model = quantise(build(kind, **{**WIDE, **({"head_dim": 16} if kind == "qwen3" else {})}))
     pack_linears(model, integers=True, rounded=True, row_bits=row_bits)
     return TorchModel(model, invariant=True)
@@ -53,7 +53,7 @@ def tree(rng: random.Random, rows: int) -> Draft:
 @needs_integers
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_layers_run_as_one_call_near_those_of_sixteen_bits(kind):
-    short, wide = made(8, kind), made(16, kind)
+    short, wide = build_packed(8, kind), build_packed(16, kind)
     assert isinstance(short.decoder, CpuDecoder)
     small = "int4/int8" if kind == "llama" else "int4"  # whose output matrix is the embedding
     assert linears.products(short.model) == f"int8 x {small} products"
@@ -66,7 +66,7 @@ def test_layers_run_as_one_call_near_those_of_sixteen_bits(kind):
 @needs_integers
 def test_a_row_has_the_same_bits_whatever_is_beside_it():
     """Batch mates, pieces of the prompt, siblings in a tree: none of them shows."""
-    model, rng = made(8), random.Random(2)
+    model, rng = build_packed(8), random.Random(2)
     rows = [Row(Request([rng.randrange(VOCAB) for _ in range(rng.randrange(1, 40))])) for _ in range(6)]
     draft = tree(rng, 6)
     together = scored(model, rows, draft)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,13 @@ def resolve(name: str, *, fetch: bool = True, trust_remote_code: bool = False, r
         return _scaled(name, fetch, trust_remote_code, repair)
     if name and path.is_dir():
         return _folder(name, path, "folder", trust_remote_code)
+    if (
+        BARE_NAME.fullmatch(name)
+        and name.endswith(".gguf")
+        and not path.exists()
+        and store.manifest(store.home() / name)
+    ):
+        return _kept_gguf(name, fetch, repair)
     if path.is_file() or name.lower().endswith(".gguf"):
         return _gguf(name, path, repair)
     if match := HUB_ID.fullmatch(name):
@@ -93,6 +101,24 @@ def _gguf(name: str, path: Path, repair: bool) -> ModelFiles:
     again = repair and _is_damaged(name, folder)
     store.build(folder, lambda partial: {"name": path.name, **_convert(path, partial, path.name)}, again=again)
     return _built(name, folder, "gguf")
+
+
+def _names_kept_gguf(name: str) -> bool:
+    is_bare = BARE_NAME.fullmatch(name) is not None
+    return is_bare and name.endswith(".gguf") and store.manifest(store.home() / name) is not None
+
+
+def _kept_gguf(name: str, may_fetch: bool, repair: bool) -> ModelFiles:
+    """The model of a GGUF file in slipstream's own cache (`gguf.files`), converted first unless it was before."""
+    folder = store.home() / name
+    source, gguf = (store.manifest(folder) or {})["name"], next(folder.glob("*.gguf"), None)
+    if store.manifest(store.home() / source) is not None:
+        files = resolve(source, fetch=may_fetch, repair=repair)
+    elif gguf is not None:
+        files = _gguf(str(gguf), gguf, repair)
+    else:
+        raise CatalogError(f"{name} has lost its GGUF file; {_remedy(name, 'gguf')}")
+    return replace(files, name=name)
 
 
 def _scaled(name: str, may_fetch: bool, trust: bool, repair: bool) -> ModelFiles:

@@ -31,11 +31,11 @@ def test_chains_and_trees_of_several_rows_equal_the_plain_model(kind):
     """Texts longer than a window, of models with windows, capped scores, sinks, experts and other positions."""
     bench = Bench.of(kind, device=DEVICE, features=(1,))
     with torch.inference_mode():
-        bench.model.forward_pass.decoder = found = record(bench.model.model, bench.model.anatomy, range(5))[0]
+        bench.model.forward_pass.decoder = modules = record(bench.model.model, bench.model.anatomy, range(5))[0]
     bench.join(13, 3)
     offs = [bench.cycle([2, 1], 0.0), bench.cycle([4, 3], 0.6)]
-    assert isinstance(found, GpuModules)
-    assert found.captures > 1, "all of it went the other way"
+    assert isinstance(modules, GpuModules)
+    assert modules.captures > 1, "all of it went the other way"
     assert max(offs) <= ROUNDING
 
 
@@ -45,31 +45,31 @@ def test_prompts_of_a_small_model_are_captured_when_such_a_size_is_met_again(mon
     monkeypatch.setattr(gpu_passes, "LARGER", (8, 12))
     monkeypatch.setattr(gpu_passes, "MANY", 1)
     bench = Bench.of("llama", device=DEVICE)
-    known = bench.model.anatomy
-    bench.model.forward_pass.decoder = found = GpuDecoder(bench.model.model, known.layers, known.windows)
-    assert (found.largest, gpu_passes.largest_of(10**12)) == (12, 4), "of a large model only passes of few tokens"
+    anatomy = bench.model.anatomy
+    bench.model.forward_pass.decoder = decoder = GpuDecoder(bench.model.model, anatomy.layers, anatomy.windows)
+    assert (decoder.largest, gpu_passes.largest_of(10**12)) == (12, 4), "of a large model only passes of few tokens"
     assert [gpu_passes.size_of(n, 12) for n in (3, 6, 9, 12, 13, 17)] == [4, 8, 12, 12, 16, 32]
     captures = []
     for length in (12, 11, 10, 7, 8, 16, 16):
         bench.join(length)
         bench.model.prefill(bench.rows, 100)
-        captures.append(found.captures)
+        captures.append(decoder.captures)
         assert bench.cycle([2], 0.0) <= ROUNDING
         bench.leave(0)
     assert captures[0] == 0 < captures[1], "the second of a size"
-    assert sum(key[0] > 4 for key in found._graphs) == 1, "and not all of them"
+    assert sum(key[0] > 4 for key in decoder._graphs) == 1, "and not all of them"
 
 
 def test_what_cannot_be_recorded_runs_as_it_is():
     model = build("gpt2").to(DEVICE)
-    known = Bench.of("gpt2", device=DEVICE).model.anatomy
+    anatomy = Bench.of("gpt2", device=DEVICE).model.anatomy
 
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
     model.transformer.h[0].forward = fail
-    found, how = captured_modules(model, known)
-    assert found is None
+    modules, how = captured_modules(model, anatomy)
+    assert modules is None
     assert "not permitted when stream is capturing)" in how
     assert "\n" not in how
 
@@ -105,8 +105,8 @@ def test_experts_that_are_asked_for_run_as_they_are_and_leave_nothing_broken(kin
 def test_a_tree_deeper_than_a_window_goes_the_other_way():
     bench = Bench.of("gemma2", device=DEVICE)
     with torch.inference_mode():
-        bench.model.forward_pass.decoder = found = record(bench.model.model, bench.model.anatomy, range(5))[0]
-    assert not found.branches(16)
+        bench.model.forward_pass.decoder = modules = record(bench.model.model, bench.model.anatomy, range(5))[0]
+    assert not modules.branches(16)
     bench.join(3)
     deep = bench.draft([12], 0.3)
     assert bench.off(deep, bench.model.score(bench.rows, deep)) <= ROUNDING

@@ -33,7 +33,7 @@ def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="module")
-def found(file: Path, tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+def files(file: Path, tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
     """The file converted, in a folder of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("slipstream.models.sources.store.home", lambda: file.parent / "models")
@@ -50,20 +50,20 @@ def weights(model: Any) -> dict[str, torch.Tensor]:
     return own
 
 
-def test_the_folder_is_what_it_was_with_one_more_file(file, found):
-    assert (found.quantised, found.rounded, found.kept) == ("Q4_K_M", "bfloat16", True)
-    assert [path.name for path in found.path.glob("*.safetensors")] == ["model.safetensors"]
-    assert {value.dtype for value in load_file(found.path / "model.safetensors").values()} == {torch.bfloat16}
-    own = opened(found.path)
+def test_the_folder_is_what_it_was_with_one_more_file(file, files):
+    assert (files.quantised, files.rounded, files.kept) == ("Q4_K_M", "bfloat16", True)
+    assert [path.name for path in files.path.glob("*.safetensors")] == ["model.safetensors"]
+    assert {value.dtype for value in load_file(files.path / "model.safetensors").values()} == {torch.bfloat16}
+    own = opened(files.path)
     assert own is not None
     assert set(own.kinds.values()) == {*KINDS, "F32"}
-    assert own.kinds.keys() == load_file(found.path / "model.safetensors").keys()
-    catalog.load_model(found)  # as any tool does
+    assert own.kinds.keys() == load_file(files.path / "model.safetensors").keys()
+    catalog.load_model(files)  # as any tool does
 
 
 @needs_integers
-def test_a_restored_model_has_the_weights_of_the_file_to_the_bit(file, found):
-    model, exact = restored.load_restored(found), _read_model(file, torch.float32)
+def test_a_restored_model_has_the_weights_of_the_file_to_the_bit(file, files):
+    model, exact = restored.load_restored(files), _read_model(file, torch.float32)
     assert model is not None
     assert model.dtype == torch.float32
     mine, theirs = weights(model), {name: value.detach() for name, value in exact.named_parameters()}
@@ -80,36 +80,36 @@ def test_a_restored_model_has_the_weights_of_the_file_to_the_bit(file, found):
 
 
 @needs_integers
-def test_logits_are_those_of_the_file_and_not_of_the_folder(file, found):
+def test_logits_are_those_of_the_file_and_not_of_the_folder(file, files):
     with torch.inference_mode():
-        model, exact, rounded = restored.load_restored(found), _read_model(file, torch.float32), _read(found)
+        model, exact, rounded = restored.load_restored(files), _read_model(file, torch.float32), _read(files)
         mine, theirs, others = (net(TOKENS, use_cache=False).logits for net in (model, exact, rounded))
     assert float((mine - theirs).norm() / theirs.norm()) < 1e-4
     assert float((others - theirs).norm() / theirs.norm()) > 1e-3
 
 
-def _read(found: ModelFiles) -> Any:
-    return catalog.load_model(found, "float32")
+def _read(files: ModelFiles) -> Any:
+    return catalog.load_model(files, "float32")
 
 
 @needs_integers
-def test_targets_use_them_and_say_so(found, monkeypatch, capfd):
-    target = build_target(str(found.path), package=False)
+def test_targets_use_them_and_say_so(files, monkeypatch, capfd):
+    target = build_target(str(files.path), package=False)
     words = "Q4_K_M weights, int16 x int4/int8 products, invariant"
-    assert target.label == f"{found.path} ({words})"
+    assert target.label == f"{files.path} ({words})"
     assert target.model.decoder is not None  # its layers agree with its modules, and run as one call
-    plain = build_target(str(found.path), dtype="float32")
-    assert plain.label == f"{found.path} (Q4_K_M weights rounded to bfloat16, float32, invariant)"
-    int8 = build_target(str(found.path), dtype="int8")
+    plain = build_target(str(files.path), dtype="float32")
+    assert plain.label == f"{files.path} (Q4_K_M weights rounded to bfloat16, float32, invariant)"
+    int8 = build_target(str(files.path), dtype="int8")
     assert {m.packed.kind for m in int8.model.model.modules() if isinstance(m, PackedLinear)} > {"int4_k", "int6_k"}
     monkeypatch.setattr(cpu_linear, "has_integers", lambda: False)
-    assert restored.load_restored(found) is None
+    assert restored.load_restored(files) is None
 
 
 @needs_integers
-def test_draft_models_use_them_too_and_layers_keep_their_own(found):
-    target = build_target(str(found.path), package=False)
-    for options in ({"model": str(found.path)}, {"layers": "1"}):
+def test_draft_models_use_them_too_and_layers_keep_their_own(files):
+    target = build_target(str(files.path), package=False)
+    for options in ({"model": str(files.path)}, {"layers": "1"}):
         drafter: Any = build_drafter("draft_model", target, options)
         small = drafter.model.model.base_model.layers[-1].mlp.down_proj.packed
         own = target.model.model.base_model.layers[1].mlp.down_proj.packed
@@ -119,11 +119,11 @@ def test_draft_models_use_them_too_and_layers_keep_their_own(found):
 
 
 @needs_integers
-def test_draft_models_of_other_weights_are_rounded_to_eight_bits_unless_told(found, tmp_path):
-    for path in found.path.iterdir():
+def test_draft_models_of_other_weights_are_rounded_to_eight_bits_unless_told(files, tmp_path):
+    for path in files.path.iterdir():
         if path.name != FILE:
             (tmp_path / path.name).write_bytes(path.read_bytes())
-    whole, wide = (build_target(str(found.path), package=False, dtype=dtype) for dtype in ("auto", "float32"))
+    whole, wide = (build_target(str(files.path), package=False, dtype=dtype) for dtype in ("auto", "float32"))
     cases = [(whole, {}, "int8"), (whole, {"dtype": "float32"}, "bfloat16"), (wide, {}, "bfloat16")]
     for target, more, kind in cases:
         drafter: Any = build_drafter("draft_model", target, {"model": str(tmp_path), **more})
@@ -131,11 +131,11 @@ def test_draft_models_of_other_weights_are_rounded_to_eight_bits_unless_told(fou
 
 
 @needs_integers
-def test_a_package_holds_them(found, tmp_path, monkeypatch):
+def test_a_package_holds_them(files, tmp_path, monkeypatch):
     monkeypatch.setattr("slipstream.models.compiled.package.home", lambda: tmp_path)
-    cold = build_target(str(found.path), package=False)
-    compile_target(str(found.path))
-    warm = build_target(str(found.path))
+    cold = build_target(str(files.path), package=False)
+    compile_target(str(files.path))
+    warm = build_target(str(files.path))
     assert isinstance(warm.model.model, Skeleton)
     assert warm.label == cold.label
     mine, theirs = (weights(target.model.model) for target in (warm, cold))
@@ -145,8 +145,8 @@ def test_a_package_holds_them(found, tmp_path, monkeypatch):
     assert kinds[0] == kinds[1] >= {"int4", "int8", "int4_k", "int5_k", "int6_k"}
 
 
-def test_what_does_not_round_to_the_folder_is_not_kept(file, found, tmp_path):
-    for path in found.path.iterdir():
+def test_what_does_not_round_to_the_folder_is_not_kept(file, files, tmp_path):
+    for path in files.path.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / FILE).unlink()
     stored = load_file(tmp_path / "model.safetensors")
@@ -166,8 +166,8 @@ def test_what_does_not_round_to_the_folder_is_not_kept(file, found, tmp_path):
 
 
 @needs_integers
-def test_a_folder_that_was_written_over_has_its_own_weights(file, found, tmp_path, monkeypatch, capfd):
-    for path in found.path.iterdir():
+def test_a_folder_that_was_written_over_has_its_own_weights(file, files, tmp_path, monkeypatch, capfd):
+    for path in files.path.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     stored = load_file(tmp_path / "model.safetensors")
     other = "model.layers.0.mlp.up_proj.weight"
@@ -181,8 +181,8 @@ def test_a_folder_that_was_written_over_has_its_own_weights(file, found, tmp_pat
     assert f"{other} among them" in capfd.readouterr().err
 
 
-def test_folders_of_before_go_on_as_they_did(found, tmp_path, monkeypatch, capfd):
-    for path in found.path.iterdir():
+def test_folders_of_before_go_on_as_they_did(files, tmp_path, monkeypatch, capfd):
+    for path in files.path.iterdir():
         if path.name != FILE:
             (tmp_path / path.name).write_bytes(path.read_bytes())
     monkeypatch.setenv("SLIPSTREAM_DEBUG", "1")
@@ -192,7 +192,7 @@ def test_folders_of_before_go_on_as_they_did(found, tmp_path, monkeypatch, capfd
     assert not cpu_linear.has_integers() or "none kept" in capfd.readouterr().err
 
 
-def test_blocks_that_are_not_known_are_left_alone(found):
+def test_blocks_that_are_not_known_are_left_alone(files):
     weight = torch.zeros(4, 256, dtype=torch.bfloat16)
     assert "Q3_K" not in blocks.TYPES
     assert kept._ordered(weight.float().numpy(), "Q3_K", weight, [2]) is None
