@@ -65,15 +65,15 @@ def run_task(
 ) -> Run:
     """Generate once. `show` is given the chunks of one sample after another, `between` the number of each that begins.
     Ctrl-C ends it with what there is."""
-    tickets = engine.submit(task.prompt, task.sampling, task.options)
+    handles = engine.submit(task.prompt, task.sampling, task.options)
     started = time.perf_counter()
-    listeners = [Listener(ticket) for ticket in tickets]
+    listeners = [Listener(handle) for handle in handles]
     interrupted = False
     try:
         _listen(listeners, show, between)
     except BaseException as error:  # a full disk ends it too
-        for ticket in tickets:
-            ticket.cancel()
+        for handle in handles:
+            handle.cancel()
         if not isinstance(error, KeyboardInterrupt):
             raise
         interrupted = True
@@ -99,16 +99,16 @@ def _listen(listeners: Sequence[Listener], show: Show | None, between: Callable[
 
 
 class Listener:
-    """Reads the chunks of one ticket as they come, in the thread that calls `listen` or in one of its own."""
+    """Reads the chunks of one handle as they come, in the thread that calls `listen` or in one of its own."""
 
-    def __init__(self, ticket: RequestHandle) -> None:
-        self.ticket = ticket
+    def __init__(self, handle: RequestHandle) -> None:
+        self.handle = handle
         self.chunks: list[Chunk] = []
         self.stamps: list[tuple[float, int]] = []  # when, how many tokens
         self.thread = threading.Thread(target=self.listen, daemon=True)
 
     def listen(self, show: Show | None = None) -> None:
-        for chunk in self.ticket:
+        for chunk in self.handle:
             if chunk.token_ids:
                 self.stamps.append((time.perf_counter(), len(chunk.token_ids)))
             self.chunks.append(chunk)
@@ -116,9 +116,9 @@ class Listener:
                 show(chunk)
 
     def result(self) -> Completion:
-        if self.thread.ident is not None:  # two readers of one ticket would share its chunks
+        if self.thread.ident is not None:  # two readers of one handle would share its chunks
             self.thread.join()
-        sample = self.ticket.result()
+        sample = self.handle.result()
         if sample.error:
             raise ValueError(sample.error)
         return sample

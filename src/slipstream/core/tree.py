@@ -111,7 +111,7 @@ class Tree:
         return Tree(len(depths), _ints(row, device), _ints(parent, device))
 
     @staticmethod
-    def known(rows: int, lists: list[tuple[int, int]]) -> Tree:
+    def from_lists(rows: int, lists: list[tuple[int, int]]) -> Tree:
         """A tree of (row, parent) on the host, so that nobody has to read it back."""
         row, parent = torch.tensor(lists, dtype=torch.long).reshape(-1, 2).T.contiguous()
         tree = Tree(rows, row, parent)

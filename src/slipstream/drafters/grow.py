@@ -76,7 +76,7 @@ class BatchGrowth:
             if place[1] >= 0:
                 self._number[place] = len(self._number)
         lists = [(r, self._number.get((r, self._plans[r].parent[node]), -1)) for r, node in self._number]
-        tree = Tree.known(len(self._plans), lists)
+        tree = Tree.from_lists(len(self._plans), lists)
         token = _ints([self._plans[r].token[node] for r, node in self._number])
         return tree, token, [r if node < 0 else tree.rows + self._number[r, node] for r, node in level]
 
@@ -87,8 +87,8 @@ class BatchGrowth:
             law = self._noise.odds(law, Site(row, torch.zeros_like(row), torch.full_like(row, self._depth)))
         best, ids = likeliest(law, max(self._plans[r].width for r, _ in level))
         counts: list[int] = []
-        for r, some in groupby(range(len(level)), key=lambda i: level[i][0]):
-            counts += self._plans[r].wants([(level[i][1], best[i]) for i in some])
+        for r, places in groupby(range(len(level)), key=lambda i: level[i][0]):
+            counts += self._plans[r].wants([(level[i][1], best[i]) for i in places])
         if self._how is Siblings.CHOSEN:
             self._choose(level, counts, best, ids)
         else:
@@ -106,24 +106,24 @@ class BatchGrowth:
 
     def _draw(self, level: Sequence[Place], counts: Sequence[int], law: Law) -> None:
         """The first candidate after every place, then the second, and so on."""
-        left, some = law, list(range(len(level)))
+        left, places = law, list(range(len(level)))
         for n in range(max(counts)):
-            going = [i for i, place in enumerate(some) if counts[place] > n]
+            going = [i for i, place in enumerate(places) if counts[place] > n]
             if n and self._how is Siblings.DISTINCT:
                 possible = (left.support()[1].amax(-1) > 0).tolist()
                 going = [i for i in going if possible[i]]
             if not going:
                 return
-            if len(going) < len(some):
-                some, left = [some[i] for i in going], left.select(_ints(going))
-            row = _ints([level[i][0] for i in some])
-            number = [len(self._plans[level[i][0]].token) for i in some]
-            for i in range(1, len(some)):  # places of one row stand side by side: each is one node further
-                number[i] = number[i - 1] + 1 if level[some[i]][0] == level[some[i - 1]][0] else number[i]
+            if len(going) < len(places):
+                places, left = [places[i] for i in going], left.select(_ints(going))
+            row = _ints([level[i][0] for i in places])
+            number = [len(self._plans[level[i][0]].token) for i in places]
+            for i in range(1, len(places)):  # places of one row stand side by side: each is one node further
+                number[i] = number[i - 1] + 1 if level[places[i]][0] == level[places[i - 1]][0] else number[i]
             site = Site(row, _ints(number), torch.full_like(row, self._depth))
             token = self._noise.draw(left, site, Purpose.DRAFT, self._stage)
-            chance = (law if len(some) == len(law) else law.select(_ints(some))).prob(token)
-            for i, x, p in zip(some, token.tolist(), chance.tolist(), strict=True):
+            chance = (law if len(places) == len(law) else law.select(_ints(places))).prob(token)
+            for i, x, p in zip(places, token.tolist(), chance.tolist(), strict=True):
                 r, node = level[i]
                 self._drawn.append((r, self._plans[r].add(node, x, p)))
             self._laws.append(left)
@@ -140,7 +140,7 @@ class BatchGrowth:
                 lists.append((r, index.get((r, plan.parent[node]), -1)))
                 tokens.append(plan.token[node])
                 chances.append(plan.chance[node])
-        tree, token = Tree.known(len(self._plans), lists), _ints(tokens)
+        tree, token = Tree.from_lists(len(self._plans), lists), _ints(tokens)
         if not self._laws:
             return Draft(tree, token, OneHot(token, self._vocab), self._how, torch.tensor(chances))
         order = [0] * len(index)
@@ -159,11 +159,11 @@ def likeliest(law: Law, count: int) -> tuple[list[list[float]], list[list[int]]]
 def locate(draft: Draft, tree: Tree, token: Int[Tensor, " opened"]) -> list[int]:
     """The number each node of a draft had in the last tree `next_law` was shown, -1 for one that was never opened."""
     opened = {(r, p, x): i for i, ((r, p), x) in enumerate(zip(tree.lists, token.tolist(), strict=True))}
-    found: list[int] = []
+    numbers: list[int] = []
     for (r, p), x in zip(draft.tree.lists, draft.token.tolist(), strict=True):
-        before = found[p] if p >= 0 else -1
-        found.append(opened.get((r, before, x), -1) if p < 0 or before >= 0 else -1)
-    return found
+        before = numbers[p] if p >= 0 else -1
+        numbers.append(opened.get((r, before, x), -1) if p < 0 or before >= 0 else -1)
+    return numbers
 
 
 def _ints(values: Sequence[int]) -> Int[Tensor, " n"]:

@@ -36,9 +36,9 @@ class DraftVocabulary:
             lost = (logits[index] == -torch.inf).all(-1)
             dead = index[lost] if bool(lost.any()) else dead
             logits[dead] = 0.0
-        wishes = [to_rank(row) if ranking else row.request.sampling for row, _ in places]
-        cut = any(wish.cuts for wish in wishes)
-        return self._named(sampling.law(logits, wishes), dead, cut)
+        params = [to_rank(row) if ranking else row.request.sampling for row, _ in places]
+        cut = any(param.cuts for param in params)
+        return self._named(sampling.law(logits, params), dead, cut)
 
     def _shaped(
         self, logits: Float[Tensor, "n draft_vocab"], places: Sequence[Place]

@@ -38,5 +38,5 @@ def open_engine(
     kind: Any = engines.get(name)
     check_installed(name, options or {})
     chosen = {} if verify is None else {"verify": verify}
-    made: Engine = kind(model, drafter, depth=depth, options=dict(options or {}), **chosen, **loading)
-    return made
+    engine: Engine = kind(model, drafter, depth=depth, options=dict(options or {}), **chosen, **loading)
+    return engine

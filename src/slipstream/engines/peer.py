@@ -60,7 +60,7 @@ class PeerOptions:
 class PeerModel:
     """The model as a peer runs it: what it is, its text, its sizes, and how a request drafts if it asks for nothing."""
 
-    found: ModelFiles
+    files: ModelFiles
     text: TextCodec
     vocab: int
     context: int
@@ -127,9 +127,9 @@ class Peer(JobEngine):
 
     @property
     def model_info(self) -> ModelInfo:
-        found = self.model.found
-        label = f"{found.name} ({found.weights(exact=False)}{self.model.precision})"
-        return ModelInfo(found.name, label, found.quantised, self.model.vocab, self.model.context)
+        files = self.model.files
+        label = f"{files.name} ({files.weights(exact=False)}{self.model.precision})"
+        return ModelInfo(files.name, label, files.quantised, self.model.vocab, self.model.context)
 
     @property
     def text(self) -> TextCodec:

@@ -84,8 +84,8 @@ def train(
     ends = frozenset(end for end in text.ends if end < len(teacher.output))
     phases = zip(("answers", "held"), split(prompts, HELD_OUT), strict=True)
     corpus, held = (
-        _answers(work / name, some, teacher, ends, common, common.seed + n, on_progress)
-        for n, (name, some) in enumerate(phases)
+        _answers(work / name, share, teacher, ends, common, common.seed + n, on_progress)
+        for n, (name, share) in enumerate(phases)
     )
     student = student or _fresh(kind, teacher, own, common, corpus)
     loop = _train(student, teacher, common, work, corpus, held, until, on_progress)
@@ -155,8 +155,8 @@ def _answers(
     work = shards(prompts, common.temperature_list, rows, seed)
     total = sum(len(shard.prompts) for shard in work)
 
-    def answer(some: Sequence[TrainingPrompt], temperatures: Sequence[float], noise: int) -> list[list[int]]:
-        tokens = [prompt.tokens for prompt in some]
+    def answer(batch: Sequence[TrainingPrompt], temperatures: Sequence[float], noise: int) -> list[list[int]]:
+        tokens = [prompt.tokens for prompt in batch]
         return generate_answers(teacher.model, teacher.anatomy, tokens, temperatures, ends, common.answer, noise)
 
     return collect(folder, work, answer, lambda done: on_progress(PHASES[folder.name], done, total, {}))

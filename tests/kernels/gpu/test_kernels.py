@@ -250,7 +250,7 @@ def test_drafts_are_judged_as_the_rules_of_core_judge_them(whole, seed):
     small, token = laws(known + normal(DEPTH * ROWS, SMALL) * 0.7), ints(*[0] * 12).view(3, 4)
     chance = torch.zeros(DEPTH, ROWS, device=DEVICE)
     for n in range(DEPTH):
-        draft(small.some(n * ROWS, ROWS), wish, token[:, n + 1 :], WIDTH, n, Purpose.DRAFT, chance[n], ids)
+        draft(small.section(n * ROWS, ROWS), wish, token[:, n + 1 :], WIDTH, n, Purpose.DRAFT, chance[n], ids)
     large, verdict = laws(logits), found()
     choose(large, wish, torch.zeros_like(token), WIDTH, Purpose.EMIT, race=False)
     slot_of = torch.full((VOCAB,), -1, device=DEVICE)

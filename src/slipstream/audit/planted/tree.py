@@ -26,10 +26,10 @@ def forgetful(probs: Tensor, draft: Draft, nodes: Tensor) -> tuple[Tensor, Tenso
     _, rest = offer(probs, draft, nodes)
     accept = torch.zeros(nodes.shape, dtype=torch.float64)
     for n in range(nodes.shape[1]):
-        (some,) = torch.nonzero(nodes[:, n] >= 0, as_tuple=True)
-        token = draft.token[nodes[some, n]]
-        target_prob = probs[some].gather(1, token[:, None])[:, 0]
-        accept[some, n] = acceptance(target_prob, draft.law.select(nodes[some, n]).prob(token)).double()
+        (slots,) = torch.nonzero(nodes[:, n] >= 0, as_tuple=True)
+        token = draft.token[nodes[slots, n]]
+        target_prob = probs[slots].gather(1, token[:, None])[:, 0]
+        accept[slots, n] = acceptance(target_prob, draft.law.select(nodes[slots, n]).prob(token)).double()
     return accept, rest
 
 

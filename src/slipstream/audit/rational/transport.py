@@ -62,7 +62,7 @@ def optimum(p: Row, law: Law) -> Fraction:
 
 
 def _subsets(size: int) -> Iterator[tuple[int, ...]]:
-    return (some for count in range(size + 1) for some in combinations(range(size), count))
+    return (subset for count in range(size + 1) for subset in combinations(range(size), count))
 
 
 def _all(chances: Iterator[Fraction]) -> Fraction:

@@ -137,21 +137,21 @@ class WorkloadConversation:
 
 
 class StreamTimer(threading.Thread):
-    """Reads one ticket and stamps its chunks."""
+    """Reads one handle and stamps its chunks."""
 
-    def __init__(self, ticket: RequestHandle) -> None:
+    def __init__(self, handle: RequestHandle) -> None:
         super().__init__(daemon=True)
-        self.ticket = ticket
+        self.handle = handle
         self.stamps: list[tuple[float, int]] = []  # when, how many tokens
         self.done: Completion | None = None
         self.trouble: BaseException | None = None
 
     def run(self) -> None:
         try:
-            for chunk in self.ticket:
+            for chunk in self.handle:
                 if chunk.token_ids:
                     self.stamps.append((time.perf_counter(), len(chunk.token_ids)))
-            self.done = self.ticket.result()
+            self.done = self.handle.result()
         except BaseException as error:  # told by the one who waits
             self.trouble = error
 
@@ -169,14 +169,14 @@ def _together(
     try:
         for item, prompt, number in zip(items, prompts, numbers, strict=True):
             options = GenerationOptions(load.max_tokens, stop=item.stop, raw=item.raw, speculation=load.speculation)
-            (ticket,) = engine.submit(prompt, load.sampling(number), options)
-            timers.append(StreamTimer(ticket))
+            (handle,) = engine.submit(prompt, load.sampling(number), options)
+            timers.append(StreamTimer(handle))
             timers[-1].start()
         for timer in timers:
             timer.join()
     except BaseException:
         for timer in timers:
-            timer.ticket.cancel()
+            timer.handle.cancel()
         raise
     ended = time.perf_counter()
     done = [_finished(timer) for timer in timers]

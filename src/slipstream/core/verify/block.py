@@ -51,8 +51,8 @@ def longest(draft: Draft, target: Law, weight: Sequence[float], noise: Noise) ->
         ends = [chain[r][accepted[r] - 1] for r in live]
         after = [chain[r][accepted[r]] if accepted[r] < len(chain[r]) else -1 for r in live]
 
-        def exact(some: Sequence[int], ends: list[int] = ends, after: list[int] = after) -> list[float]:
-            return prefix_acceptance(draft, target, weight, [(ends[i], after[i]) for i in some])
+        def exact(chosen: Sequence[int], ends: list[int] = ends, after: list[int] = after) -> list[float]:
+            return prefix_acceptance(draft, target, weight, [(ends[i], after[i]) for i in chosen])
 
         numbers = torch.tensor([accepted[r] - 1 for r in live])
         kept = noise.weigh([weight[i] * SLACK for i in ends], exact, Site(torch.tensor(live), numbers, numbers))
@@ -87,15 +87,15 @@ def prefix_acceptance(
 ) -> list[float]:
     """h_i of some prefixes, each told by its last node and the one after it, -1 for none: the probability to keep it,
     given that no longer one is kept."""
-    found, tree = [weight[i] for i, _ in prefixes], draft.tree
+    values, tree = [weight[i] for i, _ in prefixes], draft.tree
     inner = [n for n, (_, after) in enumerate(prefixes) if after >= 0]
     if not inner:
-        return found
+        return values
     ends, after = torch.tensor([prefixes[n] for n in inner], device=tree.row.device).T
-    own = torch.tensor([found[n] for n in inner], dtype=torch.float64, device=ends.device)
+    own = torch.tensor([values[n] for n in inner], dtype=torch.float64, device=ends.device)
     scaled = target.select(ends + tree.rows).dense() * own[:, None]
     surplus = draft.law.select(after).excess(scaled).sum(-1, dtype=torch.float64)
     for n, s in zip(inner, surplus.tolist(), strict=True):
-        total = s + 1 - found[n]
-        found[n] = s / max(total, 1e-300) if total > 0 else 0.0
-    return found
+        total = s + 1 - values[n]
+        values[n] = s / max(total, 1e-300) if total > 0 else 0.0
+    return values

@@ -51,31 +51,31 @@ class HeadCache:
         self.net, self.ids, self.embedding, self.target = net, ids, embedding, target
         self._call = eagle_call(net)
         self.cache = KVCache.on(embedding.device)
-        self._seats: dict[Row, HeadRow] = {}
+        self._head_rows: dict[Row, HeadRow] = {}
         self._fresh: tuple[Tensor, Tensor] | None = None  # what the last run gave, and its logits where they are known
 
     def open(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            assert row not in self._seats, "the row is open already"
-            self._seats[row] = HeadRow(self.cache.take())
+            assert row not in self._head_rows, "the row is open already"
+            self._head_rows[row] = HeadRow(self.cache.take())
 
     def close(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            self.cache.give(self._seats.pop(row).index)
+            self.cache.give(self._head_rows.pop(row).index)
 
     def index(self, row: Row) -> int:
         """Where a row lies in the cache."""
-        return self._seats[row].index
+        return self._head_rows[row].index
 
     def hold(self, row: Row, slots: int) -> None:
         """Someone else wrote the cache: so many committed slots of a row are in it."""
-        self._seats[row].held = slots
+        self._head_rows[row].held = slots
 
     def rest(self, row: Row) -> RowSlice:
         """The slots of a row that are still to be read, the last one at least: someone else does it."""
-        seat = self._seats[row]
-        start, seat.held = min(seat.held, row.length - 2), row.length - 1
-        return RowSlice(RowEntries.of(seat.index, start, row.tokens[start + 1 :]))
+        head_row = self._head_rows[row]
+        start, head_row.held = min(head_row.held, row.length - 2), row.length - 1
+        return RowSlice(RowEntries.of(head_row.index, start, row.tokens[start + 1 :]))
 
     def ready(self, row: Row) -> bool:
         """Whether the target has read all of a row but its last token, which it always reads with the draft."""
@@ -84,18 +84,20 @@ class HeadCache:
     def ends(self, rows: Sequence[Row]) -> Float[Tensor, "rows hidden"]:
         """Catch up with the rows; what the head gives at the last slot of each."""
         for row in rows:
-            seat = self._seats[row]
-            seat.held = min(seat.held, row.length - 2)  # the last slot runs again where nothing was committed since
-            while (behind := row.length - 1 - seat.held) > (BRIEF if self.whole else CHUNK):
+            head_row = self._head_rows[row]
+            head_row.held = min(
+                head_row.held, row.length - 2
+            )  # the last slot runs again where nothing was committed since
+            while (behind := row.length - 1 - head_row.held) > (BRIEF if self.whole else CHUNK):
                 self._read([row], [min(CHUNK, behind - 1)], None)
-        counts = [row.length - 1 - self._seats[row].held for row in rows]
+        counts = [row.length - 1 - self._head_rows[row].held for row in rows]
         return self._read(rows, counts, [last - 1 for last in accumulate(counts)])
 
     def catch_up(self, rows: Sequence[Row]) -> None:
         """Read what rows committed that is more than a cycle's worth, a prompt mostly, ahead of the next draft."""
         for row in rows:
-            seat = self._seats[row]
-            while self.ready(row) and (count := min(CHUNK, row.length - 1 - seat.held)) > LAG:
+            head_row = self._head_rows[row]
+            while self.ready(row) and (count := min(CHUNK, row.length - 1 - head_row.held)) > LAG:
                 self._read([row], [count], None)
 
     def step(
@@ -108,10 +110,10 @@ class HeadCache:
         """What the head gives at drafted slots, of which `skip` in each row were run before. `state` is what it gave at
         the slots before the new ones."""
         lines = [
-            RowEntries.of(self._seats[row].index, row.length - 1, (), nodes)
+            RowEntries.of(self._head_rows[row].index, row.length - 1, (), nodes)
             for row, nodes in zip(rows, drafted, strict=True)
         ]
-        pieces = [RowSlice(line, known) for line, known in zip(lines, skip, strict=True)]
+        pieces = [RowSlice(line, skipped) for line, skipped in zip(lines, skip, strict=True)]
         return self._run(pieces, state, range(len(state)))
 
     @property
@@ -126,13 +128,13 @@ class HeadCache:
         noise that candidates of the next positions are drawn by or raced on."""
         assert self._call is not None, "asked for where there is none"
         state = self.ends(rows)
-        wishes = [self._wish(*each) for each in zip(rows, spends, keys, strict=True)]
-        return self._call.drafts(self.cache, how, wishes, (state, self.logits(state)), (self.embedding, self.ids))
+        arguments = [self._arguments(*each) for each in zip(rows, spends, keys, strict=True)]
+        return self._call.drafts(self.cache, how, arguments, (state, self.logits(state)), (self.embedding, self.ids))
 
-    def _wish(self, row: Row, spend: Budget, keys: Sequence[int]) -> RowDraftArgs:
+    def _arguments(self, row: Row, spend: Budget, keys: Sequence[int]) -> RowDraftArgs:
         width, nodes = (1, spend.depth) if spend.shape is None else (spend.shape.width, spend.shape.nodes)
         heat, ends = to_rank(row).temperature, tuple(row.request.ends)
-        place = self._seats[row].index, row.length - 1
+        place = self._head_rows[row].index, row.length - 1
         return RowDraftArgs(*place, spend.depth, width, nodes, spend.stop_below, heat, ends, keys)
 
     def logits(self, state: Float[Tensor, "n hidden"]) -> Float[Tensor, "n draft_vocab"]:
@@ -146,13 +148,17 @@ class HeadCache:
         """Run the next committed slots of each row; what the head gives at the kept ones."""
         pieces, features = list[RowSlice](), list[Tensor]()
         for row, count in zip(rows, counts, strict=True):
-            seat = self._seats[row]
+            head_row = self._head_rows[row]
             pieces.append(
-                RowSlice(RowEntries.of(seat.index, seat.held, row.tokens[seat.held + 1 : seat.held + 1 + count]))
+                RowSlice(
+                    RowEntries.of(
+                        head_row.index, head_row.held, row.tokens[head_row.held + 1 : head_row.held + 1 + count]
+                    )
+                )
             )
-            states = self.target.states(row, seat.held)
+            states = self.target.states(row, head_row.held)
             features.append(torch.cat([states[layer][:count] for layer in self.net.config.features], -1))
-            seat.held += count
+            head_row.held += count
         fused = self.net.fuse(features[0] if len(features) == 1 else torch.cat(features))
         return self._run(pieces, fused, kept)
 
@@ -178,10 +184,10 @@ class HeadCache:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless no row holds more slots than it committed and the cache agrees."""
-        for row, seat in self._seats.items():
-            assert seat.held <= max(0, row.length - 1), f"{seat.held} slots of {row.length} tokens"
-        seats = self._seats.values()
-        self.cache.check_integrity([seat.index for seat in seats], [seat.held for seat in seats])
+        for row, head_row in self._head_rows.items():
+            assert head_row.held <= max(0, row.length - 1), f"{head_row.held} slots of {row.length} tokens"
+        seats = self._head_rows.values()
+        self.cache.check_integrity([head_row.index for head_row in seats], [head_row.held for head_row in seats])
 
 
 def _some(state: Float[Tensor, "n hidden"], kept: Sequence[int]) -> Float[Tensor, "kept hidden"]:

@@ -31,7 +31,7 @@ from slipstream.models.sources.folder import PICKLES, read_json
 from slipstream.models.sources.load import load_model
 
 LAYER = "layers.0."
-PLACES = {  # our tensor -> theirs, laid end to end
+PUBLISHED_NAMES = {  # our tensor -> theirs, laid end to end
     "fc.weight": ("fc.weight",),
     "norm_embedding.weight": (LAYER + "input_layernorm.weight",),
     "norm_state.weight": (LAYER + "hidden_norm.weight",),
@@ -44,8 +44,8 @@ PLACES = {  # our tensor -> theirs, laid end to end
     "output": ("lm_head.weight",),
 }
 EMBEDDING, TO_TARGET, IN_DRAFT = "embed_tokens.weight", "d2t", "t2d"
-TAKEN = "eagle_aux_hidden_state_layer_ids"
-FUSED = 3  # layers that vLLM's network fuses
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+FUSED_LAYERS = 3  # layers that vLLM's network fuses
 DEPTH = 5  # drafted tokens a reader is told to begin with
 
 
@@ -81,8 +81,10 @@ def is_published(folder: Path) -> bool:
     """Whether a folder holds an EAGLE head of others. The first ones call themselves plain models in all but `fc`."""
     if not (folder / CONFIG).is_file() or trained_kind(folder) is not None:
         return False
-    found = read_json(folder / CONFIG)
-    if "speculators_model_type" in found or any("eagle" in str(a).lower() for a in found.get("architectures") or ()):
+    head_config = read_json(folder / CONFIG)
+    if "speculators_model_type" in head_config or any(
+        "eagle" in str(a).lower() for a in head_config.get("architectures") or ()
+    ):
         return True
     if not (folder / WEIGHTS).is_file():
         return False
@@ -98,39 +100,43 @@ def export_head(folder: Path, out: Path, target: Any, name: str) -> None:
     embedding = target.get_input_embeddings().weight.detach().float().cpu()
     net, ids = load_head(folder, embedding, target.get_output_embeddings().weight.detach().float().cpu())
     c = net.config
-    if len(c.features) != FUSED:
-        raise ValueError(f"vLLM reads heads that fuse {FUSED} layers of the target; this one fuses {len(c.features)}")
+    if len(c.features) != FUSED_LAYERS:
+        raise ValueError(
+            f"vLLM reads heads that fuse {FUSED_LAYERS} layers of the target; this one fuses {len(c.features)}"
+        )
     own = {**net.state_dict(), "output": net.output}
     own["fc.weight"] = own["fc.weight"] * own.pop("scale").repeat_interleave(c.hidden)
     tensors = {EMBEDDING: embedding}
-    for ours, theirs in PLACES.items():
+    for ours, theirs in PUBLISHED_NAMES.items():
         tensors |= dict(zip(theirs, own[ours].split(_rows(c, ours, len(own[ours]))), strict=True))
     tensors = {key: _smallest(value) for key, value in tensors.items()}
     tensors[TO_TARGET] = ids - torch.arange(len(ids))
     tensors[IN_DRAFT] = torch.zeros(len(embedding), dtype=torch.bool).index_fill_(0, ids, True)
     out.mkdir(parents=True, exist_ok=True)
     save_file(tensors, out / WEIGHTS, {"format": "pt"})
-    said = _speculators(c, target, name)
-    (out / CONFIG).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    config = _speculators(c, target, name)
+    (out / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
 
 
 def import_head(folder: Path, out: Path, precision: str = "bf16") -> None:
     """Write a published EAGLE-3 head as one of ours."""
-    found, tensors = read_json(folder / CONFIG), _published(folder)
+    head_config, tensors = read_json(folder / CONFIG), _published(folder)
     if LAYER + "hidden_norm.weight" not in tensors:
         raise ValueError(f"{folder} holds an EAGLE-1 or EAGLE-2 head or none at all; only EAGLE-3 heads are imported")
     own_output = "lm_head.weight" in tensors or TO_TARGET in tensors
-    layer = found.get("transformer_layer_config", found)
-    _refuse(folder, found, layer)
+    layer = head_config.get("transformer_layer_config", head_config)
+    _refuse(folder, head_config, layer)
     tensors.pop(EMBEDDING, None)
-    ids, order = _draft_ids(folder, tensors, int(found.get("draft_vocab_size") or layer.get("vocab_size", 0))).sort()
-    config = _config(folder, found, layer, len(ids), own_output)
+    ids, order = _draft_ids(
+        folder, tensors, int(head_config.get("draft_vocab_size") or layer.get("vocab_size", 0))
+    ).sort()
+    config = _config(folder, head_config, layer, len(ids), own_output)
     weights = _assembled(folder, config, tensors)
     if own_output:
         weights["output"] = weights["output"][order]
     net = EagleNet(config)
     net.load_state_dict({**weights, "scale": torch.ones(len(config.features))}, assign=True)
-    target = found.get("speculators_config", {}).get("verifier", {}).get("name_or_path")
+    target = head_config.get("speculators_config", {}).get("verifier", {}).get("name_or_path")
     save_head(out, net, ids, precision, {"target": target, "imported": "EAGLE-3"})
 
 
@@ -171,7 +177,7 @@ def _speculators(c: EagleConfig, target: Any, name: str) -> dict[str, Any]:
         "model_type": "speculators",
         "speculators_model_type": "eagle3",
         "draft_vocab_size": c.draft_vocab,
-        TAKEN: [layer + 1 for layer in c.features],
+        LAYER_IDS: [layer + 1 for layer in c.features],
         "norm_before_residual": False,
         "torch_dtype": "bfloat16",
         "tie_word_embeddings": False,
@@ -199,18 +205,22 @@ def _published(folder: Path) -> dict[str, Tensor]:
     return {name.removeprefix("model.").replace("midlayer.", LAYER): tensor for name, tensor in tensors.items()}
 
 
-def _refuse(folder: Path, found: dict[str, Any], layer: dict[str, Any]) -> None:
+def _refuse(folder: Path, head_config: dict[str, Any], layer: dict[str, Any]) -> None:
     """Raise ValueError for what our network would compute differently. vLLM takes a folder of `speculators` that is
     silent on `norm_before_residual` for one that says yes."""
     rope = layer.get("rope_scaling") or layer.get("rope_parameters") or {}
     reasons = {
-        "norm_before_residual is true": found.get("norm_before_residual", "speculators_model_type" in found),
-        "it is no eagle3 head": found.get("speculators_model_type", "eagle3") != "eagle3",
+        "norm_before_residual is true": head_config.get(
+            "norm_before_residual", "speculators_model_type" in head_config
+        ),
+        "it is no eagle3 head": head_config.get("speculators_model_type", "eagle3") != "eagle3",
         "it has more than one layer": layer.get("num_hidden_layers", 1) != 1,
         "its activation is not silu": layer.get("hidden_act", "silu") != "silu",
         "its positions are scaled": rope.get("rope_type", rope.get("type", "default")) != "default",
         "its attention has a window": "sliding_attention" in (layer.get("layer_types") or ()),
-        "it norms what it fuses or gives on": any(found.get(k) for k in ("norm_before_fc", "fc_norm", "norm_output")),
+        "it norms what it fuses or gives on": any(
+            head_config.get(k) for k in ("norm_before_fc", "fc_norm", "norm_output")
+        ),
     }
     for reason, holds in reasons.items():
         if holds:
@@ -218,12 +228,12 @@ def _refuse(folder: Path, found: dict[str, Any], layer: dict[str, Any]) -> None:
 
 
 def _config(
-    folder: Path, found: dict[str, Any], layer: dict[str, Any], draft_vocab: int, own_output: bool
+    folder: Path, head_config: dict[str, Any], layer: dict[str, Any], draft_vocab: int, own_output: bool
 ) -> EagleConfig:
-    taken = found.get(TAKEN) or (found.get("eagle_config") or {}).get(TAKEN)
-    if not taken or min(taken) < 1:
+    layer_ids = head_config.get(LAYER_IDS) or (head_config.get("eagle_config") or {}).get(LAYER_IDS)
+    if not layer_ids or min(layer_ids) < 1:
         raise ValueError(
-            f"the {CONFIG} of {folder} must say which layers of the target feed the head, as {TAKEN!r}: "
+            f"the {CONFIG} of {folder} must say which layers of the target feed the head, as {LAYER_IDS!r}: "
             "numbers from 1; for a target of n layers EAGLE-3 itself takes [2, n // 2, n - 3]"
         )
     rope = layer.get("rope_parameters") or {}
@@ -235,7 +245,7 @@ def _config(
             kv_heads=layer.get("num_key_value_heads") or heads,
             head_dim=layer.get("head_dim") or hidden // heads,
             intermediate=layer["intermediate_size"],
-            features=tuple(number - 1 for number in taken),
+            features=tuple(number - 1 for number in layer_ids),
             draft_vocab=draft_vocab,
             rope_theta=float(layer.get("rope_theta") or rope.get("rope_theta") or 10000.0),
             eps=layer.get("rms_norm_eps", 1e-6),
@@ -247,12 +257,12 @@ def _config(
 
 def _draft_ids(folder: Path, tensors: dict[str, Tensor], count: int) -> Int[Tensor, " draft_vocab"]:
     """The target's id of each draft token, in the order of the output rows."""
-    offset, known = tensors.pop(TO_TARGET, None), tensors.pop(IN_DRAFT, None)
+    offset, in_draft = tensors.pop(TO_TARGET, None), tensors.pop(IN_DRAFT, None)
     ids = torch.arange(count) if offset is None else torch.arange(len(offset)) + offset.long()
     different = len({i for i in ids.tolist() if i >= 0})
     if not len(ids) == different == count:
         raise ValueError(f"{TO_TARGET} in {folder} must give {count} different token ids; it gives {different}")
-    if known is not None and not torch.equal(known.nonzero()[:, 0], ids.sort().values):
+    if in_draft is not None and not torch.equal(in_draft.nonzero()[:, 0], ids.sort().values):
         raise ValueError(f"{TO_TARGET} and {IN_DRAFT} in {folder} speak of different draft vocabularies")
     return ids
 
@@ -260,11 +270,13 @@ def _draft_ids(folder: Path, tensors: dict[str, Tensor], count: int) -> Int[Tens
 def _assembled(folder: Path, config: EagleConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Our tensors from theirs, each of the shape that the configuration asks for, and none left over."""
     with torch.device("meta"):
-        wanted = {name: weight.shape for name, weight in EagleNet(config).state_dict().items() if name in PLACES}
+        wanted = {
+            name: weight.shape for name, weight in EagleNet(config).state_dict().items() if name in PUBLISHED_NAMES
+        }
     weights = {}
     for ours, shape in wanted.items():
         parts = []
-        for theirs, rows in zip(PLACES[ours], _rows(config, ours, shape[0]), strict=True):
+        for theirs, rows in zip(PUBLISHED_NAMES[ours], _rows(config, ours, shape[0]), strict=True):
             part = tensors.pop(theirs, torch.zeros(0))
             if part.shape != (rows, *shape[1:]):
                 size, asked = list(part.shape), [rows, *shape[1:]]

@@ -28,9 +28,9 @@ def how(rows: Sequence[Row], budget: Sequence[Budget], shared: bool, vocab: int)
 
 
 def _kind(row: Row, spend: Budget, shared: bool, vocab: int) -> CandidateMode | None:
-    shape, wish, chosen = spend.shape, row.request.sampling, spend.siblings is Siblings.CHOSEN
-    warm = wish.temperature > 0
-    if asks(row) or (warm and wish.cuts):
+    shape, params, chosen = spend.shape, row.request.sampling, spend.siblings is Siblings.CHOSEN
+    warm = params.temperature > 0
+    if asks(row) or (warm and params.cuts):
         return None
     if shape is None:
         return CandidateMode.SURE if not warm else CandidateMode.LIKELY if chosen else CandidateMode.DRAWN
@@ -48,21 +48,22 @@ def draft_whole(
     kind = how(rows, budget, noise.fields, vocabulary.size) if slots.whole else None
     if kind is None:
         return None
-    some = [r for r, spend in enumerate(budget) if spend.depth]
+    drafting = [r for r, spend in enumerate(budget) if spend.depth]
     blind = kind in (CandidateMode.SURE, CandidateMode.LIKELY)
-    keys = [[] if blind else noise.ahead(r, budget[r].depth) for r in some]
+    keys = [[] if blind else noise.ahead(r, budget[r].depth) for r in drafting]
     if not blind and not all(keys):
         return None
-    found = slots.drafts(kind, [rows[r] for r in some], [budget[r] for r in some], keys)
+    drafted = slots.drafts(kind, [rows[r] for r in drafting], [budget[r] for r in drafting], keys)
     lists, words, chances = list[tuple[int, int]](), list[int](), list[float]()
-    for r, nodes in zip(some, found, strict=True):
+    for r, nodes in zip(drafting, drafted, strict=True):
         first = len(words)
         lists += [(r, p if p < 0 else first + p) for p in nodes.parent]
         words += nodes.token
         chances += nodes.chance
-    tree, token, chance = Tree.known(len(rows), lists), torch.tensor(words, dtype=torch.long), torch.tensor(chances)
+    tree = Tree.from_lists(len(rows), lists)
+    token, chance = torch.tensor(words, dtype=torch.long), torch.tensor(chances)
     siblings = Siblings.CHOSEN if kind is CandidateMode.RACED else budget[0].siblings
     if kind is not CandidateMode.DRAWN or not words:
         return Draft(tree, token, OneHot(token, vocabulary.size), siblings, chance)
-    probs = found[0].law if len(found) == 1 else torch.cat([nodes.law for nodes in found])
+    probs = drafted[0].law if len(drafted) == 1 else torch.cat([nodes.law for nodes in drafted])
     return Draft(tree, token, Sparse(vocabulary.ids.expand(len(words), -1), probs, vocabulary.size), siblings, chance)

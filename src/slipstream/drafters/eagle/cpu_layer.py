@@ -70,17 +70,19 @@ class CpuEagleLayer:
         self,
         cache: KVCache,
         how: CandidateMode,
-        wishes: Sequence[RowDraftArgs],
+        arguments: Sequence[RowDraftArgs],
         ends: tuple[Float[Tensor, "rows hidden"], Float[Tensor, "rows draft_vocab"]],
         tables: tuple[Float[Tensor, "vocab hidden"], Int[Tensor, " draft_vocab"]],
     ) -> list[DraftedNodes]:
         """What follows the committed ends, of which states and logits are given; `tables` are the embedding and the
         tokens the head can say."""
-        used = max(wish.start + (wish.depth - 1) * wish.width for wish in wishes)
+        used = max(row_args.start + (row_args.depth - 1) * row_args.width for row_args in arguments)
         cache.reserve(used)
         cos, sin = self._angles(used)
         words = EmbeddingTables(tables[0], cos, sin, tables[1])
-        return drafts(self._kernel, self._net, self._where(cache), words, how, wishes, *(x.contiguous() for x in ends))
+        return drafts(
+            self._kernel, self._net, self._where(cache), words, how, arguments, *(x.contiguous() for x in ends)
+        )
 
     def logits(self, state: Float[Tensor, "n hidden"]) -> Float[Tensor, "n draft_vocab"]:
         count = len(state)

@@ -38,11 +38,11 @@ class EagleConfig:
     @staticmethod
     def of(values: dict[str, Any]) -> EagleConfig:
         """From a folder's JSON; keys of others are left alone."""
-        known = {f.name for f in fields(EagleConfig)}
-        missing = known - {"rope_theta", "eps", "own_output"} - values.keys()
+        names = {f.name for f in fields(EagleConfig)}
+        missing = names - {"rope_theta", "eps", "own_output"} - values.keys()
         if missing:
             raise ValueError(f"the head's config lacks {', '.join(sorted(missing))}")
-        own = {key: value for key, value in values.items() if key in known}
+        own = {key: value for key, value in values.items() if key in names}
         return EagleConfig(**own | {"features": tuple(own["features"])})
 
     def as_dict(self) -> dict[str, Any]:

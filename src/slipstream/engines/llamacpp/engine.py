@@ -47,15 +47,15 @@ class LlamaCppEngine(Peer):
         if asked.trust_remote_code:
             raise ValueError("trust_remote_code is on; llama.cpp runs GGUF files, which bring no code, so leave it out")
         self._options: LlamaCppConfig = asked.options
-        file, found = gguf_file(asked.model), replace(resolve(asked.model), rounded=None)  # read as it is
-        config = read_json(found.path / "config.json")
+        file, files = gguf_file(asked.model), replace(resolve(asked.model), rounded=None)  # read as it is
+        config = read_json(files.path / "config.json")
         longest = min(asked.context or 8192, config.get("max_position_embeddings", 8192))
-        text = load_text(found)
+        text = load_text(files)
         self._vocabulary = ByteVocabulary(text)
         self._server: Any = _serve(parameters(file, asked.drafter, asked.depth, longest, self._options), asked.model)
         self._address = urlsplit(self._server.listening_address)
         self._pool = ThreadPoolExecutor(self._options.rows, thread_name_prefix="slipstream-llamacpp")
-        return PeerModel(found, text, config["vocab_size"], longest, "llama.cpp", asked.drafter, asked.depth)
+        return PeerModel(files, text, config["vocab_size"], longest, "llama.cpp", asked.drafter, asked.depth)
 
     @property
     def version(self) -> str:

@@ -89,13 +89,13 @@ class ByteVocabulary:
     @cached_property
     def _bytes(self) -> dict[int, bytes]:
         letters = _byte_letters()
-        found = {}
+        by_token = {}
         for token, i in self._text.tokenizer.get_vocab().items():
             if BYTE.fullmatch(token):
-                found[i] = bytes([int(token[3:5], 16)])
+                by_token[i] = bytes([int(token[3:5], 16)])
             elif all(letter in letters for letter in token):
-                found[i] = bytes(letters[letter] for letter in token)
-        return found
+                by_token[i] = bytes(letters[letter] for letter in token)
+        return by_token
 
     @cached_property
     def _ids(self) -> dict[bytes, int]:

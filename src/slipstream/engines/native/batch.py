@@ -159,10 +159,10 @@ class Batch:
     def _leave_drafter(self, job: Job) -> None:
         self._attempt("drafter", self._drafter(job.plan.drafter).close, [job.row])
 
-    def _attempt(self, part: str, close: Callable[[T], None], what: T) -> None:
+    def _attempt(self, part: str, close: Callable[[T], None], item: T) -> None:
         """Close something. A failure is noted, and does not keep other rows from being closed."""
         try:
-            close(what)
+            close(item)
         except Exception as error:
             self._note(f"{part}: {error}")
 
@@ -174,8 +174,8 @@ class Batch:
     def draft(self, jobs: Sequence[Job]) -> tuple[list[Group], list[Draft]]:
         """Rows in groups by drafter and rule, and the draft of each group."""
         groups = []
-        for (drafter, rule), some in groupby(sorted(jobs, key=lambda job: job.way), key=lambda job: job.way):
-            members, judge = list(some), self._rule(rule)
+        for (drafter, rule), same in groupby(sorted(jobs, key=lambda job: job.way), key=lambda job: job.way):
+            members, judge = list(same), self._rule(rule)
             noise = self._make_noise([job.row for job in members], [judge.shared] * len(members))
             groups.append(Group(members, self._drafter(drafter), judge, noise))
         drafts = [self._propose(group) for group in groups]
@@ -283,5 +283,5 @@ class Batch:
         for job in self.scheduler.running:
             job.end("error", f"the engine failed: {error}")
 
-    def _note(self, what: str) -> None:
-        self.failures[what] = self.failures.get(what, 0) + 1
+    def _note(self, failure: str) -> None:
+        self.failures[failure] = self.failures.get(failure, 0) + 1

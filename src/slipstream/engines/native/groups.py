@@ -62,12 +62,12 @@ def slots(drafts: Sequence[Draft]) -> list[Int[Tensor, " slots"]]:
     if len(drafts) == 1:
         return [_first(drafts[0].tree.rows + len(drafts[0].tree))]
     total = sum(draft.tree.rows for draft in drafts)
-    found, row, node = [], 0, total
+    indices, row, node = [], 0, total
     for draft in drafts:
-        found.append(torch.cat([torch.arange(draft.tree.rows) + row, torch.arange(len(draft.tree)) + node]))
+        indices.append(torch.cat([torch.arange(draft.tree.rows) + row, torch.arange(len(draft.tree)) + node]))
         row += draft.tree.rows
         node += len(draft.tree)
-    return found
+    return indices
 
 
 @functools.lru_cache(maxsize=64)
@@ -98,11 +98,11 @@ def join(verdicts: Sequence[Verdict], drafts: Sequence[Draft]) -> Verdict:
 
 def levels(tree: Tree) -> list[list[int]]:
     """How many tokens each row drafted for its first position, its second, and so on."""
-    found: list[list[int]] = [[] for _ in range(tree.rows)]
+    counts: list[list[int]] = [[] for _ in range(tree.rows)]
     depth: list[int] = []
     for r, p in tree.lists:
         depth.append(0 if p < 0 else depth[p] + 1)
-        if depth[-1] == len(found[r]):
-            found[r].append(0)
-        found[r][depth[-1]] += 1
-    return found
+        if depth[-1] == len(counts[r]):
+            counts[r].append(0)
+        counts[r][depth[-1]] += 1
+    return counts

@@ -43,17 +43,17 @@ class TransformersEngine(Peer):
 
     def _open(self, asked: PeerOptions) -> PeerModel:
         self._options: TransformersConfig = asked.options
-        found = resolve(asked.model, trust_remote_code=asked.trust_remote_code)
+        files = resolve(asked.model, trust_remote_code=asked.trust_remote_code)
         place = choose_device(asked.device)
-        text = load_text(found)
-        self._model: Any = _bare(load_model(found, asked.dtype, place))
+        text = load_text(files)
+        self._model: Any = _bare(load_model(files, asked.dtype, place))
         config = self._model.config.get_text_config()
         self._layers = config.num_hidden_layers
         if not 0 <= self._options.exit < self._layers:
             raise ValueError(f"exit is {self._options.exit}; it must be one of the layers 1 to {self._layers - 1}")
         precision = str(self._model.dtype).removeprefix("torch.")
         longest = min(asked.context or config.max_position_embeddings, config.max_position_embeddings)
-        model = PeerModel(found, text, config.vocab_size, longest, precision, asked.drafter, asked.depth)
+        model = PeerModel(files, text, config.vocab_size, longest, precision, asked.drafter, asked.depth)
         self._pad = min((token for token in text.ends if token < config.vocab_size), default=0)
         self._assistant: Any = self._draft_model(model, asked, place)
         self._inbox: list[Job] = []
@@ -73,11 +73,11 @@ class TransformersEngine(Peer):
             if model.drafter == "draft_model":
                 raise ValueError("a draft model needs a name: --drafter NAME, or -o model=NAME")
             return None
-        found = resolve(self._options.model, trust_remote_code=asked.trust_remote_code)
-        difference = same_tokenizer(load_text(found).tokenizer, model.text.tokenizer)
+        files = resolve(self._options.model, trust_remote_code=asked.trust_remote_code)
+        difference = same_tokenizer(load_text(files).tokenizer, model.text.tokenizer)
         if difference:
-            raise ValueError(f"{found.name} cannot draft for {model.found.name}: {difference}")
-        return _bare(load_model(found, asked.dtype, place))
+            raise ValueError(f"{files.name} cannot draft for {model.files.name}: {difference}")
+        return _bare(load_model(files, asked.dtype, place))
 
     def _start(self, jobs: Sequence[Job]) -> None:
         if any(job.plan.drafter == "draft_model" for job in jobs) and self._assistant is None:

@@ -46,8 +46,8 @@ class StepWatcher:
 
     def _before(self, _: Any, __: Any, kwargs: dict[str, Any]) -> None:
         if self._mine():
-            known = self._seen if self._first else 1  # the prompt, then the last token, stand before what was drafted
-            self._drafted = kwargs["input_ids"][0, known:].tolist() if len(self._jobs) == 1 else []
+            context = self._seen if self._first else 1  # the prompt, then the last token, stand before what was drafted
+            self._drafted = kwargs["input_ids"][0, context:].tolist() if len(self._jobs) == 1 else []
             self._first = False
 
     def _after(self, _: Any, __: Any, output: Any) -> None:

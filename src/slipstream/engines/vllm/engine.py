@@ -45,25 +45,25 @@ class VllmEngine(Peer):
     def _open(self, asked: PeerOptions) -> PeerModel:
         check_device(self.name, asked.device)
         own: VllmConfig = asked.options
-        found = resolve(asked.model, trust_remote_code=asked.trust_remote_code)
-        config = read_json(found.path / "config.json")
+        files = resolve(asked.model, trust_remote_code=asked.trust_remote_code)
+        config = read_json(files.path / "config.json")
         longest = min(asked.context or 4096, config.get("max_position_embeddings", 4096))
         precision = str(choose(asked.dtype, "cuda" if torch.cuda.is_available() else "cpu"))
-        text = load_text(found)
+        text = load_text(files)
         self._jobs: dict[str, Job] = {}
         self._names = itertools.count()
         self._ours = threading.Lock()
         self._drafted = 0
-        wanted = speculation(asked.drafter, asked.depth, asked.verify, own)
-        self._depth = (asked.depth or DEPTH) if wanted else 0
+        speculative = speculation(asked.drafter, asked.depth, asked.verify, own)
+        self._depth = (asked.depth or DEPTH) if speculative else 0
         self._process = Process(own.python, _environment(own), self._hear)
-        settings = arguments(str(found.path), precision, longest, wanted, own)
-        first = self._process.start(settings | {"trust_remote_code": found.trust_remote_code})
-        if "ready" not in first:
+        settings = arguments(str(files.path), precision, longest, speculative, own)
+        reply = self._process.start(settings | {"trust_remote_code": files.trust_remote_code})
+        if "ready" not in reply:
             self._process.end()
-            raise ValueError(f"vllm cannot run {asked.model}: {str(first['failed']).rstrip('.')}")
-        self._version = str(first["ready"])
-        return PeerModel(found, text, config["vocab_size"], longest, precision, asked.drafter, asked.depth)
+            raise ValueError(f"vllm cannot run {asked.model}: {str(reply['failed']).rstrip('.')}")
+        self._version = str(reply["ready"])
+        return PeerModel(files, text, config["vocab_size"], longest, precision, asked.drafter, asked.depth)
 
     @property
     def version(self) -> str:
@@ -85,10 +85,10 @@ class VllmEngine(Peer):
     def _hear(self, message: dict[str, Any] | None) -> None:
         if message is None:
             with self._ours:
-                left, self._jobs = list(self._jobs.values()), {}
-            gone = f"{GONE}: {KILLED}" if left and self._process.killed else GONE
-            for job in left:
-                self.end(job, "cancelled" if job.cancelled else "error", None if job.cancelled else gone)
+                unfinished, self._jobs = list(self._jobs.values()), {}
+            reason = f"{GONE}: {KILLED}" if unfinished and self._process.killed else GONE
+            for job in unfinished:
+                self.end(job, "cancelled" if job.cancelled else "error", None if job.cancelled else reason)
         elif "error" in message:
             with self._ours:
                 job = self._jobs.pop(message["id"])
@@ -96,23 +96,23 @@ class VllmEngine(Peer):
         else:
             self._step(message["step"], message["drafted"], message["drafts"])
 
-    def _step(self, news: Sequence[Mapping[str, Any]], drafted: int, drafts: int) -> None:
+    def _step(self, updates: Sequence[Mapping[str, Any]], drafted: int, drafts: int) -> None:
         """Tokens of one step. The last one is the target's own, those before it were drafted and accepted."""
         self._drafted += drafted
-        whole = drafts and drafted == drafts * self._depth  # everybody who drafted did so to the full depth
-        for one in news:
-            job = self._jobs.get(one["id"])
-            if job is None or not one["tokens"]:
+        full_depth = drafts and drafted == drafts * self._depth  # everybody who drafted did so to the full depth
+        for update in updates:
+            job = self._jobs.get(update["id"])
+            if job is None or not update["tokens"]:
                 continue
-            accepted = len(one["tokens"]) - 1
-            mine = drafted if len(news) == 1 else self._depth if whole and job.stats.cycles else accepted
-            places = zip(one["tokens"], one["logprobs"], strict=False)
+            accepted = len(update["tokens"]) - 1
+            own_drafted = drafted if len(updates) == 1 else self._depth if full_depth and job.stats.cycles else accepted
+            places = zip(update["tokens"], update["logprobs"], strict=False)
             logprobs = [_logprob(token, place, job.top or 0) for token, place in places]
-            self.advance(job, one["tokens"], max(mine, accepted), accepted, logprobs)
+            self.advance(job, update["tokens"], max(own_drafted, accepted), accepted, logprobs)
             if job.cancelled and not job.done:
                 self.end(job, "cancelled")
             if job.done:
-                self._leave(one["id"], one["finished"])
+                self._leave(update["id"], update["finished"])
 
     def _leave(self, name: str, finished: bool) -> None:
         with self._ours:

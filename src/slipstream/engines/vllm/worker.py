@@ -42,9 +42,9 @@ class DraftCounts:
 
     @classmethod
     def take(cls) -> tuple[int, int]:
-        found = cls.drafted, cls.drafts
+        counts = cls.drafted, cls.drafts
         cls.drafted = cls.drafts = 0
-        return found
+        return counts
 
 
 def make(settings: Mapping[str, Any]) -> Any:
@@ -68,13 +68,13 @@ def ask(engine: Any, message: Mapping[str, Any]) -> None:
 
 def news(output: Any, sent: dict[str, int]) -> dict[str, Any]:
     """What a step brought for one request; vLLM tells all of it every time."""
-    one, name = output.outputs[0], output.request_id
+    sample, name = output.outputs[0], output.request_id
     start = sent.get(name, 0)
-    sent[name] = len(one.token_ids)
-    logprobs = [[[token, entry.logprob] for token, entry in place.items()] for place in (one.logprobs or ())[start:]]
+    sent[name] = len(sample.token_ids)
+    logprobs = [[[token, entry.logprob] for token, entry in place.items()] for place in (sample.logprobs or ())[start:]]
     if output.finished:
         del sent[name]
-    return {"id": name, "tokens": list(one.token_ids[start:]), "logprobs": logprobs, "finished": output.finished}
+    return {"id": name, "tokens": list(sample.token_ids[start:]), "logprobs": logprobs, "finished": output.finished}
 
 
 def read(inbox: queue.SimpleQueue[dict[str, Any] | None]) -> None:

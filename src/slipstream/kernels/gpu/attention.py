@@ -187,16 +187,16 @@ def _together(
     dim = tl.arange(0, WIDE)
     inside = dim < DIM
     real = head < HEADS
-    some = tl.arange(0, TOGETHER)
-    line = (token * HEADS + head)[:, None] * parts + some[None, :]
+    index = tl.arange(0, TOGETHER)
+    line = (token * HEADS + head)[:, None] * parts + index[None, :]
     lies = line[:, :, None] * DIM + dim[None, None, :]
     count = (tl.load(place + token) + PART) // PART  # none where the place is -1
     top = tl.full((ABREAST,), float("-inf"), tl.float32)
     norm = tl.zeros((ABREAST,), tl.float32)
-    found = tl.zeros((ABREAST, WIDE), tl.float32)
+    weighted_sum = tl.zeros((ABREAST, WIDE), tl.float32)
     if ONCE and not WINDOW:
-        mask = (some < parts)[None, :] & real[:, None]
-        there = (some < count)[None, :] & real[:, None]
+        mask = (index < parts)[None, :] & real[:, None]
+        there = (index < count)[None, :] & real[:, None]
         high = tl.load(peak + line, mask=mask, other=float("-inf"))
         each = tl.load(total + line, mask=mask, other=0.0)
         part = tl.load(weighted + lies, mask=mask[:, :, None] & inside[None, None, :], other=0.0)
@@ -204,13 +204,13 @@ def _together(
         top = tl.max(high, 1)
         factor = tl.exp(high - tl.where(top == float("-inf"), 0.0, top)[:, None])
         norm = tl.sum(factor * tl.where(there, each, 0.0), 1)
-        found = tl.sum(tl.where(there[:, :, None], part, 0.0) * factor[:, :, None], 1)
+        weighted_sum = tl.sum(tl.where(there[:, :, None], part, 0.0) * factor[:, :, None], 1)
     else:
         begin = 0
         if WINDOW:
             begin = tl.maximum(tl.load(position + token) - window + 1, 0) // PART
         for start in range(begin, count, TOGETHER):
-            there = (start + some < count)[None, :] & real[:, None]
+            there = (start + index < count)[None, :] & real[:, None]
             high = tl.load(peak + start + line, mask=there, other=float("-inf"))
             new = tl.maximum(top, tl.max(high, 1))
             safe = tl.where(new == float("-inf"), 0.0, new)
@@ -218,14 +218,14 @@ def _together(
             before = tl.exp(top - safe)
             norm = norm * before + tl.sum(factor * tl.load(total + start + line, mask=there, other=0.0), 1)
             part = tl.load(weighted + start * DIM + lies, mask=there[:, :, None] & inside[None, None, :], other=0.0)
-            found = found * before[:, None] + tl.sum(part * factor[:, :, None], 1)
+            weighted_sum = weighted_sum * before[:, None] + tl.sum(part * factor[:, :, None], 1)
             top = new
     if SINK:  # a score that takes weight and gives nothing
         extra = tl.load(sink + head, mask=real, other=0.0).to(tl.float32)
         new = tl.maximum(top, extra)
         norm = norm * tl.exp(top - new) + tl.exp(extra - new)
-        found = found * tl.exp(top - new)[:, None]
-    result = found / tl.where(norm > 0, norm, 1.0)[:, None]
+        weighted_sum = weighted_sum * tl.exp(top - new)[:, None]
+    result = weighted_sum / tl.where(norm > 0, norm, 1.0)[:, None]
     place_of = (token * HEADS + head)[:, None] * DIM + dim[None, :]
     tl.store(out + place_of, result.to(out.dtype.element_ty), mask=real[:, None] & inside[None, :])
 

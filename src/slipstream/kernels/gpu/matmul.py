@@ -30,7 +30,7 @@ SMALL = 1 << 22  # bytes of a weight that this pays for
 
 @triton.jit
 def _sums(
-    x, weight, row, column, known, real, begin, end, inputs, outputs,
+    x, weight, row, column, valid, real, begin, end, inputs, outputs,
     GATED: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Over the inputs from `begin` to `end`: the sums, and those of what is gated."""
@@ -43,7 +43,7 @@ def _sums(
     beside = where + tl.cast(outputs, tl.int64) * inputs
     for start in range(begin, end, STEP):
         inside = start + step < inputs
-        piece = tl.load(lines + start, mask=known[:, None] & inside[None, :], other=0.0)
+        piece = tl.load(lines + start, mask=valid[:, None] & inside[None, :], other=0.0)
         mask = real[:, None] & inside[None, :]
         part = tl.load(where + start, mask=mask, other=0.0).to(x.dtype.element_ty)
         total = tl.dot(piece, tl.trans(part), total, input_precision=precision)
@@ -85,7 +85,7 @@ def _product(
     """The inputs are cut into SHARES, each `share` long; SPREAD: one to a program, else all to each, one by one."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    known = row < tokens
+    valid = row < tokens
     real = column < outputs
     begin = tl.program_id(2) * share
     if EARLY and LINES:
@@ -97,16 +97,16 @@ def _product(
     if EARLY:
         wait()
     if NORM:
-        some = tl.arange(0, PARTS)
-        left_there = known[:, None] & (some < parts)[None, :]
-        each = tl.load(squares + row[:, None] * MOST + some[None, :], mask=left_there, other=0.0)
+        index = tl.arange(0, PARTS)
+        left_there = valid[:, None] & (index < parts)[None, :]
+        each = tl.load(squares + row[:, None] * MOST + index[None, :], mask=left_there, other=0.0)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for _n in tl.static_range(1 if SPREAD else SHARES):
         end = inputs if SHARES == 1 else tl.minimum(begin + share, inputs)
-        found, other = _sums(
-            x, weight, row, column, known, real, begin, end, inputs, outputs, GATED, EXACT, ROWS, COLUMNS, STEP
+        sums, other = _sums(
+            x, weight, row, column, valid, real, begin, end, inputs, outputs, GATED, EXACT, ROWS, COLUMNS, STEP
         )
-        total += found
+        total += sums
         begin += share
     if SPREAD:
         last, total = _all_shares(total, partial, arrived, SHARES, ROWS, COLUMNS)
@@ -125,7 +125,7 @@ def _product(
     if GATED:
         total = total / (1.0 + tl.exp(-total)) * other
     place = row.to(tl.int64)[:, None] * outputs + column[None, :]
-    mask = known[:, None] & real[None, :]
+    mask = valid[:, None] & real[None, :]
     if ADD:
         total += tl.load(out + place, mask=mask, other=0.0)
     tl.store(out + place, total.to(out.dtype.element_ty), mask=mask)
@@ -133,7 +133,7 @@ def _product(
         total = tl.where(real[None, :], total, 0.0)
         scaled = total * tl.load(after + column, mask=real, other=0.0).to(tl.float32)[None, :]
         tl.store(ready + place, scaled.to(ready.dtype.element_ty), mask=mask)
-        tl.store(left + row * MOST + tl.program_id(0), tl.sum(total * total, 1), mask=known)
+        tl.store(left + row * MOST + tl.program_id(0), tl.sum(total * total, 1), mask=valid)
 
 
 @triton.jit

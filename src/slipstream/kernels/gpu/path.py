@@ -21,7 +21,7 @@ from slipstream.kernels.gpu.launch import early, wait
 from slipstream.kernels.gpu.noise import ACCEPT, EMIT, fold, key_of, uniform
 from slipstream.kernels.gpu.sample import LawBuffers, SamplingInputs
 from slipstream.kernels.gpu.tree import PackedTree
-from slipstream.kernels.gpu.verify import Found, settle
+from slipstream.kernels.gpu.verify import VerdictTensors, settle
 
 
 @triton.jit
@@ -202,11 +202,13 @@ def _report(
     tl.store(line + 3 + slot, tl.load(token + own, mask=node_there, other=0), mask=node_there)
     tl.store(line + 2 + WIDTH + slot, tl.load(parent + own, mask=node_there, other=0), mask=node_there)
     steps = n < LEVELS
-    known = tl.load(path + r * LEVELS + n, mask=steps, other=-1)
-    tl.store(line + 2 + 2 * WIDTH + n, known, mask=steps)
+    path_node = tl.load(path + r * LEVELS + n, mask=steps, other=-1)
+    tl.store(line + 2 + 2 * WIDTH + n, path_node, mask=steps)
 
 
-def follow(choice: Tensor, tree: PackedTree, control: CycleControl, best: Tensor, outcome: Found, path: Tensor) -> None:
+def follow(
+    choice: Tensor, tree: PackedTree, control: CycleControl, best: Tensor, outcome: VerdictTensors, path: Tensor
+) -> None:
     """The verdict on rows whose slots chose so, by comparing."""
     rows, width = tree.token.shape
     _follow[(rows,)](
@@ -223,7 +225,7 @@ def offer(
     control: CycleControl,
     sampling: SamplingInputs,
     room: tuple[Tensor, Tensor],
-    outcome: Found,
+    outcome: VerdictTensors,
     path: Tensor,
 ) -> None:
     """The verdict of the rule `chosen`; `room` is for the slot each row ends at and the tokens it rejected there."""
@@ -257,7 +259,7 @@ class CacheBundle:
         self.lies = torch.tensor([tensor.data_ptr() for tensor in tensors], device=first.device)
 
 
-def carry(bundle: CacheBundle, control: CycleControl, outcome: Found, path: Tensor) -> None:
+def carry(bundle: CacheBundle, control: CycleControl, outcome: VerdictTensors, path: Tensor) -> None:
     """Move the entries of each row's accepted path to the places after its committed ones."""
     like = bundle.tensors[0]
     heads, size = like.shape[1], like.shape[3]
@@ -283,7 +285,7 @@ def report(
     control: CycleControl,
     tree: PackedTree,
     total: Tensor,
-    outcome: Found,
+    outcome: VerdictTensors,
     path: Tensor,
     committed: CommittedTokens,
     result: Tensor,

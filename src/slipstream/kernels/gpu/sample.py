@@ -77,9 +77,9 @@ def _conclude(
         wait()
     slot = tl.program_id(0)
     row = slot // width
-    some = tl.arange(0, BLOCKS)
-    there = some < blocks
-    line = slot * blocks + some
+    index = tl.arange(0, BLOCKS)
+    there = index < blocks
+    line = slot * blocks + index
     each = tl.load(high + line, mask=there, other=float("-inf"))
     lost = tl.max((each != each).to(tl.int32), 0) > 0
     top = tl.max(each, 0)
@@ -136,7 +136,7 @@ class LawBuffers:
         self.high, self.who, self.mass = scratch(torch.float32), scratch(torch.int32), scratch(torch.float64)
         self.soonest, self.drawn = scratch(torch.float64), scratch(torch.int32)
 
-    def some(self, start: int, size: int) -> LawBuffers:
+    def section(self, start: int, size: int) -> LawBuffers:
         """The laws of some slots, where they lie."""
         part = copy.copy(self)
         for name in ("logits", "best", "total", "high", "who", "mass", "soonest", "drawn"):

@@ -77,12 +77,12 @@ def _merge(
         wait()
     slot = tl.program_id(0)
     row, mine = slot // OPEN, slot % OPEN
-    some = tl.arange(0, BLOCKS)
-    there = some < blocks
-    each = tl.load(high + slot * blocks + some, mask=there, other=float("-inf"))
+    index = tl.arange(0, BLOCKS)
+    there = index < blocks
+    each = tl.load(high + slot * blocks + index, mask=there, other=float("-inf"))
     top = tl.max(each, 0)
     safe = tl.where(top == float("-inf"), 0.0, top)
-    total = tl.sum(tl.load(mass + slot * blocks + some, mask=there, other=0.0) * tl.exp(each - safe), 0)
+    total = tl.sum(tl.load(mass + slot * blocks + index, mask=there, other=0.0) * tl.exp(each - safe), 0)
     whole = safe + tl.log(tl.where(total > 0, total, 1.0))
     at = tl.arange(0, CANDIDATES)
     inside = at < blocks * WIDTH
@@ -99,11 +99,11 @@ def _merge(
         best = tl.max(value, 0)
         first = tl.min(tl.where(value == best, name, 1 << 30), 0)
         value = tl.where(name == first, float("-inf"), value)
-        found = tl.where(going & (k < wanted), path + (best - whole), float("-inf"))
+        joint = tl.where(going & (k < wanted), path + (best - whole), float("-inf"))
         line = row * pool + offset + mine * WIDTH + k
         tl.store(token + line, tl.load(ids + first))
         tl.store(parent + line, node)
-        tl.store(weight + line, found)
+        tl.store(weight + line, joint)
 
 
 @triton.jit(do_not_specialize=["level", "offset", "pool", "size"])
@@ -215,8 +215,8 @@ def _plant(
         for _step in range(levels):
             there = climb >= 0
             bit = tl.load(kept + r * pool + climb, mask=there, other=0)
-            one = tl.full((), 1, tl.int64) << (bit % 64).to(tl.int64)
-            seen = seen | tl.where(there & (bit // 64 == n), one, 0)
+            flag = tl.full((), 1, tl.int64) << (bit % 64).to(tl.int64)
+            seen = seen | tl.where(there & (bit // 64 == n), flag, 0)
             level += there.to(tl.int64)
             climb = tl.load(above + r * pool + climb, mask=there, other=-1)
         tl.store(bits + line * WORDS + n, seen, mask=picked)
@@ -260,17 +260,17 @@ class CandidatePool:
         self.blocks = triton.cdiv(vocab, draw.BLOCK)
         slots = rows * width
 
-        def made(kind: torch.dtype, *shape: int) -> Tensor:
+        def zeros(kind: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros(*shape, dtype=kind, device=device)
 
-        self.token, self.parent = made(torch.long, 2, rows, self.size)
-        self.weight, self.kept = made(torch.float32, rows, self.size), made(torch.int32, rows, self.size)
-        self.total = made(torch.long, rows)
-        self.high, self.mass = made(torch.float32, 2, slots, self.blocks)
-        self.worth = made(torch.float32, slots, self.blocks, width)
-        self.who = made(torch.int32, slots, self.blocks, width)
-        self.node, self.word, self.source = made(torch.long, 3, slots)
-        self.path = made(torch.float32, slots)
+        self.token, self.parent = zeros(torch.long, 2, rows, self.size)
+        self.weight, self.kept = zeros(torch.float32, rows, self.size), zeros(torch.int32, rows, self.size)
+        self.total = zeros(torch.long, rows)
+        self.high, self.mass = zeros(torch.float32, 2, slots, self.blocks)
+        self.worth = zeros(torch.float32, slots, self.blocks, width)
+        self.who = zeros(torch.int32, slots, self.blocks, width)
+        self.node, self.word, self.source = zeros(torch.long, 3, slots)
+        self.path = zeros(torch.float32, slots)
         self.layouts = [chain_layout(rows, width, chunk, device) for _ in range(depth - 1)]
 
     def offset(self, level: int) -> int:

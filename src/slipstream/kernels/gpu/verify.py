@@ -66,11 +66,11 @@ def _laws_at(
     p = tl.exp((x - tl.load(best + slot)) / warm) / tl.load(total + slot)
     if SURE:
         return at, inside, p, (at == word).to(tl.float32)
-    known = at
+    draft_id = at
     if NAMED:
-        known = tl.load(slot_of + at, mask=inside, other=-1)
-    has = inside & (known >= 0) & (known < covered)
-    y = tl.load(drafts + line.to(tl.int64) * draft_vocab + known, mask=has, other=float("-inf"))
+        draft_id = tl.load(slot_of + at, mask=inside, other=-1)
+    has = inside & (draft_id >= 0) & (draft_id < covered)
+    y = tl.load(drafts + line.to(tl.int64) * draft_vocab + draft_id, mask=has, other=float("-inf"))
     q = tl.where(has, tl.exp((y - tl.load(draft_best + line)) / warm) / tl.load(draft_total + line), 0.0)
     return at, inside, p, q
 
@@ -96,8 +96,8 @@ def _surplus(
         logits, vocab, best, total, drafts, draft_vocab, draft_best, draft_total, slot_of, warm, slot, line, block,
         draft_vocab, tl.load(token + slot + 1), NAMED, SURE, BLOCK,
     )  # fmt: skip
-    found = tl.sum(tl.where(inside, tl.maximum(p.to(tl.float64) * carried - q.to(tl.float64), 0.0), 0.0), 0)
-    tl.store(surplus + (row * (WIDTH - 1) + after) * tl.num_programs(2) + block, found)
+    excess = tl.sum(tl.where(inside, tl.maximum(p.to(tl.float64) * carried - q.to(tl.float64), 0.0), 0.0), 0)
+    tl.store(surplus + (row * (WIDTH - 1) + after) * tl.num_programs(2) + block, excess)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -116,7 +116,7 @@ def _accept(
     going = far >= 0
     carried = tl.full((), 1.0, tl.float64)
     scale = tl.full((), 1.0, tl.float64)
-    some = tl.arange(0, BLOCKS)
+    index = tl.arange(0, BLOCKS)
     for n in tl.static_range(WIDTH - 1):
         ratio = _ratio(logits, vocab, token, best, total, chance, warm, row, n, rows, WIDTH)
         coin = uniform(key_of(own, begin, begin * 0 + n, ACCEPT))
@@ -124,8 +124,8 @@ def _accept(
             carried = tl.minimum(carried * ratio.to(tl.float64), 1.0)
             more = carried * 0.0
             if n + 2 < WIDTH:
-                line = (row * (WIDTH - 1) + n + 1) * blocks + some
-                more = tl.sum(tl.load(surplus + line, mask=some < blocks, other=0.0), 0)
+                line = (row * (WIDTH - 1) + n + 1) * blocks + index
+                more = tl.sum(tl.load(surplus + line, mask=index < blocks, other=0.0), 0)
             among = more + 1.0 - carried
             share = tl.where(among > 0, more / tl.where(among > 0, among, 1.0), 0.0)
             keeps = (n < far) & (coin < tl.where(far == n + 1, carried, share))
@@ -176,23 +176,23 @@ def _settle(soonest, drawn, vocab, blocks, next, BLOCKS: tl.constexpr, EARLY: tl
     if EARLY:
         wait()
     row = tl.program_id(0)
-    some = tl.arange(0, BLOCKS)
-    there = some < blocks
-    line = (row * blocks + some) * 2
+    index = tl.arange(0, BLOCKS)
+    there = index < blocks
+    line = (row * blocks + index) * 2
     left = tl.load(soonest + line, mask=there, other=float("inf"))
     whole = tl.load(soonest + line + 1, mask=there, other=float("inf"))
-    one, other = tl.min(left, 0), tl.min(whole, 0)
-    mine = tl.min(tl.where(left == one, tl.load(drawn + line, mask=there, other=vocab), vocab), 0)
-    usual = tl.min(tl.where(whole == other, tl.load(drawn + line + 1, mask=there, other=vocab), vocab), 0)
-    token = tl.where(one < float("inf"), mine, usual)
+    residual_time, target_time = tl.min(left, 0), tl.min(whole, 0)
+    mine = tl.min(tl.where(left == residual_time, tl.load(drawn + line, mask=there, other=vocab), vocab), 0)
+    usual = tl.min(tl.where(whole == target_time, tl.load(drawn + line + 1, mask=there, other=vocab), vocab), 0)
+    token = tl.where(residual_time < float("inf"), mine, usual)
     tl.store(next + row, tl.minimum(token, vocab - 1).to(tl.int64))
 
 
-Found = tuple[Tensor, Tensor, Tensor]
+VerdictTensors = tuple[Tensor, Tensor, Tensor]
 """Of each row: how many drafted tokens are kept, the token that follows, and whether every slot so far had a law."""
 
 
-def match(choice: Tensor, token: Tensor, sampling: SamplingInputs, best: Tensor, outcome: Found) -> None:
+def match(choice: Tensor, token: Tensor, sampling: SamplingInputs, best: Tensor, outcome: VerdictTensors) -> None:
     """The verdict on rows whose slots chose so, by comparing."""
     rows, width = token.shape
     _match[(rows,)](
@@ -203,7 +203,7 @@ def match(choice: Tensor, token: Tensor, sampling: SamplingInputs, best: Tensor,
 def judge(
     laws: LawBuffers, drafts: LawBuffers | None, chance: Tensor, token: Tensor,
     sampling: SamplingInputs, slot_of: Tensor | None,
-    room: tuple[Tensor, Tensor], whole: bool, outcome: Found,
+    room: tuple[Tensor, Tensor], whole: bool, outcome: VerdictTensors,
 ) -> None:  # fmt: skip
     """The verdict by the token rule or, `whole`, by the block rule. Drafts and their chances stand one depth after the
     other, all rows of each; without laws of theirs they were sure. `room` is for a surplus [rows, depth, blocks] and a

@@ -82,10 +82,10 @@ class ChainCycle:
         scoring, inputs, reading = self._scoring, self._inputs, self._reading
         scoring.run(tree=False)
         if self.key.cut:
-            cut(scoring.laws.logits, inputs.wishes)
+            cut(scoring.laws.logits, inputs.sampling)
         self._verify()
         commit(
-            *(inputs.control, inputs.far, scoring.token, scoring.found, self._chance, reading.following),
+            *(inputs.control, inputs.far, scoring.token, scoring.verdict, self._chance, reading.following),
             *(reading.layout, reading.end, self._result),
         )
         reading.run(scoring.stack)
@@ -95,24 +95,24 @@ class ChainCycle:
         purpose = Purpose.FIELD if self.key.rule.shared else Purpose.DRAFT
         steps.begin(self._inputs.control)
         for n in range(depth):
-            laws = self._drafts.some(n * rows, rows)
+            laws = self._drafts.section(n * rows, rows)
             steps.run(n, token, laws.logits)
             if self.key.cut:
-                cut(laws.logits, self._inputs.wishes)
+                cut(laws.logits, self._inputs.sampling)
             ids = self._draft.ids
-            draft(laws, self._inputs.wishes, token[:, n + 1 :], depth + 1, n, purpose, self._chance[n], ids)
+            draft(laws, self._inputs.sampling, token[:, n + 1 :], depth + 1, n, purpose, self._chance[n], ids)
 
     def _verify(self) -> None:
-        rule, width, scoring, wishes = self.key.rule, self.key.depth + 1, self._scoring, self._inputs.wishes
+        rule, width, scoring, sampling = self.key.rule, self.key.depth + 1, self._scoring, self._inputs.sampling
         drafted = width > 1 and (self._draft.on_host or self._steps is not None)
         if rule.verdict is DeviceVerdict.MATCH or not drafted:  # the target's own choice at each slot decides
             purpose = Purpose.FIELD if rule.shared else Purpose.EMIT
-            choose(scoring.laws, wishes, scoring.choice, width, purpose, race=not rule.greedy)
-            match(scoring.choice, scoring.token, wishes, scoring.laws.best, scoring.found)
+            choose(scoring.laws, sampling, scoring.choice, width, purpose, race=not rule.greedy)
+            match(scoring.choice, scoring.token, sampling, scoring.laws.best, scoring.verdict)
             return
         drafts = None if self._steps is None else self._drafts
-        choose(scoring.laws, wishes, scoring.choice, width, Purpose.EMIT, race=False)
+        choose(scoring.laws, sampling, scoring.choice, width, Purpose.EMIT, race=False)
         judge(
-            *(scoring.laws, drafts, self._chance, scoring.token, wishes, self._draft.slot_of),
-            *(self._credit, rule.verdict is DeviceVerdict.BLOCK, scoring.found),
+            *(scoring.laws, drafts, self._chance, scoring.token, sampling, self._draft.slot_of),
+            *(self._credit, rule.verdict is DeviceVerdict.BLOCK, scoring.verdict),
         )

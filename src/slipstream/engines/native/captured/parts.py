@@ -19,7 +19,7 @@ from slipstream.kernels.gpu.attention import Layout
 from slipstream.kernels.gpu.cycle import CycleControl, chain_layout, keep
 from slipstream.kernels.gpu.decoder import Held
 from slipstream.kernels.gpu.sample import LawBuffers, SamplingInputs
-from slipstream.kernels.gpu.verify import Found
+from slipstream.kernels.gpu.verify import VerdictTensors
 from slipstream.models.run.gpu.passes import GpuPasses, capture
 
 INTEGERS = len(fields(CycleControl))
@@ -36,7 +36,7 @@ class CycleInputs:
         self.control.depth.fill_(-1)  # no rows while it is captured
         self.far = torch.zeros(rows, dtype=torch.long, device=device)
         warm, stop, *limits = self._numbers
-        self.wishes = SamplingInputs(warm, self.control.stream, self.control.start, self.far, stop, limits)
+        self.sampling = SamplingInputs(warm, self.control.stream, self.control.start, self.far, stop, limits)
 
     def load(self, words: Sequence[Sequence[int]], numbers: Sequence[Sequence[float]]) -> None:
         self._words.copy_(torch.from_numpy(np.array(words)), non_blocking=True)  # faster than torch's own way
@@ -55,7 +55,7 @@ class ScorePass:
         self.laws = LawBuffers(rows * width, target.vocab, device)
         self.choice = torch.zeros_like(self.token)
         kept, following, sound = torch.zeros(3, rows, dtype=torch.long, device=device)
-        self.found: Found = kept, following, sound
+        self.verdict: VerdictTensors = kept, following, sound
         self._size = target.like.shape[1]
         self.stack = target.like.new_zeros(rows * width, self._size * len(draft.features))
 

@@ -39,13 +39,13 @@ class CycleResult(NamedTuple):
     def judged(self) -> list[tuple[int, int]]:
         """Of each place along the accepted path that had candidates: which of them was accepted, -1 for none; how
         many there were."""
-        found, slot = list[tuple[int, int]](), -1
+        ranks, slot = list[tuple[int, int]](), -1
         for node in (*self.path, None):
             line = [i for i, parent in enumerate(self.parents) if parent == slot]
             if line:
-                found.append((-1 if node is None else line.index(node), len(line)))
+                ranks.append((-1 if node is None else line.index(node), len(line)))
             slot = -1 if node is None else node
-        return found
+        return ranks
 
 
 def told_chains(record: Sequence[list[int]]) -> list[CycleResult]:
@@ -65,13 +65,13 @@ def _chain(count: int, last: int, tokens: list[int]) -> CycleResult:
 
 def told_trees(record: Sequence[list[int]], nodes: int) -> list[CycleResult]:
     """Of each row: accepted, next token, whether all had a law, drafted; `nodes` tokens and parents; the path."""
-    found = []
+    results = []
     for count, last, _, drafted, *rest in record:
         tokens, parents, path = rest[:drafted], rest[nodes : nodes + drafted], rest[2 * nodes : 2 * nodes + count]
         kept = [tokens[i] for i in path]
         final = _origins(count, drafted > 0, (path[-1] if path else -1) in parents)
-        found.append(CycleResult(tokens, parents, path, kept, [*kept, last], final))
-    return found
+        results.append(CycleResult(tokens, parents, path, kept, [*kept, last], final))
+    return results
 
 
 @lru_cache

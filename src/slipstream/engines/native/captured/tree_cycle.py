@@ -95,7 +95,7 @@ class TreeCycle:
                 kernels.step(pool.word, room, self._both, layout, self._head.held, tree=True)
             logits = self._logits[: len(room.hidden)]
             kernels.logits(room, logits)
-            rank(pool, level, logits, self._head.ids, inputs.wishes, control, race)
+            rank(pool, level, logits, self._head.ids, inputs.sampling, control, race)
         plant(pool, control, self._tree, self._scoring.layout)
 
     def _second(self) -> None:
@@ -103,17 +103,17 @@ class TreeCycle:
         scoring.run(tree=True)
         self._verify()
         for bundle in self._moved:
-            carry(bundle, control, scoring.found, self._path)
+            carry(bundle, control, scoring.verdict, self._path)
         committed = CommittedTokens(reading.following, self._fused, reading.layout, reading.end)
-        report(control, self._tree, self._pool.total, scoring.found, self._path, committed, self._result)
+        report(control, self._tree, self._pool.total, scoring.verdict, self._path, committed, self._result)
         torch.index_select(scoring.stack, 0, self._fused, out=self._stack)
         reading.run(self._stack)
 
     def _verify(self) -> None:
-        rule, scoring, wishes, far = self.key.rule, self._scoring, self._inputs.wishes, self._tree.far.view(-1)
+        rule, scoring, sampling, far = self.key.rule, self._scoring, self._inputs.sampling, self._tree.far.view(-1)
         purpose = Purpose.FIELD if rule.shared else Purpose.EMIT
-        choose(scoring.laws, wishes, scoring.choice, self.key.nodes + 1, purpose, rule.shared, far)
+        choose(scoring.laws, sampling, scoring.choice, self.key.nodes + 1, purpose, rule.shared, far)
         if rule.verdict is DeviceVerdict.OFFER:
-            offer(scoring.laws, self._tree, self._inputs.control, wishes, self._room, scoring.found, self._path)
+            offer(scoring.laws, self._tree, self._inputs.control, sampling, self._room, scoring.verdict, self._path)
         else:
-            follow(scoring.choice, self._tree, self._inputs.control, scoring.laws.best, scoring.found, self._path)
+            follow(scoring.choice, self._tree, self._inputs.control, scoring.laws.best, scoring.verdict, self._path)
