@@ -46,12 +46,29 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Prove and test that speculation keeps the target's distribution. Exit code 1 where it does not."""
-    from slipstream.audit.subject import Pair
-    from slipstream.audit.tables.costs import unit_seconds
-    from slipstream.audit.tables.run import plan_rules
-    from slipstream.core.rules import rules
-    from slipstream.models.run.table_model import Table
+    _check_scope(model, engine, tree, dtype, device, trust_remote_code)
+    loading: dict[str, Any] = {"device": device, "trust_remote_code": trust_remote_code}
+    settings = given.settings(option)
+    if engine is not None:
+        from slipstream.cli.audit.engine_audit import audit_peer
 
+        name = model or "smollm2-135m"
+        audit_peer(engine, name, drafter, verify, depth, settings, loading, temperature, samples, as_json)
+        return
+    names = _rule_names(verify)
+    _check_numbers(samples, 200 if model else 1000, seed)
+    if model:
+        loading |= {"dtype": dtype, "invariant": invariant}
+        checks = _audit_model(model, drafter, settings, names, depth or 4, tree, samples or 256, temperature, loading)
+        _finish(checks, as_json)
+    else:
+        _audit_tables(table, seed, depth, names, samples or 20000, self_test, as_json)
+
+
+def _check_scope(
+    model: str | None, engine: str | None, tree: str | None, dtype: str, device: str, trust_remote_code: bool
+) -> None:
+    """Refuse flags that the chosen kind of audit does not use."""
     if tree is not None and (engine is not None or model is None):
         raise ValueError(
             "--tree is for the audit of a model, -m NAME, without --engine; tables have trees of their own"
@@ -62,36 +79,45 @@ def audit(
         raise ValueError("--device is for the audit of a model, -m NAME; tables need none")
     if trust_remote_code and engine is None and model is None:
         raise ValueError("--trust-remote-code is for the audit of a model, -m NAME; tables bring no code")
-    loading: dict[str, Any] = {"device": device, "trust_remote_code": trust_remote_code}
-    if engine is not None:
-        from slipstream.cli.audit.engine_audit import audit_peer
 
-        settings = given.settings(option)
-        name = model or "smollm2-135m"
-        audit_peer(engine, name, drafter, verify, depth, settings, loading, temperature, samples, as_json)
-        return
+
+def _rule_names(verify: str | None) -> list[str]:
+    from slipstream.core.rules import rules
+
     names = [verify] if verify else rules.names()
     for name in names:
         rules.get(name)
-    least = 200 if model else 1000
+    return names
+
+
+def _check_numbers(samples: int | None, least: int, seed: int) -> None:
     if samples is not None and samples < least:
         raise ValueError(f"samples is {samples}; at least {least} are needed to see anything")
     if seed < 0:
         raise ValueError(f"seed is {seed}; it must be 0 or more")
-    if model:
-        loading |= {"dtype": dtype, "invariant": invariant}
-        checks = _audit_model(
-            model, drafter, given.settings(option), names, depth or 4, tree, samples or 256, temperature, loading
-        )
-    else:
-        if depth is not None and not 1 <= depth <= 3:
-            raise ValueError(f"depth is {depth}; an audit by enumeration takes 1 to 3")
-        pair = Pair(*Table.load(table)) if table else Pair.random(seed)
-        if self_test:
-            _self_test(pair, samples or 20000, as_json)
-            return
-        checks = run_checks(console(), plan_rules(names, pair, depth or 2, samples or 20000), unit_seconds(pair))
-    _finish(checks, as_json)
+
+
+def _audit_tables(
+    table: Path | None,
+    seed: int,
+    depth: int | None,
+    names: Sequence[str],
+    samples: int,
+    self_test: bool,
+    as_json: bool,
+) -> None:
+    from slipstream.audit.subject import Pair
+    from slipstream.audit.tables.costs import unit_seconds
+    from slipstream.audit.tables.run import plan_rules
+    from slipstream.models.run.table_model import Table
+
+    if depth is not None and not 1 <= depth <= 3:
+        raise ValueError(f"depth is {depth}; an audit by enumeration takes 1 to 3")
+    pair = Pair(*Table.load(table)) if table else Pair.random(seed)
+    if self_test:
+        _self_test(pair, samples, as_json)
+        return
+    _finish(run_checks(console(), plan_rules(names, pair, depth or 2, samples), unit_seconds(pair)), as_json)
 
 
 def _audit_model(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from slipstream.cli import options as given
 from slipstream.cli.chat.line_input import read_line
 from slipstream.cli.chat.slash_commands import run_command
+from slipstream.cli.flag_groups import EngineFlags, LoadingFlags, SamplingFlags, with_groups
 from slipstream.cli.output.show import console
 from slipstream.cli.output.token_view import legend
 
@@ -15,49 +16,36 @@ if TYPE_CHECKING:
     from slipstream.cli.chat.conversation import Conversation
 
 
+@with_groups
 def chat(
-    model: given.ModelName = "smollm2-135m",
-    engine: given.EngineName = "native",
-    drafter: given.DrafterName = "ngram",
-    verify: given.AnyRule = None,
-    depth: given.Depth = None,
+    *,
+    source: EngineFlags,
     tree: given.Shape = None,
     option: given.Settings = None,
     system: given.System = None,
-    temperature: given.Temperature = 0.0,
-    top_k: given.TopK = 0,
-    top_p: given.TopP = 1.0,
-    min_p: given.MinP = 0.0,
-    seed: given.Seed = None,
-    repetition_penalty: given.RepetitionPenalty = 1.0,
-    presence_penalty: given.PresencePenalty = 0.0,
-    frequency_penalty: given.FrequencyPenalty = 0.0,
+    sampling: SamplingFlags,
     max_tokens: given.MaxTokens = 512,
-    dtype: given.Dtype = "auto",
-    device: given.Device = "auto",
-    invariant: given.Invariant = None,
-    trust_remote_code: given.TrustRemoteCode = False,
+    loading: LoadingFlags,
 ) -> None:
     """Talk to a model. /help lists the commands; Ctrl-C ends an answer, Ctrl-D the conversation."""
     from slipstream.cli.chat.conversation import Conversation
-    from slipstream.core.sampling import Sampling
     from slipstream.engines import open_engine
 
-    penalties = (repetition_penalty, presence_penalty, frequency_penalty)
-    sampling = Sampling(temperature, top_k, top_p, min_p, seed, *penalties)
-    loading: dict[str, Any] = {"dtype": dtype, "device": device, "invariant": invariant}
-    loading["trust_remote_code"] = trust_remote_code
+    params, depth = sampling.sampling(), source.depth
+    more: dict[str, Any] = dict(vars(loading))
     if tree is not None:
-        if engine != "native":
-            raise ValueError(f"--tree needs the native engine; {engine} drafts as it does")
-        loading["shape"] = tree
-    switches = engine == "native"  # then every request names its depth, and /depth auto can be asked for
+        if source.engine != "native":
+            raise ValueError(f"--tree needs the native engine; {source.engine} drafts as it does")
+        more["shape"] = tree
+    switches = source.engine == "native"  # then every request names its depth, and /depth auto can be asked for
     built_depth, depth = (None, depth) if switches else (depth, None)
-    with open_engine(engine, model, drafter, verify, built_depth, given.settings(option), **loading) as opened:
-        talk = Conversation(opened, sampling, max_tokens, depth, system)
+    with open_engine(
+        source.engine, source.model, source.drafter, source.verify, built_depth, given.settings(option), **more
+    ) as opened:
+        talk = Conversation(opened, params, max_tokens, depth, system)
         talk.check_template()
         _note(f"{opened.label}. /help lists the commands; Ctrl-D ends the conversation.")
-        if console().is_terminal and drafter != "none":
+        if console().is_terminal and source.drafter != "none":
             console(stderr=True).print(legend(), soft_wrap=False)
         _converse(talk)
 

@@ -9,27 +9,19 @@ from typing import Annotated
 import typer
 
 from slipstream.cli import options as given
+from slipstream.cli.flag_groups import EngineFlags, LoadingFlags, SamplingFlags, with_groups
 from slipstream.cli.generate.constraints import read_biases, read_constraint, token_biases
 from slipstream.cli.generate.prompt import as_conversation, read_prompt
 from slipstream.cli.output.show import INTERRUPTED, Json
 
 
+@with_groups
 def generate(
+    *,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; what is piped in follows it.")] = None,
-    model: given.ModelName = "smollm2-135m",
-    engine: given.EngineName = "native",
-    drafter: given.DrafterName = "ngram",
-    verify: given.AnyRule = None,
-    depth: given.Depth = None,
+    source: EngineFlags,
     option: given.Settings = None,
-    temperature: given.Temperature = 0.0,
-    top_k: given.TopK = 0,
-    top_p: given.TopP = 1.0,
-    min_p: given.MinP = 0.0,
-    seed: given.Seed = None,
-    repetition_penalty: given.RepetitionPenalty = 1.0,
-    presence_penalty: given.PresencePenalty = 0.0,
-    frequency_penalty: given.FrequencyPenalty = 0.0,
+    sampling: SamplingFlags,
     logit_bias: given.LogitBias = None,
     max_tokens: given.MaxTokens = 256,
     min_tokens: given.MinTokens = 0,
@@ -44,10 +36,7 @@ def generate(
     system: given.System = None,
     file: Annotated[Path | None, typer.Option(help="Read the prompt from a file.")] = None,
     raw: given.Raw = False,
-    dtype: given.Dtype = "auto",
-    device: given.Device = "auto",
-    invariant: given.Invariant = None,
-    trust_remote_code: given.TrustRemoteCode = False,
+    loading: LoadingFlags,
     compare: Annotated[
         bool, typer.Option("--compare", help="Run plain decoding as well, in pairs, and compare.")
     ] = False,
@@ -58,12 +47,9 @@ def generate(
     """Generate text. On a terminal accepted tokens are green, recovered ones yellow, bonus tokens cyan."""
     from slipstream.cli.generate.session import Opening, generated
     from slipstream.cli.generation import GenerationTask
-    from slipstream.core.sampling import Sampling
     from slipstream.engines.base import GenerationOptions
 
-    conversation = as_conversation(read_prompt(prompt, file), system)
-    penalties = (repetition_penalty, presence_penalty, frequency_penalty)
-    sampling = Sampling(temperature, top_k, top_p, min_p, seed, *penalties)
+    conversation, params = as_conversation(read_prompt(prompt, file), system), sampling.sampling()
     options = GenerationOptions(
         max_tokens,
         min_tokens,
@@ -75,11 +61,10 @@ def generate(
         raw=raw,
         **read_constraint(json_schema, regex, grammar),
     )
-    biases = read_biases(logit_bias)
-    loading = {"dtype": dtype, "device": device, "invariant": invariant, "trust_remote_code": trust_remote_code}
-    opening = Opening(engine, model, drafter, verify, depth, given.settings(option), loading, tree, show_tree)
+    biases, settings = read_biases(logit_bias), given.settings(option)
+    opening = Opening(**vars(source), options=settings, loading=vars(loading), tree=tree, show_tree=show_tree)
     with opening.open() as opened:
-        task = GenerationTask(conversation, replace(sampling, logit_bias=token_biases(biases, opened.text)), options)
+        task = GenerationTask(conversation, replace(params, logit_bias=token_biases(biases, opened.text)), options)
         report = generated(opening, opened, task, compare, as_json)
     if report["interrupted"]:
         raise typer.Exit(INTERRUPTED)
