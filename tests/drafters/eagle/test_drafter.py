@@ -284,7 +284,7 @@ def test_rows_come_and_go_and_leave_nothing_behind():
     next(loop), next(loop)
     loop.close()  # cancelled
     watched.decode([three])
-    assert not watched.drafter.slots._seats
+    assert not watched.drafter.slots._head_rows
     assert not watched.target.rows
 
 

@@ -165,7 +165,7 @@ def contents(target: TorchModel, head: Eagle, row: Row) -> list[torch.Tensor]:
     """What the caches hold of a row's text."""
     mine, count = target.index(row), target.cached(row)
     found = [part[mine, :, :count].clone() for _, parts in target.cache.whole() for part in parts]
-    mine, count = head.slots.index(row), head.slots._seats[row].held
+    mine, count = head.slots.index(row), head.slots._head_rows[row].held
     return found + [part[mine, :, :count].clone() for _, parts in head.slots.cache.whole() for part in parts]
 
 
