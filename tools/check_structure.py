@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "slipstream"
-MAX_FILE_LINES = 500
-MAX_FUNCTION_LINES = 100
-MAX_FOLDER_FILES = 18
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+MAX_FOLDER_FILES = 16
 KIND_FREE = ("engines/native",)  # folders that never ask what kind a drafter or a rule is
 RULE_NAMES = {"greedy", "token", "block", "coupled", "chosen", "replace", "no_replace", "spectr"}
 COMPONENTS = re.compile(r"\b(drafter|rule|verifier|policy)\b", re.IGNORECASE)

@@ -1,8 +1,8 @@
-"""What the engines of others share: a request becomes a job, tokens that come back become chunks.
+"""The base class of peers, the engines that run other software: requests become jobs, tokens become chunks.
 
-A peer decodes by its own means and by its own rule. Only what stands around that is here: what it does not offer is
-refused in a sentence, prompts are encoded and text is decoded as for the native engine, and end tokens, stop strings
-and limits are kept on this side of the fence, so that one request means the same everywhere.
+A peer decodes with its own code and its own verification rule. This class does the rest, so that a request means the
+same on every engine: it refuses features that the peer does not offer, encodes prompts and decodes text as the native
+engine does, and applies end tokens, stop strings and limits.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from slipstream.core.loop import check_fits
 from slipstream.core.registry import read_options
 from slipstream.core.sampling import Sampling
 from slipstream.core.types import Origin, Request
-from slipstream.drafters import drafters
 from slipstream.engines.base import (
-    Capabilities,
     GenerationOptions,
     Guarantee,
     Logprob,
@@ -33,7 +31,7 @@ from slipstream.engines.base import (
 from slipstream.engines.checks import check_token_ids
 from slipstream.engines.job import DecodingPlan, Job
 from slipstream.engines.job_engine import JobEngine
-from slipstream.models.sources.catalog import names_model
+from slipstream.engines.peer_checks import check_drafter, check_rule, named_drafter, refuse
 from slipstream.models.sources.load import ModelFiles
 from slipstream.models.text.codec import TextCodec
 from slipstream.models.weights.precision import SHORT
@@ -43,7 +41,7 @@ RULE = "its own"
 
 @dataclass(frozen=True)
 class PeerOptions:
-    """How a peer is to be opened, after the checks that are the same for all of them."""
+    """The arguments with which a peer is opened, after the checks that all peers share."""
 
     model: str
     drafter: str
@@ -58,7 +56,7 @@ class PeerOptions:
 
 @dataclass(frozen=True)
 class PeerModel:
-    """The model as a peer runs it: what it is, its text, its sizes, and how a request drafts if it asks for nothing."""
+    """The model that a peer runs: files, tokenizer, sizes, and the default drafter and depth of requests."""
 
     files: ModelFiles
     text: TextCodec
@@ -70,11 +68,11 @@ class PeerModel:
 
 
 class Peer(JobEngine):
-    """A peer decodes jobs: `_open` loads the model, `_start` takes jobs, `advance` and `end` bring what came of them,
-    `_stop` gives everything back."""
+    """Decodes jobs with other software. `_open` loads the model, `_start` takes jobs, and `_stop` frees everything. The
+    peer calls `advance` with new tokens and `end` when a job finishes."""
 
     name: ClassVar[str]
-    config: ClassVar[type[Any]]  # of the options that are its own
+    config: ClassVar[type[Any]]  # a frozen dataclass of its options
 
     def __init__(
         self,
@@ -119,11 +117,11 @@ class Peer(JobEngine):
 
     @abstractmethod
     def _start(self, jobs: Sequence[Job]) -> None:
-        """Begin to decode; returns at once."""
+        """Start to decode; returns without waiting."""
 
     @abstractmethod
     def _stop(self) -> None:
-        """End what runs and give everything back; called once."""
+        """End all jobs and free everything; called once."""
 
     @property
     def model_info(self) -> ModelInfo:
@@ -145,7 +143,7 @@ class Peer(JobEngine):
         return Guarantee(plan.rule)
 
     def _sample(self, request: Request, index: int) -> Request:
-        """A peer knows seeds only, so every sample has one of its own."""
+        """A peer has no sample index, so every sample gets a seed of its own."""
         seed = request.sampling.seed
         own = replace(request.sampling, seed=None if seed is None else (seed + index) % 2**63)
         return replace(request, sampling=own, sample=index)
@@ -165,7 +163,7 @@ class Peer(JobEngine):
         self._start(started)
 
     def _plan(self, speculation: Speculation, sampling: Sampling) -> DecodingPlan:
-        """A peer that cannot choose speculation for one request refuses another choice than its own."""
+        """How a request is decoded. A peer that cannot switch speculation by request refuses other choices than its own."""
         if speculation.verify is not None and speculation.verify not in self.capabilities.rules:
             raise ValueError(f"{self.name} has a verification rule of its own; leave verify out")
         built = DecodingPlan(self.model.drafter, self._rule, self.model.depth)
@@ -185,7 +183,7 @@ class Peer(JobEngine):
     def advance(
         self, job: Job, tokens: Sequence[int], drafted: int = 0, accepted: int = 0, logprobs: Sequence[Logprob] = ()
     ) -> None:
-        """One cycle of the peer brought these tokens; end tokens, limits and stop strings cut them."""
+        """Add the tokens of one cycle to a job; end tokens, limits and stop strings may cut them."""
         origins = [Origin.ACCEPTED] * min(accepted, len(tokens))
         last = Origin.PLAIN if not drafted else Origin.BONUS if accepted == drafted else Origin.RECOVERED
         origins += [last] * (len(tokens) - len(origins))
@@ -200,7 +198,7 @@ class Peer(JobEngine):
         job.put(chunk)
 
     def end(self, job: Job, reason: str, error: str | None = None) -> None:
-        """Finish a job outside a cycle, if it is not over already."""
+        """Finish a job outside a cycle, unless it is finished already."""
         with self._lock:
             self._under_way.discard(job)
         if not job.done:
@@ -235,51 +233,3 @@ class Peer(JobEngine):
                 "wasted": totals.wasted,
                 "failures": {},
             }
-
-
-def refuse(engine: str, can: Capabilities, sampling: Sampling, options: GenerationOptions, drafting: bool) -> None:
-    """A sentence about the first thing that is asked for and not offered."""
-    asked = _unusual(sampling, Sampling())
-    if beyond := sorted(asked - can.sampling):
-        raise ValueError(f"{engine} does not offer {', '.join(beyond)}; it takes {', '.join(sorted(can.sampling))}")
-    constraints = dict.fromkeys(("grammar", "json_schema", "regex"), can.grammar)
-    offered = {**constraints, "logprobs": can.logprobs, "min_tokens": can.min_tokens}
-    wanted = _unusual(options, GenerationOptions()) & offered.keys()
-    for name in wanted:
-        if not offered[name]:
-            raise ValueError(f"{engine} does not offer {name} here; leave it out or use another engine")
-    if drafting and (apart := sorted((asked | wanted) & can.not_drafting)):
-        raise ValueError(f"{engine} offers {', '.join(apart)} with plain decoding only; use the drafter none")
-
-
-def _unusual(asked: Any, usual: Any) -> set[str]:
-    """The fields that are not as they are by default."""
-    return {name for name, value in vars(usual).items() if getattr(asked, name) != value}
-
-
-def check_drafter(engine: str, can: Capabilities, name: str) -> None:
-    if name not in can.drafters:
-        raise ValueError(f"the engine {engine} cannot draft with {name!r}; it offers {', '.join(can.drafters)}")
-
-
-def named_drafter(engine: str, can: Capabilities, name: str, options: dict[str, str]) -> tuple[str, dict[str, str]]:
-    """The kind of drafter a name stands for, and options with the model of a name that is one."""
-    plain = name in can.drafters or name in drafters
-    if not plain and names_model(name):
-        name, options = "draft_model", {"model": name, **options}
-    check_drafter(engine, can, name)
-    return name, options
-
-
-def check_rule(engine: str, can: Capabilities, verify: str | None) -> None:
-    if verify is None or verify in can.rules:
-        return
-    if can.rules:
-        raise ValueError(f"{engine} has no rule {verify!r}; it has {', '.join(can.rules)}")
-    raise ValueError(f"{engine} has a verification rule of its own; leave out verify={verify}")
-
-
-def check_device(engine: str, device: str) -> None:
-    """For engines that choose the place they run in themselves."""
-    if device != "auto":
-        raise ValueError(f"device is {device!r}; {engine} chooses its own, so leave it out")

@@ -1,13 +1,16 @@
-"""Heads in the layout others read and publish: EAGLE-3 checkpoints, as `speculators` and vLLM name their parts.
+"""Imports and exports EAGLE-3 checkpoints in the layout of `speculators` and vLLM.
 
-The network is the same one, layer for layer; names, packing and numbering differ. Query, key and value stand apart
-there, as do gate and up. Our scales of the fused layers are linear and go into `fc`. A layer's number there is that of
-the layer that reads the state, one more than ours, which is that of the layer that gave it. Draft tokens are told by
-their distance to the target's id, `d2t`. A published head brings output rows of its own, which stay with it
-(`EagleConfig.own_output`); the embedding is the target's by the method's definition, so the one it may carry is left.
+The network is the same; names, packing and numbering differ in a published checkpoint:
 
-Exporting loses nothing: a tensor is written as bfloat16 where that is exact, and as float32 elsewhere. What means
-something other than our network does is refused by name.
+- Query, key and value are separate tensors, as are gate and up.
+- It has no scales of the fused layers; an export multiplies ours into `fc`, which is linear.
+- A feature layer has the number of the layer that reads the state, one more than our number.
+- `d2t` holds the difference between the target's token id and the draft token id.
+- A published head has its own output rows, and an import keeps them (`EagleConfig.own_output`).
+- EAGLE uses the target's embedding, so an import ignores an embedding in the checkpoint.
+
+An export is exact: a tensor is written as bfloat16 where that loses nothing, and as float32 elsewhere. An import
+refuses every setting that our network would compute differently.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from slipstream.models.sources.folder import PICKLES, read_json
 from slipstream.models.sources.load import load_model
 
 LAYER = "layers.0."
-PUBLISHED_NAMES = {  # our tensor -> theirs, laid end to end
+PUBLISHED_NAMES = {  # our tensor -> the published tensors that it concatenates
     "fc.weight": ("fc.weight",),
     "norm_embedding.weight": (LAYER + "input_layernorm.weight",),
     "norm_state.weight": (LAYER + "hidden_norm.weight",),
@@ -46,12 +49,12 @@ PUBLISHED_NAMES = {  # our tensor -> theirs, laid end to end
 EMBEDDING, TO_TARGET, IN_DRAFT = "embed_tokens.weight", "d2t", "t2d"
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 FUSED_LAYERS = 3  # layers that vLLM's network fuses
-DEPTH = 5  # drafted tokens a reader is told to begin with
+DEPTH = 5  # drafted tokens per cycle that an exported config names as the default
 
 
 def convert_head(source: str, out: Path) -> Path | None:
-    """Write a head in the other layout: one of ours, or a shipped one by its name, for `speculators`, and a published
-    one as ours. None where the source is no head."""
+    """Write a head in the other layout: one of ours (a folder, or a shipped one by name) for `speculators`, a published
+    one as ours. None if the source is not a head."""
     folder = shipped().get(source, Path(source).expanduser())
     own, theirs = trained_kind(folder) == "eagle", is_published(folder)
     if not own and not theirs:
@@ -78,7 +81,7 @@ def _target(folder: Path) -> str:
 
 
 def is_published(folder: Path) -> bool:
-    """Whether a folder holds an EAGLE head of others. The first ones call themselves plain models in all but `fc`."""
+    """Whether a folder holds a published EAGLE head. The configs of early ones look like plain models': `fc` tells."""
     if not (folder / CONFIG).is_file() or trained_kind(folder) is not None:
         return False
     head_config = read_json(folder / CONFIG)
@@ -96,7 +99,7 @@ def is_published(folder: Path) -> bool:
 
 
 def export_head(folder: Path, out: Path, target: Any, name: str) -> None:
-    """Write one of our heads for `speculators` and vLLM; `target` is its model and `name` what they call that."""
+    """Write one of our heads for `speculators` and vLLM; `target` is its target model and `name` the name written for it."""
     embedding = target.get_input_embeddings().weight.detach().float().cpu()
     net, ids = load_head(folder, embedding, target.get_output_embeddings().weight.detach().float().cpu())
     c = net.config
@@ -141,17 +144,19 @@ def import_head(folder: Path, out: Path, precision: str = "bf16") -> None:
 
 
 def _rows(c: EagleConfig, name: str, rows: int) -> list[int]:
-    """How many rows each of the tensors has that one of ours is laid from."""
+    """The rows of each published tensor that one of ours concatenates."""
     kv = c.kv_heads * c.head_dim
     return {"qkv.weight": [c.heads * c.head_dim, kv, kv], "gate_up.weight": [c.intermediate] * 2}.get(name, [rows])
 
 
 def _smallest(weight: Tensor) -> Tensor:
+    """The tensor in bfloat16 where that is exact."""
     half = weight.bfloat16()
     return (half if torch.equal(half.float(), weight) else weight).contiguous()
 
 
 def _speculators(c: EagleConfig, target: Any, name: str) -> dict[str, Any]:
+    """The `config.json` of an exported head."""
     theirs = target.config.get_text_config()
     layer = {
         "model_type": "llama",
@@ -206,8 +211,8 @@ def _published(folder: Path) -> dict[str, Tensor]:
 
 
 def _refuse(folder: Path, head_config: dict[str, Any], layer: dict[str, Any]) -> None:
-    """Raise ValueError for what our network would compute differently. vLLM takes a folder of `speculators` that is
-    silent on `norm_before_residual` for one that says yes."""
+    """Raise ValueError for settings that our network would compute differently. Like vLLM, treat a missing
+    `norm_before_residual` in a folder of `speculators` as true."""
     rope = layer.get("rope_scaling") or layer.get("rope_parameters") or {}
     reasons = {
         "norm_before_residual is true": head_config.get(
@@ -268,7 +273,7 @@ def _draft_ids(folder: Path, tensors: dict[str, Tensor], count: int) -> Int[Tens
 
 
 def _assembled(folder: Path, config: EagleConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Our tensors from theirs, each of the shape that the configuration asks for, and none left over."""
+    """Our tensors from the published ones. Wrong shapes and unknown tensors raise ValueError."""
     with torch.device("meta"):
         wanted = {
             name: weight.shape for name, weight in EagleNet(config).state_dict().items() if name in PUBLISHED_NAMES

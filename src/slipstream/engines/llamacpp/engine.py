@@ -14,7 +14,8 @@ from slipstream.engines.base import Capabilities
 from slipstream.engines.job import Job
 from slipstream.engines.llamacpp.settings import KINDS, LlamaCppConfig, parameters, sampling
 from slipstream.engines.llamacpp.stream import ByteVocabulary, StreamReader, events, said
-from slipstream.engines.peer import Peer, PeerModel, PeerOptions, check_device
+from slipstream.engines.peer import Peer, PeerModel, PeerOptions
+from slipstream.engines.peer_checks import check_device
 from slipstream.models.sources.catalog import load_text, resolve
 from slipstream.models.sources.folder import read_json
 from slipstream.models.sources.gguf.files import gguf_file

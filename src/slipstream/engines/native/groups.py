@@ -1,7 +1,7 @@
 """Rows with different drafters and rules in one score pass.
 
-Rows stand in groups, one per drafter and rule, side by side. Each group drafts and verifies by itself with its own kind
-of law; for the target their drafts are laid together, and its scores are cut apart again.
+There is one group of rows for each pair of drafter and rule. Each group drafts and verifies by itself. The target
+scores all drafts in one pass: the drafts are merged before it, and the scores are split by group after it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from slipstream.engines.job import Job
 
 @dataclass(frozen=True, eq=False)
 class Group:
+    """The rows of one drafter and one rule in one cycle."""
+
     jobs: list[Job]
     drafter: Drafter
     rule: Verifier
@@ -31,19 +33,19 @@ class Group:
 
     @functools.cached_property
     def asleep(self) -> bool:
-        """Whether the drafter is neither asked nor told in this cycle: no row drafts, and none reads its prompt. What
-        rows commit meanwhile a drafter reads when it is next asked; a prompt some drafters read at once."""
+        """Whether the drafter is not called in this cycle: no row drafts, and no row is in its first cycle. A drafter
+        reads tokens committed meanwhile when it is next called. Some drafters read the prompt in the first cycle."""
         return all(job.budget.depth == 0 and job.stats.cycles > 0 for job in self.jobs)
 
 
 def limited(jobs: Sequence[Job], rule: Verifier, drafter: Drafter, context: int) -> list[Budget]:
-    """What each row may draft of what it would."""
+    """The budget of each row, cut to its limits."""
     budget, rows = [job.budget for job in jobs], [job.row for job in jobs]
     return within_limits(budget, rows, context, sibling_mode(rule, drafter))
 
 
 def merge(drafts: Sequence[Draft], vocab: int) -> Draft:
-    """All drafts as one, rows and nodes renumbered. The target asks for no law, so none is carried along."""
+    """All drafts as one, with rows and nodes renumbered. Laws are left out, since the target does not read them."""
     if len(drafts) == 1:
         return drafts[0]
     rows = nodes = 0
@@ -76,6 +78,7 @@ def _first(count: int) -> Int[Tensor, " count"]:
 
 
 def part(scores: Scores, index: Int[Tensor, " slots"]) -> Scores:
+    """The scores of these slots."""
     if len(index) == len(scores.logits):  # one group: all there is, in order
         return scores
     index = index.to(scores.logits.device)
@@ -97,7 +100,7 @@ def join(verdicts: Sequence[Verdict], drafts: Sequence[Draft]) -> Verdict:
 
 
 def levels(tree: Tree) -> list[list[int]]:
-    """How many tokens each row drafted for its first position, its second, and so on."""
+    """The number of tokens that each row drafted for each position."""
     counts: list[list[int]] = [[] for _ in range(tree.rows)]
     depth: list[int] = []
     for r, p in tree.lists:

@@ -1,4 +1,4 @@
-"""The engine: hands requests to a worker that runs vLLM, and takes in what every step of it brought."""
+"""The vLLM engine: sends requests to a worker process that runs vLLM, and reads the new tokens of every step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 
 from slipstream.engines.base import Capabilities, Logprob
 from slipstream.engines.job import Job
-from slipstream.engines.peer import Peer, PeerModel, PeerOptions, check_device
+from slipstream.engines.peer import Peer, PeerModel, PeerOptions
+from slipstream.engines.peer_checks import check_device
 from slipstream.engines.vllm.process import KILLED, Process
 from slipstream.engines.vllm.settings import DEPTH, RULES, VllmConfig, arguments, sampling, speculation
 from slipstream.models.sources.catalog import load_text, resolve
@@ -22,7 +23,7 @@ GONE = "vLLM's process ended"
 
 
 class VllmEngine(Peer):
-    """Plain decoding, n-gram and suffix lookup, a draft model, or an eagle head that vLLM can load."""
+    """Runs a model with vLLM: plain decoding, n-gram or suffix lookup, a draft model, or an EAGLE head."""
 
     name = "vllm"
     config = VllmConfig
@@ -71,7 +72,7 @@ class VllmEngine(Peer):
 
     @property
     def stats(self) -> dict[str, Any]:
-        """With several requests under way vLLM tells what was drafted for all of them together only."""
+        """Counts since the start. vLLM reports drafted tokens only as a sum over all running requests."""
         accepted = sum(self.totals.accepted)
         return super().stats | {"drafted": self._drafted, "wasted": max(0, self._drafted - accepted)}
 
@@ -97,9 +98,9 @@ class VllmEngine(Peer):
             self._step(message["step"], message["drafted"], message["drafts"])
 
     def _step(self, updates: Sequence[Mapping[str, Any]], drafted: int, drafts: int) -> None:
-        """Tokens of one step. The last one is the target's own, those before it were drafted and accepted."""
+        """Add the tokens of one step. The last token is the target's own; those before it were drafted and accepted."""
         self._drafted += drafted
-        full_depth = drafts and drafted == drafts * self._depth  # everybody who drafted did so to the full depth
+        full_depth = drafts and drafted == drafts * self._depth  # every draft had the full depth
         for update in updates:
             job = self._jobs.get(update["id"])
             if job is None or not update["tokens"]:
@@ -131,7 +132,7 @@ def _environment(own: VllmConfig) -> dict[str, str]:
 
 
 def _logprob(token: int, place: Sequence[Sequence[Any]], count: int) -> Logprob:
-    """vLLM gives the chosen token with the likeliest, whether it is one of them or not."""
+    """The chosen token's log probability and the likeliest `count`. vLLM lists the chosen token with the likeliest."""
     values = {int(t): float(value) for t, value in place}
     top = sorted(values.items(), key=lambda pair: -pair[1])
     return Logprob(token, values[token], tuple(top[:count]))

@@ -1,7 +1,7 @@
-"""The other side of the fence: runs vLLM, takes requests as lines of JSON, and tells what every step brought.
+"""The worker process that runs vLLM: reads requests as lines of JSON and writes the new tokens of every step.
 
-Started as a script by the interpreter that has vLLM, so it imports nothing of slipstream. The first line it reads holds
-the settings of the engine; then come {"ask": …} and {"cancel": …}. It answers with one line a step.
+The interpreter that has vLLM installed starts it as a script, so it imports nothing of slipstream. The first line it
+reads holds the engine's settings; the next are {"ask": …} and {"cancel": …}. It writes one line for each step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 
 class DraftCounts:
-    """What was drafted in the last step, by vLLM's own statistics, summed over all requests."""
+    """Drafted tokens and drafts of the last step, from vLLM's statistics, summed over all requests."""
 
     drafted = 0
     drafts = 0
@@ -67,7 +67,7 @@ def ask(engine: Any, message: Mapping[str, Any]) -> None:
 
 
 def news(output: Any, sent: dict[str, int]) -> dict[str, Any]:
-    """What a step brought for one request; vLLM tells all of it every time."""
+    """The new tokens of one request in a step; vLLM's output repeats all earlier tokens."""
     sample, name = output.outputs[0], output.request_id
     start = sent.get(name, 0)
     sent[name] = len(sample.token_ids)
@@ -108,7 +108,7 @@ def serve(engine: Any, say: Any) -> None:
 
 def main() -> None:
     answers: TextIO = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # vLLM writes what it likes to its standard output
+    os.dup2(2, 1)  # whatever vLLM prints goes to standard error
 
     def say(message: dict[str, Any]) -> None:
         answers.write(json.dumps(message) + "\n")
@@ -124,7 +124,7 @@ def main() -> None:
         raise
     serve(engine, say)
     answers.flush()
-    os._exit(0)  # vLLM's own threads have nothing left to do
+    os._exit(0)  # without waiting for vLLM's threads
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Attention of a few queries over the used part of a cache, and what comes before it.
+"""Split-KV attention of a few queries over the KV cache, and the rotary embedding before it.
 
-The places of a row are cut into parts of one size, wherever the row ends; a program takes one part for one head of keys
-and several queries of one row, so keys are read once for a group of heads and several tokens. The parts are put
-together in their order. No sum depends on how far the cache reaches; where it must not depend either on who else is in
-the pass (`AttentionHeads.exact`), sixteen queries are taken at a time whatever their number is.
+The places of a row are split into parts of fixed size. A program computes one part for one key head and several queries
+of one row, so it reads keys once for a group of query heads and several tokens. A second kernel combines the parts in
+their order. No sum depends on the length of the cache. With `AttentionHeads.exact` no sum depends on the other rows of
+the pass either: a program then always takes sixteen queries.
 
-A token sees the places below its `limit` and, in a tree, the places from `base` on whose bits are set; where a layer
-has a window, no further back than that. Below a limit a place is a position of the text, and no tree is deeper than a
-window.
+A token attends to the places below its `limit`. In a tree it also attends to the places from `base` on whose bits are
+set. A sliding window limits how far back it attends. Below the limit, a place is a position of the text; no tree is
+deeper than a window.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def _turn(
     HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, NORMED: tl.constexpr,
     TURNED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Turn queries and keys to their positions, NORMED head by head before, and write keys and values to their
-    places."""
+    """Apply the rotary embedding to queries and keys, after a norm of each head if NORMED, and write keys and values
+    to their places."""
     if EARLY:
         wait()
     token, head = tl.program_id(0), tl.program_id(1) * TURNED + tl.arange(0, TURNED)
@@ -84,7 +84,7 @@ def _put(
     key, value, row, place, keys, values, row_step, head_step, key_head, key_token, value_head, value_token,
     DIM: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Write keys and values that are what they should be to their places."""
+    """Write keys and values, already rotated, to their places."""
     if EARLY:
         wait()
     token, head, at = tl.program_id(0), tl.program_id(1), tl.arange(0, WIDE)
@@ -99,7 +99,7 @@ def _put(
 
 @triton.jit
 def _reach(first, count, place, chunk, GROUP: tl.constexpr, QUERIES: tl.constexpr):
-    """How far the tokens of a chunk see."""
+    """The number of places that the tokens of a chunk attend to."""
     index = tl.arange(0, QUERIES)
     live = index < tl.load(count + chunk) * GROUP
     token = tl.load(first + chunk) + tl.where(live, index // GROUP, 0)
@@ -179,8 +179,8 @@ def _together(
     ONCE: tl.constexpr, WINDOW: tl.constexpr, SINK: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
     WIDE: tl.constexpr, PART: tl.constexpr, TOGETHER: tl.constexpr, ABREAST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """ONCE: the cache has no more parts than are put together at a time. Then nothing is waited for to know which are
-    read; the sums are the same."""
+    """Combine the parts of each query. ONCE: all parts of the cache fit into one step, so the loads do not wait for the
+    number of used parts; the sums are the same."""
     if EARLY:
         wait()
     token, head = tl.program_id(0), tl.program_id(1) * ABREAST + tl.arange(0, ABREAST)
@@ -232,7 +232,7 @@ def _together(
 
 @dataclass(frozen=True)
 class AttentionHeads:
-    """How attention is cut."""
+    """The sizes of attention heads, and the tiles of the kernels."""
 
     heads: int
     kv_heads: int
@@ -256,8 +256,8 @@ class AttentionHeads:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Who reads and writes where: one entry per packed token, then chunks of up to `chunk` tokens of one row. A place
-    of -1 is that of a token that only fills up the pass."""
+    """Positions, rows and places of packed tokens, and chunks of up to `chunk` tokens of one row. Padding tokens have
+    the place -1."""
 
     position: Tensor
     row: Tensor
@@ -272,8 +272,8 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class AttentionScratch:
-    """Where parts of attention are kept until they are put together, and how far each chunk of tokens sees and in which
-    row, where layers were spared to find that out one by one (`survey`)."""
+    """Scratch memory: the partial results of attention before they are combined, and the reach and row of each chunk,
+    which `survey` computes once for all layers."""
 
     query: Tensor  # [tokens, heads, dim]
     weighted: Tensor  # [tokens, heads, parts, dim]
