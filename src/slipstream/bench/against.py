@@ -1,4 +1,4 @@
-"""Two results side by side: what became faster, what slower, what cannot be told apart."""
+"""Compares two results: which cells are faster, slower, or not distinguishable."""
 
 from __future__ import annotations
 

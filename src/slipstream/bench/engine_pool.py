@@ -1,4 +1,4 @@
-"""Engines that are open at the same time, so that setups can take turns: all of them, or as many as memory allows."""
+"""Holds engines open at the same time, so that setups can take turns: all, or as many as memory allows."""
 
 from __future__ import annotations
 

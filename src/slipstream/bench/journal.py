@@ -1,4 +1,4 @@
-"""Every finished measurement at once on the disk, so that a run that was killed goes on where it stopped.
+"""Writes every finished measurement to disk at once, so that a killed run can resume.
 
 A line is written by one call to the operating system and brought to the disk before the next measurement begins. What a
 killed process left half written at the end is cut off; anything else that cannot be read is named.

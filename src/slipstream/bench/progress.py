@@ -1,4 +1,4 @@
-"""How far a run is: a bar where rich and a terminal are there, lines elsewhere. On the standard error."""
+"""Shows the progress of a run on standard error: a bar on a terminal with rich, lines elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run: every cell as often as asked for, taking turns, each result kept at once.
+"""Runs a benchmark: measures every cell the requested number of times, in turns, and stores each result at once.
 
 Repeats are the outer loop and the setups of one load the inner one, begun one place further in each repeat: what slows
 the machine for a while slows all of them, and none always comes first. Where only so many engines are held open, those

@@ -1,4 +1,4 @@
-"""A benchmark as a user asks for it, from the words to the files."""
+"""Runs a benchmark as the user requested it: reads the arguments, measures, and writes the files."""
 
 from __future__ import annotations
 

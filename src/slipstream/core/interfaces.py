@@ -1,4 +1,4 @@
-"""The five seams. Implementations are final, compose by wrapping, and are never asked what kind they are.
+"""The interfaces of models, drafters, rules and policies. Implementations are final and compose by wrapping.
 
 Models and drafters keep their own length per row and catch up by themselves: a row's committed tokens are the truth,
 and whatever a model has not seen of them it reads in its next pass. So a prompt, a plain step and another drafter's

@@ -1,4 +1,4 @@
-"""Laws: the exact distributions tokens are drawn from, a batch of them at a time.
+"""Laws: batches of the exact distributions that tokens are drawn from.
 
 A law is one-hot (a token was chosen, not drawn), sparse (a few ids) or dense. A rule never asks which: it asks for the
 probability of a token, for rows of the target's law as plain numbers, and for the part of the target's law that

@@ -1,4 +1,4 @@
-"""Speculative sampling on one screen: draft, score, verify, commit, until every row is done.
+"""The loop of speculative sampling: draft, score, verify, commit, until every row is done.
 
 `rows` may be one request or a ragged batch; each row advances by what was accepted of its own draft. Depth 0 is plain
 decoding through the same lines.

@@ -1,4 +1,4 @@
-"""Topology of drafted tokens: packed nodes of several rows, each hanging off its parent.
+"""The topology of drafted tokens: packed nodes of several rows, each with a parent.
 
 A node is one drafted token. Nodes of all rows stand on one axis, parents before children; `parent` is the packed index
 of the node before it, or -1 where the node continues the row's committed text. A chain is a tree with one path, a row

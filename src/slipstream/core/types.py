@@ -1,4 +1,4 @@
-"""The words of slipstream, and the few records that travel through a cycle.
+"""The records that a decoding cycle passes on, and the glossary of slipstream.
 
 target, draft model    the model whose distribution the output keeps; a cheaper one that guesses ahead
 target_probs p, draft_probs q

@@ -1,4 +1,4 @@
-"""From what a user calls a drafter to one that drafts. The registry knows the kinds; each kind has its own factory."""
+"""Builds a drafter from the name that a user gave. The registry holds the kinds; each kind has its own factory."""
 
 from __future__ import annotations
 

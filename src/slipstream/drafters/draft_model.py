@@ -1,4 +1,4 @@
-"""A smaller model drafts: it steps token by token under the request's own sampling, and its law is told as it drew.
+"""Drafting with a smaller model, token by token under the request's own sampling parameters.
 
 Its cache follows the verdicts: what was accepted stays, the rest is forgotten, and whatever the row committed meanwhile
 (a recovered token, plain steps, another drafter's turn) is read with the next step. Vocabularies may differ by padding:

@@ -1,4 +1,4 @@
-"""Growing drafts, chains and trees alike, all rows side by side: one call for laws per level of the deepest one.
+"""Grows drafts, chains and trees, of all rows together: one evaluation of laws per level of the deepest draft.
 
 A drafter that can say what may follow a slot hands in `next_law` and gets a whole draft back. Which slots are opened,
 how many candidates are drawn after each and which are kept is decided by the row's shape (`drafters/growth.py`), how

@@ -1,4 +1,4 @@
-"""One row's draft while it grows: where to draw next, by what is known before drawing.
+"""The growth of one row's draft: decides where to draw next, from what is known before drawing.
 
 A static shape says so beforehand. Best-first shapes follow the drafter's own path probability, the product of its
 probabilities along a path. Where candidates are *chosen*, nothing is random: more of them than wanted are looked at,

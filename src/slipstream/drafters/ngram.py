@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the same few tokens last time is likely to follow them again.
+"""Prompt lookup: proposes the tokens that followed the last occurrence of the same n-gram.
 
 The longest suffix of the text that occurred before is looked up, and what came after it is copied; a copy that runs
 into the end of the text goes on copying itself, as LZ77 does. The index grows token by token, so a guess costs the

@@ -1,4 +1,4 @@
-"""The drafter that never drafts: plain decoding as one of the choices."""
+"""The drafter of plain decoding: it never drafts."""
 
 from __future__ import annotations
 

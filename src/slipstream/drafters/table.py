@@ -1,4 +1,4 @@
-"""Drafts from a table, under the request's own sampling parameters: the exact draft model of proofs and tests."""
+"""Drafts from a probability table: the exact draft model of proofs and tests."""
 
 from __future__ import annotations
 

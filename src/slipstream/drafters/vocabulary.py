@@ -1,4 +1,4 @@
-"""A draft vocabulary: the few tokens a head gives logits for, and how its laws speak of all of them.
+"""A draft vocabulary: the tokens a head gives logits for, and their laws over the target's whole vocabulary.
 
 A head that knows 8,192 of 49,152 tokens gives the others no probability. The law over the whole vocabulary is then zero
 elsewhere, which every rule takes as it comes, so nothing ever has the width of the whole vocabulary but the logits of a

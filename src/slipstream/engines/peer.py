@@ -163,7 +163,7 @@ class Peer(JobEngine):
         self._start(started)
 
     def _plan(self, speculation: Speculation, sampling: Sampling) -> DecodingPlan:
-        """How a request is decoded. A peer that cannot switch speculation by request refuses other choices than its own."""
+        """How a request is decoded. A peer that cannot switch speculation by request refuses another choice."""
         if speculation.verify is not None and speculation.verify not in self.capabilities.rules:
             raise ValueError(f"{self.name} has a verification rule of its own; leave verify out")
         built = DecodingPlan(self.model.drafter, self._rule, self.model.depth)

@@ -1,4 +1,4 @@
-"""What of the machine this process may use, and messages about it on stderr."""
+"""The resources of the machine that this process may use, and messages about them on stderr."""
 
 from __future__ import annotations
 

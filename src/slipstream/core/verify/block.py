@@ -1,4 +1,4 @@
-"""Block verification: the whole drafted block is judged at once (arXiv 2403.10444, algorithm 2).
+"""Block verification: judges the whole drafted block at once (arXiv 2403.10444, algorithm 2).
 
 Along the block the weight w_i = min(1, w_{i-1} p(x_i)/q(x_i)), w_0 = 1, carries credit over from one token to the next,
 where the token rule throws it away. The prefix of i tokens is kept with probability

@@ -1,4 +1,4 @@
-"""Rules that decide by matching: the target's own choice at every slot is fixed first, drafts are kept while they hit.
+"""Matching rules: the target chooses a token at every slot, and a draft is kept while it equals the choices.
 
 greedy   the choice is the argmax of the target's law (temperature 0).
 coupled  the choice is the winner of the race argmin E_x / p(x) on the field of noise of its position. The drafter ran

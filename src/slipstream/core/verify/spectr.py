@@ -1,4 +1,4 @@
-"""Independent drafts judged together: k-sequential selection (arXiv 2310.15141, algorithm 3).
+"""SpecTr: judges independent drafts together by k-sequential selection (arXiv 2310.15141, algorithm 3).
 
 After a slot with target law p, k candidates were drawn independently from one law q, equal ones counted each. They are
 tried in turn, each accepted with probability min(1, p(x) / (rho q(x))). One of them is accepted with probability

@@ -1,4 +1,4 @@
-"""Several candidates for a place: each is offered to what the ones before it have left of the target's law.
+"""Tree rules: candidates of a position are offered one by one to the residual of the target's law.
 
 After a slot with target law p, candidates x_1, x_2, … were drawn, x_i from the law q_i *given the ones before it*. With
 r_1 = p, candidate i is accepted with probability min(1, r_i(x_i) / q_i(x_i)); if it is rejected, what it should have

@@ -1,4 +1,4 @@
-"""The device form of drafters that run on the host and are sure of every token, such as n-gram lookup.
+"""The device form of drafters that run on the host and propose fixed tokens, such as n-gram lookup.
 
 The host drafts before each captured cycle. The graph reads the drafted tokens, scores and verifies them.
 """

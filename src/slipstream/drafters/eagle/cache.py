@@ -1,4 +1,4 @@
-"""The eagle head's own cache, and the passes over it.
+"""The KV cache of the EAGLE head, and the head's passes over it.
 
 A row of n committed tokens has n - 1 slots: slot t reads token t + 1 beside the target's state of position t. The head
 is one layer, so a slot's key and value follow from these two alone: of a long prompt nothing else is computed. Drafted

@@ -99,7 +99,7 @@ def is_published(folder: Path) -> bool:
 
 
 def export_head(folder: Path, out: Path, target: Any, name: str) -> None:
-    """Write one of our heads for `speculators` and vLLM; `target` is its target model and `name` the name written for it."""
+    """Write one of our heads for `speculators` and vLLM; `name` is the name that they know the target model by."""
     embedding = target.get_input_embeddings().weight.detach().float().cpu()
     net, ids = load_head(folder, embedding, target.get_output_embeddings().weight.detach().float().cpu())
     c = net.config

@@ -1,4 +1,4 @@
-"""Drafts of the head that are one call (`kernels.cpu.draft`): which they are, and what they are as a `Draft`.
+"""Whole drafts of the EAGLE head in one call (`kernels.cpu.draft`): when this is possible, and the result.
 
 A call drafts what nobody but the head has a say in: no grammar, no penalty, no cut of the law. Everything else grows
 step by step (`grow`), which says what a call must give.

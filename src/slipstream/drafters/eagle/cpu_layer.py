@@ -1,4 +1,4 @@
-"""The eagle head's layer as one call on a CPU (`kernels.cpu.decoder`): what it must equal is `network`.
+"""The EAGLE head's layer as one call on a CPU (`kernels.cpu.decoder`). Its reference is `network`.
 
 The embedding of a slot's token is read beside the state, each with a norm of its own, and the products that the network
 keeps fused stand apart here.

@@ -1,4 +1,4 @@
-"""A head on the target's own hidden states drafts: one decoder layer, a small vocabulary, all rows side by side.
+"""The EAGLE drafter: one decoder layer that reads the target's hidden states, with a small draft vocabulary.
 
 What the target knew at each committed position is the best guide to what comes next, so the head never guesses it: a
 committed slot always reads the target's states, and the head's own states lead only from there on (`network`). A row

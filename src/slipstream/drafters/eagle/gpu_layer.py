@@ -1,4 +1,4 @@
-"""The eagle head on a GPU's kernels (`kernels.gpu`): what it must equal is `network`."""
+"""The EAGLE head on GPU kernels (`kernels.gpu`). Its reference is `network`."""
 
 from __future__ import annotations
 

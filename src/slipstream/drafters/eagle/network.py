@@ -1,4 +1,4 @@
-"""The network of the eagle drafter: one decoder layer that reads the target's mind (arXiv 2401.15077, 2408.15766).
+"""The EAGLE network: one decoder layer that reads the target's hidden states (arXiv 2401.15077, 2408.15766).
 
 Slot t reads the embedding of token t + 1 beside a state of position t, attends over the slots before it, and says how
 token t + 2 is distributed. The state is the target's own, hidden states of a low, a middle and a high layer fused into

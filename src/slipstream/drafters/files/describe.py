@@ -1,4 +1,4 @@
-"""What a trained drafter is, and whether its files are intact; nothing is loaded."""
+"""Describes a trained drafter and checks its files, without loading it."""
 
 from __future__ import annotations
 

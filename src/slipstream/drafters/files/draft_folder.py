@@ -1,4 +1,4 @@
-"""A distilled draft model as a folder: some layers of its target, and the few tokens it can say.
+"""A distilled draft model as a folder: some layers of its target, and its small draft vocabulary.
 
 Embeddings and output rows are the target's own and are not stored; the rest is written as heads are (`folder`).
 """

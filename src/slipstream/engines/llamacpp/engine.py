@@ -1,4 +1,4 @@
-"""The engine: llama.cpp's own server inside this process, asked over its local address as its users ask it."""
+"""The llama.cpp engine: runs llama.cpp's server in this process and sends requests to its local address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the server's stream of events: which tokens came, in which cycle, and how many of them had been drafted.
+"""Reads the server's event stream: the tokens of each cycle, and how many of them were drafted.
 
 Two things the server leaves out are put back. Tokens that end inside a character are not in the stream, only counted;
 they are found by the bytes of the character. And tokens come one by one: those of one cycle share a time stamp.

@@ -1,4 +1,4 @@
-"""Loads targets: from what a user calls a model to one that runs, compiled where that is possible."""
+"""Loads targets by name, folder or file, and compiles them where that is possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The native engine as users hold it: requests from any thread, text in chunks, one worker that decodes them."""
+"""The native engine: takes requests from any thread, returns text in chunks, and decodes in one worker thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which verification rule a request uses, and what its output therefore promises."""
+"""Chooses the verification rule of a request, and states what its output promises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which places of a pass have a law to draw from, and what a place without one is told."""
+"""Computes the laws of a pass, and finds the positions that have none, with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts are read in pieces beside the others' decoding, several of them together."""
+"""Chunked prefill: reads several prompts in pieces while other rows decode."""
 
 from __future__ import annotations
 

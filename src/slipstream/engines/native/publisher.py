@@ -1,4 +1,4 @@
-"""Those who wait for text are told what rows emitted: at once, or while the device works on the next cycle."""
+"""Publishes emitted tokens to waiting requests: at once, or while the device runs the next cycle."""
 
 from __future__ import annotations
 

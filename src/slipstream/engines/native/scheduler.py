@@ -1,4 +1,4 @@
-"""Who decodes now, who waits: first come, first served, within the rows and the memory there are.
+"""The scheduler: first come, first served, within the limits of rows and memory.
 
 The cache is a rectangle of rows times places, both growing by doubling, so that is what a request is charged for: it is
 admitted when the rectangle that holds it and everyone already there is within the budget. The model is told of the

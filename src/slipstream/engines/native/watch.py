@@ -1,4 +1,4 @@
-"""Somebody looks on: a rule that verifies as another one does and shows each draft with its verdict."""
+"""A rule that wraps another one and shows each draft with its verdict to an observer."""
 
 from __future__ import annotations
 

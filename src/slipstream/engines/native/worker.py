@@ -1,4 +1,4 @@
-"""The thread that runs the steps of a batch, for requests from any thread.
+"""The worker thread: runs the steps of a batch for requests from any thread.
 
 A failure of a step ends the requests under way, and the thread goes on. Should the thread itself end, as after
 SystemExit in a callback, all requests end with an error and new ones are refused: nobody waits for a thread that is

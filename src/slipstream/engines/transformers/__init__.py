@@ -1,1 +1,1 @@
-"""Hugging Face transformers as an engine: `generate` as everybody calls it, plain and assisted."""
+"""Hugging Face transformers as an engine, through `generate`: plain and assisted decoding."""

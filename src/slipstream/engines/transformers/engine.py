@@ -1,4 +1,4 @@
-"""The engine: one thread that calls `generate`, for several plain requests at once, for an assisted one alone."""
+"""The transformers engine: one thread calls `generate`, for several plain requests or one assisted request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention over the cache in float32, every token by itself: what it must equal is `reference` below.
+"""Attention over the KV cache in float32, each token by itself. Its reference is `reference` below.
 
 Libraries split the sum over places by the shape of the whole batch, so a token's bits change with its batch mates, with
 the number of drafted tokens beside it and with the room in the cache. The kernel, `attention.cpp`, sums over what a

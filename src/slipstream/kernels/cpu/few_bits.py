@@ -1,4 +1,4 @@
-"""Weights that are whole numbers of few bits by groups of 32 inputs: found by looking at them, kept in those bits.
+"""Weights stored as integers of few bits with a scale per 32 inputs, found by inspecting float weights.
 
 Checkpoints that were quantised and written wider again (GGUF's Q4_1 and Q8_0 among them) take a scale, and a floor, for
 32 inputs of an output. The floor is then the group's least number and the scale a step from it to the largest. Whether

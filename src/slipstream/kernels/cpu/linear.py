@@ -1,4 +1,4 @@
-"""`torch.nn.functional.linear` in float32 for few rows, on processors whose libraries are not made for them.
+"""`torch.nn.functional.linear` in float32 for few rows.
 
 A pass over one token reads every weight once and is bound by that; libraries made for square matrices take three to
 four times as long for two to eight tokens, although the same reading would do. The kernel, `linear.cpp`, keeps weights

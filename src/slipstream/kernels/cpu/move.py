@@ -1,4 +1,4 @@
-"""Entries of a cache moved from place to place in every layer by one call (`move.cpp`).
+"""Moves cache entries to other places in all layers, in one call (`move.cpp`).
 
 What it must equal is `held[row, :, target] = held[row, :, source]`, tensor by tensor, as `models.cache.tensors` does it
 without a kernel: for the few entries of an accepted path that is sixty calls of a library that do next to nothing.

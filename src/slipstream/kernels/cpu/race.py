@@ -1,4 +1,4 @@
-"""Tokens drawn by a race (`race.cpp`): what it must equal is `core.noise.race`.
+"""Draws tokens by an exponential race (`race.cpp`). Its reference is `core.noise.race`.
 
 Hashing a number for every token of a vocabulary takes a library some twenty passes over memory; here it is one. What is
 left of a law that was drafted from is made on the way, where a library would take ten.

@@ -1,1 +1,1 @@
-"""Kernels for a GPU, in Triton. What each must equal stands beside it, and runs anywhere under Triton's interpreter."""
+"""GPU kernels in Triton. Each has a reference beside it, and runs anywhere under Triton's interpreter."""

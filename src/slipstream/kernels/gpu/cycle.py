@@ -1,4 +1,4 @@
-"""The small steps of a captured cycle: where its tokens lie, what the head reads, and what came of it all."""
+"""The small kernels of a captured cycle: token layout, inputs of the head, and the record for the host."""
 
 from __future__ import annotations
 

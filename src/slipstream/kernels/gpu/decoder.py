@@ -1,4 +1,4 @@
-"""The layers of a decoder on a GPU: seven kernels a layer, nothing between them."""
+"""The layers of a decoder on a GPU: seven kernels per layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A weight in eight bits: half the bytes of what a pass reads."""
+"""A weight in int8: half the bytes to read in a pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that are brought up before those before them have ended.
+"""Programmatic dependent launch: a kernel starts before the one before it has ended.
 
 A pass of few tokens is a chain of short kernels, and between two of them a GPU is idle for as long as it takes to bring
 up the next. Where it can (compute capability 9), the next one is brought up as soon as every program of this one has

@@ -1,4 +1,4 @@
-"""Products of a weight matrix with few rows, and what stands before and after them in a decoder's layer.
+"""Matrix products for few rows, with the norm, bias, gate and residual of a decoder's layer fused in.
 
 Reading the weight is what a product of few rows costs, so nothing else may stand in the way of that. The norm before a
 product is folded in (`stream`); the activation of a gate and the addition to the stream happen where the sums are.

@@ -1,4 +1,4 @@
-"""The noise of `core.noise`, as kernels make it: the same keys, the same numbers."""
+"""The noise of `core.noise` in kernels: the same keys give the same numbers."""
 
 from __future__ import annotations
 

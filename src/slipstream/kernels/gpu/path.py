@@ -1,4 +1,4 @@
-"""What becomes of a tree on the device: the accepted path, its place in the caches, and what the host reads of it.
+"""The result of a tree on the device: the accepted path, its compaction in the caches, the record for the host.
 
 `greedy` and `coupled` step from the committed end to the child that is the slot's own choice. `chosen` draws which of
 the children is accepted, or none of them, and then a token that is none of them (`core.verify.tree`).

@@ -1,4 +1,4 @@
-"""The residual stream of a pass: what products read through a norm, and add to.
+"""The residual stream of a pass: products read it through a norm, and add to it.
 
 It is kept in float32. Whoever adds to it also leaves it times the weight of the norm that comes next, and the squares
 of what it left; who reads it then divides by their root. Where the library multiplies, the norm is a kernel of its own.

@@ -1,4 +1,4 @@
-"""From logits to tokens, without leaving the device: what they must equal is `core.sampling` and `core.noise`.
+"""From logits to tokens on the device. The references are `core.sampling` and `core.noise`.
 
 A vocabulary is gone through once, in blocks side by side: largest logit, sum of the weights and the race that draws a
 token (`core.noise.race`) all come of one reading, and a second small kernel puts the blocks together. Weights are not

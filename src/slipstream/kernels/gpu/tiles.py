@@ -1,4 +1,4 @@
-"""The tiles that products of few rows are worked on in: measured on an H200 (`benchmarks/gpu.py --parts tiles`)."""
+"""Tile sizes of products for few rows, measured on an H200 (`benchmarks/gpu.py --parts tiles`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Growing a tree of drafted tokens without leaving the device.
+"""Grows a tree of drafted tokens on the device.
 
 A row's candidates stand in one pool, in the order in which they are looked at: the likeliest few after the committed
 end, then, level by level, the likeliest few after each node that was opened. A candidate's weight is the logarithm of

@@ -1,4 +1,4 @@
-"""Laws of which only some tokens are wanted: the others get no weight. What it must equal is `core.sampling.law`.
+"""Truncates laws by top-k, top-p and min-p on the device. The reference is `core.sampling.law`.
 
 The same steps in the same order on the same numbers, so that a token at the edge falls on the same side: top-k by
 logits, top-p by the probabilities that are left, min-p by those after that. Nothing here asks the device for a number,

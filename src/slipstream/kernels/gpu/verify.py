@@ -1,4 +1,4 @@
-"""Verdicts on drafts, without leaving the device: what they must equal are the rules of `core`.
+"""Verifies drafts on the device. The references are the rules of `core`.
 
 Greedy and coupled compare what each slot chose with what was drafted (`match`). The token and the block rule weigh the
 two laws (`judge`): what is kept follows from a few numbers, and the token that follows is a race over what is left of

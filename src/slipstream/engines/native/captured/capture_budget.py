@@ -1,4 +1,4 @@
-"""What may be spent on capturing what a policy would like to try.
+"""Limits the time spent on capturing graphs that a policy would like to try.
 
 A size of cycle that was never run has to be compiled and captured first, which takes as long as hundreds of cycles.
 What a user asked for is captured when it is asked for. A policy tries many sizes, and would stop everyone again and

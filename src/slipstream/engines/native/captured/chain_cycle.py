@@ -1,4 +1,4 @@
-"""A whole cycle on the device: draft, score, verify and commit as one graph, and one small read at its end.
+"""A captured cycle that drafts chains: draft, score, verify and commit as one graph, then one small read.
 
 What it must equal is `Batch`'s own cycle, token for token: the same laws, the same rules, the same noise. The host says
 how long each row is and how far it may draft, and learns what was accepted; nothing else crosses over in between.

@@ -1,4 +1,4 @@
-"""What a captured graph is made for. Keys are looked up several times per cycle, so they are tuples."""
+"""The key of a captured graph. Keys are looked up several times per cycle, so they are tuples."""
 
 from __future__ import annotations
 

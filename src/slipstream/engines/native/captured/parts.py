@@ -1,4 +1,4 @@
-"""What captured cycles are put together from, whether they draft chains or trees.
+"""The parts that captured cycles share, whether they draft chains or trees.
 
 Each part holds buffers of fixed size and does one stretch of a cycle in them; what is captured is a sequence of such
 stretches. Nothing here reads what the device computed, but `CapturedCycle` at its end.

@@ -1,4 +1,4 @@
-"""What the record of a captured cycle says of a row: what was drafted, what was accepted of it, what follows.
+"""Reads the record of a captured cycle: the drafted and accepted tokens of each row, and the token after them.
 
 The target's cache holds accepted tokens only, one after the other, when the record is read: these are what it is told.
 """
