@@ -124,7 +124,7 @@ def engines(colours: dict[str, str]) -> str:
     ticks = [(NAMES + (VALUES - NAMES) * speed / top, str(speed)) for speed in (0, 100, 200, 300)]
     about = (
         "SmolLM2-135M, the same Q4_1 file, decoding alone, greedy.",
-        "Lines go from the slowest run to the fastest.",
+        "Ranges noted by hand from several runs, not a recorded run.",
     )
     return chart("Tokens per second", about, panels, ticks, colours, None)
 

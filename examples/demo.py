@@ -24,7 +24,7 @@ from slipstream.plan.drafting_cost import DraftingCost
 
 PROMPTS = {"code": "Write a Python function that reverses a string.", "chat": "Why is the sky blue?"}
 DEPTH, LEAST, MOST = 4, 5, 12  # drafted tokens a cycle where the depth is fixed; rounds of measurements
-PLAIN, FIXED, POLICY = "plain", f"always {DEPTH} drafted", "the policy's choice"
+PLAIN, FIXED, POLICY = "plain", f"always {DEPTH}", "policy"
 WAYS = {PLAIN: ss.Speculation(off=True), FIXED: ss.Speculation(depth=DEPTH), POLICY: ss.Speculation()}
 NEXT = (
     f'slipstream generate "{PROMPTS["code"]}" -d eagle --compare',
@@ -96,16 +96,16 @@ def measure(engine: ss.Engine, console: Console, tokens: int, seconds: float) ->
 
 def table(cells: dict[str, dict[str, Cell]], title: str) -> Table:
     result = Table(title=title, title_justify="left")
-    for column in ("prompt", "decoding", "tokens/s", "speed / plain (95 %)", "", "tau", "passes", "same tokens"):
-        result.add_column(column, justify="left" if column in ("prompt", "decoding", "") else "right")
+    for column in ("decoding", "tok/s", "/ plain (95 %)", "", "tau", "passes", "same"):
+        result.add_column(column, justify="left" if column in ("decoding", "") else "right", no_wrap=True)
     for name, ways in cells.items():
         for way, cell in ways.items():
             assert cell.last is not None
             stats, same = cell.last.stats, "yes" if cell.tokens == ways[PLAIN].tokens else "NO"
-            figures = f"{stats.tau:.2f}", f"{stats.cycles} of {stats.emitted}"
+            figures = f"{stats.tau:.2f}", f"{stats.cycles}/{stats.emitted}"
             against = ("", "") if way == PLAIN else compared(ratio(cell.speeds, ways[PLAIN].speeds), cell.last)
             speed = f"{estimate(cell.speeds).value:.0f}"
-            result.add_row(name, way, speed, *against, *figures, "" if way == PLAIN else same)
+            result.add_row(f"{name}, {way}", speed, *against, *figures, "" if way == PLAIN else same)
         result.add_section()
     return result
 
@@ -113,12 +113,11 @@ def table(cells: dict[str, dict[str, Cell]], title: str) -> Table:
 def compared(ratio: Estimate, run: Run) -> tuple[str, Text]:
     """A ratio with its interval, and what it may be called: noise is neither a gain nor a loss."""
     if why_not_measured(run):
-        return "", Text("nothing to compare")
+        return "", Text("undrafted")
     judged = verdict(ratio)
     low, high = ratio.interval or (ratio.value, ratio.value)
-    return f"{ratio.value:.2f} ({low:.2f} to {high:.2f})", Text(
-        judged, {FASTER: "green", SLOWER: "red"}.get(judged, "")
-    )
+    colour = {FASTER: "green", SLOWER: "red"}.get(judged)
+    return f"{ratio.value:.2f} ({low:.2f}–{high:.2f})", Text(judged, colour) if colour else Text("unclear")
 
 
 def explain(console: Console, cells: dict[str, dict[str, Cell]]) -> None:
@@ -140,11 +139,16 @@ def main() -> None:
         cells = measure(engine, console, asked.tokens, asked.seconds)
         rounds = len(cells["code"][PLAIN].speeds)
         console.print(table(cells, f"{engine.label}\ngreedy, eagle head, {rounds} interleaved runs of each"))
-        console.print("tau: tokens per pass of the target. All ways give the same tokens; only the speed differs.")
+        console.print(
+            f"always {DEPTH}: {DEPTH} tokens are drafted in every cycle. policy: the default, which chooses how many. "
+            "/ plain: speed against plain decoding, with its 95 % interval. "
+            "tau: tokens per pass of the target. passes: passes of the target / tokens. same: the tokens equal those of plain decoding. "
+            "unclear: the interval contains 1."
+        )
         explain(console, cells)
     console.print("\nTry next:")
     for command in NEXT:
-        console.print(f"  {command}", style="bold")
+        console.print(f"  {command}", style="bold", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -15,13 +15,15 @@ DEMO = Path(__file__).parents[1] / "examples" / "demo.py"
 def test_the_demo_shows_speculation_at_work(slipstream, monkeypatch, capfd):
     """On any machine: with a fixed depth fewer passes than tokens, whatever the policy chooses."""
     monkeypatch.setattr(sys, "argv", [str(DEMO), "--tokens", "24", "--seconds", "0"])
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("COLUMNS", "80")
     runpy.run_path(str(DEMO), run_name="__main__")
     shown = capfd.readouterr().out
     assert "def reverse" in shown
-    for words in ("colours: accepted", "always 4 drafted", "the policy's choice", "Try next:", "slipstream chat"):
+    for words in ("colours: accepted", "code, always 4", "chat, policy", "Try next:", "slipstream chat"):
         assert words in shown
-    assert "NO" not in shown.split("same tokens")[1], "all ways of decoding give the same tokens"
+    assert "…" not in shown, "the table fits a terminal of 80 columns"
+    assert '  slipstream generate "Write a Python function that reverses a string." -d eagle --compare\n' in shown
+    assert "NO" not in shown.split("same")[1], "all ways of decoding give the same tokens"
     first = next(line for line in shown.splitlines() if "passes of the target" in line)
     emitted, passes = int(first.split()[0]), int(first.split()[3])
     assert passes < 0.6 * emitted

@@ -20,7 +20,7 @@ COMMANDS = [
     for line in block.splitlines()
     if line.startswith("slipstream")
 ]
-OWN_MODELS = re.findall(r"\| `(slipstream generate .*?)` \|", PAGES)
+OWN_MODELS = re.findall(r"\| `(-m .*?)` \|", README)
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGES, re.S)
 LESS = {"audit": ["--samples", "200"], "generate": ["--max-tokens", "12"]}  # the same command, less of it
 WHOLE = [("audit",), ("audit", "--self-test")]  # run by tests/cli/test_audit.py, which also reads what they found
@@ -47,10 +47,10 @@ def test_every_command_runs(slipstream, words):
 @pytest.mark.parametrize("line", OWN_MODELS)
 def test_commands_for_own_models_have_legal_flags(slipstream, line):
     """With the default model in place of those that a user has."""
-    words = shlex.split(line)
+    words = ["generate", "Say hello.", *shlex.split(line)]
     for flag, name in (("-m", "smollm2-135m"), ("-d", "ngram")):
         words[words.index(flag) + 1] = name
-    done = slipstream(*words[1:], "--max-tokens", "4")
+    done = slipstream(*words, "--max-tokens", "4")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -62,9 +62,27 @@ def test_every_snippet_runs(code):
     assert done.stdout.strip()
 
 
+def test_tables_of_the_readme_fit_a_phone():
+    """A phone shows about 45 characters of a table; links and code wrap."""
+    rows = [line for line in README.splitlines() if line.startswith("|")]
+    assert rows
+    for row in rows:
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", row)
+        assert row.count("|") <= 6, row
+        assert len(shown) <= 115, row
+
+
+def test_every_row_of_figures_links_to_its_source():
+    """Machine, build and command are one click away."""
+    table = README[README.index("## Speed") :]
+    rows = [line for line in table.splitlines() if line.startswith("|")][2:]
+    assert rows
+    assert all(re.match(r"\| \[[^\]]+\]\(docs/[a-z]+\.md#[^)]+\) \|", row) for row in rows)
+
+
 def test_batches_are_padded_on_the_left():
     """Decoder-only models continue after the last column of a batch; transformers warns about padding there."""
-    tokenizers = re.findall(r"AutoTokenizer\.from_pretrained\((.*)\)", README)
+    tokenizers = re.findall(r"AutoTokenizer\.from_pretrained\((.*)\)", PAGES)
     assert tokenizers
     assert all('padding_side="left"' in arguments for arguments in tokenizers)
 
