@@ -117,7 +117,7 @@ def compared(ratio: Estimate, run: Run) -> tuple[str, Text]:
     judged = verdict(ratio)
     low, high = ratio.interval or (ratio.value, ratio.value)
     colour = {FASTER: "green", SLOWER: "red"}.get(judged)
-    return f"{ratio.value:.2f} ({low:.2f}–{high:.2f})", Text(judged, colour) if colour else Text("unclear")
+    return f"{ratio.value:.2f} ({low:.2f}-{high:.2f})", Text(judged, colour) if colour else Text("unclear")
 
 
 def explain(console: Console, cells: dict[str, dict[str, Cell]]) -> None:
@@ -142,7 +142,8 @@ def main() -> None:
         console.print(
             f"always {DEPTH}: {DEPTH} tokens are drafted in every cycle. policy: the default, which chooses how many. "
             "/ plain: speed against plain decoding, with its 95 % interval. "
-            "tau: tokens per pass of the target. passes: passes of the target / tokens. same: the tokens equal those of plain decoding. "
+            "tau: tokens per pass of the target. passes: passes of the target / tokens. "
+            "same: the tokens equal those of plain decoding. "
             "unclear: the interval contains 1."
         )
         explain(console, cells)
