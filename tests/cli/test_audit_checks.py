@@ -10,7 +10,7 @@ from rich.console import Console
 from slipstream.audit.check import Check, Planned
 from slipstream.audit.subject import Pair
 from slipstream.audit.tables.run import plan_rules, plan_self_test
-from slipstream.cli.audit.check_runner import duration, print_line, run_checks
+from slipstream.cli.audit.check_runner import duration, duration_range, print_line, run_checks
 from slipstream.core.rules import rules
 
 LONG = "no_replace: penalties, bias, banned tokens, two candidates"
@@ -47,11 +47,28 @@ def shown() -> list[str]:
 
 
 def test_the_number_of_checks_and_the_time_come_first():
-    assert shown()[0] == "2 checks, about 60 s"
+    assert shown()[0] == "2 checks, expected to take 30 s to 2 min, longer on a busy machine"
+
+
+def test_the_time_that_the_checks_took_comes_last():
+    assert shown()[-1] == "the checks took 0 s"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (3, "less than a minute"),
+        (12, "expected to take 10 s to 20 s, longer on a busy machine"),
+        (240, "expected to take 2 min to 8 min, longer on a busy machine"),
+    ],
+)
+def test_the_expected_time_is_a_range(seconds, words):
+    """The costs of checks are rough: one number would promise more than is known."""
+    assert duration_range(seconds) == words
 
 
 def test_columns_are_aligned_whatever_the_names():
-    short, long = shown()[1:]
+    short, long = shown()[1:-1]
     assert [line[:10].split() for line in (short, long)] == [["ok", "1/2"], ["FAILED", "2/2"]]
     assert short.index("exact") == long.index("exact") > long.index(LONG) + len(LONG)
     assert "token: [a]" in short

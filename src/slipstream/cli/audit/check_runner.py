@@ -22,10 +22,11 @@ Result = TypeVar("Result")
 def run_planned(out: Console, plan: Sequence[Planned[Result]], unit: float) -> Iterator[tuple[str, Result]]:
     """Run all checks; yield "n/N" and the result of each. `unit` is the seconds of one unit of cost.
 
-    A terminal shows the running check and the time left.
+    The first line gives the expected time as a range. A terminal shows the running check and the time left. The last
+    line gives the time that the checks took.
     """
     total, left = len(plan), sum(check.cost for check in plan)
-    out.print(f"{total} checks, {duration(left * unit)}", style="dim")
+    out.print(f"{total} checks, {duration_range(left * unit)}", style="dim")
     began, done = time.perf_counter(), 0.0
     with out.status("") as status:
         for number, check in enumerate(plan, 1):
@@ -33,6 +34,15 @@ def run_planned(out: Console, plan: Sequence[Planned[Result]], unit: float) -> I
             yield f"{number:{len(str(total))}}/{total}", check.run()
             done, left = done + check.cost, left - check.cost
             unit = (time.perf_counter() - began) / done if done else unit
+    out.print(f"the checks took {time.perf_counter() - began:.0f} s", style="dim")
+
+
+def duration_range(seconds: float) -> str:
+    """An expected time in words. The costs of checks are right within a factor of two on a quiet machine."""
+    if seconds < 10:
+        return "less than a minute"
+    low, high = (duration(bound).removeprefix("about ") for bound in (max(10.0, seconds / 2), 2 * seconds))
+    return f"expected to take {low} to {high}, longer on a busy machine"
 
 
 def duration(seconds: float) -> str:
