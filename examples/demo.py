@@ -113,7 +113,7 @@ def table(cells: dict[str, dict[str, Cell]], title: str) -> Table:
 def compared(ratio: Estimate, run: Run) -> tuple[str, Text]:
     """A ratio with its interval, and what it may be called: noise is neither a gain nor a loss."""
     if why_not_measured(run):
-        return "", Text("undrafted")
+        return "", Text("none")
     judged = verdict(ratio)
     low, high = ratio.interval or (ratio.value, ratio.value)
     colour = {FASTER: "green", SLOWER: "red"}.get(judged)
@@ -144,7 +144,7 @@ def main() -> None:
             "/ plain: speed against plain decoding, with its 95 % interval. "
             "tau: tokens per pass of the target. passes: passes of the target / tokens. "
             "same: the tokens equal those of plain decoding. "
-            "unclear: the interval contains 1."
+            "unclear: the interval contains 1. none: next to nothing was drafted, so there is no difference to measure."
         )
         explain(console, cells)
     console.print("\nTry next:")
