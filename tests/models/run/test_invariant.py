@@ -135,7 +135,8 @@ def test_an_element_of_an_activation_has_the_same_bits_in_every_shape(name, dtyp
     """At every place of a vector, in tensors of every length, and beside as many elements as several threads share."""
     function, sample = ACT2FN[name], torch.randn(40_000, generator=torch.Generator().manual_seed(3)).to(dtype) * 3
     expected = apply_by_steps(function, sample)
-    assert torch.allclose(expected, function(sample), equal_nan=True), "it is the function itself"
+    step = torch.finfo(dtype).eps  # scalar and vector instructions round differently
+    assert torch.allclose(expected, function(sample), 2 * step, step, equal_nan=True), "it is the function itself"
     shapes = [(1, 1, 48), (1, 3, 48), (1, 5, 97), (2, 7, 11), (1, 129), (40, 333), (3, 11_008), (1, 39_999)]
     shapes += [(1, size) for size in range(1, 132)]
     for shape, start in zip(shapes, range(0, len(shapes) * 3, 3), strict=True):
