@@ -24,7 +24,7 @@ CHOSEN = {f"{name}, chosen": replace(how, verify="chosen") for name, how in TREE
 def steady(asked: argparse.Namespace, results: dict[str, Any]) -> dict[str, Any]:
     """What a cycle does besides computing, once every size was seen: one read, and nothing else."""
     engine = open_engine(asked)
-    express, decoder = engine._batch.riders.express, engine.target.model.decoder
+    express, decoder = engine._batch.captured.runner, engine.target.model.decoder
     assert express is not None
     assert isinstance(decoder, GpuPasses)
     told = {}
@@ -55,18 +55,18 @@ def same(asked: argparse.Namespace, results: dict[str, Any]) -> dict[str, Any]:
     """Captured cycles against the other path in invariant mode, and rows alone against rows together: tokens equal."""
     engine = open_engine(asked, invariant=True)
     batch, texts, told = engine._batch, prompts(ROWS), dict[str, Any]()
-    express = batch.riders.express
+    express = batch.captured.runner
     for warm in (0.0, 1.0):
         coupled = {"eagle 3, coupled": Speculation(depth=3, verify="coupled")}
         for name, how in {**WAYS, **coupled}.items():
             if warm == 0 and how.verify:
                 continue
-            batch.riders.express = express
+            batch.captured.runner = express
             together, alone = (
                 [tokens for i in range(0, ROWS, size) for tokens in answer_seeded(engine, texts, i, size, how, warm)]
                 for size in (ROWS, 1)
             )
-            batch.riders.express = None
+            batch.captured.runner = None
             other = answer_seeded(engine, texts, 0, ROWS, how, warm)
             told[f"{name}, T {warm}"] = {
                 "alone = together": _equal(alone, together),
@@ -85,12 +85,12 @@ def same(asked: argparse.Namespace, results: dict[str, Any]) -> dict[str, Any]:
 def _same_trees(asked: argparse.Namespace) -> dict[str, Any]:
     """Trees captured against trees grown by the host: the same nodes at the same places, so the same bits."""
     engine, texts, told = open_engine(asked), prompts(ROWS), dict[str, Any]()
-    express = engine._batch.riders.express
+    express = engine._batch.captured.runner
     for warm, ways in ((0.0, TREES), (0.8, CHOSEN)):
         for name, how in ways.items():
-            engine._batch.riders.express = express
+            engine._batch.captured.runner = express
             whole = answer_seeded(engine, texts, 0, 1, how, warm)
-            engine._batch.riders.express = None
+            engine._batch.captured.runner = None
             told[f"{name}, T {warm}"] = {"captured = not": _equal(whole, answer_seeded(engine, texts, 0, 1, how, warm))}
     engine.close()
     return told

@@ -153,7 +153,7 @@ def shorter(asked: argparse.Namespace, tokens: int) -> argparse.Namespace:
 
 def _captures(engine: NativeEngine) -> int:
     """Cycles captured so far."""
-    express = engine._batch.riders.express
+    express = engine._batch.captured.runner
     return 0 if express is None else express.captures
 
 

@@ -10,11 +10,11 @@ from gpu_common import timed
 
 from slipstream.bench.measure.agreement import compare_laws, laws
 from slipstream.bench.workloads import load_workloads
+from slipstream.core.device import DraftSize, GraphKey
 from slipstream.core.verify.token import Token
 from slipstream.drafters.device.draft_model import DraftModelState
 from slipstream.engines.native.build import build_target
 from slipstream.engines.native.captured.chain_cycle import ChainCycle
-from slipstream.engines.native.captured.graph_key import DraftSize, GraphKey
 from slipstream.models.cache.packing import RowEntries, RowSlice
 from slipstream.models.cache.tensors import KVCache
 from slipstream.models.run.gpu.decoder import GpuDecoder

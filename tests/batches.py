@@ -19,7 +19,10 @@ from slipstream.engines.job import DecodingPlan, Job
 from slipstream.engines.native.batch import Batch
 from slipstream.engines.native.scheduler import Limits
 from slipstream.models.run.table_model import TableModel
+from slipstream.plan.config import AdaptiveConfig
 from slipstream.plan.policy import Adaptive, Fixed
+
+SHALLOW = AdaptiveConfig(max_depth=4)
 
 PAIR = Pair.random(5)
 VOCAB = PAIR.target.vocab
@@ -40,7 +43,14 @@ def batch(
 ) -> Batch:
     parts = {name: make() for name, make in DRAFTERS.items()} | dict(drafters or {})
     model = model or TableModel(PAIR.target)
-    return Batch(model, parts.__getitem__, RULES.__getitem__, policy or Adaptive(4), limits or Limits(), noise)
+    return Batch(
+        model,
+        parts.__getitem__,
+        RULES.__getitem__,
+        policy or Adaptive(SHALLOW),
+        limits or Limits(),
+        noise,
+    )
 
 
 def send(to: Batch, request: Request, drafter: str = "table", rule: str = "token", depth: int | None = 3) -> Job:

@@ -10,8 +10,11 @@ import torch
 from slipstream.core.law import OneHot
 from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Request, Row, Verdict
-from slipstream.plan.costs import CostModel, RecentMedian
-from slipstream.plan.policy import AcceptanceEstimate, Adaptive, Fixed, LossBudget
+from slipstream.plan.config import AdaptiveConfig
+from slipstream.plan.costs import CostModel
+from slipstream.plan.loss_budget import LossBudget
+from slipstream.plan.policy import Adaptive, Fixed
+from slipstream.plan.prices import RecentMedian
 
 
 def rows(n: int) -> list[Row]:
@@ -161,9 +164,8 @@ def test_rows_learn_from_each_other():
         depths = [budget.depth for budget in policy.budget(some)]
         report(policy, some, depths, [0] * 16)
         policy.price(0.0, 0.02 + 0.0002 * (16 + sum(depths)), 16 + sum(depths))
-    fresh = Adaptive._depths.__get__(policy)([AcceptanceEstimate(policy._prior) for _ in range(16)])
-    assert sum(map(bool, fresh)) == 0
-    assert policy._prior < 0.5
+    assert [budget.depth for budget in policy.budget(rows(16))] == [0] * 16
+    assert policy.acceptance.shared().rate < 0.5
 
 
 def test_the_purse_is_small_and_what_a_text_won_is_mostly_its_own():
@@ -171,15 +173,15 @@ def test_the_purse_is_small_and_what_a_text_won_is_mostly_its_own():
     assert purse.holds(1.0) < 1.0
     for _ in range(1000):
         purse.book(0.0, 1.0)
-    assert purse.balance == purse.size
+    assert purse.balance == purse.config.size
     for _ in range(1000):
         purse.book(5.0, 1.0)
-    assert purse.balance == purse.most
+    assert purse.balance == purse.config.max_won
     purse.hand_over(1.0)
-    assert purse.balance == purse.handed < purse.most
+    assert purse.balance == purse.config.handed_over < purse.config.max_won
     purse.book(-2.0, 1.0)
     assert purse.holds(1.0) < 0
-    for token, held in ((0.2, purse.size), (0.8, 0.8), (3.0, purse.dear)):
+    for token, held in ((0.2, purse.config.size), (0.8, 0.8), (3.0, purse.config.max_size)):
         dear = LossBudget()
         for _ in range(1000):
             dear.book(0.0, 1.0, token)
@@ -194,10 +196,10 @@ def test_a_tree_is_priced_by_its_nodes_and_trusted_by_its_depth():
         token = torch.zeros(6, dtype=torch.long)
         verdict = Verdict(torch.tensor([[0, 2]]), torch.zeros(1).long(), torch.zeros(1).bool())
         policy.observe(some, Draft(tree, token, OneHot(token, 2)), verdict)
-    assert policy._drafted == 6
-    assert policy._steps == 2
-    assert policy._bushy > 1.4
-    assert policy._trust[some[0]].rate > 0.9
+    assert policy.free._record.drafted == 6
+    assert policy.free._record.steps == 2
+    assert policy.free._nodes_per_level > 1.4
+    assert policy.acceptance.of(some[0]).rate > 0.9
 
 
 def test_good_drafts_are_found_again_in_every_request():
@@ -299,22 +301,22 @@ def test_the_median_of_the_last_few():
     assert recent.value == 2.0
 
 
-def test_deepest_is_checked():
-    with pytest.raises(ValueError, match="deepest is 0"):
-        Adaptive(0)
+def test_the_largest_depth_is_checked():
+    with pytest.raises(ValueError, match="max_depth is 0; it must be 1 or more"):
+        AdaptiveConfig(max_depth=0)
 
 
 def test_a_cycle_with_no_row_to_decide_for_follows_one_that_drafted():
     """Where users chose all depths themselves, what was drafted before must not be taken off the tokens of the pass."""
-    policy, some = priced(Adaptive(1), flat), rows(1)
+    policy, some = priced(Adaptive(AdaptiveConfig(max_depth=1)), flat), rows(1)
     assert policy.budget(some)[0].depth == 1
     report(policy, some, [1], [1])
     policy.price(0.0, 0.02, 2)
-    held, plain = policy.purse.balance, policy.costs.plain(1)
+    held, plain = policy.free.losses.balance, policy.costs.plain(1)
     for _ in range(3):
         assert policy.budget([]) == []
         policy.price(0.0, 0.02, 1)
-    assert policy.purse.balance == held, "nobody made a bet"
+    assert policy.free.losses.balance == held, "nobody made a bet"
     assert policy.costs.plain(1) == plain
 
 

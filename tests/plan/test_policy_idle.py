@@ -10,10 +10,11 @@ import torch
 from slipstream.core.law import OneHot
 from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Origin, Request, Row, Verdict
-from slipstream.plan import policy as policy_module
+from slipstream.plan import free_choice
+from slipstream.plan.config import RestConfig
 from slipstream.plan.costs import CostModel
 from slipstream.plan.loss_budget import LossBudget
-from slipstream.plan.policy import FORGOTTEN, REST, Adaptive
+from slipstream.plan.policy import Adaptive
 
 PLAIN, TOKEN, STEP = 0.0074, 0.0035, 0.0015  # seconds of a plain pass, of a drafted token in it, of a draft's step
 
@@ -84,18 +85,19 @@ def test_where_all_is_accepted_drafts_are_found_to_pay_again(reading, least):
 
 def test_nothing_is_thought_about_that_the_purse_does_not_cover(monkeypatch):
     thoughts = []
-    thought = policy_module.best
-    monkeypatch.setattr(policy_module, "best", lambda *rest: thoughts.append(rest) or thought(*rest))
+    thought = free_choice.best
+    monkeypatch.setattr(free_choice, "best", lambda *rest: thoughts.append(rest) or thought(*rest))
     engine = Engine()
     engine.speed(6, 20, 96)
-    engine.policy.purse.balance = 0.1 * PLAIN
+    engine.policy.free.losses.balance = 0.1 * PLAIN
     thoughts.clear()
     engine.request(20, 30)
     assert not thoughts
 
 
 def test_cycles_of_rest_are_booked_together():
-    one, other = LossBudget(balance=0.0), LossBudget(balance=0.0)
+    one, other = LossBudget(), LossBudget()
+    one.balance = other.balance = 0.0
     for _ in range(5):
         one.book(0.0, 1.0)
     other.book(0.0, 1.0, cycles=5)
@@ -104,14 +106,14 @@ def test_cycles_of_rest_are_booked_together():
 
 def test_less_is_risked_while_drafts_fail_and_all_of_it_after_one_that_did_not():
     purse = LossBudget()
-    for _ in range(purse.patience):
-        purse.bet(False)
-    assert purse.income == purse.share, "some bad luck"
+    for _ in range(purse.config.patience):
+        purse.settle(False)
+    assert purse.income == purse.config.share, "some bad luck"
     for _ in range(9):
-        purse.bet(False)
-    assert purse.income == pytest.approx(purse.poor * purse.share)
-    purse.bet(True)
-    assert purse.income == purse.share
+        purse.settle(False)
+    assert purse.income == pytest.approx(purse.config.failing_share * purse.config.share)
+    purse.settle(True)
+    assert purse.income == purse.config.share
 
 
 def test_reading_is_told_from_drafting():
@@ -145,19 +147,19 @@ def test_after_the_first_draft_a_second_one_tells_its_price():
 def test_a_row_rests_without_a_look_at_it():
     engine = Engine()
     engine.speed(6, 20, 96)
-    policy, row = engine.policy, Row(Request([1] * 5))
-    policy.purse.balance = 0.01 * PLAIN
+    policy, row, rest = engine.policy, Row(Request([1] * 5)), RestConfig().min_rest
+    policy.free.losses.balance = 0.01 * PLAIN
     policy.budget([row])
     policy.price(0.0, PLAIN, 1)
-    assert policy._rest == REST
-    assert policy._idle <= FORGOTTEN
-    before = policy._unbooked
-    for _ in range(REST - 1):
+    assert policy.free._rest == rest
+    assert policy.free._idle <= RestConfig().forgotten
+    before = policy.free._unbooked
+    for _ in range(rest - 1):
         assert policy.budget([row])[0].depth == 0
         policy.price(0.0, PLAIN, 1)
-    assert policy._unbooked == before + REST - 1
-    assert policy.purse.balance == pytest.approx(0.01 * PLAIN), "booked when the rest is over"
+    assert policy.free._unbooked == before + rest - 1
+    assert policy.free.losses.balance == pytest.approx(0.01 * PLAIN), "booked when the rest is over"
     policy.budget([row])
     policy.price(0.0, PLAIN, 1)
-    assert policy._unbooked == 0
-    assert policy.purse.balance > 0.01 * PLAIN
+    assert policy.free._unbooked == 0
+    assert policy.free.losses.balance > 0.01 * PLAIN

@@ -17,11 +17,16 @@ from slipstream.core.tree import Tree
 from slipstream.core.types import Budget, Draft, Request, Row, Verdict
 from slipstream.drafters.table import TableDrafter
 from slipstream.models.run.table_model import Table, TableModel
-from slipstream.plan.acceptance import AFTER, FIRST, MOST, AcceptanceEstimate, RankTable
-from slipstream.plan.choice import LEAP, RowBudget, best
-from slipstream.plan.policy import Adaptive, judge
+from slipstream.plan.acceptance import AcceptanceEstimate
+from slipstream.plan.choice import RowBudget, best
+from slipstream.plan.config import AcceptanceConfig, ChoiceConfig, TreeConfig
+from slipstream.plan.cycle_record import judge_tree as judge
+from slipstream.plan.policy import Adaptive
+from slipstream.plan.rank_table import RankTable
 from slipstream.plan.tree_shapes import best_first, best_shape, choose, expected
 
+FIRST, *AFTER = RankTable().rates[0]
+MOST = TreeConfig().max_nodes
 DRAFTER = TableDrafter(Table.random(8, 1, 1))
 Accept = tuple[tuple[float, ...], ...]
 
@@ -169,7 +174,7 @@ def test_only_rows_whose_rule_takes_trees_get_them():
     assert good > 3 * bad
     assert sum(nodes(b[2]) for b in history[20:]) > 3 * sum(nodes(b[3]) for b in history[20:])
     machine.policy.close(rows)
-    assert not machine.policy._ranks
+    assert not machine.policy.acceptance._opened
 
 
 @pytest.mark.parametrize("rule", ["chosen", "replace", "no_replace", "spectr", "coupled"])
@@ -185,7 +190,7 @@ def test_useless_siblings_are_found_out_and_tried_again_much_later():
     branching = [budget.shape is not None for (budget,) in history]
     assert sum(branching[:40]) > 4
     assert sum(branching[-40:]) <= 4
-    (ranks,) = machine.policy._tables.values()
+    ranks = machine.policy.acceptance.shared((DRAFTER, "greedy")).ranks
     known = ranks.rates[0][1]
     assert known < AFTER[0] / 2
     for _ in range(1500):
@@ -200,7 +205,7 @@ def test_no_draft_is_a_leap_into_the_dark(rule):
     rows, most = machine.rows(4, rule), 0
     for _ in range(12):
         drafted = sum(map(nodes, machine.cycle(rows, [head(0.95)] * 4)[2]))
-        assert drafted <= max(1, LEAP * most)
+        assert drafted <= max(1, ChoiceConfig().leap * most)
         most = max(most, drafted)
     assert most > 16
 
@@ -260,8 +265,8 @@ def test_with_one_row_the_decision_is_that_of_the_table_of_all_shapes(each, step
         policy.costs.learn(1.0 + each * n, 1 + n, n)
     for steps in (1, 1, 2, 4, 8):
         policy.costs.draft(step * steps, steps)
-    one = AcceptanceEstimate(0.7, weight=7, reach=8, ranks=ranks)
-    (span,), _ = best([one], policy._prices(1), 8, 100.0)
+    one = AcceptanceEstimate(0.7, AcceptanceConfig(row_prior=7, reach=8), ranks)
+    (span,), _ = best([one], policy.free._prices(1), 8, 100.0)
     believed = ranks.accept(0.7, 8)
     parents, speed = choose(MOST, believed, lambda tokens: 1 + each * (tokens - 1), step)
     ours = 1 + sum(node.chance for node in best_first(span.nodes, believed[: span.depth]))
@@ -272,7 +277,8 @@ def test_with_one_row_the_decision_is_that_of_the_table_of_all_shapes(each, step
 
 def test_acceptance_by_rank_and_depth_is_learnt_and_shared_among_depths():
     ranks = RankTable()
-    assert ranks.rates[0] == [FIRST, *AFTER]
+    config = AcceptanceConfig()
+    assert ranks.rates[0][:3] == [config.first_rate, config.sibling_rate, pytest.approx(0.24)]
     for _ in range(60):
         ranks.learn([(1, 3), (-1, 3)])  # at the first place always the second, at the next none of three
     first, second = ranks.rates[0], ranks.rates[1]
@@ -307,9 +313,9 @@ def test_a_row_is_judged_by_first_candidates_whatever_else_was_accepted():
     for _ in range(8):
         policy.budget(rows)
         tell(policy, rows, [(-1, -1, 1, 1)], [[1, 3]])
-    assert policy._trust[rows[0]].rate < 0.2
-    assert policy._accepted == 2
-    assert policy._bushy == 1.0, "a row that may branch says nothing of drafters that do so unasked"
+    assert policy.acceptance.of(rows[0]).rate < 0.2
+    assert policy.free._record.accepted == 2
+    assert policy.free._nodes_per_level == 1.0, "a row that may branch says nothing of drafters that do so unasked"
 
 
 def test_a_first_price_that_was_a_hiccup_does_not_end_drafting():
@@ -341,8 +347,8 @@ def test_no_wider_than_the_vocabulary_and_no_larger_than_the_context():
     policy = Adaptive()
     row = Row(Request([1]))
     policy.open([row], TableModel(Table.random(2, 1, 0), context=5), DRAFTER, rules.get("greedy")())
-    assert policy._ranks[row].width == 2
-    assert policy._ranks[row].most == 5
+    assert policy.acceptance.of(row).ranks.width == 2
+    assert policy.acceptance.of(row).ranks.max_nodes == 5
     assert RowBudget(5, 3, 2).budget(2).shape.width == 2
     assert RowBudget(5, 3, 2).budget(6).shape.width == 3
     assert RowBudget(3, 3).budget(6) == Budget(3)

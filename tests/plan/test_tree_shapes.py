@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.tree import Shape
-from slipstream.plan.tree_shapes import WIDTH, best_shape, best_shapes, choose, expected, parse
+from slipstream.plan.config import TreeConfig
+from slipstream.plan.tree_shapes import best_shape, best_shapes, choose, expected, parse
 
 
 def trees(nodes: int, depth: int, width: int, parents: tuple[int, ...] = ()):
@@ -65,7 +66,7 @@ def test_plain_chain_or_tree_by_what_they_cost(accept, node_cost, step, kind):
 
 
 def test_shapes_as_they_are_written():
-    assert parse("24") == parse(24) == Shape(nodes=24, width=WIDTH)
+    assert parse("24") == parse(24) == Shape(nodes=24, width=TreeConfig().width)
     assert parse("3x2") == Shape((-1, -1, -1, 0, 0, 1, 1, 2, 2)) == Shape.levels([3, 2])
     assert parse("-1,-1,0") == Shape((-1, -1, 0))
     assert (Shape.levels([3, 2]).depth, Shape.levels([3, 2]).widest, Shape.levels([3, 2]).size) == (2, 3, 9)

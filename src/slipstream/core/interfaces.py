@@ -8,12 +8,12 @@ turn all look alike.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from slipstream.core.array_types import Float, Tensor
-from slipstream.core.device import DeviceRule
+from slipstream.core.device import DeviceRule, RowResult, SizeMenu
 from slipstream.core.law import Law
 from slipstream.core.noise import Noise
 from slipstream.core.registry import NoOptions
@@ -199,12 +199,20 @@ class Policy(ABC):
         return cls()
 
     @property
+    def costs(self) -> Any:
+        """The cost model it decides by (`plan.costs.CostModel`); None where it has none."""
+        return None
+
+    @property
     def drafting_cost(self) -> Any:
         """What drafting costs, as the policy measured it (`plan.drafting_cost`); None where it measures nothing."""
         return None
 
-    def open(self, rows: Sequence[Row], model: Model, drafter: Drafter, rule: Verifier) -> None:
-        """New rows, and what will decode them: whether their drafts may branch is for `sibling_mode` to say."""
+    def open(
+        self, rows: Sequence[Row], model: Model, drafter: Drafter, rule: Verifier, chains_only: bool = False
+    ) -> None:
+        """New rows, and what will decode them. Their drafts may branch where `sibling_mode` names a way to, unless
+        `chains_only`."""
 
     def close(self, rows: Sequence[Row]) -> None:
         """Forget rows."""
@@ -218,3 +226,14 @@ class Policy(ABC):
 
     def price(self, drafting: float, scoring: float, tokens: int) -> None:
         """Learn what the cycle cost: seconds to draft, seconds to score and verify so many tokens in one pass."""
+
+    def choose(
+        self, rows: Sequence[Row], menu: Callable[[], SizeMenu], ready: Sequence[int] | None = None
+    ) -> Budget | None:
+        """What each row drafts in the coming captured cycle. The rows share a drafter and a rule. `menu` tells which
+        sizes there are and what they cost; to ask it takes time. `ready` tells how many tokens each row has to draft,
+        where that is known beforehand. None: these rows take the ordinary path, so that `budget` is asked."""
+        return None
+
+    def observe_captured(self, rows: Sequence[Row], results: Sequence[RowResult]) -> None:
+        """Learn what a captured cycle brought."""

@@ -1,34 +1,29 @@
-"""Which drafted tokens are worth their price.
+"""Which drafted tokens are worth their cost.
 
-Chain, tree and plain decoding are one question. The likeliest tokens of all rows stand in one line, each after those it
-follows, and the best place to cut it is sought: the one that emits most tokens per second. A row that is left without
-tokens decodes plainly, one left with first candidates only drafts a chain, any other a tree of so many nodes, grown
-where the drafter thinks best.
+Chain, tree and plain decoding are one question. The tokens that all rows could draft are sorted by their chance to be
+emitted, each after those it follows. The line is cut where it emits most tokens per second. A row without tokens before
+the cut decodes plainly. A row with first candidates only drafts a chain. Any other drafts a tree of so many nodes,
+grown where the drafter thinks best.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slipstream.core.tree import Shape
 from slipstream.core.types import Budget
 from slipstream.plan.acceptance import AcceptanceEstimate
-from slipstream.plan.costs import CostCurve
+from slipstream.plan.config import ChoiceConfig
+from slipstream.plan.prices import CostCurve
 
-MARGIN = 1.03  # drafting must promise so much more than plain decoding: estimates err, and their errors are chosen for
-STAKE = 1 / 3  # of the purse, at most, for one cycle: bad luck does not end what pays. The least draft may take all
-DOUBT = 0.3  # of a row's share of a pass, by which a token beyond the most ever paid for may cost more than it seems
-LEAP = 3  # a pass has at most so many times the drafted tokens that one was ever paid for with
-LOST = 0.75  # of the best speed on the way: where drafting more has fallen below this, no more is looked at
-SURE = 0.97  # acceptance that is hoped for when nothing is known
 Offer = tuple[float, int, int, int]
-"""A token that could be drafted, in the order of worth: minus its chance; its depth, row and rank."""
+"""A token that could be drafted: minus its chance, so that the best sort first; its depth, row and rank."""
 
 
 @dataclass(slots=True)
 class RowBudget:
-    """What one row is to draft: so many nodes, so deep, up to so many after one slot. None at all is false."""
+    """What one row is to draft: so many nodes, so deep, up to so many after one slot. It is false without nodes."""
 
     nodes: int = 0
     depth: int = 0
@@ -47,17 +42,18 @@ class RowBudget:
 
 @dataclass(slots=True)
 class CyclePrices:
-    """What the coming pass costs: plain, over `base` tokens; what so many drafted ones add to it; the drafter's time by
-    the steps of a chain, and of a tree. Prices are found out with as little as possible: one token at first, and never
-    many more than were paid for before."""
+    """What the coming pass costs, in seconds: plain, over `base` tokens; what so many drafted ones add to it; the
+    drafter's time by the steps of a chain, and of a tree. A pass never has many more drafted tokens than passes before
+    it, so that an unknown cost is found out with little."""
 
     base: int
     plain: float
     more: CostCurve
     chain: CostCurve
     tree: CostCurve
-    bushy: float = 1.0  # nodes for one that is asked for
-    paid: int = 0  # the most drafted tokens that a pass was ever paid for with
+    nodes_per_level: float = 1.0  # more than one where a drafter branches unasked
+    most: int = 0  # the most drafted tokens that a pass ever had
+    config: ChoiceConfig = field(default_factory=ChoiceConfig)
 
     @property
     def share(self) -> float:
@@ -65,75 +61,75 @@ class CyclePrices:
         return self.plain / self.base
 
     def cost(self, nodes: int, depth: int, wide: bool = False) -> float:
-        return self.more(nodes * self.bushy) + (self.tree if wide else self.chain)(depth)
+        return self.more(nodes * self.nodes_per_level) + (self.tree if wide else self.chain)(depth)
 
-    def covered(self, nodes: int, cost: float, purse: float) -> bool:
-        """Whether the purse covers so many nodes at this cost, should none be accepted."""
+    def covered(self, nodes: int, cost: float, allowed: float) -> bool:
+        """Whether the loss that is allowed covers so many nodes at this cost, should none be accepted."""
         if nodes == 1:
-            return cost <= purse
-        doubt = DOUBT * self.share * max(0, nodes - self.paid)
-        return nodes <= LEAP * self.paid and cost + doubt <= STAKE * purse
+            return cost <= allowed
+        doubt = self.config.doubt * self.share * max(0, nodes - self.most)
+        return nodes <= self.config.leap * self.most and cost + doubt <= self.config.stake * allowed
 
-    def branching(self, one: AcceptanceEstimate, deepest: int) -> bool:
-        """Whether a second candidate could be worth its price beside a chain of any depth: a look that is shorter than
-        to try."""
-        worth = one.second * self.share
+    def branching(self, estimate: AcceptanceEstimate, max_depth: int) -> bool:
+        """Whether a second candidate could be worth its cost beside a chain of any depth: a quick check before trees
+        are compared."""
+        worth = estimate.second * self.share
         return worth > 0 and any(
-            worth > self.more((n + 1) * self.bushy) - self.more(n * self.bushy)
-            for n in range(1, min(one.reach, deepest) + 1)
+            worth > self.more((n + 1) * self.nodes_per_level) - self.more(n * self.nodes_per_level)
+            for n in range(1, min(estimate.reach, max_depth) + 1)
         )
 
-    def may_pay(self, deepest: int) -> bool:
+    def may_pay(self, max_depth: int) -> bool:
         """Whether drafts of one row would pay at some depth if nearly all of them were accepted."""
         gain = 0.0
-        for depth in range(1, deepest + 1):
-            gain += SURE**depth
+        for depth in range(1, max_depth + 1):
+            gain += self.config.hoped_rate**depth
             if gain * self.share > self.cost(depth, depth):
                 return True
         return False
 
 
 def best(
-    trust: Sequence[AcceptanceEstimate], now: CyclePrices, deepest: int, purse: float
+    estimates: Sequence[AcceptanceEstimate], prices: CyclePrices, max_depth: int, allowed: float
 ) -> tuple[list[RowBudget], float]:
-    """The best draft of each row, and what all of them cost, which the purse covers. Only a level costs more than a
-    token of it, so where rows may branch the line is also tried without what lies too deep. Where the best of all is
-    worth the margin, a smaller step towards it that the purse covers will do."""
+    """The best draft of each row, and what all of them cost, which the allowed loss covers. A level may cost more than
+    a token of it, so where rows may branch the line is also cut without what lies too deep. Where the best of all is
+    worth the margin, a smaller step towards it that the allowed loss covers will do."""
     offers: list[Offer] = []
-    for r, one in enumerate(trust):
-        nodes = one.nodes(deepest, now.branching(one, deepest))
+    for r, estimate in enumerate(estimates):
+        nodes = estimate.nodes(max_depth, prices.branching(estimate, max_depth))
         offers += [(-chance, depth, r, rank) for chance, depth, rank in nodes]
     offers.sort()
-    far, wide = max((offer[1] for offer in offers), default=0), any(offer[3] for offer in offers)
-    promise = speed = now.base / now.plain
-    taken, paid = list[Offer](), 0.0
-    for limit in range(1, far + 1) if wide else [far]:
-        line = [offer for offer in offers if offer[1] <= limit] if wide else offers
-        top, found, count, cost = cut(line, now, purse, speed)
+    deepest, branched = max((offer[1] for offer in offers), default=0), any(offer[3] for offer in offers)
+    promise = speed = prices.base / prices.plain
+    taken, taken_cost = list[Offer](), 0.0
+    for limit in range(1, deepest + 1) if branched else [deepest]:
+        line = [offer for offer in offers if offer[1] <= limit] if branched else offers
+        top, reached, count, cost = cut(line, prices, allowed, speed)
         promise = max(promise, top)
         if count:
-            taken, speed, paid = line[:count], found, cost
-    spans = [RowBudget() for _ in trust]
-    if promise * now.share < MARGIN:
-        return spans, 0.0
+            taken, speed, taken_cost = line[:count], reached, cost
+    budgets = [RowBudget() for _ in estimates]
+    if promise * prices.share < prices.config.margin:
+        return budgets, 0.0
     for _, depth, r, rank in taken:
-        span = spans[r]
-        span.nodes, span.depth, span.width = span.nodes + 1, max(span.depth, depth), max(span.width, rank + 1)
-    return spans, paid
+        row = budgets[r]
+        row.nodes, row.depth, row.width = row.nodes + 1, max(row.depth, depth), max(row.width, rank + 1)
+    return budgets, taken_cost
 
 
-def cut(line: Sequence[Offer], now: CyclePrices, purse: float, least: float) -> tuple[float, float, int, float]:
-    """The speed of the best cut, whatever it costs; speed, length and cost of the best one that is faster than `least`
-    and the purse covers, should no token of it be accepted."""
-    tokens, depth, wide = float(now.base), 0, False
-    top, found = 0.0, (least, 0, 0.0)
+def cut(line: Sequence[Offer], prices: CyclePrices, allowed: float, least: float) -> tuple[float, float, int, float]:
+    """The speed of the best cut, whatever it costs; then speed, length and cost of the best one that is faster than
+    `least` and that the allowed loss covers, should no token of it be accepted."""
+    tokens, depth, branched = float(prices.base), 0, False
+    top, affordable = 0.0, (least, 0, 0.0)
     for count, (chance, level, _, rank) in enumerate(line, 1):
-        tokens, depth, wide = tokens - chance, max(depth, level), wide or rank > 0
-        cost = now.cost(count, depth, wide)
-        speed = tokens / (now.plain + cost)
+        tokens, depth, branched = tokens - chance, max(depth, level), branched or rank > 0
+        cost = prices.cost(count, depth, branched)
+        speed = tokens / (prices.plain + cost)
         top = max(top, speed)
-        if speed > found[0] and now.covered(count, cost, purse):
-            found = speed, count, cost
-        if speed < LOST * top:  # chances fall and prices rise: it will not come back
+        if speed > affordable[0] and prices.covered(count, cost, allowed):
+            affordable = speed, count, cost
+        if speed < prices.config.hopeless * top:  # chances fall and costs rise: it will not come back
             break
-    return top, *found
+    return top, *affordable

@@ -14,8 +14,8 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from slipstream.core.tree import Shape
+from slipstream.plan.config import TreeConfig
 
-DEPTH, WIDTH = 10, 6  # of a tree the drafter grows, where nothing else is asked for
 Acceptance = Sequence[Sequence[float]]
 """By depth, then by rank: how likely this candidate is the accepted one, given that the tokens before it were."""
 
@@ -39,7 +39,7 @@ def parse(words: str | int | Shape) -> Shape:
         raise ValueError(f"the tree is {text!r}; {legal}") from error
     if nodes < 1:
         raise ValueError(f"the tree has {nodes} nodes; it must be 1 or more")
-    return Shape(nodes=nodes, width=WIDTH)
+    return Shape(nodes=nodes, width=TreeConfig().width)
 
 
 def expected(parents: Sequence[int], accept: Acceptance) -> float:

@@ -17,7 +17,10 @@ from slipstream.engines.native.batch import Batch
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
 from slipstream.models.run.torch_model import TorchModel
+from slipstream.plan.config import AdaptiveConfig
 from slipstream.plan.policy import Adaptive
+
+SHALLOW = AdaptiveConfig(max_depth=4)
 
 SIZE = len(letters.TOKENS)
 
@@ -25,7 +28,7 @@ SIZE = len(letters.TOKENS)
 def real(limits: Limits) -> tuple[Batch, TorchModel]:
     model = letters.target().model
     parts = {"none": NoDrafter(SIZE), "ngram": NGram(SIZE)}
-    return Batch(model, parts.__getitem__, batches.RULES.__getitem__, Adaptive(4), limits), model
+    return Batch(model, parts.__getitem__, batches.RULES.__getitem__, Adaptive(SHALLOW), limits), model
 
 
 def ask(batch: Batch, rng: random.Random, prompt: int, tokens: int, depth: int | None = None) -> Job:
@@ -94,7 +97,7 @@ def test_prompts_share_what_may_be_read_in_a_step(retained, monkeypatch):
 
     monkeypatch.setattr(model.forward_pass, "run", counted)
     parts = {"none": NoDrafter(SIZE), "ngram": NGram(SIZE)}
-    batch = Batch(model, parts.__getitem__, batches.RULES.__getitem__, Adaptive(4), limits)
+    batch = Batch(model, parts.__getitem__, batches.RULES.__getitem__, Adaptive(SHALLOW), limits)
     jobs = [ask(batch, rng, size, 6, 0) for size in (70, 9, 50, 12, 41, 20, 64, 3, 100, 19)]
     while batch.step():
         tokens_run.append(0)

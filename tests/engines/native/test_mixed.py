@@ -20,6 +20,7 @@ from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
 from slipstream.models.run.layers import keep_layers
 from slipstream.models.run.torch_model import TorchModel
+from slipstream.plan.config import AdaptiveConfig
 from slipstream.plan.policy import Adaptive
 
 TEXT = "The cat sat on the mat. The dog sat on the mat. The cat sat on the"
@@ -107,7 +108,7 @@ def test_a_draft_model_shared_by_rows_under_several_rules(rules, monkeypatch):
 
 def test_speculation_switched_off_after_a_cycle_that_drafted():
     """The policy has then nobody to decide for, and must not go by what the cycle before had drafted."""
-    policy = Adaptive(1)
+    policy = Adaptive(AdaptiveConfig(max_depth=1))
     for tokens in (1, 2):
         policy.costs.learn(0.02, tokens, drafted=tokens - 1)
     batch = batches.batch(policy=policy)

@@ -84,7 +84,7 @@ class Traffic(RuleBasedStateMachine):
         batches.finish(self.batch)
         for job in self.all:
             compare(job)
-        assert self.batch.teller.stats.emitted == sum(len(job.row.output) for job in self.all)
+        assert self.batch.publisher.stats.emitted == sum(len(job.row.output) for job in self.all)
         assert not self.batch.failures
 
 

@@ -36,7 +36,7 @@ class Timed(Adaptive):
         self._times = random.Random(run)
 
     def price(self, drafting: float, scoring: float, tokens: int) -> None:
-        drafting = self._times.uniform(0, 0.2) * self._steps
+        drafting = self._times.uniform(0, 0.2) * self.free._record.steps
         super().price(drafting, 1 + self._times.uniform(0, 0.1) * tokens, tokens)
 
 

@@ -23,7 +23,10 @@ from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.groups import levels
 from slipstream.engines.native.scheduler import Limits
 from slipstream.models.run.table_model import TableModel
+from slipstream.plan.config import AdaptiveConfig
 from slipstream.plan.policy import Adaptive
+
+SHALLOW = AdaptiveConfig(max_depth=4)
 
 
 class Bush(Drafter):
@@ -111,7 +114,7 @@ def test_levels_count_nodes_by_position():
 
 def free_policy() -> Adaptive:
     """Left to itself, and taught that a pass costs the same whatever is in it."""
-    policy = Adaptive(4)
+    policy = Adaptive(SHALLOW)
     for rows in range(1, 7):
         for drafted in (0, 1, 4, 16, 64):
             policy.costs.learn(0.02, rows + drafted, drafted)
@@ -144,7 +147,7 @@ def test_the_policy_gives_trees_to_rows_whose_rule_takes_them_and_chains_to_the_
         if rule in ("greedy", "coupled"):
             assert job.row.output == batches.alone(job).output, "plain decoding gives the same"
     assert sum(sum(job.stats.accepted) for job in jobs) > 0
-    assert not batch.policy._ranks, "rows that left are forgotten"
+    assert not batch.policy.acceptance._opened, "rows that left are forgotten"
 
 
 @pytest.mark.parametrize("depth", [1, 3])

@@ -1,5 +1,5 @@
 """All rows under way, and the step that moves every one of them: schedule, decide, draft, score, verify, commit,
-publish; or all of it on the device (`riders`).
+publish; or all of it on the device (`captured`).
 
 Rows join and leave at any step, each advances by what was accepted of its own draft, and rows of different drafters,
 rules, depths and parameters share one pass of the target. What goes wrong with one row harms that row alone: a drafter
@@ -49,15 +49,15 @@ class Batch:
         policy: Policy,
         limits: Limits,
         make_noise: NoiseFactory = KernelNoise,
-        express: CapturedRunner | None = None,
+        runner: CapturedRunner | None = None,
     ) -> None:
         self.model, self.policy = model, policy
         self._drafter, self._rule, self._make_noise = drafter, rule, make_noise
-        self.scheduler = Scheduler(limits, model.context, launched=express is not None)
+        self.scheduler = Scheduler(limits, model.context, launched=runner is not None)
         model.bound(limits.tokens)
-        self.teller = ChunkPublisher()
+        self.publisher = ChunkPublisher()
         self.failures: dict[str, int] = {}
-        self.riders = CapturedRows(express, drafter, rule, model.context, self.teller, self._note)
+        self.captured = CapturedRows(runner, policy, drafter, rule, model.context, self.publisher, self._note)
         self._prompts = PromptReader(model, self.scheduler.chunk, self._note)
 
     def check(self, job: Job) -> None:
@@ -82,9 +82,9 @@ class Batch:
     def step(self) -> bool:
         """One cycle for every row that is ready; False where there was nothing to do."""
         ready = self.schedule()
-        others = self.riders.ride(ready, self.scheduler.crowd)
+        others = self.captured.run(ready, self.scheduler.crowd)
         if others or not ready:
-            self.teller.catch_up()
+            self.publisher.catch_up()
         if others:
             self.decide(others)
             self._cycle(others)
@@ -112,7 +112,7 @@ class Batch:
         """Let go of who is done or cancelled, admit who fits, read a piece of long prompts; the rows that are ready."""
         plan = self.scheduler
         if any(job.cancelled for job in plan.running):  # what they are owed comes before their end
-            self.teller.catch_up()
+            self.publisher.catch_up()
         for job in [*plan.running, *plan.waiting]:
             if job.cancelled and not job.done:
                 job.end("cancelled")
@@ -122,9 +122,9 @@ class Batch:
                 self._open(job)
         self._close(plan.leave())
         ready = self._prompts.read(plan.running)
-        ahead = [job for job in ready if job.unread > 1 and self.riders.suits(job)]
+        ahead = [job for job in ready if job.unread > 1 and self.captured.suits(job)]
         self._prompts.read_ahead(ahead)  # so that they ride from their first token on
-        self.riders.fresh = {job.row for job in ahead}
+        self.captured.fresh = {job.row for job in ahead}
         for job in ready:
             job.budget = job.plan.budget
         return ready
@@ -142,9 +142,8 @@ class Batch:
         try:
             drafter = self._drafter(job.plan.drafter)
             drafter.open([job.row])
-            straight = self.riders.open(job)
-            if self.model.branches and not straight:
-                self.policy.open([job.row], self.model, drafter, self._rule(job.plan.rule))
+            chains_only = not self.model.branches or self.captured.chains_only(job)
+            self.policy.open([job.row], self.model, drafter, self._rule(job.plan.rule), chains_only)
         except Exception as error:
             self._without_drafter(job, error)
 
@@ -152,7 +151,6 @@ class Batch:
         for job in jobs:
             if job.seated:
                 self._attempt("policy", self.policy.close, [job.row])
-                self._attempt("policy", self.riders.close, job)
                 self._leave_drafter(job)
                 self._attempt("model", self.model.close, [job.row])
 
@@ -274,12 +272,12 @@ class Batch:
         kept = job.row.extend(news.tokens[:count], news.origins[:count], self.model.context)
         tokens, origins = news.tokens[:kept], news.origins[:kept]
         logprobs = [] if said is None or job.top is None else token_logprobs(said.logits[:kept], tokens, job.top)
-        self.teller.tell(job, tokens, origins, logprobs, len(news.path), drafted)
+        self.publisher.tell(job, tokens, origins, logprobs, len(news.path), drafted)
 
     def fail(self, error: Exception) -> None:
         """Something broke that is nobody's fault: end who is under way, keep who waits."""
         self._note(str(error))
-        self.teller.catch_up()
+        self.publisher.catch_up()
         for job in self.scheduler.running:
             job.end("error", f"the engine failed: {error}")
 

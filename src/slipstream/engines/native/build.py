@@ -27,6 +27,7 @@ from slipstream.models.weights.precision import SHORT, choose, choose_device
 
 if TYPE_CHECKING:
     from slipstream.engines.native.captured.runner import CapturedRunner
+    from slipstream.plan.costs import CostModel
 
 WORTH, MUCH = 1 << 25, 1 << 30  # bytes; models outside are compiled only if that is asked for: disks are not ours
 SOON = 0.5  # seconds in which kernels are found that were compiled before
@@ -103,8 +104,8 @@ def _write(target: Target) -> None:
         say(f"package: not written ({error})")
 
 
-def express(model: TorchModel) -> CapturedRunner | None:
-    """Whole cycles on a GPU, where the model runs on kernels that can be captured."""
+def captured_runner(model: TorchModel, costs: CostModel | None) -> CapturedRunner | None:
+    """Captured cycles, where the model runs on a GPU by kernels that can be captured."""
     if model.device.type != "cuda":
         return None
     try:
@@ -112,4 +113,4 @@ def express(model: TorchModel) -> CapturedRunner | None:
         from slipstream.models.run.gpu.passes import GpuPasses
     except ImportError:  # no Triton
         return None
-    return CapturedRunner(model, model.decoder) if isinstance(model.decoder, GpuPasses) else None
+    return CapturedRunner(model, model.decoder, costs) if isinstance(model.decoder, GpuPasses) else None

@@ -22,7 +22,7 @@ from slipstream.engines.job import DecodingPlan, Job
 from slipstream.engines.job_engine import JobEngine
 from slipstream.engines.native.arguments import check_types, chosen_policy, given_drafter, given_target
 from slipstream.engines.native.batch import Batch
-from slipstream.engines.native.build import build_target, express
+from slipstream.engines.native.build import build_target, captured_runner
 from slipstream.engines.native.compare import agreement, comparable, draft_speed
 from slipstream.engines.native.guarantee import choose_rule, guarantee
 from slipstream.engines.native.scheduler import Limits
@@ -30,8 +30,8 @@ from slipstream.engines.native.watch import ObservedRule, Watch
 from slipstream.engines.native.worker import Worker
 from slipstream.models.target import Target
 from slipstream.models.text.codec import TextCodec
+from slipstream.plan.config import TreeConfig
 from slipstream.plan.drafting_cost import DraftingCost
-from slipstream.plan.tree_shapes import DEPTH
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,8 +42,8 @@ class NativeEngine(JobEngine):
     tokenizer is passed as `tokenizer=` or found by its `name_or_path`. `drafter` is a name, a model's name or folder,
     None or "none" for plain decoding, or a `Drafter`. `depth` None lets the policy decide every cycle; with a `shape`,
     as `plan.tree_shapes.parse` reads it, drafts are trees. No `verify`: `coupled` for requests with a seed, so that
-    they repeat, and the fastest rule for others (`choose_rule`). `policy` is a registered name or a `Policy`; with one
-    of them, cycles are not captured on a GPU, where sizes have a policy of their own."""
+    they repeat, and the fastest rule for others (`choose_rule`). `policy` is a registered name or a `Policy`.
+    Rows whose policy does not choose among captured sizes (`Policy.choose`) take the ordinary path on a GPU."""
 
     capabilities = Capabilities(
         drafters=drafters,
@@ -98,7 +98,7 @@ class NativeEngine(JobEngine):
             self._rule,
             self._policy,
             limits,
-            express=None if watch or policy is not None else express(self.target.model),
+            runner=None if watch else captured_runner(self.target.model, self._policy.costs),
         )
         self._building = threading.Lock()
         self._worker = Worker(self._batch)
@@ -119,7 +119,7 @@ class NativeEngine(JobEngine):
     @property
     def drafting_cost(self) -> DraftingCost | None:
         """What a drafted token costs on this machine; None where whole cycles run on the device, priced by size."""
-        return None if self._batch.riders.express is not None else self._policy.drafting_cost
+        return None if self._batch.captured.runner is not None else self._policy.drafting_cost
 
     def drafter(self, name: str) -> Drafter:
         if name not in self._drafters:
@@ -164,7 +164,7 @@ class NativeEngine(JobEngine):
         if speculation.off or depth == 0:
             return DecodingPlan("none", rule, 0)
         if shape is not None and depth is None:
-            depth = shape.depth or DEPTH
+            depth = shape.depth or TreeConfig().depth
         return DecodingPlan(speculation.drafter or self._default.drafter or "none", rule, depth, shape)
 
     def _guarantee(self, plan: DecodingPlan, sampling: Sampling) -> Guarantee:
@@ -187,7 +187,7 @@ class NativeEngine(JobEngine):
 
     @property
     def stats(self) -> dict[str, Any]:
-        totals, scheduler = self._batch.teller.stats, self._batch.scheduler
+        totals, scheduler = self._batch.publisher.stats, self._batch.scheduler
         return {
             "model": self.target.label,
             "running": len(scheduler.running),

@@ -31,6 +31,7 @@ def test_some_whenever_there_are_more_rows_than_ever_then_a_share_of_all_time():
 
 def test_what_is_there_is_used_where_nothing_may_be_captured():
     pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
+    from slipstream.core.device import DraftSize
     from slipstream.core.rules import rules
     from slipstream.core.sampling import Sampling
     from slipstream.core.types import Request, Row
@@ -38,13 +39,12 @@ def test_what_is_there_is_used_where_nothing_may_be_captured():
     from slipstream.drafters.per_row import PerRow, RowDrafter
     from slipstream.engines.job import DecodingPlan, Job
     from slipstream.engines.native.batch import Batch
-    from slipstream.engines.native.captured.graph_key import DraftSize
     from slipstream.engines.native.captured.runner import CapturedRunner
     from slipstream.engines.native.captured.sizes import DEPTHS, BatchShape
     from slipstream.engines.native.scheduler import Limits
     from slipstream.models.run.gpu.decoder import GpuDecoder
     from slipstream.models.run.torch_model import TorchModel
-    from slipstream.plan.policy import Fixed
+    from slipstream.plan.policy import Adaptive
     from tiny import VOCAB, build
 
     class Nines(RowDrafter):
@@ -62,7 +62,7 @@ def test_what_is_there_is_used_where_nothing_may_be_captured():
 
     def decode(wanted: int | None) -> list[int]:
         parts = {"ngram": drafter, "none": drafter}
-        batch = Batch(target, parts.__getitem__, lambda name: rules.get(name)(), Fixed(3), Limits(), express=express)
+        batch = Batch(target, parts.__getitem__, lambda name: rules.get(name)(), Adaptive(), Limits(), runner=express)
         job = Job(Request([5, 6, 7, 5, 6], Sampling(0, seed=1), 4), DecodingPlan("ngram", "greedy", wanted))
         batch.add(job)
         with torch.inference_mode():
@@ -74,16 +74,20 @@ def test_what_is_there_is_used_where_nothing_may_be_captured():
     def depths() -> set[int]:
         return {cycle.key.depth for cycle in express.captured}
 
-    express.allowance.spent = 1e9
+    express.capture_budget.spent = 1e9
     plainly = decode(None)
     assert depths() == {0}, "the policy's wish is not captured"
     assert decode(1) == plainly
     assert depths() == {0, 1}, "a user's is"
     decode(None)
     assert depths() == {0, 1}
-    stock, sizes = express._stocks[id(drafter)], [DraftSize(depth) for depth in DEPTHS]
+    stock, sizes = express._graphs[id(drafter)], [DraftSize(depth) for depth in DEPTHS]
     common = BatchShape.of([Row(Request([5, 6, 7, 5, 6], Sampling(0), 4))])
-    offered = {offer.depth: offer.there for offer in stock.menu(common, Greedy.device_rule, sizes, lambda _: False)}
+    offered = {
+        offer.size.depth: offer.captured for offer in stock.menu(common, Greedy.device_rule, sizes, lambda _: False)
+    }
     assert offered == {0: True, 1: True}
-    offered = {offer.depth: offer.there for offer in stock.menu(common, Greedy.device_rule, sizes, lambda _: True)}
+    offered = {
+        offer.size.depth: offer.captured for offer in stock.menu(common, Greedy.device_rule, sizes, lambda _: True)
+    }
     assert offered == {depth: depth < 2 for depth in DEPTHS}

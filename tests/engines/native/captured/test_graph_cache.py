@@ -8,11 +8,11 @@ import pytest
 
 pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
 
+from slipstream.core.device import DraftSize
 from slipstream.core.verify.match import Greedy
 from slipstream.core.verify.token import Token
 from slipstream.drafters.none import NoDrafter
-from slipstream.engines.native.captured.graph_cache import EXPECTED, GraphCache
-from slipstream.engines.native.captured.graph_key import DraftSize
+from slipstream.engines.native.captured.graph_cache import MIN_CAPTURE, GraphCache
 from slipstream.engines.native.captured.sizes import DEPTHS, GROWN, PLAIN, BatchShape
 
 RULE, ROOM = Greedy.device_rule, 1 << 12
@@ -40,10 +40,10 @@ def test_a_larger_one_serves_until_it_has_cost_as_much_as_capturing():
     capture(stock, many, DraftSize(5), 64, 0.002)
     large = find(stock, many, DraftSize(5))
     assert (large.rows, large.depth) == (64, 5)
-    found = [find(stock, few, DraftSize(3)) for _ in range(2 * int(EXPECTED / 0.002) + 2)]
+    found = [find(stock, few, DraftSize(3)) for _ in range(2 * int(MIN_CAPTURE / 0.002) + 2)]
     assert found[0] == large
     assert (found[-1].rows, found[-1].depth) == (4, 3)
-    assert EXPECTED / 0.002 * 0.9 < found.index(found[-1]) <= len(found)
+    assert MIN_CAPTURE / 0.002 * 0.9 < found.index(found[-1]) <= len(found)
     capture(stock, few, DraftSize(3), 4, 0.001)
     assert find(stock, few, DraftSize(3)) == found[-1]
     assert find(stock, few, DraftSize(2)) == found[-1], "the cheapest of those that are large enough"
@@ -63,17 +63,17 @@ def test_what_does_not_hold_the_rows_does_not_serve():
 
 def test_prices_of_sizes_that_are_not_there_are_rather_too_high():
     stock, few = GraphCache(), BatchShape(8, 100, False)
-    assert [offer.depth for offer in stock.menu(few, RULE, SIZES, lambda _: True)] == [0]
+    assert [offer.size.depth for offer in stock.menu(few, RULE, SIZES, lambda _: True)] == [0]
     capture(stock, few, PLAIN, 64, 1.0)
     menu = stock.menu(few, RULE, SIZES, lambda _: True)
-    assert [(offer.depth, offer.nodes, offer.there) for offer in menu] == [(0, 0, True), (3, 0, False)]
+    assert [(offer.size.depth, offer.size.nodes, offer.captured) for offer in menu] == [(0, 0, True), (3, 0, False)]
     capture(stock, few, DraftSize(3), 64, 1.3)
-    menu = {(o.depth, o.nodes): o for o in stock.menu(few, RULE, SIZES, lambda _: True)}
-    assert menu[3, 0].there
+    menu = {(o.size.depth, o.size.nodes): o for o in stock.menu(few, RULE, SIZES, lambda _: True)}
+    assert menu[3, 0].captured
     assert menu[8, 0].seconds == pytest.approx(1.8)
     assert menu[6, 15].seconds == pytest.approx(2.5), "by its tokens"
-    assert [o.depth for o in stock.menu(few, RULE, SIZES, lambda _: False)] == [0, 3]
-    chains = {(o.depth, o.nodes) for o in stock.menu(few, RULE, SIZES, lambda cost: cost < 1)}
+    assert [o.size.depth for o in stock.menu(few, RULE, SIZES, lambda _: False)] == [0, 3]
+    chains = {(o.size.depth, o.size.nodes) for o in stock.menu(few, RULE, SIZES, lambda cost: cost < 1)}
     assert chains == {(depth, 0) for depth in DEPTHS}, "the first tree takes long"
     capture(stock, few, DraftSize(3), 8, 1.1)
     assert [o.seconds for o in stock.menu(few, RULE, SIZES, lambda _: False)] == [1.0, 1.1], "the cheaper of two"
@@ -84,9 +84,9 @@ def test_what_cycles_took_counts_and_else_what_the_host_added_to_others():
     capture(stock, few, PLAIN, 8, 1.0)
     capture(stock, few, DraftSize(3), 8, 1.5)
     for _ in range(5):
-        stock.paid(few.key(PLAIN, RULE, 8), 8, 1.25)
+        stock.costs.learn(few.key(PLAIN, RULE, 8), 8, 1.25)
     assert [o.seconds for o in stock.menu(few, RULE, SIZES, lambda _: False)] == [1.25, 1.75]
-    stock.paid(few.key(DraftSize(3), RULE, 8), 7, 3.0)
+    stock.costs.learn(few.key(DraftSize(3), RULE, 8), 7, 3.0)
     assert [o.seconds for o in stock.menu(few, RULE, SIZES, lambda _: False)] == [1.25, 3.0]
     assert [o.seconds for o in stock.menu(BatchShape(2, 100, False), RULE, SIZES, lambda _: False)] == [1.25, 1.75]
 
@@ -95,21 +95,21 @@ def test_what_catching_up_takes_is_believed_when_it_was_seen_a_few_times():
     stock, few = GraphCache(), BatchShape(3, 100, False)
     capture(stock, few, DraftSize(3), 4, 1.0)
     for seconds, believed in ((6.0, 0.0), (1.5, 0.5), (3.0, 2.0), (1.5, 0.5)):
-        stock.caught_up(few.key(DraftSize(3), RULE, 4), 3, 1000, seconds)
-        assert stock.late(1024) == believed, "less what the cycle takes anyway"
-    assert stock.late(512) == 0.25
-    assert stock.late(0) == 0.0
+        stock.costs.learn_reading(few.key(DraftSize(3), RULE, 4), 3, 1000, seconds)
+        assert stock.costs.reading(1024) == believed, "less what the cycle takes anyway"
+    assert stock.costs.reading(512) == 0.25
+    assert stock.costs.reading(0) == 0.0
 
 
 def test_what_was_captured_is_dropped_when_a_cache_has_moved_and_not_before():
     stock, few = GraphCache(), BatchShape(3, 100, False)
-    stock.lie_at((1, 1))
+    stock.set_version((1, 1))
     capture(stock, few, PLAIN, 4, 0.001)
-    stock.lie_at((1, 1))
+    stock.set_version((1, 1))
     assert len(stock.cycles) == 1
-    stock.lie_at((1, 2))
+    stock.set_version((1, 2))
     assert not stock.cycles
-    assert stock.price(few.key(PLAIN, RULE, 4), 3) == 0.001, "what it costs is still known"
+    assert stock.costs.seconds(few.key(PLAIN, RULE, 4), 3) == 0.001, "what it costs is still known"
 
 
 def test_a_rule_or_drafter_that_works_in_another_way_takes_the_ordinary_path():

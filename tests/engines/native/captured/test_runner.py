@@ -29,8 +29,11 @@ from slipstream.models.run.gpu.decoder import GpuDecoder
 from slipstream.models.run.gpu.modules import record
 from slipstream.models.run.gpu.passes import GpuPasses
 from slipstream.models.run.torch_model import TorchModel
+from slipstream.plan.config import AdaptiveConfig
 from slipstream.plan.policy import Adaptive
 from tiny import VOCAB, build
+
+SHALLOW = AdaptiveConfig(max_depth=4)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PROMPTS = ((3, 6), (12, 4)) if DEVICE == "cpu" else ((3, 9), (30, 34), (9, 22))
@@ -86,7 +89,14 @@ def outputs(
     if plan.drafter == "draft_model":
         parts["draft_model"] = draft_model(target, fast, ids)
     express = CapturedRunner(target, target.decoder) if fast else None
-    batch = Batch(target, parts.__getitem__, lambda name: rules.get(name)(), Adaptive(4), Limits(), express=express)
+    batch = Batch(
+        target,
+        parts.__getitem__,
+        lambda name: rules.get(name)(),
+        Adaptive(SHALLOW),
+        Limits(),
+        runner=express,
+    )
     jobs, rng = [], random.Random(1)
     for n, (length, tokens) in enumerate(PROMPTS):
         prompt = [rng.randrange(VOCAB) for _ in range(length)] * (2 if plan.drafter == "ngram" else 1)
@@ -129,7 +139,14 @@ def test_greedy_and_sampled_rows_have_whole_cycles_side_by_side():
         target.forward_pass.decoder = passes(target) if fast else None
         express = CapturedRunner(target, target.decoder) if fast else None
         parts = {"none": NoDrafter(VOCAB), "ngram": NGram(VOCAB)}
-        batch = Batch(target, parts.__getitem__, lambda name: rules.get(name)(), Adaptive(4), Limits(), express=express)
+        batch = Batch(
+            target,
+            parts.__getitem__,
+            lambda name: rules.get(name)(),
+            Adaptive(SHALLOW),
+            Limits(),
+            runner=express,
+        )
         ways = [("greedy", Sampling(0, seed=1)), ("block", Sampling(0.7, seed=2))]
         jobs = [Job(Request([5, 6, 7, 5, 6], how, 4), DecodingPlan("ngram", rule, 2)) for rule, how in ways]
         for job in jobs:
@@ -208,8 +225,8 @@ def test_everyone_is_told_all_of_it_in_order_however_a_row_ends():
     target.forward_pass.decoder = passes(target)
     parts = {"none": NoDrafter(VOCAB), "ngram": NGram(VOCAB)}
     batch = Batch(
-        *(target, parts.__getitem__, lambda name: rules.get(name)(), Adaptive(4), Limits()),
-        express=CapturedRunner(target, target.decoder),
+        *(target, parts.__getitem__, lambda name: rules.get(name)(), Adaptive(SHALLOW), Limits()),
+        runner=CapturedRunner(target, target.decoder),
     )
     plan = DecodingPlan("ngram", "greedy", 2)
 
@@ -248,8 +265,8 @@ def test_a_text_that_cannot_be_told_ends_its_own_request_alone():
     target.forward_pass.decoder = passes(target)
     parts = {"none": NoDrafter(VOCAB)}
     batch = Batch(
-        *(target, parts.__getitem__, lambda name: rules.get(name)(), Adaptive(4), Limits()),
-        express=CapturedRunner(target, target.decoder),
+        *(target, parts.__getitem__, lambda name: rules.get(name)(), Adaptive(SHALLOW), Limits()),
+        runner=CapturedRunner(target, target.decoder),
     )
 
     class Broken(Letters):

@@ -12,16 +12,19 @@ import pytest
 
 pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
 
+from slipstream.core.device import DraftSize, GraphKey, SizeMenu
 from slipstream.core.sampling import Sampling
 from slipstream.core.types import Request, Row
 from slipstream.core.verify.match import Greedy
+from slipstream.drafters.table import TableDrafter
 from slipstream.engines.native.captured.capture_budget import GRANT, CaptureBudget
 from slipstream.engines.native.captured.graph_cache import GraphCache
-from slipstream.engines.native.captured.graph_key import DraftSize, GraphKey
-from slipstream.engines.native.captured.sizes import DEPTHS, GROWN, PLAIN, BatchShape
-from slipstream.plan.graph_size import GraphSizePolicy, SizeOption
+from slipstream.engines.native.captured.sizes import DEPTHS, GROWN, PLAIN, BatchShape, size_for
+from slipstream.models.run.table_model import Table, TableModel
+from slipstream.plan.policy import Adaptive
 
 RULE, TOKENS, PROMPT, HOST, EACH = Greedy.device_rule, 128, 170, 4e-4, 1.2e-5
+MODEL, DRAFTER = TableModel(Table.random(8, 1, 0)), TableDrafter(Table.random(8, 1, 1))
 SIZES = [*map(DraftSize, DEPTHS), *GROWN]
 
 
@@ -40,7 +43,7 @@ class Machine:
     now: float = 0.0
     captured: int = 0
     stock: GraphCache = field(default_factory=GraphCache)
-    chooser: GraphSizePolicy = field(default_factory=GraphSizePolicy)
+    policy: Adaptive = field(default_factory=Adaptive)
     random: random.Random = field(default_factory=lambda: random.Random(1))
 
     def __post_init__(self) -> None:
@@ -73,46 +76,47 @@ class Machine:
     def serve(self, count: int) -> float:
         """Tokens per second of a batch, until its last row is done."""
         began, rows = self.now, [Row(Request([1, 2], Sampling(0), self.tokens)) for _ in range(count)]
-        for row in rows:
-            self.chooser.open(row)
+        self.policy.open(rows, MODEL, DRAFTER, Greedy())
         left, self.rates = rows, {row: min(0.97, max(0.03, self.random.gauss(self.rate, self.spread))) for row in rows}
         while left:
             with self.allowance.runs():
                 self._cycle(left)
             left = [row for row in left if row.emitted < self.tokens]
-        for row in rows:
-            self.chooser.close(row)
+        self.policy.close(rows)
         return count * self.tokens / (self.now - began)
 
     def _cycle(self, rows: list[Row]) -> None:
         common, crowd = BatchShape(len(rows), 200, False), len(rows)
-        offer: SizeOption | None = self.chooser.held(rows)
-        if offer is None:
-            free = partial(self.allowance.left, common.lines(PLAIN, crowd))
-            once = self.stock.late(self.missing(rows))
-            offer = self.chooser.choose(rows, self.stock.menu(common, RULE, self.sizes, free), None, once)
-        key = self.stock.find(common, DraftSize(*offer[:3]), RULE, crowd, 1 << 12, True)
+        free = partial(self.allowance.left, common.lines(PLAIN, crowd))
+        budget = self.policy.choose(
+            rows,
+            lambda: SizeMenu(
+                self.stock.menu(common, RULE, self.sizes, free), self.stock.costs.reading(self.missing(rows))
+            ),
+        )
+        size = size_for([budget], RULE)
+        key = self.stock.find(common, size, RULE, crowd, 1 << 12, True)
         if fresh := key not in self.stock.cycles:
             self.capture(key)
-        counts, behind = list[int](), self.missing(rows) if offer.depth else 0
+        counts, behind = list[int](), self.missing(rows) if size.depth else 0
+        results = []
         for row in rows:
             judged = []
-            while len(judged) < offer.depth and (not judged or judged[-1][0] == 0):
+            while len(judged) < size.depth and (not judged or judged[-1][0] == 0):
                 judged.append((0 if self.random.random() < self.rates[row] else -1, 1))
             kept = 1 + sum(rank == 0 for rank, _ in judged)
             row.tokens += [1] * kept
             counts.append(kept)
-            self.chooser.observe([row], [judged])
+            results.append(SimpleNamespace(tokens=[1] * size.depth, emitted=[1] * kept, judged=judged))
         taken = HOST + max(self.seconds(key), EACH * sum(counts))
-        if offer.depth:
-            self.chooser.pace.moved(rows, counts)
+        self.policy.observe_captured(rows, results)
         if behind:
             taken += self.reading
-            self.stock.caught_up(key, len(rows), behind, taken)
+            self.stock.costs.learn_reading(key, len(rows), behind, taken)
             self.read |= {*rows}
         self.now += taken
         if not fresh and not behind:
-            self.stock.paid(key, len(rows), taken)
+            self.stock.costs.learn(key, len(rows), taken)
 
 
 @pytest.mark.parametrize("count", [1, 8, 64])
@@ -153,7 +157,7 @@ def test_a_few_unlucky_tokens_are_no_reason_to_give_up_a_draft_model_for_good():
     machine = Machine(0.9, base=1.6e-3, level=8e-4, token=1e-5, reading=0.05, tokens=400)
     for _ in range(4):
         machine.serve(64)
-    machine.chooser._prior = 0.3
+    machine.policy.acceptance.shared((DRAFTER, "greedy")).rate = 0.3
     speeds = [machine.serve(64) for _ in range(12)]
     assert speeds[0] < 1.01 * machine.plainly(64), "it believes that nothing is to be had"
     assert sorted(speeds)[6] > 1.1 * machine.plainly(64)

@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
 
 from heads import random_head
+from slipstream.core.device import DraftSize
 from slipstream.core.interfaces import Policy
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
@@ -25,7 +26,6 @@ from slipstream.engines.job import DecodingPlan, Job
 from slipstream.engines.native.batch import Batch
 from slipstream.engines.native.captured import sizes
 from slipstream.engines.native.captured.chain_cycle import ChainCycle
-from slipstream.engines.native.captured.graph_key import DraftSize
 from slipstream.engines.native.captured.result import CycleResult
 from slipstream.engines.native.captured.runner import CapturedRunner
 from slipstream.engines.native.captured.sizes import size_for
@@ -135,7 +135,7 @@ def run(fast: bool, rule: str, warm: float, rows: Sequence[Wanted]) -> Run:
     parts = {"none": NoDrafter(VOCAB), "eagle": head}
     whole = CapturedRunner(target, target.decoder) if fast else None
     policy = Noting()
-    batch = Batch(target, parts.__getitem__, lambda name: rules.get(name)(), policy, Limits(), express=whole)
+    batch = Batch(target, parts.__getitem__, lambda name: rules.get(name)(), policy, Limits(), runner=whole)
     if whole is not None:
         make = whole._cycle
         whole._cycle = lambda *args: noted(make(*args), policy)

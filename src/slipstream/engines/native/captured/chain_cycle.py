@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from slipstream.core.array_types import Float, Tensor
-from slipstream.core.device import DeviceVerdict
+from slipstream.core.device import DeviceVerdict, GraphKey
 from slipstream.core.noise import Purpose
 from slipstream.drafters.device.interface import DeviceDraft, DraftSteps
-from slipstream.engines.native.captured.graph_key import GraphKey
 from slipstream.engines.native.captured.parts import CapturedCycle, CycleInputs, ScorePass
 from slipstream.engines.native.captured.result import CycleResult, told_chains
 from slipstream.kernels.gpu.cycle import commit, lay

@@ -1,114 +1,108 @@
-"""Rows whose cycles run on the device as a whole (`express`): who they are, what they draft, what came of it."""
+"""Rows whose cycles are captured: which rows these are, what they draft, and what becomes of the results."""
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from slipstream.core.interfaces import Drafter, Verifier
+from slipstream.core.interfaces import Drafter, Policy, Verifier
 from slipstream.core.types import Row
 from slipstream.engines.job import Job
 from slipstream.engines.native.groups import limited
 from slipstream.engines.native.publisher import ChunkPublisher
-from slipstream.plan.graph_size import GraphSizePolicy
 
 if TYPE_CHECKING:
     from slipstream.engines.native.captured.runner import CapturedRunner
 
 
 class CapturedRows:
-    """`drafter` and `rule` give the part of a name, `note` is told why nothing goes this way any more."""
+    """`drafter` and `rule` give the component of a name. `note` is told why cycles are no longer captured."""
 
     def __init__(
         self,
-        express: CapturedRunner | None,
+        runner: CapturedRunner | None,
+        policy: Policy,
         drafter: Callable[[str], Drafter],
         rule: Callable[[str], Verifier],
         context: int,
-        teller: ChunkPublisher,
+        publisher: ChunkPublisher,
         note: Callable[[str], None],
     ) -> None:
-        self.express = express  # None: there is none, or it was given up
-        self._drafter, self._rule, self._context, self._teller, self._note = drafter, rule, context, teller, note
-        self._choosers: defaultdict[tuple[str, str], GraphSizePolicy] = defaultdict(
-            GraphSizePolicy
-        )  # by drafter and rule
-        self.fresh: Collection[Row] = ()  # who has just read its prompt
+        self.runner = runner  # None: there is none, or it was given up
+        self._policy, self._drafter, self._rule = policy, drafter, rule
+        self._context, self._publisher, self._note = context, publisher, note
+        self.fresh: Collection[Row] = ()  # rows that have just read their prompt
 
-    def open(self, job: Job) -> bool:
-        """A row that begins; whether a tree would cost it its whole cycles, which a chain has."""
-        self._choosers[job.way].open(job.row)
+    def chains_only(self, job: Job) -> bool:
+        """Whether a tree would keep a row from captured cycles, which a chain does not."""
         rule = self._rule(job.plan.rule).device_rule
-        if self.express is None or rule is None:
+        if self.runner is None or rule is None:
             return False
-        return self.express.only_chains(self._drafter(job.plan.drafter), rule)
-
-    def close(self, job: Job) -> None:
-        for chooser in self._choosers.values():  # a row may have lost its drafter since
-            chooser.close(job.row)
+        return self.runner.only_chains(self._drafter(job.plan.drafter), rule)
 
     def suits(self, job: Job) -> bool:
-        """Whether a row's cycles can run on the device as a whole, once it has read its prompt."""
-        if self.express is None:
+        """Whether a row's cycles can be captured, once it has read its prompt."""
+        if self.runner is None:
             return False
-        if not job.rides:  # who once does, always will
+        if not job.rides:  # a row that suits always will
             rule = self._rule(job.plan.rule).device_rule
-            job.rides = job.top is None and rule is not None and self.express.suits(job.row, rule)
+            job.rides = job.top is None and rule is not None and self.runner.suits(job.row, rule)
         return job.rides
 
     def ready(self, job: Job) -> bool:
-        """Whether its next one can."""
-        return self.suits(job) and self.express is not None and self.express.ready(job.row)
+        """Whether its next cycle can be captured."""
+        return self.suits(job) and self.runner is not None and self.runner.ready(job.row)
 
-    def ride(self, jobs: Sequence[Job], crowd: int) -> list[Job]:
-        """Whoever can has a whole cycle, by drafter and rule; the others. `crowd`: rows there are or will soon be."""
-        if self.express is None:
+    def run(self, jobs: Sequence[Job], expected_rows: int) -> list[Job]:
+        """Run one captured cycle for every row that can have one, by drafter and rule. Returns the other rows.
+        `expected_rows`: rows there are or will soon be."""
+        if self.runner is None:
             return list(jobs)
-        self.express.crowd = crowd
+        self.runner.expected_rows = expected_rows
         ready = sorted((job for job in jobs if self.ready(job)), key=lambda job: job.way)
         done: set[Job] = set()
-        for _, some in groupby(ready, key=lambda job: job.way):
-            alike = list(some)
-            done |= {*alike} if self.express is not None and self._whole(self.express, alike) else set()
+        for _, members in groupby(ready, key=lambda job: job.way):
+            group = list(members)
+            done |= {*group} if self.runner is not None and self._run_group(self.runner, group) else set()
         return [job for job in jobs if job not in done]
 
-    def _whole(self, express: CapturedRunner, jobs: Sequence[Job]) -> bool:
-        """The whole cycle of rows with one drafter and one rule on the device, where it can be. What is known then goes
-        to the rows at once; those who wait for text are told while the device works on the next cycle."""
-        started, (name, rule_name) = time.perf_counter(), jobs[0].way
-        rows, drafter, chooser = [job.row for job in jobs], self._drafter(name), self._choosers[name, rule_name]
-        rule = self._rule(rule_name)
+    def _run_group(self, runner: CapturedRunner, jobs: Sequence[Job]) -> bool:
+        """Run a captured cycle of rows with one drafter and one rule; False where it must take the ordinary path. Rows
+        get their tokens at once. Callers get their text while the device works on the next cycle."""
+        started = time.perf_counter()
+        rows, drafter, rule = (
+            [job.row for job in jobs],
+            self._drafter(jobs[0].plan.drafter),
+            self._rule(jobs[0].plan.rule),
+        )
         assert rule.device_rule is not None, "rows without a device rule take the ordinary path"
         free = [job for job in jobs if job.plan.depth is None]
         try:
             if free:
-                chosen = express.choose([job.row for job in free], drafter, rule.device_rule, chooser)
+                chosen = runner.choose([job.row for job in free], drafter, rule.device_rule, self._policy)
+                if chosen is None:
+                    return False
                 for job in free:
                     job.budget = chosen
             budget = limited(jobs, rule, drafter, self._context)
-            quiet = self.fresh if drafter.needs.features else ()  # heads begin after the first token, on either way
-            done = express.run(
-                rows, budget, drafter, rule.device_rule, len(free) == len(jobs), quiet, self._teller.catch_up
-            )
+            plain = self.fresh if drafter.needs.features else ()  # heads begin after the first token, on either path
+            by_policy = len(free) == len(jobs)
+            results = runner.run(rows, budget, drafter, rule.device_rule, by_policy, plain, self._publisher.catch_up)
         except Exception as error:  # it would fail again, after as long a time
-            self._note(f"express, given up: {error}")
-            self.express = None
+            self._note(f"captured cycles, given up: {error}")
+            self.runner = None
             return False
-        if done is None:
+        if results is None:
             return False
-        heard = chooser.heard(len(rows))
-        chooser.observe([rows[r] for r in heard], [done[r].judged for r in heard])
-        if any(told.tokens for told in done):
-            chooser.pace.moved(rows, [len(told.emitted) for told in done])
-        for job, told in zip(jobs, done, strict=True):
-            if job.done:  # it could not be told of the cycle before
+        self._policy.observe_captured(rows, results)
+        for job, result in zip(jobs, results, strict=True):
+            if job.done:  # publishing the cycle before failed
                 continue
-            kept = job.row.extend(told.emitted, told.origins, self._context)
-            self._teller.later(job, told, kept)
+            kept = job.row.extend(result.emitted, result.origins, self._context)
+            self._publisher.later(job, result, kept)
         if any(job.stops for job in jobs):  # a text may end where it holds a string
-            self._teller.catch_up()
-        express.paid(time.perf_counter() - started)
+            self._publisher.catch_up()
+        runner.paid(time.perf_counter() - started)
         return True

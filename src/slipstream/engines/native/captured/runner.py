@@ -1,21 +1,19 @@
-"""When a cycle can run on the device as a whole (`captured`, `captured_tree`), and what the host must know of it
-afterwards.
+"""Captured cycles: when rows can have one, and what the host must know afterwards.
 
 That is where all rows have one drafter and one rule, draft chains or trees that grow by themselves, ask for nothing but
-a temperature and a cut of the law (top-k, top-p, min-p), and have read all but their last token: decoding, that is.
-Everything else goes through `Batch`'s own lines, before and after: both leave caches and rows in the same state.
+a temperature and a truncation of the law (top-k, top-p, min-p), and have read all but their last token. Everything else
+takes the ordinary path of `Batch`, before and after. Both paths leave caches and rows in the same state.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache, partial
 from time import perf_counter
 from typing import cast
 
-from slipstream.core.device import DeviceRule
-from slipstream.core.interfaces import Drafter
+from slipstream.core.device import DeviceRule, DraftSize, GraphKey, SizeMenu
+from slipstream.core.interfaces import Drafter, Policy
 from slipstream.core.noise import keys
 from slipstream.core.shaping import asks
 from slipstream.core.types import Budget, Row
@@ -23,41 +21,38 @@ from slipstream.drafters.device.interface import DeviceDraft, DeviceDrafter, Tre
 from slipstream.engines.native.captured.capture_budget import CaptureBudget
 from slipstream.engines.native.captured.chain_cycle import ChainCycle
 from slipstream.engines.native.captured.graph_cache import GraphCache
-from slipstream.engines.native.captured.graph_key import DraftSize, GraphKey
 from slipstream.engines.native.captured.result import CycleResult
 from slipstream.engines.native.captured.sizes import DEPTHS, GROWN, LEVELS, WIDEST, BatchShape, size_for
 from slipstream.engines.native.captured.tree_cycle import TreeCycle
 from slipstream.kernels.gpu.decoder import Held
 from slipstream.models.run.gpu.passes import GpuPasses
 from slipstream.models.run.torch_model import TorchModel
-from slipstream.plan.graph_size import GraphSizePolicy
+from slipstream.plan.costs import CostModel
 
 
 class CapturedRunner:
-    def __init__(self, model: TorchModel, passes: GpuPasses) -> None:
-        self._model, self._passes = model, passes
-        self._stocks: defaultdict[int, GraphCache] = defaultdict(GraphCache)  # by drafter; 0 with none
-        self._sides: dict[int, tuple[Drafter, DeviceDrafter | None]] = {}  # by who they are, which is held on to
-        self._captured = False  # whether this cycle was
-        self._latest: tuple[GraphCache, GraphKey, int] | None = (
-            None  # whose price the last cycle tells, and of how many rows
-        )
-        self.crowd = 1  # rows there are or will soon be
+    def __init__(self, model: TorchModel, passes: GpuPasses, costs: CostModel | None = None) -> None:
+        self._model, self._passes, self._costs = model, passes, costs or CostModel()
+        self._graphs: dict[int, GraphCache] = {0: GraphCache(self._costs.graph_costs("none"))}  # by drafter; 0: none
+        self._device_drafters: dict[int, tuple[Drafter, DeviceDrafter | None]] = {}  # by identity; keeps them alive
+        self._captured = False  # whether this cycle had to be captured
+        self._latest: tuple[GraphCache, GraphKey, int] | None = None  # what the last cycle's time is of, and its rows
+        self.expected_rows = 1  # rows there are or will soon be
         self.cycles = self.captures = 0  # so far
-        self.allowance = CaptureBudget()
+        self.capture_budget = CaptureBudget()
 
     @property
     def captured(self) -> list[ChainCycle | TreeCycle]:
-        return [cycle for stock in self._stocks.values() for cycle in stock.cycles.values()]
+        return [cycle for graphs in self._graphs.values() for cycle in graphs.cycles.values()]
 
     def drafts(self, drafter: Drafter) -> bool:
         """Whether a drafter's steps can be part of a cycle."""
-        return self._side(drafter) is not None
+        return self._device_drafter(drafter) is not None
 
     def branches(self, drafter: Drafter, rule: DeviceRule) -> bool:
         """Whether they can be where it drafts trees."""
-        side = self._side(drafter)
-        return side is not None and side.branches and rule.trees and self._passes.branches(LEVELS[-1])
+        device = self._device_drafter(drafter)
+        return device is not None and device.branches and rule.trees and self._passes.branches(LEVELS[-1])
 
     def only_chains(self, drafter: Drafter, rule: DeviceRule) -> bool:
         """Whether a tree would cost rows their whole cycles, which a chain has: no policy should try one then."""
@@ -72,22 +67,28 @@ class CapturedRunner:
         """Whether it has read all but its last token."""
         return self._model.cached(row) == row.length - 1
 
-    def choose(self, rows: Sequence[Row], drafter: Drafter, rule: DeviceRule, chooser: GraphSizePolicy) -> Budget:
-        """What all rows are to draft in the coming cycle: of what is captured, or may be, the fastest."""
-        side = self._side(drafter)
-        if side is None or not side.drafts:
+    def choose(self, rows: Sequence[Row], drafter: Drafter, rule: DeviceRule, policy: Policy) -> Budget | None:
+        """What all rows are to draft in the coming cycle; None where the policy wants the ordinary path."""
+        device = self._device_drafter(drafter)
+        if device is None or not device.drafts:
             return Budget(0)
-        ready = side.ready(rows, DEPTHS[-1])
-        held = chooser.held(rows) if ready is None else None
-        if held is not None:
-            return held.budget
-        common = BatchShape.of(rows)
-        sizes = [DraftSize(depth) for depth in DEPTHS if not depth or rule.chains]
-        sizes = [size for size in (*sizes, *GROWN) if self._fits(common, size, drafter, rule)]
-        free = partial(self.allowance.left, common.lines(sizes[0], self.crowd))
-        stock = self._stocks[id(drafter)]
-        menu = stock.menu(common, rule, sizes, free)
-        return chooser.choose(rows, menu, ready, stock.late(side.behind(rows))).budget
+        return policy.choose(rows, partial(self._menu, rows, drafter, device, rule), device.ready(rows, DEPTHS[-1]))
+
+    def _menu(self, rows: Sequence[Row], drafter: Drafter, device: DeviceDrafter, rule: DeviceRule) -> SizeMenu:
+        shape = BatchShape.of(rows)
+        chains = [DraftSize(depth) for depth in DEPTHS if not depth or rule.chains]
+        sizes = [size for size in (*chains, *GROWN) if self._fits(shape, size, drafter, rule)]
+        may_capture = partial(self.capture_budget.left, shape.lines(sizes[0], self.expected_rows))
+        graphs = self._graphs_of(drafter)
+        return SizeMenu(graphs.menu(shape, rule, sizes, may_capture), graphs.costs.reading(device.behind(rows)))
+
+    def _graphs_of(self, drafter: Drafter) -> GraphCache:
+        if id(drafter) not in self._graphs:
+            name = type(drafter).__name__
+            while name in self._costs.graphs:
+                name += "'"
+            self._graphs[id(drafter)] = GraphCache(self._costs.graph_costs(name))
+        return self._graphs[id(drafter)]
 
     def run(
         self,
@@ -95,22 +96,22 @@ class CapturedRunner:
         budget: Sequence[Budget],
         drafter: Drafter,
         rule: DeviceRule,
-        free: bool = False,
-        quiet: Collection[Row] = (),
+        by_policy: bool = False,
+        plain: Collection[Row] = (),
         meanwhile: Callable[[], None] | None = None,
     ) -> list[CycleResult] | None:
-        """One cycle for all rows, which are `ready`, committed to the target's cache; None where it must go the other
-        way, nothing having changed. `free`: nobody asked for drafts of this size, so time to capture it is counted.
-        `quiet` rows draft nothing this time. `meanwhile` is done while the device works."""
-        with self.allowance.runs():
-            return self._run(rows, budget, drafter, rule, free, quiet, meanwhile)
+        """One cycle for all rows, which are `ready`, committed to the target's cache; None where it must take the
+        ordinary path, nothing having changed. `by_policy`: no user asked for this size, so the time to capture it comes
+        out of the capture budget. `plain` rows draft nothing this time. `meanwhile` runs while the device works."""
+        with self.capture_budget.runs():
+            return self._run(rows, budget, drafter, rule, by_policy, plain, meanwhile)
 
     def paid(self, seconds: float) -> None:
-        """What the last cycle took, with the host's part: what was done meanwhile is of the cycle before, which was
-        most often one like this."""
+        """What the last cycle took with the host's part. What was published meanwhile is of the cycle before, which
+        most often was one like this."""
         if self._latest is not None:
-            stock, key, rows = self._latest
-            stock.paid(key, rows, seconds)
+            graphs, key, rows = self._latest
+            graphs.costs.learn(key, rows, seconds)
 
     def _run(
         self,
@@ -118,92 +119,92 @@ class CapturedRunner:
         budget: Sequence[Budget],
         drafter: Drafter,
         rule: DeviceRule,
-        free: bool,
-        quiet: Collection[Row],
+        by_policy: bool,
+        plain: Collection[Row],
         meanwhile: Callable[[], None] | None,
     ) -> list[CycleResult] | None:
-        if (side := self._side(drafter)) is None:
+        if (device := self._device_drafter(drafter)) is None:
             return None
-        if not any(spend.depth and spend.shape for spend in budget):
-            budget = side.draft_on_host(rows, budget)
-        common, size = BatchShape.of(rows), size_for(budget, rule)
-        if size is None or not self._fits(common, size, drafter, rule):
+        if not any(row.depth and row.shape for row in budget):
+            budget = device.draft_on_host(rows, budget)
+        shape, size = BatchShape.of(rows), size_for(budget, rule)
+        if size is None or not self._fits(shape, size, drafter, rule):
             return None
-        if side.context is not None and common.used(size) > side.context:
+        if device.context is not None and shape.used(size) > device.context:
             return None
-        most = max(common.used(size), min(self._model.context, side.context or self._model.context))
-        stock = self._stocks[id(drafter) if side.drafts else 0]
-        key = stock.find(common, size, rule, self.crowd, most, free)
-        cycle = self._cycle(stock, key, common, side, free and size.depth > 0)
-        budget = [Budget(0) if row in quiet else spend for row, spend in zip(rows, budget, strict=True)]
+        context = max(shape.used(size), min(self._model.context, device.context or self._model.context))
+        graphs = self._graphs_of(drafter) if device.drafts else self._graphs[0]
+        key = graphs.find(shape, size, rule, self.expected_rows, context, by_policy)
+        cycle = self._cycle(graphs, key, shape, device, by_policy and size.depth > 0)
+        budget = [Budget(0) if row in plain else own for row, own in zip(rows, budget, strict=True)]
         began = perf_counter()
-        state, read = side.begin(rows, budget, cycle)
-        words = self._control(rows, budget, side, size, key.rows)
-        record = cycle(*words, state, meanwhile)[: len(rows)].long().tolist()
+        state, read = device.begin(rows, budget, cycle)
+        control = self._control(rows, budget, device, size, key.rows)
+        record = cycle(*control, state, meanwhile)[: len(rows)].long().tolist()
         if read:  # the device had read it when the record was there
-            stock.caught_up(key, len(rows), read, perf_counter() - began)
+            graphs.costs.learn_reading(key, len(rows), read, perf_counter() - began)
         self.cycles += 1
-        if not all(line[2] for line in record):  # some place has no law: who it was is found out the other way
+        if not all(line[2] for line in record):  # some slot has no law; the ordinary path finds out which row's
             return None
-        self._latest = None if self._captured or read else (stock, key, len(rows))
-        told = cycle.told(record)
-        accepted = [result.kept for result in told]
+        self._latest = None if self._captured or read else (graphs, key, len(rows))
+        results = cycle.told(record)
+        accepted = [result.kept for result in results]
         self._model.took(rows, accepted)
-        side.commit(rows, budget, accepted, cycle)
-        return told
+        device.commit(rows, budget, accepted, cycle)
+        return results
 
-    def _fits(self, common: BatchShape, size: DraftSize, drafter: Drafter, rule: DeviceRule) -> bool:
-        if common.rows * (size.slots + 1) > WIDEST:
+    def _fits(self, shape: BatchShape, size: DraftSize, drafter: Drafter, rule: DeviceRule) -> bool:
+        if shape.rows * (size.slots + 1) > WIDEST:
             return False
         if not size.nodes:
             return True
-        cut = not rule.greedy and common.cut  # what trees are ranked by is not cut here
+        cut = not rule.greedy and shape.cut  # trees are ranked by the law as it is
         return self.branches(drafter, rule) and not cut
 
-    def _side(self, drafter: Drafter) -> DeviceDrafter | None:
-        if id(drafter) not in self._sides:
-            self._sides[id(drafter)] = drafter, drafter.device_form(self._model)
-        return self._sides[id(drafter)][1]
+    def _device_drafter(self, drafter: Drafter) -> DeviceDrafter | None:
+        if id(drafter) not in self._device_drafters:
+            self._device_drafters[id(drafter)] = drafter, drafter.device_form(self._model)
+        return self._device_drafters[id(drafter)][1]
 
     def _cycle(
-        self, stock: GraphCache, key: GraphKey, common: BatchShape, side: DeviceDrafter, counted: bool
+        self, graphs: GraphCache, key: GraphKey, shape: BatchShape, device: DeviceDrafter, counted: bool
     ) -> ChainCycle | TreeCycle:
-        """The cycle of a key, captured if it must be; `counted`: that was a policy's wish."""
-        used = common.used(key.size)
+        """The cycle of a key, captured if it must be. `counted`: in the policy's capture budget."""
+        used = shape.used(key.size)
         self._model.make_room(used)
-        part, held = side.part(used), self._passes.held(self._model.cache)
-        for name, each in self._stocks.items():  # whose caches have moved must not hold on to the old ones
-            own = self._sides[name][1] if name else None
-            each.lie_at((self._model.cache.version, own.version if own else 0))
-        self._captured = key not in stock.cycles
+        part, held = device.part(used), self._passes.held(self._model.cache)
+        for identity, cache in self._graphs.items():  # graphs must not hold on to caches that have moved
+            own = self._device_drafters[identity][1] if identity else None
+            cache.set_version((self._model.cache.version, own.version if own else 0))
+        self._captured = key not in graphs.cycles
         if self._captured:
-            with self.allowance.captures(counted), stock.captures(key):
-                stock.add(key, _new_cycle(key, self._passes, held, part))
+            with self.capture_budget.captures(counted), graphs.captures(key):
+                graphs.add(key, _new_cycle(key, self._passes, held, part))
             self.captures += 1
-        return stock.cycles[key]
+        return graphs.cycles[key]
 
     def _control(
-        self, rows: Sequence[Row], budget: Sequence[Budget], side: DeviceDrafter, size: DraftSize, lines: int
+        self, rows: Sequence[Row], budget: Sequence[Budget], device: DeviceDrafter, size: DraftSize, lines: int
     ) -> tuple[list[list[int]], list[list[float]]]:
         """`CycleControl` and the numbers of `SamplingInputs`, filled up to a graph's rows."""
         words = [
             [_stream(row.seed, row.sample) for row in rows],
             [row.length for row in rows],
-            [spend.depth for spend in budget],
+            [row.depth for row in budget],
             [self._model.index(row) for row in rows],
-            [side.index(row) for row in rows],
+            [device.index(row) for row in rows],
             [row.tokens[-1] for row in rows],
-            [min(size.nodes, spend.shape.nodes if spend.shape else spend.depth) for spend in budget],
-            [min(size.width, spend.shape.width if spend.shape else 1) for spend in budget],
+            [min(size.nodes, row.shape.nodes if row.shape else row.depth) for row in budget],
+            [min(size.width, row.shape.width if row.shape else 1) for row in budget],
             [row.tokens[-2] for row in rows],
         ]
-        wants = [row.request.sampling for row in rows]
+        sampling = [row.request.sampling for row in rows]
         numbers = [
-            [wish.temperature for wish in wants],
-            [spend.stop_below for spend in budget],
-            [float(wish.top_k) for wish in wants],
-            [wish.top_p for wish in wants],
-            [wish.min_p for wish in wants],
+            [own.temperature for own in sampling],
+            [row.stop_below for row in budget],
+            [float(own.top_k) for own in sampling],
+            [own.top_p for own in sampling],
+            [own.min_p for own in sampling],
         ]
         missing = lines - len(rows)
         fill = [0, 1, -1, 0, 0, 0, 0, 0, 0]

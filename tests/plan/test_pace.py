@@ -6,43 +6,44 @@ import numpy as np
 import pytest
 
 from slipstream.core.types import Request, Row
-from slipstream.plan.completion_time import LAG, CompletionTime, _highest
+from slipstream.plan.config import PaceConfig
+from slipstream.plan.pace import Pace, _highest
+
+SPREAD = PaceConfig().spread
 
 
 def rows(count: int) -> list[Row]:
     return [Row(Request([1, 2])) for _ in range(count)]
 
 
-def seconds(pace: CompletionTime, cycle: float, more: list[float], left: list[float]) -> float:
+def seconds(pace: Pace, cycle: float, more: list[float], left: list[float]) -> float:
     """Of one way."""
     (found,) = pace.seconds(np.array([cycle]), np.array([more]), np.array(left))
     return float(found)
 
 
 def test_plain_rows_are_done_when_they_have_said_what_is_left():
-    assert seconds(CompletionTime(), 2.0, [0, 0], [10, 30]) == 2.0 * (20 + 30) / 2
-    assert seconds(CompletionTime(), 2.0, [0], [10]) == 20.0
+    assert seconds(Pace(), 2.0, [0, 0], [10, 30]) == 2.0 * (20 + 30) / 2
+    assert seconds(Pace(), 2.0, [0], [10]) == 20.0
 
 
 def test_ways_are_looked_at_side_by_side():
     left, more = np.array([40.0, 70.0, 90.0]), np.array([[0.0, 0.0, 0.0], [1.0, 2.0, 0.5]])
-    both = CompletionTime().seconds(np.array([1.0, 1.5]), more, left)
-    alone = [
-        seconds(CompletionTime(), cycle, list(line), list(left)) for cycle, line in zip((1.0, 1.5), more, strict=True)
-    ]
+    both = Pace().seconds(np.array([1.0, 1.5]), more, left)
+    alone = [seconds(Pace(), cycle, list(line), list(left)) for cycle, line in zip((1.0, 1.5), more, strict=True)]
     assert both.tolist() == alone
 
 
 def test_drafts_that_move_one_row_only_are_worth_half_of_what_they_seem():
-    alike, apart = (seconds(CompletionTime(), 1.0, more, [100.0] * 2) for more in ([1.0, 1.0], [3.0, 0.0]))
+    alike, apart = (seconds(Pace(), 1.0, more, [100.0] * 2) for more in ([1.0, 1.0], [3.0, 0.0]))
     assert alike < 60 < 75 < apart <= 100
 
 
 def test_the_more_rows_the_later_the_last_one():
-    times = [seconds(CompletionTime(), 1.0, [2.0] * count, [99.0] * count) for count in (1, 8, 64)]
+    times = [seconds(Pace(), 1.0, [2.0] * count, [99.0] * count) for count in (1, 8, 64)]
     assert times[0] == pytest.approx(33.0)
-    assert times[0] < times[1] < times[2] < 33 * (1 + LAG * 2.5)
-    assert seconds(CompletionTime(), 1.0, [2.0] * 64, [99.0, *[9.0] * 63]) < 20, "who has little to say is not the last"
+    assert times[0] < times[1] < times[2] < 33 * (1 + SPREAD * 2.5)
+    assert seconds(Pace(), 1.0, [2.0] * 64, [99.0, *[9.0] * 63]) < 20, "who has little to say is not the last"
 
 
 def test_the_highest_of_several_is_where_statistics_say():
@@ -52,7 +53,7 @@ def test_the_highest_of_several_is_where_statistics_say():
 
 
 def test_how_far_rows_fall_apart_is_learnt_from_those_that_leave():
-    even, uneven = CompletionTime(), CompletionTime()
+    even, uneven = Pace(), Pace()
     for pace, counts in ((even, [3, 3, 3, 3.01]), (uneven, [1, 3, 4, 4])):
         for _ in range(20):
             some = rows(4)
@@ -61,18 +62,18 @@ def test_how_far_rows_fall_apart_is_learnt_from_those_that_leave():
             for row in some:
                 pace.close(row)
     asked = 1.0, [2.0] * 8, [99.0] * 8
-    assert seconds(even, *asked) < seconds(CompletionTime(), *asked) < seconds(uneven, *asked)
+    assert seconds(even, *asked) < seconds(Pace(), *asked) < seconds(uneven, *asked)
 
 
 def test_a_row_alone_or_a_short_one_teaches_nothing():
-    pace, (alone, short, other) = CompletionTime(), rows(3)
+    pace, (alone, short, other) = Pace(), rows(3)
     for _ in range(40):
         pace.moved([alone], [4])
     pace.moved([short, other], [1, 5])
     for row in (alone, short):
         pace.close(row)
-    assert pace._square == LAG**2
+    assert pace._variance == SPREAD**2
     for _ in range(40):
         pace.moved([other, alone], [1, 5])
     pace.close(other)
-    assert pace._square > LAG**2, "a long one among others does"
+    assert pace._variance > SPREAD**2, "a long one among others does"

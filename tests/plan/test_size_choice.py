@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from slipstream.core.device import DraftSize, SizeOption
 from slipstream.core.sampling import Sampling
 from slipstream.core.types import Request, Row
-from slipstream.plan.graph_size import HELD, LONGEST, GraphSizePolicy, SizeOption
+from slipstream.plan.acceptance import AcceptanceEstimator
+from slipstream.plan.config import AdaptiveConfig, SizeConfig
+from slipstream.plan.size_choice import SizeChoice
 
 
 def rows(count: int) -> list[Row]:
@@ -15,10 +18,10 @@ def rows(count: int) -> list[Row]:
 
 def menu(step: float, there: bool = True) -> list[SizeOption]:
     """A plain cycle takes 1; a level of drafts adds `step`."""
-    return [SizeOption(depth, 1, 0, 1 + step * depth, there or not depth) for depth in (0, 1, 2, 3, 5, 8)]
+    return [SizeOption(DraftSize(depth), 1 + step * depth, there or not depth) for depth in (0, 1, 2, 3, 5, 8)]
 
 
-def run(chooser: GraphSizePolicy, some: list[Row], offers: list[SizeOption], rate: float, cycles: int) -> list[int]:
+def run(chooser: SizeChoice, some: list[Row], offers: list[SizeOption], rate: float, cycles: int) -> list[int]:
     """Depths chosen while so many of the drafted tokens are accepted, in a fixed pattern."""
     chosen, turn = [], 0.0
     for _ in range(cycles):
@@ -34,16 +37,15 @@ def run(chooser: GraphSizePolicy, some: list[Row], offers: list[SizeOption], rat
                     break
                 turn -= 1
             judged.append(line)
-        heard = chooser.heard(len(some))
-        chooser.observe([some[r] for r in heard], [judged[r] for r in heard])
+        for r in chooser.observed(len(some)):
+            if judged[r]:
+                chooser._acceptance.learn(some[r], len(judged[r]), judged[r])
     return chosen
 
 
-def opened(count: int) -> tuple[GraphSizePolicy, list[Row]]:
-    chooser, some = GraphSizePolicy(), rows(count)
-    for row in some:
-        chooser.open(row)
-    return chooser, some
+def opened(count: int) -> tuple[SizeChoice, list[Row]]:
+    config = AdaptiveConfig()
+    return SizeChoice(AcceptanceEstimator(config.acceptance), config), rows(count)
 
 
 @pytest.mark.parametrize("count", [1, 4, 40])
@@ -58,7 +60,7 @@ def test_drafts_that_do_not_pay_are_left_and_tried_rarely(count):
     chosen = run(*opened(count), menu(0.3), 0.1, 800)
     tries = [depth for depth in chosen[80:] if depth]
     assert set(tries) <= {1}
-    assert 720 / (2 * LONGEST) < len(tries) < 720 / LONGEST * 3
+    assert 720 / (2 * SizeConfig().max_wait) < len(tries) < 720 / SizeConfig().max_wait * 3
 
 
 def test_a_size_that_is_not_captured_is_no_attempt():
@@ -77,22 +79,26 @@ def test_what_rows_have_to_draft_is_all_that_counts():
 def test_a_decision_holds_while_the_rows_are_the_same():
     chooser, some = opened(3)
     first = chooser.choose(some, menu(0.05))
-    assert [chooser.held(some) for _ in range(HELD)] == [first] * (HELD - 1) + [None]
+    assert [chooser.held(some) for _ in range(SizeConfig().hold)] == [first] * (SizeConfig().hold - 1) + [None]
     chooser.choose(some, menu(0.05))
     assert chooser.held(some[:2]) is None
 
 
 def test_a_tree_is_chosen_where_its_second_candidates_are_worth_it():
     chooser, some = opened(1)
-    chain, tree = SizeOption(3, 1, 0, 1.3), SizeOption(3, 6, 8, 1.31)
-    assert chooser.choose(some, [SizeOption(0, 1, 0, 1.0), chain, tree]) == tree
-    assert chooser.choose(some, [SizeOption(0, 1, 0, 1.0), chain, tree._replace(seconds=2.0)]) == chain
+    plain, chain, tree = (
+        SizeOption(DraftSize(0), 1.0),
+        SizeOption(DraftSize(3), 1.3),
+        SizeOption(DraftSize(3, 6, 8), 1.31),
+    )
+    assert chooser.choose(some, [plain, chain, tree]) == tree.size
+    assert chooser.choose(some, [plain, chain, tree._replace(seconds=2.0)]) == chain.size
 
 
 def test_what_drafting_takes_before_it_can_begin_must_be_won_back():
     chooser, some = opened(2)
-    assert chooser.choose(some, menu(0.1), once=100.0).depth > 0, "2,000 tokens are left to be said"
+    assert chooser.choose(some, menu(0.1), delay=100.0).depth > 0, "2,000 tokens are left to be said"
     for row in some:
         row.tokens += [1] * 990
-    assert chooser.choose(some, menu(0.1), once=100.0).depth == 0
+    assert chooser.choose(some, menu(0.1), delay=100.0).depth == 0
     assert chooser.choose(some, menu(0.1)).depth > 0

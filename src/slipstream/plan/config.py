@@ -1,0 +1,142 @@
+"""Settings of the policies: small frozen classes, each field with its unit and meaning.
+
+"Drafted token" means one that was drafted for one row. "Cycle" means one target pass with what goes before and after.
+Shares are numbers from 0 to 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class TreeConfig:
+    """Trees that a drafter grows by itself."""
+
+    depth: int = 10  # levels
+    width: int = 6  # candidates after one slot
+    max_nodes: int = 32  # drafted tokens of one row
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceConfig:
+    """How acceptance is estimated. An observation is one slot that verification looked at."""
+
+    first_rate: float = 0.7  # probability that a first candidate is accepted, before anything was observed
+    sibling_rate: float = 0.4  # the same of a second candidate, given that the first was rejected
+    sibling_decay: float = 0.6  # factor from each further candidate to the next
+    table_depths: int = 8  # depths the rank table tells apart; deeper slots count as the last one
+    table_prior: float = 8.0  # observations that the rates above count as in the rank table
+    table_memory: float = 400.0  # observations of one rank after which old ones count half
+    sibling_memory: float = 0.998  # share of what was observed of siblings that is left after each chain
+    chains_per_update: int = 16  # chains after which the rank table is worked out again
+    shared_prior: float = 6.0  # observations that the expectation for new rows counts as at first
+    shared_memory: float = 64.0  # observations that it rests on at most
+    row_prior: float = 6.0  # observations that the expectation counts as in a new row's estimate
+    row_memory: float = 24.0  # observations that a row's estimate rests on at most
+    row_fade: float = 0.05  # share of a row's observations that is forgotten in each cycle without a draft
+    reach: int = 3  # depth of a row's first drafts; doubles while drafts are accepted as a whole
+    min_wait: int = 4  # plain cycles of a row before it is tried again
+    max_wait: int = 128  # the same after many failed attempts
+    min_chain_chance: float = 0.1  # a chain's token with a smaller chance to be emitted is not considered
+    min_tree_chance: float = 0.01  # the same for a tree's token
+
+
+@dataclass(frozen=True, slots=True)
+class CostConfig:
+    """How costs are estimated from measured times."""
+
+    window: int = 5  # latest times that a median is taken of
+    plain_window: int = 7  # the same for plain passes and for captured cycles
+    reliable: int = 3  # plain passes of one size after which their median is trusted
+    first_token: float = 0.3  # cost of a drafted token before any was scored; share of a row's part of a plain pass
+    further: float = 0.6  # cost of one more item beyond the largest number measured; share of the mean cost
+    late_draft: float = 0.6  # share of the time of a draft after a pause that the next draft is expected to take
+    first_level: float = 0.08  # cost of a level in a captured cycle before any was timed; share of a plain cycle
+    reliable_readings: int = 2  # times that catching up was measured before it is believed; the first takes longest
+
+
+@dataclass(frozen=True, slots=True)
+class LossConfig:
+    """What drafting may lose against plain decoding. Amounts are in plain passes."""
+
+    share: float = 0.01  # share of all time that may be lost
+    size: float = 0.5  # saved up at most
+    max_size: float = 1.0  # saved up at most where one drafted token costs more than `size`
+    max_won: float = 6.0  # kept of what the same rows won
+    handed_over: float = 1.25  # kept of it when other rows come
+    failing_share: float = 0.2  # part of `share` that is left while drafts only fail
+    patience: int = 6  # failed drafts in a row before the share shrinks
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceConfig:
+    """How much drafting must promise."""
+
+    margin: float = 1.03  # promised speed over plain decoding's, at least: estimates err
+    stake: float = 1 / 3  # share of the loss budget that one cycle may risk; a single drafted token may risk all
+    doubt: float = 0.3  # added cost of each token beyond the largest number scored; share of a row's part of a pass
+    leap: int = 3  # most drafted tokens of a pass, in multiples of the largest number scored so far
+    hopeless: float = 0.75  # share of the best speed below which larger drafts are not looked at
+    hoped_rate: float = 0.97  # acceptance assumed when asking whether drafting could pay at all
+
+
+@dataclass(frozen=True, slots=True)
+class RestConfig:
+    """When the policy stops thinking. Counts are cycles unless they say otherwise."""
+
+    min_rest: int = 3  # plain cycles after a decision not to draft
+    max_rest: int = 32  # the same at most
+    idle_share: float = 0.002  # share of all time for decisions that end in no draft
+    thought_share: float = 0.02  # share of all time for all decisions
+    max_repeat: int = 8  # cycles that one decision is repeated for
+    long_idle: int = 128  # cycles without any draft after which rests grow
+    forgotten: int = 256  # cycles without any draft after which one token is priced again
+    stale: int = 64  # plain cycles of a row after which it is tried even where drafting could hardly pay
+    pause: int = 2  # cycles without a draft after which a drafter has more to read than usual
+    missed: int = 16  # tokens that a drafter has not read, after which the same holds
+
+
+@dataclass(frozen=True, slots=True)
+class SizeConfig:
+    """How the size of a captured cycle is chosen."""
+
+    uncaptured: float = 1.1  # factor on the time of a size that is not captured yet
+    hold: int = 8  # cycles that a decision holds for while the rows are the same
+    min_wait: int = 4  # plain cycles before the cheapest size is tried again
+    max_wait: int = 128  # the same after many failed attempts
+    trial: float = 32.0  # plain time before a trial, in multiples of what the drafter needs to catch up
+    luck: float = 0.5  # share of a row's difference from the others that is taken for chance
+    observed_rows: int = 8  # rows that are learnt from per cycle; of more rows, some in turn
+    refresh: int = 256  # decisions after which the worth of trees is worked out again
+    grid: int = 21  # acceptance rates at which it is worked out
+
+
+@dataclass(frozen=True, slots=True)
+class PaceConfig:
+    """How far rows that draft together fall apart."""
+
+    spread: float = 0.07  # standard deviation of a row's speed relative to the others', at first
+    prior: int = 16  # finished rows that this counts as
+    memory: int = 128  # finished rows that it rests on at most
+    min_tokens: int = 64  # tokens of a finished row that is learnt from, at least
+    near: float = 0.8  # rows with this share of the longest remaining time may finish last
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveConfig:
+    """All settings of the policy `adaptive`."""
+
+    max_depth: int = 8  # of a chain or tree it asks for where cycles are not captured
+    acceptance: AcceptanceConfig = field(default_factory=AcceptanceConfig)
+    tree: TreeConfig = field(default_factory=TreeConfig)
+    cost: CostConfig = field(default_factory=CostConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    choice: ChoiceConfig = field(default_factory=ChoiceConfig)
+    rest: RestConfig = field(default_factory=RestConfig)
+    size: SizeConfig = field(default_factory=SizeConfig)
+    pace: PaceConfig = field(default_factory=PaceConfig)
+
+    def __post_init__(self) -> None:
+        if self.max_depth < 1:
+            raise ValueError(f"max_depth is {self.max_depth}; it must be 1 or more")

@@ -1,0 +1,85 @@
+"""What captured cycles cost: by size, rows and context, with and without the host's part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slipstream.core.device import DraftSize, GraphKey, power
+from slipstream.plan.config import CostConfig
+from slipstream.plan.prices import CostCurve, RecentMedian
+
+
+class GraphCosts:
+    """Seconds of captured cycles under one drafter, or with none.
+
+    A cycle is timed on the device alone when it is captured. What it takes with the host's part is measured as it runs,
+    by its key and the rows there are, rounded up to a power of two. A cycle that did not run yet is expected to take
+    its time on the device and what the host adds to others."""
+
+    def __init__(self, config: CostConfig | None = None) -> None:
+        self._config = config or CostConfig()
+        self._device: dict[GraphKey, float] = {}
+        self._whole: dict[tuple[GraphKey, int], RecentMedian] = {}
+        self._host = RecentMedian(self._config.plain_window)
+        self._reading = CostCurve(config=self._config)  # by tokens that the drafter had to read first
+        self._readings = 0
+
+    def captured(self, key: GraphKey, seconds: float) -> None:
+        """A cycle was captured and takes so long on the device."""
+        self._device[key] = seconds
+
+    def device(self, key: GraphKey) -> float:
+        return self._device.get(key, 0.0)
+
+    def learn(self, key: GraphKey, rows: int, seconds: float) -> None:
+        """A cycle with so many rows took so long with the host's part. Nothing was captured or read in it."""
+        window = self._config.plain_window
+        self._whole.setdefault((key, power(rows)), RecentMedian(window)).add(seconds)
+        self._host.add(max(0.0, seconds - self.device(key)))
+
+    def seconds(self, key: GraphKey, rows: int) -> float:
+        measured = self._whole.get((key, power(rows)))
+        return measured.value if measured else self.device(key) + self._host.value
+
+    def learn_reading(self, key: GraphKey, rows: int, tokens: int, seconds: float) -> None:
+        """The drafter first had to read so many tokens, and a cycle took so long with that."""
+        self._reading.add(power(tokens), seconds - self.seconds(key, rows))
+        self._readings += 1
+
+    def reading(self, tokens: int) -> float:
+        """Seconds a drafter takes to read so many tokens that it missed; 0 until that is known."""
+        return self._reading(tokens) if self._readings >= self._config.reliable_readings else 0.0
+
+    def guess(self, size: DraftSize, plain: float, measured: Mapping[DraftSize, float]) -> float:
+        """What a size would take that is not captured: by its levels or by its tokens, whichever says more, as those
+        cost that are captured, chains or trees like it if there are any."""
+        alike = [other for other in measured if bool(other.nodes) == bool(size.nodes)] or list(measured)
+        if not alike:
+            return plain * (1 + self._config.first_level * size.depth)
+        more = {other: max(0.0, measured[other] - plain) for other in alike}
+        level = sum(more[other] / other.depth for other in alike) / len(alike)
+        token = sum(more[other] / other.slots for other in alike) / len(alike)
+        return plain + max(level * size.depth, token * size.slots)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "device": [[key.to_json(), seconds] for key, seconds in self._device.items()],
+            "whole": [[key.to_json(), rows, times.to_json()] for (key, rows), times in self._whole.items()],
+            "host": self._host.to_json(),
+            "reading": self._reading.to_json(),
+            "readings": self._readings,
+        }
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any], config: CostConfig | None = None) -> GraphCosts:
+        costs = cls(config)
+        window = costs._config.plain_window
+        costs._device = {GraphKey.from_json(key): seconds for key, seconds in saved["device"]}
+        costs._whole = {
+            (GraphKey.from_json(key), rows): RecentMedian(window, times) for key, rows, times in saved["whole"]
+        }
+        costs._host = RecentMedian(window, saved["host"])
+        costs._reading = CostCurve.from_json(saved["reading"], costs._config)
+        costs._readings = saved["readings"]
+        return costs

@@ -1,0 +1,58 @@
+"""When rows that decode together will be done.
+
+Plain decoding moves all rows alike. Drafts move some further than others. The slowest row decides when the last one is
+done, long after most others have left. So two times count: when rows are done on average, and when the last one is.
+How far rows fall apart is learnt from those that have left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.core.types import Row
+from slipstream.plan.config import PaceConfig
+
+Column = NDArray[np.float64]
+
+
+class Pace:
+    def __init__(self, config: PaceConfig | None = None) -> None:
+        self._config = config or PaceConfig()
+        self._variance, self._weight = self._config.spread**2, self._config.prior
+        self._moved: dict[Row, tuple[float, float]] = {}  # tokens in cycles with drafts: a row's, and the mean row's
+
+    def moved(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
+        """A cycle with drafts brought each row so many tokens."""
+        mean = sum(counts) / len(counts)
+        for row, count in zip(rows, counts, strict=True):
+            own, others = self._moved.get(row, (0.0, 0.0))
+            self._moved[row] = own + count, others + mean
+
+    def close(self, row: Row) -> None:
+        own, others = self._moved.pop(row, (0.0, 0.0))
+        if others >= self._config.min_tokens and own != others:  # a row alone is like the others
+            self._weight = min(self._weight + 1, self._config.memory)
+            self._variance += ((own / others - 1) ** 2 - self._variance) / self._weight
+
+    def seconds(self, cycle: Column, more: Column, left: Column) -> Column:
+        """Seconds until rows with so many tokens left are done, the mean of the average row and the last one, for
+        several ways to go on: a cycle takes so long, [ways], and brings each row so many tokens more than one,
+        [ways, rows]."""
+        cycles = left / (1 + more)
+        longest = cycles.max(1)
+        near = (cycles > self._config.near * longest[:, None]).sum(1)
+        lag = np.array([_highest(count) for count in near.tolist()]) * more.any(1)
+        last: Column = longest * (1 + self._variance**0.5 * lag)
+        seconds: Column = cycle * (cycles.sum(1) / len(left) + last) / 2
+        return seconds
+
+
+@cache
+def _highest(count: int) -> float:
+    """Of so many numbers drawn from a normal law, how far the highest is expected to be from the mean."""
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))

@@ -1,0 +1,117 @@
+"""Which captured cycle to run: the size that emits most tokens per second from these rows.
+
+A captured cycle costs what its size costs, however much of it a row makes use of, so all rows draft as far as it goes.
+What a size costs was timed when it was captured, so no time has to be risked to learn costs. All there is to learn is
+how many drafted tokens are accepted. Where no size pays, the cheapest is tried now and then, more and more rarely while
+it fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from slipstream.core.device import DraftSize, SizeOption
+from slipstream.core.types import Row
+from slipstream.plan.acceptance import AcceptanceEstimator
+from slipstream.plan.config import AdaptiveConfig
+from slipstream.plan.pace import Column, Pace
+from slipstream.plan.rank_table import RankTable
+from slipstream.plan.tree_shapes import best_first
+
+
+class SizeChoice:
+    """Decisions for rows under one drafter and rule."""
+
+    def __init__(self, acceptance: AcceptanceEstimator, config: AdaptiveConfig) -> None:
+        self._acceptance, self._margin, self._config = acceptance, config.choice.margin, config.size
+        self._width = config.tree.width
+        self.pace = Pace(config.pace)
+        self._rates: Column = np.linspace(0.0, 1.0, self._config.grid)
+        self._worths: dict[DraftSize, Column] = {}  # of trees, at these rates
+        self._rows: list[Row] = []  # that the last decision was for
+        self._last = DraftSize(0)
+        self._held = 0  # cycles that it still holds for
+        self._plain = 0  # cycles since anything was drafted
+        self._turn = self._decisions = 0
+        self._wait = self._config.min_wait
+
+    def held(self, rows: Sequence[Row]) -> DraftSize | None:
+        """What was chosen for these rows, while it holds."""
+        if not self._held or self._rows != rows:
+            return None
+        self._held -= 1
+        return self._last
+
+    def choose(
+        self, rows: Sequence[Row], options: Sequence[SizeOption], ready: Sequence[int] | None = None, delay: float = 0.0
+    ) -> DraftSize:
+        """One of the options; the first of them drafts nothing. `ready` tells how many tokens each row has to draft,
+        where that is known beforehand. `delay` are seconds before drafting can begin, which it must win back."""
+        config = self._config
+        self._rows, self._held = list(rows), config.hold - 1
+        self._decisions += 1
+        if self._decisions % config.refresh == 0:
+            self._worths.clear()
+        rate = np.array([self._rate(row) for row in rows])
+        left = np.array([max(1, row.request.max_tokens - row.emitted) for row in rows])
+        rate += config.luck * (rate.mean() - rate) if ready is None else 0.0
+        seconds, more = np.array([option.seconds for option in options]), self._accepted(rate, options, ready)
+        # what is known beforehand is known of this cycle only, so the cost of a token is all that counts
+        times = self.pace.seconds(seconds, more, left) if ready is None else seconds / (1 + more).sum(1)
+        expected = [
+            (time + delay * bool(option.size.depth)) * (1.0 if option.captured else config.uncaptured)
+            for option, time in zip(options, times.tolist(), strict=True)
+        ]
+        self._last = self._fastest(options, expected, delay, ready)
+        return self._last
+
+    def _rate(self, row: Row) -> float:
+        estimate = self._acceptance.of(row)
+        estimate.usual = self._acceptance.shared_by(row).rate
+        return estimate.rate
+
+    def _fastest(
+        self, options: Sequence[SizeOption], expected: Sequence[float], delay: float, ready: Sequence[int] | None
+    ) -> DraftSize:
+        config, (plain, *others) = self._config, options
+        best = min(range(len(options)), key=expected.__getitem__)
+        if self._margin * expected[best] < expected[0]:
+            self._plain, self._wait = 0, config.min_wait
+            return options[best].size
+        self._plain += config.hold if ready is None else 1
+        captured = [option for option in others if option.captured]
+        wait = self._wait * (1 + config.trial * delay / plain.seconds / config.min_wait)
+        if captured and self._plain > wait and (ready is None or any(ready)):
+            self._plain, self._held, self._wait = 0, 0, min(config.max_wait, 2 * self._wait)
+            return min(captured, key=lambda option: option.seconds).size
+        return plain.size
+
+    def _accepted(self, rate: Column, options: Sequence[SizeOption], ready: Sequence[int] | None) -> Column:
+        """Tokens that each row may expect to have accepted, [options, rows]."""
+        depth = np.array([[option.size.depth] for option in options])
+        depth = depth if ready is None else np.minimum(np.array(ready), depth)
+        accepted: Column = rate * (1 - rate**depth) / np.maximum(1 - rate, 1e-6)
+        for n, option in enumerate(options):
+            if option.size.nodes:
+                accepted[n] = np.interp(rate, self._rates, self._worth(option.size))
+        return accepted
+
+    def _worth(self, size: DraftSize) -> Column:
+        """Expected accepted tokens of a tree, by the rate at which first candidates are accepted."""
+        if size not in self._worths:
+            ranks = self._acceptance.shared_by(self._rows[0]).ranks or RankTable(self._width)
+            self._worths[size] = np.array([_worth(ranks, size, float(rate)) for rate in self._rates])
+        return self._worths[size]
+
+    def observed(self, rows: int) -> range:
+        """The rows that are worth learning from after this cycle; of many, some in turn are enough."""
+        stride = -(-rows // self._config.observed_rows)
+        self._turn = (self._turn + 1) % stride
+        return range(self._turn, rows, stride)
+
+
+def _worth(ranks: RankTable, size: DraftSize, rate: float) -> float:
+    levels = [level[: min(size.width, ranks.width)] for level in ranks.accept(rate, size.depth)]
+    return sum(node.chance for node in best_first(size.nodes, levels))

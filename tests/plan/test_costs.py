@@ -1,0 +1,66 @@
+"""The cost model can be written as JSON and read again, with what captured cycles cost."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from slipstream.core.device import DeviceRule, DraftSize, GraphKey
+from slipstream.core.verify.block import Block
+from slipstream.core.verify.match import Greedy
+from slipstream.plan.costs import CostModel
+from slipstream.plan.prices import CostCurve
+
+KEY = GraphKey(8, DraftSize(3), Greedy.device_rule, 2)
+
+
+def measured() -> CostModel:
+    costs = CostModel()
+    for seconds in (0.01, 0.012, 0.011):
+        costs.learn(seconds, 4)
+    costs.learn(0.02, 12, drafted=8)
+    costs.draft(0.5, 1)
+    costs.draft(0.002, 2)
+    costs.draft(0.009, 3, branched=True)
+    costs.draft(0.102, 2, late=True, missed=100)
+    graphs = costs.graph_costs("Eagle")
+    graphs.captured(KEY, 0.003)
+    graphs.learn(KEY, 7, 0.004)
+    for _ in range(2):
+        graphs.learn_reading(KEY, 7, 1000, 0.104)
+    return costs
+
+
+def test_what_was_measured_survives_json():
+    costs = measured()
+    again = CostModel.from_json(json.loads(json.dumps(costs.to_json())))
+    assert again.to_json() == costs.to_json()
+    for tokens in (1, 4, 9):
+        assert again.plain(tokens) == costs.plain(tokens)
+        assert [again.more(tokens)(n) for n in (1, 5, 20)] == [costs.more(tokens)(n) for n in (1, 5, 20)]
+    assert again.sure(4)
+    assert again.priced
+    assert (again.chain(2), again.tree(3)) == (costs.chain(2), costs.tree(3)) == (0.002, 0.009)
+    assert again.reading(50) == costs.reading(50) == pytest.approx(0.05)
+    graphs = again.graph_costs("Eagle")
+    assert graphs.device(KEY) == 0.003
+    assert graphs.seconds(KEY, 8) == 0.004
+    assert graphs.reading(1024) == pytest.approx(0.1)
+
+
+def test_a_key_read_again_finds_the_same_graph():
+    for rule in (Greedy.device_rule, Block.device_rule):
+        key = GraphKey(4, DraftSize(3, 6, 8), rule, 1, True)
+        again = GraphKey.from_json(json.loads(json.dumps(key.to_json())))
+        assert again == key
+        assert again.rule is rule
+    other = DeviceRule.from_json(["token", True, True, False, True])
+    assert DeviceRule.from_json(other.to_json()) is other
+
+
+def test_an_empty_model_is_read_again_as_one():
+    again = CostModel.from_json(json.loads(json.dumps(CostModel().to_json())))
+    assert again.plain(3) == 1.0
+    assert not again.priced
+    assert not CostCurve.from_json({})
