@@ -260,7 +260,7 @@ def test_budgets_are_sane_whatever_happens():
     for _ in range(200):
         part = [row for row in some if uniform(0, 1) < 0.7] or some
         depths = [budget.depth for budget in policy.budget(part)]
-        assert all(0 <= depth <= policy.deepest for depth in depths)
+        assert all(0 <= depth <= policy.config.max_depth for depth in depths)
         report(policy, part, depths, [int(uniform(0, depth + 0.999)) for depth in depths])
         policy.price(uniform(0, 0.01), uniform(1e-4, 0.1), len(part) + sum(depths))
 
