@@ -24,28 +24,28 @@ CHOSEN = {f"{name}, chosen": replace(how, verify="chosen") for name, how in TREE
 def steady(asked: argparse.Namespace, results: dict[str, Any]) -> dict[str, Any]:
     """What a cycle does besides computing, once every size was seen: one read, and nothing else."""
     engine = open_engine(asked)
-    express, decoder = engine._batch.captured.runner, engine.target.model.decoder
-    assert express is not None
+    runner, decoder = engine._batch.captured.runner, engine.target.model.decoder
+    assert runner is not None
     assert isinstance(decoder, GpuPasses)
     told = {}
     for name, how in {**WAYS, **TREES}.items():
         for _ in range(2):
             answer(engine, prompts(1), 96, how)
-        before = express.cycles, express.captures + decoder.captures, torch.cuda.memory_stats()["num_device_alloc"]
+        before = runner.cycles, runner.captures + decoder.captures, torch.cuda.memory_stats()["num_device_alloc"]
         torch.cuda.set_sync_debug_mode("warn")
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             answer(engine, prompts(1), 96, how)
         torch.cuda.set_sync_debug_mode("default")
-        cycles = express.cycles - before[0]
+        cycles = runner.cycles - before[0]
         waits = [str(warning.message) for warning in seen if "synchroniz" in str(warning.message)]
         told[name] = {
             "cycles": cycles,
             "waits_per_cycle": len(waits) / max(1, cycles),
-            "captures": express.captures + decoder.captures - before[1],
+            "captures": runner.captures + decoder.captures - before[1],
             "device_allocations": torch.cuda.memory_stats()["num_device_alloc"] - before[2],
         }
-    for cycle in express.captured:
+    for cycle in runner.captured:
         told[str(cycle.kind)] = {"ms": timed(cycle.whole.replay)}
     engine.close()
     return told
@@ -55,13 +55,13 @@ def same(asked: argparse.Namespace, results: dict[str, Any]) -> dict[str, Any]:
     """Captured cycles against the other path in invariant mode, and rows alone against rows together: tokens equal."""
     engine = open_engine(asked, invariant=True)
     batch, texts, told = engine._batch, prompts(ROWS), dict[str, Any]()
-    express = batch.captured.runner
+    runner = batch.captured.runner
     for warm in (0.0, 1.0):
         coupled = {"eagle 3, coupled": Speculation(depth=3, verify="coupled")}
         for name, how in {**WAYS, **coupled}.items():
             if warm == 0 and how.verify:
                 continue
-            batch.captured.runner = express
+            batch.captured.runner = runner
             together, alone = (
                 [tokens for i in range(0, ROWS, size) for tokens in answer_seeded(engine, texts, i, size, how, warm)]
                 for size in (ROWS, 1)
@@ -85,10 +85,10 @@ def same(asked: argparse.Namespace, results: dict[str, Any]) -> dict[str, Any]:
 def _same_trees(asked: argparse.Namespace) -> dict[str, Any]:
     """Trees captured against trees grown by the host: the same nodes at the same places, so the same bits."""
     engine, texts, told = open_engine(asked), prompts(ROWS), dict[str, Any]()
-    express = engine._batch.captured.runner
+    runner = engine._batch.captured.runner
     for warm, ways in ((0.0, TREES), (0.8, CHOSEN)):
         for name, how in ways.items():
-            engine._batch.captured.runner = express
+            engine._batch.captured.runner = runner
             whole = answer_seeded(engine, texts, 0, 1, how, warm)
             engine._batch.captured.runner = None
             told[f"{name}, T {warm}"] = {"captured = not": _equal(whole, answer_seeded(engine, texts, 0, 1, how, warm))}

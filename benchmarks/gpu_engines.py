@@ -153,8 +153,8 @@ def shorter(asked: argparse.Namespace, tokens: int) -> argparse.Namespace:
 
 def _captures(engine: NativeEngine) -> int:
     """Cycles captured so far."""
-    express = engine._batch.captured.runner
-    return 0 if express is None else express.captures
+    runner = engine._batch.captured.runner
+    return 0 if runner is None else runner.captures
 
 
 def answer_all(

@@ -58,11 +58,11 @@ def test_what_is_there_is_used_where_nothing_may_be_captured():
     model = build("llama").to("cuda" if torch.cuda.is_available() else "cpu")
     target = TorchModel(model)
     target.forward_pass.decoder = GpuDecoder(model, target.anatomy.layers, target.anatomy.windows)
-    drafter, express = Always(VOCAB), CapturedRunner(target, target.decoder)
+    drafter, runner = Always(VOCAB), CapturedRunner(target, target.decoder)
 
     def decode(wanted: int | None) -> list[int]:
         parts = {"ngram": drafter, "none": drafter}
-        batch = Batch(target, parts.__getitem__, lambda name: rules.get(name)(), Adaptive(), Limits(), runner=express)
+        batch = Batch(target, parts.__getitem__, lambda name: rules.get(name)(), Adaptive(), Limits(), runner=runner)
         job = Job(Request([5, 6, 7, 5, 6], Sampling(0, seed=1), 4), DecodingPlan("ngram", "greedy", wanted))
         batch.add(job)
         with torch.inference_mode():
@@ -72,16 +72,16 @@ def test_what_is_there_is_used_where_nothing_may_be_captured():
         return job.row.output
 
     def depths() -> set[int]:
-        return {cycle.key.depth for cycle in express.captured}
+        return {cycle.key.depth for cycle in runner.captured}
 
-    express.capture_budget.spent = 1e9
+    runner.capture_budget.spent = 1e9
     plainly = decode(None)
     assert depths() == {0}, "the policy's wish is not captured"
     assert decode(1) == plainly
     assert depths() == {0, 1}, "a user's is"
     decode(None)
     assert depths() == {0, 1}
-    stock, sizes = express._graphs[id(drafter)], [DraftSize(depth) for depth in DEPTHS]
+    stock, sizes = runner._graphs[id(drafter)], [DraftSize(depth) for depth in DEPTHS]
     common = BatchShape.of([Row(Request([5, 6, 7, 5, 6], Sampling(0), 4))])
     offered = {
         offer.size.depth: offer.captured for offer in stock.menu(common, Greedy.device_rule, sizes, lambda _: False)

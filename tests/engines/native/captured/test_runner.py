@@ -88,14 +88,14 @@ def outputs(
     parts = {"none": NoDrafter(VOCAB), "eagle": head, "ngram": NGram(VOCAB)}
     if plan.drafter == "draft_model":
         parts["draft_model"] = draft_model(target, fast, ids)
-    express = CapturedRunner(target, target.decoder) if fast else None
+    runner = CapturedRunner(target, target.decoder) if fast else None
     batch = Batch(
         target,
         parts.__getitem__,
         lambda name: rules.get(name)(),
         Adaptive(SHALLOW),
         Limits(),
-        runner=express,
+        runner=runner,
     )
     jobs, rng = [], random.Random(1)
     for n, (length, tokens) in enumerate(PROMPTS):
@@ -109,7 +109,7 @@ def outputs(
             if "draft_model" in parts:
                 parts["draft_model"].model.check_integrity()
     assert not batch.failures
-    return [job.row.output for job in jobs], express.cycles if express else 0
+    return [job.row.output for job in jobs], runner.cycles if runner else 0
 
 
 CUT = Sampling(temperature=0.9, top_k=20, top_p=0.8, min_p=0.05)
@@ -137,7 +137,7 @@ def test_greedy_and_sampled_rows_have_whole_cycles_side_by_side():
         model = build("llama", **LAYERS).to(DEVICE)
         target = TorchModel(model)
         target.forward_pass.decoder = passes(target) if fast else None
-        express = CapturedRunner(target, target.decoder) if fast else None
+        runner = CapturedRunner(target, target.decoder) if fast else None
         parts = {"none": NoDrafter(VOCAB), "ngram": NGram(VOCAB)}
         batch = Batch(
             target,
@@ -145,7 +145,7 @@ def test_greedy_and_sampled_rows_have_whole_cycles_side_by_side():
             lambda name: rules.get(name)(),
             Adaptive(SHALLOW),
             Limits(),
-            runner=express,
+            runner=runner,
         )
         ways = [("greedy", Sampling(0, seed=1)), ("block", Sampling(0.7, seed=2))]
         jobs = [Job(Request([5, 6, 7, 5, 6], how, 4), DecodingPlan("ngram", rule, 2)) for rule, how in ways]
@@ -157,7 +157,7 @@ def test_greedy_and_sampled_rows_have_whole_cycles_side_by_side():
         assert not batch.failures
         found.append([job.row.output for job in jobs])
     assert found[0] == found[1]
-    assert express.cycles > max(job.stats.cycles for job in jobs), "both kinds of rows"
+    assert runner.cycles > max(job.stats.cycles for job in jobs), "both kinds of rows"
 
 
 def test_a_draft_model_with_the_whole_vocabulary():
