@@ -7,9 +7,9 @@ import weakref
 from types import SimpleNamespace
 
 import pytest
-from slipstream.audit.tables.exact import check_endings
 
-from slipstream.audit.tables.subject import Pair, Subject
+from slipstream.audit.subject import Pair, Subject
+from slipstream.audit.tables.exact import check_endings
 from slipstream.core.device import DraftSize, SizeMenu, SizeOption
 from slipstream.core.interfaces import Policy
 from slipstream.core.loop import decode
