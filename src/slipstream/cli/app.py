@@ -12,6 +12,7 @@ from slipstream.cli.bench import bench
 from slipstream.cli.chat.command import chat
 from slipstream.cli.generate.command import generate
 from slipstream.cli.models import models
+from slipstream.cli.serve import serve
 from slipstream.cli.train import options_help, train
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ app.command()(generate)
 app.command()(chat)
 app.command()(audit)
 app.command()(bench)
+app.command()(serve)
 app.command(epilog=options_help())(train)
 app.add_typer(models, name="models")
 

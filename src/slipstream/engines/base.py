@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -75,6 +75,15 @@ class RequestHandle(ABC):
 
     @abstractmethod
     def cancel(self) -> None: ...
+
+    @abstractmethod
+    def notify(self, ready: Callable[[], None]) -> None:
+        """Call `ready` whenever chunks can be taken with `poll`, from another thread, until the last one came. It must
+        return at once, since it holds up the engine."""
+
+    @abstractmethod
+    def poll(self) -> list[Chunk]:
+        """The chunks that are there, without waiting."""
 
 
 class Engine(ABC):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -55,6 +55,7 @@ class Job(RequestHandle):
         self._chunks: queue.SimpleQueue[Chunk] = queue.SimpleQueue()
         self._over = threading.Event()
         self._seen: list[Chunk] = []
+        self._ready: Callable[[], None] | None = None  # called after each chunk
 
     def take(self, tokens: Sequence[int], origins: Sequence[Origin], logprobs: Sequence[Logprob]) -> Chunk:
         """Read newly committed tokens one by one, as plain decoding would; a stop string takes back the rest."""
@@ -109,6 +110,21 @@ class Job(RequestHandle):
         self._chunks.put(chunk)
         if chunk.finish_reason is not None:
             self._over.set()
+        if self._ready is not None:
+            self._ready()
+
+    def notify(self, ready: Callable[[], None]) -> None:
+        self._ready = ready
+        if not self._chunks.empty():
+            ready()
+
+    def poll(self) -> list[Chunk]:
+        new: list[Chunk] = []
+        with suppress(queue.Empty):
+            while True:
+                new.append(self._chunks.get_nowait())
+        self._seen += new
+        return new
 
     @property
     def way(self) -> tuple[str, str]:

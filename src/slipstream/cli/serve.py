@@ -1,0 +1,91 @@
+"""`slipstream serve`: an OpenAI-compatible HTTP server."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from slipstream.cli import options as given
+from slipstream.cli.output.show import console
+
+Models = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[MODEL]...", help="Models by catalog name, Hugging Face id, folder or GGUF file."),
+]
+Host = Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is every network of this machine.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option("--api-key-file", help="A file with one API key per line. SLIPSTREAM_API_KEY holds one, too."),
+]
+Cors = Annotated[
+    list[str] | None, typer.Option("--cors-origin", help="A page elsewhere that may call the API, as its origin.")
+]
+
+
+def serve(
+    models: Models = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    engine: given.EngineName = "native",
+    drafter: given.DrafterName = "ngram",
+    verify: given.AnyRule = None,
+    depth: given.Depth = None,
+    tree: given.Shape = None,
+    option: given.Settings = None,
+    rows: Annotated[int, typer.Option(min=1, help="Requests that decode at the same time.")] = 16,
+    max_requests: Annotated[int, typer.Option(min=1, help="Requests under way or waiting; more get 429.")] = 256,
+    max_seconds: Annotated[float, typer.Option(help="Seconds from a request to its last token.")] = 600.0,
+    max_loaded: Annotated[int, typer.Option(min=1, help="Models in memory at once.")] = 1,
+    api_key_file: KeyFile = None,
+    cors_origin: Cors = None,
+    dtype: given.Dtype = "auto",
+    device: given.Device = "auto",
+    invariant: given.Invariant = None,
+    trust_remote_code: given.TrustRemoteCode = False,
+) -> None:
+    """Serve models over HTTP with OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models. Ctrl-C stops."""
+    try:
+        from slipstream.serve.config import EngineSettings, ServerConfig, ServerLimits
+        from slipstream.serve.run import serve_forever
+    except ImportError as error:
+        raise ValueError(f"serving needs {error.name}; pip install slipstream-lm[serve]") from error
+    loading: dict[str, Any] = {"dtype": dtype, "device": device, "invariant": invariant}
+    loading["trust_remote_code"] = trust_remote_code
+    if engine == "native":
+        from slipstream.engines.native.scheduler import Limits
+
+        loading |= {"shape": tree, "limits": Limits(rows=rows)}
+    elif tree is not None:
+        raise ValueError(f"--tree needs the native engine; {engine} drafts as it does")
+    config = ServerConfig(
+        models=tuple(models or ("smollm2-135m",)),
+        engine=EngineSettings(engine, drafter, verify, depth, given.settings(option), loading),
+        limits=ServerLimits(max_requests=max_requests, max_seconds=max_seconds),
+        api_keys=api_keys(api_key_file),
+        cors_origins=tuple(cors_origin or ()),
+        max_loaded=max_loaded,
+    )
+
+    def started(address: str) -> None:
+        console(stderr=True).print(f"Serving {', '.join(config.models)} at {address}/v1. Ctrl-C stops.", soft_wrap=True)
+
+    serve_forever(config, host, port, started)
+
+
+def api_keys(file: Path | None) -> tuple[str, ...]:
+    """The legal API keys; none where nobody asked for any."""
+    own = os.environ.get("SLIPSTREAM_API_KEY", "").strip()
+    keys = [own] if own else []
+    if file is not None:
+        try:
+            lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file} is not a text file with one API key per line") from error
+        keys += [line for line in lines if line and not line.startswith("#")]
+        if not keys:
+            raise ValueError(f"{file} holds no API key; write one per line")
+    return tuple(keys)

@@ -1,0 +1,1 @@
+"""The server: OpenAI's HTTP API over any engine."""

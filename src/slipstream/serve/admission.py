@@ -1,0 +1,91 @@
+"""Who may ask, and how much at once: API keys, the length of the queue, the size of a body."""
+
+from __future__ import annotations
+
+import hmac
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from slipstream.serve.config import ServerLimits
+from slipstream.serve.errors import ApiError, error_body
+
+
+class Admission:
+    """Counts requests under way. Beyond the limits a request is refused at once, with a time to try again."""
+
+    def __init__(self, limits: ServerLimits, api_keys: tuple[str, ...] = ()) -> None:
+        self._limits, self._keys = limits, [key.encode() for key in api_keys]
+        self._active: Counter[bytes] = Counter()
+        self.rejected = 0
+
+    @property
+    def active(self) -> int:
+        return self._active.total()
+
+    def key(self, authorization: str | None) -> bytes:
+        """The API key of a request; every legal key is compared, each in constant time."""
+        if not self._keys:
+            return b""
+        given = (authorization or "").removeprefix("Bearer ").strip().encode()
+        matches = [hmac.compare_digest(given, key) for key in self._keys]
+        if not any(matches):
+            raise ApiError(
+                401, "the API key is missing or wrong; send it as Authorization: Bearer KEY", None, "invalid_api_key"
+            )
+        return given
+
+    @contextmanager
+    def admit(self, key: bytes) -> Iterator[None]:
+        limits = self._limits
+        if self.active >= limits.max_requests or self._active[key] >= limits.max_requests_per_key:
+            self.rejected += 1
+            raise ApiError(
+                429, "too many requests are under way; try again in a second", code="queue_full", retry_after=1
+            )
+        self._active[key] += 1
+        try:
+            yield
+        finally:
+            self._active[key] -= 1
+            if not self._active[key]:
+                del self._active[key]
+
+
+class BodyLimit:
+    """Refuse bodies that are too large before they are read into memory."""
+
+    def __init__(self, app: ASGIApp, max_body: int) -> None:
+        self._app, self._most = app, max_body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        if announced.isdigit() and int(announced) > self._most:
+            await self._refuse(scope, receive, send)
+            return
+        read = 0
+
+        async def limited() -> Message:
+            """A body of unknown length ends where it becomes too long, as if the client had gone away."""
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            return message if read <= self._most else {"type": "http.disconnect"}
+
+        async def answered(message: Message) -> None:
+            if read <= self._most:
+                await send(message)
+
+        await self._app(scope, limited, answered)
+        if read > self._most:
+            await self._refuse(scope, receive, send)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sentence = f"the request is larger than {self._most} bytes, which is the most this server takes"
+        await JSONResponse(error_body(413, sentence), 413, {"Connection": "close"})(scope, receive, send)

@@ -1,0 +1,52 @@
+"""Settings of the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How models are opened; the same for all models of a server."""
+
+    engine: str = "native"
+    drafter: str = "none"
+    verify: str | None = None
+    depth: int | None = None
+    options: dict[str, str] = field(default_factory=dict)  # of the drafter, or of a peer
+    loading: dict[str, Any] = field(default_factory=dict)  # dtype, device, shape, …
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """What one server takes. Everything beyond is refused with a sentence, never left waiting."""
+
+    max_requests: int = 256  # under way or waiting; more get 429
+    max_requests_per_key: int = 128  # the same of one API key, so that one user cannot take the whole queue
+    max_body: int = 4 << 20  # bytes of a request
+    max_seconds: float = 600.0  # from a request to its last token
+    max_samples: int = 64  # prompts times n of one request
+    shutdown_seconds: float = 10.0  # that streams have to finish when the server stops
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value <= 0:
+                raise ValueError(f"{name} is {value}; it must be more than 0")
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    models: tuple[str, ...] = ("smollm2-135m",)  # the first is loaded at the start, others when they are asked for
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    limits: ServerLimits = field(default_factory=ServerLimits)
+    api_keys: tuple[str, ...] = ()  # none: everybody may ask
+    cors_origins: tuple[str, ...] = ()  # pages elsewhere that may call the API
+    max_loaded: int = 1  # models in memory at once; the one that was idle longest gives way
+    log_prompts: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise ValueError("there is no model to serve; name at least one")
+        if self.max_loaded < 1:
+            raise ValueError(f"max_loaded is {self.max_loaded}; it must be 1 or more")

@@ -1,0 +1,103 @@
+"""The models of a server: loaded when they are asked for, closed when others need their place."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from slipstream.engines import open_engine
+from slipstream.engines.base import Engine
+from slipstream.serve.config import EngineSettings
+from slipstream.serve.errors import ApiError
+
+Opener = Callable[[str], Engine]
+
+
+def opener(settings: EngineSettings) -> Opener:
+    """Opens a model by its name, as the command line does."""
+
+    def open_model(name: str) -> Engine:
+        how = settings
+        return open_engine(how.engine, name, how.drafter, how.verify, how.depth, how.options, **how.loading)
+
+    return open_model
+
+
+@dataclass
+class ServedModel:
+    """A model that is loaded, and who uses it."""
+
+    name: str
+    engine: Engine
+    created: int = field(default_factory=lambda: int(time.time()))
+    users: int = 0
+    last_used: float = field(default_factory=time.monotonic)
+
+
+class ModelPool:
+    """At most `max_loaded` models at once. One that is in use is never closed."""
+
+    def __init__(self, names: tuple[str, ...], open_model: Opener, max_loaded: int = 1) -> None:
+        self.names, self._open, self._most = names, open_model, max_loaded
+        self._loaded: dict[str, ServedModel] = {}
+        self._changes = asyncio.Lock()
+        self.closing = False
+
+    @property
+    def loaded(self) -> list[ServedModel]:
+        return list(self._loaded.values())
+
+    @property
+    def ready(self) -> bool:
+        """Whether the first model is there, or another in its place."""
+        return bool(self._loaded) and not self.closing
+
+    async def load(self, name: str) -> ServedModel:
+        async with self._changes:
+            if name not in self._loaded:
+                await self._make_room()
+                engine = await asyncio.to_thread(self._open, name)
+                self._loaded[name] = ServedModel(name, engine)
+            return self._loaded[name]
+
+    async def _make_room(self) -> None:
+        while len(self._loaded) >= self._most:
+            idle = [model for model in self._loaded.values() if not model.users]
+            if not idle:
+                raise ApiError(503, "all places for models are in use; try again later", "model", retry_after=5)
+            oldest = min(idle, key=lambda model: model.last_used)
+            del self._loaded[oldest.name]
+            await asyncio.to_thread(oldest.engine.close)
+
+    @asynccontextmanager
+    async def use(self, name: str | None) -> AsyncIterator[ServedModel]:
+        """The model of a request, loaded if it must be. No name means the first one."""
+        name = name or self.names[0]
+        if name not in self.names:
+            raise ApiError(
+                404, f"there is no model {name!r}; one of {', '.join(self.names)}", "model", "model_not_found"
+            )
+        try:
+            model = self._loaded.get(name) or await self.load(name)
+        except (ValueError, OSError) as error:
+            raise ApiError(503, f"{name} cannot be loaded: {error}", "model") from error
+        model.users += 1
+        try:
+            yield model
+        finally:
+            model.users -= 1
+            model.last_used = time.monotonic()
+
+    def unknown(self, name: str) -> ApiError:
+        sentence = f"there is no model {name!r}; one of {', '.join(self.names)}"
+        return ApiError(404, sentence, "model", "model_not_found")
+
+    async def close(self) -> None:
+        self.closing = True
+        async with self._changes:
+            for model in self._loaded.values():
+                await asyncio.to_thread(model.engine.close)
+            self._loaded.clear()

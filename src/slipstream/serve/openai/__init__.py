@@ -1,0 +1,1 @@
+"""OpenAI's API: requests, answers and streams."""

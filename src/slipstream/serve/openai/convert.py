@@ -1,0 +1,105 @@
+"""From a request of the API to what the engine takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slipstream.core.sampling import Sampling
+from slipstream.engines.base import Engine, GenerationOptions, Speculation
+from slipstream.engines.prompt import Prompt
+from slipstream.serve.errors import ApiError
+from slipstream.serve.openai.schema import ChatRequest, CompletionRequest, GenerationRequest, SpeculationOptions
+
+COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions
+
+
+def sampling(request: GenerationRequest) -> Sampling:
+    given: dict[str, Any] = {
+        "temperature": request.temperature,
+        "top_k": None if request.top_k == -1 else request.top_k,  # vLLM's way to say: no limit
+        "top_p": request.top_p,
+        "min_p": request.min_p,
+        "seed": None if request.seed is None else request.seed % 2**63,
+        "repetition_penalty": request.repetition_penalty,
+        "presence_penalty": request.presence_penalty,
+        "frequency_penalty": request.frequency_penalty,
+        "logit_bias": _bias(request.logit_bias),
+        "allowed_token_ids": request.allowed_token_ids,
+    }
+    return Sampling(**{name: value for name, value in given.items() if value is not None})
+
+
+def options(request: GenerationRequest, engine: Engine, max_tokens: int, raw: bool) -> GenerationOptions:
+    stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    return GenerationOptions(
+        max_tokens=max_tokens,
+        min_tokens=request.min_tokens or 0,
+        stop=tuple(text for text in stop if text),
+        stop_token_ids=frozenset(request.stop_token_ids or ()),
+        ignore_eos=request.ignore_eos,
+        logprobs=logprobs(request),
+        n=request.n or 1,
+        speculation=speculation(request.speculation),
+        raw=raw,
+        **constraint(request),
+    )
+
+
+def logprobs(request: GenerationRequest) -> int | None:
+    if isinstance(request, ChatRequest):
+        if request.top_logprobs and not request.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs to be true", "top_logprobs")
+        return (request.top_logprobs or 0) if request.logprobs else None
+    return request.logprobs if isinstance(request, CompletionRequest) else None
+
+
+def speculation(asked: SpeculationOptions | None) -> Speculation:
+    if asked is None:
+        return Speculation()
+    return Speculation(asked.off, asked.drafter, asked.depth, asked.rule, asked.shape)
+
+
+def constraint(request: GenerationRequest) -> dict[str, Any]:
+    """The grammar, schema or regular expression that the text has to match."""
+    form, structured = request.response_format, request.structured_outputs
+    if form is not None and form.type != "text":
+        if structured is not None:
+            raise ApiError(
+                400, "response_format and structured_outputs are given; a text is constrained by one of them"
+            )
+        if form.type == "json_object":
+            return {"json_schema": True}
+        if form.json_schema is None:
+            raise ApiError(
+                400, "response_format of type json_schema needs json_schema with a schema", "response_format"
+            )
+        return {"json_schema": form.json_schema.schema_}
+    if structured is None:
+        return {}
+    given = {"json_schema": structured.json_, "regex": structured.regex, "grammar": structured.grammar}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def chat_tokens(request: ChatRequest, engine: Engine) -> int:
+    """As many as were asked for; else what the context has room for."""
+    if request.max_completion_tokens is not None:
+        return request.max_completion_tokens
+    return request.max_tokens if request.max_tokens is not None else engine.model_info.context_length
+
+
+def prompts(request: CompletionRequest) -> list[Prompt]:
+    given = request.prompt
+    if isinstance(given, str):
+        return [given]
+    if given and isinstance(given[0], int):
+        return [given]  # type: ignore[list-item]
+    return list(given)
+
+
+def _bias(given: dict[str, float] | None) -> dict[int, float] | None:
+    if given is None:
+        return None
+    try:
+        return {int(token): value for token, value in given.items()}
+    except ValueError as error:
+        raise ApiError(400, f"logit_bias: {error}; its keys are token ids", "logit_bias") from error

@@ -1,0 +1,42 @@
+"""What the parts of a running server share."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+from fastapi import Request
+
+from slipstream.serve.admission import Admission
+from slipstream.serve.config import ServerConfig, ServerLimits
+from slipstream.serve.errors import ApiError
+from slipstream.serve.metrics import Metrics
+from slipstream.serve.models import ModelPool, Opener, opener
+
+
+class ServerState:
+    def __init__(self, config: ServerConfig, open_model: Opener | None = None) -> None:
+        self.config, self.metrics = config, Metrics()
+        self.pool = ModelPool(config.models, open_model or opener(config.engine), config.max_loaded)
+        self.admission = Admission(config.limits, config.api_keys)
+        watch = self.metrics.watch
+        watch("num_requests_running", "Rows that decode.", lambda: self._sum("running"))
+        watch("num_requests_waiting", "Requests that wait for a row.", lambda: self._sum("waiting"))
+        watch("num_requests_active", "Requests under way or waiting.", lambda: self.admission.active)
+
+    @property
+    def limits(self) -> ServerLimits:
+        return self.config.limits
+
+    def _sum(self, name: str) -> float:
+        return sum(model.engine.stats.get(name, 0) for model in self.pool.loaded)
+
+    def enter(self, stack: AsyncExitStack, http: Request) -> None:
+        """Admit a request, or refuse it in a sentence. `stack` holds its place."""
+        key = self.admission.key(http.headers.get("authorization"))
+        if self.pool.closing:
+            raise ApiError(503, "the server is shutting down", retry_after=5)
+        try:
+            stack.enter_context(self.admission.admit(key))
+        except ApiError:
+            self.metrics.reject()
+            raise

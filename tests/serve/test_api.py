@@ -1,0 +1,308 @@
+"""The server's API with OpenAI's own client, against a live server on a model of letters."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import openai
+import pytest
+import uvicorn
+
+import letters
+from slipstream.core.sampling import Sampling
+from slipstream.engines.native.engine import NativeEngine
+from slipstream.serve.app import create_app
+from slipstream.serve.config import ServerConfig, ServerLimits
+from slipstream.serve.run import bind
+
+MODEL = "letters"
+
+
+@contextmanager
+def served(config: ServerConfig | None = None, open_model=None) -> Iterator[str]:
+    config = config or ServerConfig(models=(MODEL,))
+    app = create_app(config, open_model or (lambda name: NativeEngine(letters.target(), "ngram")))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
+    app.state.stop = lambda: setattr(server, "should_exit", True)
+    listener = bind("127.0.0.1", 0)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    try:
+        wait_until(lambda: app.state.failed or _status(address) == 200)
+        yield address
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        listener.close()
+    assert not thread.is_alive()
+
+
+def _status(address: str) -> int:
+    try:
+        return httpx.get(f"{address}/health").status_code
+    except httpx.HTTPError:
+        return 0
+
+
+def wait_until(holds, seconds: float = 60.0) -> None:
+    until = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < until, "it never came true"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with served() as here:
+        yield here
+
+
+@pytest.fixture(scope="module")
+def client(address):
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def engine_text(prompt, sampling: Sampling, **options) -> str:
+    with NativeEngine(letters.target(), "ngram") as engine:
+        (done,) = engine.generate(prompt, sampling, **options)
+    return done.text
+
+
+def test_a_completion_is_the_engines_own(client):
+    done = client.completions.create(model=MODEL, prompt="abcabc", max_tokens=12, temperature=0)
+    assert done.choices[0].text == engine_text("abcabc", Sampling(0), max_tokens=12, raw=True)
+    assert done.choices[0].finish_reason in ("length", "stop")
+    assert done.usage.prompt_tokens == 6
+    assert done.usage.completion_tokens == 12
+    assert done.usage.total_tokens == 18
+    assert done.usage.model_extra["speculation"]["lossless"] is True
+
+
+def test_a_seed_repeats_whole_and_streamed(client):
+    how = {"model": MODEL, "messages": [{"role": "user", "content": "abc"}], "temperature": 0.9, "seed": 7}
+    how |= {"max_tokens": 24}
+    whole = client.chat.completions.create(**how)
+    again = client.chat.completions.create(**how)
+    events = list(client.chat.completions.create(**how, stream=True, stream_options={"include_usage": True}))
+    text = "".join(event.choices[0].delta.content or "" for event in events if event.choices)
+    assert whole.choices[0].message.content == again.choices[0].message.content == text
+    assert events[-1].usage.total_tokens == whole.usage.total_tokens
+    assert events[0].choices[0].delta.role == "assistant"
+    assert [event.choices[0].finish_reason for event in events if event.choices][-1] == whole.choices[0].finish_reason
+    assert whole.usage.model_extra["speculation"]["rule"] == "coupled"
+
+
+def test_several_prompts_and_samples(client):
+    how = {"model": MODEL, "prompt": ["ab", "cd"], "n": 2, "temperature": 1.0, "seed": 3, "max_tokens": 8}
+    whole = client.completions.create(**how)
+    assert [choice.index for choice in whole.choices] == [0, 1, 2, 3]
+    assert whole.usage.prompt_tokens == 4
+    texts = dict.fromkeys(range(4), "")
+    for event in client.completions.create(**how, stream=True):
+        for choice in event.choices:
+            texts[choice.index] += choice.text
+    assert list(texts.values()) == [choice.text for choice in whole.choices]
+
+
+def test_logprobs_of_chat_and_text(client):
+    chat = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "ab"}], max_tokens=4, temperature=0, logprobs=True,
+        top_logprobs=2,
+    )  # fmt: skip
+    entries = chat.choices[0].logprobs.content
+    assert len(entries) == chat.usage.completion_tokens
+    assert all(len(entry.top_logprobs) == 2 and entry.logprob <= 0 for entry in entries)
+    text = client.completions.create(model=MODEL, prompt="ab", max_tokens=4, temperature=0, logprobs=1)
+    assert len(text.choices[0].logprobs.token_logprobs) == 4
+    offsets = text.choices[0].logprobs.text_offset
+    assert (len(offsets), offsets[0], offsets) == (4, 0, sorted(offsets))
+    assert offsets[-1] <= len(text.choices[0].text)
+
+
+def test_token_ids_as_a_prompt_and_echo(client):
+    ids = letters.tokenizer().encode("abc", add_special_tokens=False)
+    by_ids = client.completions.create(model=MODEL, prompt=ids, max_tokens=5, temperature=0)
+    by_text = client.completions.create(model=MODEL, prompt="abc", max_tokens=5, temperature=0, echo=True)
+    assert by_text.choices[0].text == "abc" + by_ids.choices[0].text
+
+
+def test_speculation_of_one_request(client):
+    def ask(**speculation):
+        return client.completions.create(
+            model=MODEL, prompt="abcabcabc", max_tokens=16, temperature=0, extra_body={"speculation": speculation}
+        )
+
+    off, deep = ask(off=True), ask(depth=3)
+    assert off.choices[0].text == deep.choices[0].text
+    assert off.usage.model_extra["speculation"]["drafted"] == 0
+    assert deep.usage.model_extra["speculation"]["drafted"] > 0
+
+
+def test_events_tell_where_tokens_came_from(address):
+    body = {"prompt": "abcabcabc", "max_tokens": 16, "temperature": 0, "stream": True, "ignore_eos": True}
+    body["speculation"] = {"depth": 3}
+    origins, text, pieces = [], "", []
+    with httpx.stream("POST", f"{address}/v1/completions", json=body) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                (choice,) = json.loads(line[6:])["choices"]
+                text += choice["text"]
+                origins += choice.get("slipstream", {}).get("origins", [])
+                pieces += choice.get("slipstream", {}).get("pieces", [])
+    assert len(origins) == 16
+    assert {"accepted"} <= set(origins) <= {"accepted", "recovered", "bonus", "plain"}
+    assert "".join(pieces) == text
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"prompt": "a", "temprature": 1}, "there is no parameter 'temprature'; .* did you mean temperature?"),
+        ({"prompt": "a", "speculation": {"deep": 1}}, "there is no parameter 'deep'"),
+        ({"prompt": "a", "temperature": -1}, "temperature: Input should be greater than or equal to 0"),
+        ({"prompt": "a", "n": 0}, "n: "),
+        ({"prompt": "a", "n": 1000}, "prompts times n is 1000; it must be 64 or less"),
+        ({"prompt": []}, "prompt: "),
+        ({}, "prompt is missing"),
+        ({"prompt": "a", "speculation": {"drafter": "nobody"}}, "nobody"),
+        ({"prompt": "a", "speculation": {"rule": "nobody"}}, "nobody"),
+        ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias: .*token ids"),
+        ({"prompt": "a", "suffix": "b"}, "suffix is not offered"),
+        ({"prompt": "a", "max_tokens": "many"}, "max_tokens"),
+        ({"prompt": [[1, 99999]]}, "."),
+    ],
+)
+def test_what_is_wrong_is_named_in_openais_shape(address, body, said):
+    answer = httpx.post(f"{address}/v1/completions", json=body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert re.search(said, error["message"]), error
+
+
+def test_bodies_that_are_no_requests(address):
+    for content in (b"{", b"[]", b'"x"', b"\xff\xfe", b""):
+        answer = httpx.post(f"{address}/v1/completions", content=content, headers={"content-type": "application/json"})
+        assert answer.status_code == 400, content
+        assert "message" in answer.json()["error"]
+    assert httpx.get(f"{address}/v1/nothing").json()["error"]["type"] == "not_found_error"
+
+
+def test_harmless_fields_are_accepted(client):
+    done = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "ab"}],
+        max_tokens=2,
+        user="me",
+        metadata={"a": "b"},
+        store=True,
+    )
+    assert done.choices[0].message.role == "assistant"
+
+
+def test_models_and_unknown_models(client):
+    (model,) = client.models.list().data
+    assert (model.id, model.object) == (MODEL, "model")
+    assert client.models.retrieve(MODEL).model_extra["max_model_len"] > 0
+    with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-9'; one of letters"):
+        client.completions.create(model="gpt-9", prompt="a")
+
+
+def test_metrics_count_what_was_done(address, client):
+    def value(name: str) -> float:
+        lines = httpx.get(f"{address}/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(f"slipstream:{name}"))
+
+    before = value("generation_tokens_total"), value("spec_decode_num_accepted_tokens_total")
+    done = client.completions.create(
+        model=MODEL,
+        prompt="abcabcabc",
+        max_tokens=16,
+        temperature=0,
+        extra_body={"speculation": {"depth": 3}, "ignore_eos": True},
+    )
+    assert value("generation_tokens_total") == before[0] + 16
+    accepted = done.usage.model_extra["speculation"]["accepted"]
+    assert value("spec_decode_num_accepted_tokens_total") == before[1] + accepted
+    assert value("spec_decode_num_draft_tokens_total") > 0
+    assert value("num_requests_active") == 0
+
+
+def test_a_client_that_goes_away_frees_its_row(address):
+    body = {"prompt": "abc", "max_tokens": 150, "temperature": 0, "stream": True, "ignore_eos": True}
+
+    def active() -> float:
+        lines = httpx.get(f"{address}/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("slipstream:num_requests_active "))
+
+    with httpx.stream("POST", f"{address}/v1/completions", json=body) as response:
+        next(response.iter_lines())
+    wait_until(lambda: active() == 0, 20)
+
+
+def test_keys_limits_and_sizes():
+    limits = ServerLimits(max_requests=1, max_body=2000)
+    config = ServerConfig(models=(MODEL,), limits=limits, api_keys=("secret", "other"))
+    with served(config) as address:
+        url, good = f"{address}/v1/completions", {"Authorization": "Bearer secret"}
+        assert httpx.post(url, json={"prompt": "a"}).status_code == 401
+        assert httpx.post(url, json={"prompt": "a"}, headers={"Authorization": "Bearer secre"}).status_code == 401
+        assert httpx.get(f"{address}/v1/models").status_code == 401
+        assert httpx.post(url, json={"prompt": "a", "max_tokens": 1}, headers=good).status_code == 200
+        large = httpx.post(url, json={"prompt": "a" * 3000}, headers=good)
+        assert large.status_code == 413
+        assert "2000 bytes" in large.json()["error"]["message"]
+
+        def chunked():
+            for _ in range(30):
+                yield b"x" * 100
+
+        assert httpx.post(url, content=chunked(), headers=good).status_code == 413
+        body = {"prompt": "abc", "max_tokens": 150, "stream": True, "ignore_eos": True}
+        with httpx.stream("POST", url, json=body, headers=good) as first:
+            next(first.iter_lines())
+            second = httpx.post(url, json={"prompt": "a"}, headers=good)
+        if second.status_code != 200:  # the first may be done already
+            assert second.status_code == 429
+            assert second.headers["retry-after"] == "1"
+            assert second.json()["error"]["code"] == "queue_full"
+
+
+def test_a_model_that_cannot_be_loaded_stops_the_server():
+    def fail(name: str):
+        raise ValueError("there is no such model")
+
+    with served(open_model=fail) as address:
+        wait_until(lambda: _status(address) == 0)
+
+
+def test_models_take_turns_in_memory():
+    opened = []
+
+    def open_model(name: str) -> NativeEngine:
+        opened.append(name)
+        return NativeEngine(letters.target(), "none")
+
+    with served(ServerConfig(models=("one", "two")), open_model) as address:
+        for name in ("one", "two", "two", "one"):
+            answer = httpx.post(f"{address}/v1/completions", json={"model": name, "prompt": "a", "max_tokens": 1})
+            assert answer.json()["model"] == name
+    assert opened == ["one", "two", "one"]
+
+
+def test_a_taken_port_is_one_sentence():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ValueError, match=r"cannot be listened on: .*; choose another --port"):
+            bind("127.0.0.1", taken.getsockname()[1])
