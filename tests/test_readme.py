@@ -24,7 +24,7 @@ OWN_MODELS = re.findall(r"\| `(-m .*?)` \|", README)
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGES, re.S)
 LESS = {"audit": ["--samples", "200"], "generate": ["--max-tokens", "12"]}  # the same command, less of it
 WHOLE = [("audit",), ("audit", "--self-test")]  # run by tests/cli/test_audit.py, which also reads what they found
-DISTINCT = dict.fromkeys(words[1:] for words in COMMANDS if words[1:] not in WHOLE)
+DISTINCT = dict.fromkeys(words[1:] for words in COMMANDS if words[1:] not in WHOLE and words[1] != "serve")
 
 
 def test_there_is_something_to_run():
@@ -41,6 +41,11 @@ def test_every_command_runs(slipstream, words):
     done = slipstream(*words, *LESS.get(words[0], []), stdin=b"hello\n/stats\n")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.strip()
+
+
+def test_servers_run_in_a_test_of_their_own():
+    """tests/serve/test_command.py starts this command and asks the server."""
+    assert [words[1:] for words in COMMANDS if words[1] == "serve"] == [("serve", "-d", "eagle")]
 
 
 @pytest.mark.model

@@ -49,7 +49,7 @@ def serve(
 ) -> None:
     """Serve models over HTTP with OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models. Ctrl-C stops."""
     try:
-        from slipstream.serve.config import EngineSettings, ServerConfig, ServerLimits
+        from slipstream.serve.config import ServedEngine, ServerConfig, ServerLimits
         from slipstream.serve.run import serve_forever
     except ImportError as error:
         raise ValueError(f"serving needs {error.name}; pip install slipstream-lm[serve]") from error
@@ -63,17 +63,18 @@ def serve(
         raise ValueError(f"--tree needs the native engine; {engine} drafts as it does")
     config = ServerConfig(
         models=tuple(models or ("smollm2-135m",)),
-        engine=EngineSettings(engine, drafter, verify, depth, given.settings(option), loading),
+        engine=ServedEngine(engine, drafter, verify, depth, given.settings(option), loading),
         limits=ServerLimits(max_requests=max_requests, max_seconds=max_seconds),
         api_keys=api_keys(api_key_file),
         cors_origins=tuple(cors_origin or ()),
         max_loaded=max_loaded,
     )
 
-    def started(address: str) -> None:
-        console(stderr=True).print(f"Serving {', '.join(config.models)} at {address}/v1. Ctrl-C stops.", soft_wrap=True)
+    def ready(address: str) -> None:
+        console(stderr=True).print(f"Serving {', '.join(config.models)} at {address}/v1. Ctrl-C stops.")
 
-    serve_forever(config, host, port, started)
+    console(stderr=True).print(f"Loading {config.models[0]}.")
+    serve_forever(config, host, port, ready)
 
 
 def api_keys(file: Path | None) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ def create_app(config: ServerConfig, open_model: Opener | None = None) -> FastAP
         await state.pool.close()
 
     app = FastAPI(title="slipstream", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.failed, app.state.stop = None, lambda: None
+    app.state.failed, app.state.ready, app.state.stop = None, _nothing, _nothing
     errors.install(app)
     app.add_middleware(BodyLimit, max_body=config.limits.max_body)
     if config.cors_origins:
@@ -52,6 +52,12 @@ async def _load(app: FastAPI, name: str) -> None:
     except Exception as error:
         app.state.failed = error
         app.state.stop()
+    else:
+        app.state.ready()
+
+
+def _nothing() -> None:
+    """What `run` puts in place of this is called when the first model is there, or cannot be had."""
 
 
 def _routes(app: FastAPI) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class EngineSettings:
+class ServedEngine:
     """How models are opened; the same for all models of a server."""
 
     engine: str = "native"
@@ -38,7 +38,7 @@ class ServerLimits:
 @dataclass(frozen=True)
 class ServerConfig:
     models: tuple[str, ...] = ("smollm2-135m",)  # the first is loaded at the start, others when they are asked for
-    engine: EngineSettings = field(default_factory=EngineSettings)
+    engine: ServedEngine = field(default_factory=ServedEngine)
     limits: ServerLimits = field(default_factory=ServerLimits)
     api_keys: tuple[str, ...] = ()  # none: everybody may ask
     cors_origins: tuple[str, ...] = ()  # pages elsewhere that may call the API

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 from slipstream.engines import open_engine
 from slipstream.engines.base import Engine
-from slipstream.serve.config import EngineSettings
+from slipstream.serve.config import ServedEngine
 from slipstream.serve.errors import ApiError
 
 Opener = Callable[[str], Engine]
 
 
-def opener(settings: EngineSettings) -> Opener:
+def opener(settings: ServedEngine) -> Opener:
     """Opens a model by its name, as the command line does."""
 
     def open_model(name: str) -> Engine:

@@ -24,8 +24,8 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def serve_forever(config: ServerConfig, host: str, port: int, started: Callable[[str], None]) -> None:
-    """Serve until the process is told to stop. `started` gets the address as soon as it answers."""
+def serve_forever(config: ServerConfig, host: str, port: int, ready: Callable[[str], None]) -> None:
+    """Serve until the process is told to stop. `ready` gets the address when the first model is loaded."""
     listener = bind(host, port)
     host, port = listener.getsockname()[:2]
     app = create_app(config)
@@ -39,7 +39,8 @@ def serve_forever(config: ServerConfig, host: str, port: int, started: Callable[
     )
     server = uvicorn.Server(settings)
     app.state.stop = lambda: setattr(server, "should_exit", True)
-    started(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    app.state.ready = lambda: ready(address)
     try:
         server.run(sockets=[listener])
     finally:

@@ -28,7 +28,7 @@ class ServerState:
         return self.config.limits
 
     def _sum(self, name: str) -> float:
-        return sum(model.engine.stats.get(name, 0) for model in self.pool.loaded)
+        return float(sum(model.engine.stats.get(name, 0) for model in self.pool.loaded))
 
     def enter(self, stack: AsyncExitStack, http: Request) -> None:
         """Admit a request, or refuse it in a sentence. `stack` holds its place."""

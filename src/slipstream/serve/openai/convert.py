@@ -88,12 +88,9 @@ def chat_tokens(request: ChatRequest, engine: Engine) -> int:
 
 
 def prompts(request: CompletionRequest) -> list[Prompt]:
-    given = request.prompt
-    if isinstance(given, str):
-        return [given]
-    if given and isinstance(given[0], int):
-        return [given]  # type: ignore[list-item]
-    return list(given)
+    """One text, several texts, the token ids of one prompt, or those of several."""
+    given: Any = request.prompt
+    return [given] if isinstance(given, str) or isinstance(given[0], int) else list(given)
 
 
 def _bias(given: dict[str, float] | None) -> dict[int, float] | None:

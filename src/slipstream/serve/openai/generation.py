@@ -114,9 +114,12 @@ class Generation:
 
     async def whole(self, http: Request) -> Response:
         gone = asyncio.create_task(_disconnected(http))
-        samples = asyncio.ensure_future(asyncio.gather(*map(self._read, range(len(self._requests)))))
+        samples: asyncio.Future[list[Completion]] = asyncio.ensure_future(
+            asyncio.gather(*map(self._read, range(len(self._requests))))
+        )
         try:
-            await asyncio.wait({gone, samples}, timeout=self._state.limits.max_seconds, return_when="FIRST_COMPLETED")
+            both: set[asyncio.Future[Any]] = {gone, samples}
+            await asyncio.wait(both, timeout=self._state.limits.max_seconds, return_when="FIRST_COMPLETED")
             if not samples.done():
                 if gone.done():
                     return Response(status_code=499)
