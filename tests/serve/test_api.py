@@ -5,58 +5,18 @@ from __future__ import annotations
 import json
 import re
 import socket
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import httpx
 import openai
 import pytest
-import uvicorn
+from live import MODEL, served, status, wait_until
 
 import letters
 from slipstream.core.sampling import Sampling
 from slipstream.engines.native.engine import NativeEngine
-from slipstream.serve.app import create_app
 from slipstream.serve.config import ServerConfig, ServerLimits
 from slipstream.serve.run import bind
-
-MODEL = "letters"
-
-
-@contextmanager
-def served(config: ServerConfig | None = None, open_model=None) -> Iterator[str]:
-    config = config or ServerConfig(models=(MODEL,))
-    app = create_app(config, open_model or (lambda name: NativeEngine(letters.target(), "ngram")))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
-    app.state.stop = lambda: setattr(server, "should_exit", True)
-    listener = bind("127.0.0.1", 0)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    try:
-        wait_until(lambda: app.state.failed or _status(address) == 200)
-        yield address
-    finally:
-        server.should_exit = True
-        thread.join(30)
-        listener.close()
-    assert not thread.is_alive()
-
-
-def _status(address: str) -> int:
-    try:
-        return httpx.get(f"{address}/health").status_code
-    except httpx.HTTPError:
-        return 0
-
-
-def wait_until(holds, seconds: float = 60.0) -> None:
-    until = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < until, "it never came true"
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -283,7 +243,7 @@ def test_a_model_that_cannot_be_loaded_stops_the_server():
         raise ValueError("there is no such model")
 
     with served(open_model=fail) as address:
-        wait_until(lambda: _status(address) == 0)
+        wait_until(lambda: status(address) == 0)
 
 
 def test_models_take_turns_in_memory():

@@ -18,6 +18,7 @@ from slipstream.serve.config import ServerConfig
 from slipstream.serve.models import Opener
 from slipstream.serve.openai.generation import respond
 from slipstream.serve.openai.schema import ChatRequest, CompletionRequest
+from slipstream.serve.page_routes import add_page
 from slipstream.serve.state import ServerState
 
 
@@ -42,6 +43,7 @@ def create_app(config: ServerConfig, open_model: Opener | None = None) -> FastAP
             CORSMiddleware, allow_origins=list(config.cors_origins), allow_methods=methods, allow_headers=headers
         )
     _routes(app)
+    add_page(app)
     return app
 
 
@@ -93,9 +95,33 @@ def _routes(app: FastAPI) -> None:
         status = "ready" if pool.ready else "stopping" if pool.closing else "loading"
         return JSONResponse({"status": status}, 200 if pool.ready else 503)
 
+    @app.get("/v1/slipstream")
+    async def about(http: Request) -> dict[str, Any]:
+        """What the page shows of the server: its model, what one may choose from, and counts since the start."""
+        server = state(http)
+        server.admission.key(http.headers.get("authorization"))
+        return _about(server)
+
     @app.get("/metrics")
     async def metrics(http: Request) -> Response:
         return Response(state(http).metrics.write(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _about(server: ServerState) -> dict[str, Any]:
+    first = next(iter(server.pool.loaded), None)
+    about: dict[str, Any] = {"ready": server.pool.ready, "model": server.pool.names[0]}
+    about |= {"drafter": server.config.engine.drafter, "drafters": [], "rules": [], "stats": {}}
+    if first is None:
+        return about
+    offered = first.engine.capabilities
+    drafters = [name for name in offered.drafters if name not in ("none", "draft_model", "table")]
+    return about | {
+        "model": first.name,
+        "label": first.engine.label,
+        "drafters": drafters,
+        "rules": list(offered.rules),
+        "stats": first.engine.stats,
+    }
 
 
 def _model(server: ServerState, name: str) -> dict[str, Any]:

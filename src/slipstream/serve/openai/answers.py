@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slipstream.engines.base import Chunk, Completion, Logprob
+from slipstream.engines.base import Chunk, Completion, Logprob, SpeculationStats
 from slipstream.models.text.codec import TextCodec
 
 FINISH = {"stop": "stop", "length": "length", "cancelled": "stop", "error": "stop"}
@@ -113,19 +113,19 @@ def usage(samples: Sequence[Completion], n: int = 1) -> dict[str, Any]:
     """Exact counts. `n` samples of one prompt stand side by side and count its tokens once, as OpenAI does."""
     prompt = sum(sample.prompt_tokens for sample in samples[::n])
     completion = sum(sample.completion_tokens for sample in samples)
-    drafted = sum(sum(sample.stats.drafted) for sample in samples)
-    accepted = sum(sum(sample.stats.accepted) for sample in samples)
-    cycles = sum(sample.stats.cycles for sample in samples)
-    emitted = sum(sample.stats.emitted for sample in samples)
+    stats = SpeculationStats()
+    for sample in samples:
+        stats.merge(sample.stats)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "speculation": {
-            "drafted": drafted,
-            "accepted": accepted,
-            "cycles": cycles,
-            "tau": emitted / cycles if cycles else 0.0,
+            "drafted": sum(stats.drafted),
+            "accepted": sum(stats.accepted),
+            "cycles": stats.cycles,
+            "tau": stats.tau,
+            "acceptance": stats.acceptance,
             "rule": samples[0].rule if samples else None,
             "lossless": samples[0].lossless if samples else None,
             "repeatable": samples[0].repeatable if samples else None,

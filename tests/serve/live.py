@@ -1,0 +1,53 @@
+"""A live server on the model of letters, in a thread of this process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import httpx
+import uvicorn
+
+import letters
+from slipstream.engines.native.engine import NativeEngine
+from slipstream.serve.app import create_app
+from slipstream.serve.config import ServerConfig
+from slipstream.serve.run import bind
+
+MODEL = "letters"
+
+
+@contextmanager
+def served(config: ServerConfig | None = None, open_model=None, port: int = 0) -> Iterator[str]:
+    config = config or ServerConfig(models=(MODEL,))
+    app = create_app(config, open_model or (lambda name: NativeEngine(letters.target(), "ngram")))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
+    app.state.stop = lambda: setattr(server, "should_exit", True)
+    listener = bind("127.0.0.1", port)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    try:
+        wait_until(lambda: app.state.failed or status(address) == 200)
+        yield address
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        listener.close()
+    assert not thread.is_alive()
+
+
+def status(address: str) -> int:
+    try:
+        return httpx.get(f"{address}/health").status_code
+    except httpx.HTTPError:
+        return 0
+
+
+def wait_until(holds: Callable[[], object], seconds: float = 60.0) -> None:
+    until = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < until, "it never came true"
+        time.sleep(0.02)
