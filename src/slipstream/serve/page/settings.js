@@ -2,7 +2,13 @@
 
 const field = (id) => document.getElementById(id);
 
+function showDials() {
+  for (const mode of ["depth", "tree"]) field(`${mode}-dial`).hidden = field("mode").value !== mode;
+}
+
 export function watchDials() {
+  field("mode").addEventListener("change", showDials);
+  showDials();
   for (const id of ["depth", "temperature"]) {
     field(id).addEventListener("input", () => (field(`${id}-value`).textContent = field(id).value));
   }
