@@ -16,6 +16,7 @@ from slipstream.serve import errors
 from slipstream.serve.admission import BodyLimit
 from slipstream.serve.config import ServerConfig
 from slipstream.serve.models import Opener
+from slipstream.serve.ollama.routes import add_ollama
 from slipstream.serve.openai.generation import respond
 from slipstream.serve.openai.schema import ChatRequest, CompletionRequest
 from slipstream.serve.page_routes import add_page
@@ -43,6 +44,7 @@ def create_app(config: ServerConfig, open_model: Opener | None = None) -> FastAP
             CORSMiddleware, allow_origins=list(config.cors_origins), allow_methods=methods, allow_headers=headers
         )
     _routes(app)
+    add_ollama(app)
     add_page(app)
     return app
 

@@ -33,30 +33,38 @@ def error_body(status: int, message: str, param: str | None = None, code: str | 
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
+def _answer(
+    request: Request, status: int, message: str, param: str | None = None, code: str | None = None, **headers: str
+) -> JSONResponse:
+    """In OpenAI's shape, or in Ollama's where its API was called."""
+    if request.url.path.startswith("/api/"):
+        return JSONResponse({"error": message}, status, headers)
+    return JSONResponse(error_body(status, message, param, code), status, headers)
+
+
 def install(app: FastAPI) -> None:
-    """Answer every error in OpenAI's shape."""
+    """Answer every error as the client expects it."""
 
     @app.exception_handler(ApiError)
-    async def own(_: Request, error: ApiError) -> JSONResponse:
+    async def own(request: Request, error: ApiError) -> JSONResponse:
         headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
-        body = error_body(error.status, error.message, error.param, error.code)
-        return JSONResponse(body, error.status, headers)
+        return _answer(request, error.status, error.message, error.param, error.code, **headers)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         message, param = describe(error)
-        return JSONResponse(error_body(400, message, param), 400)
+        return _answer(request, 400, message, param)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
         message = str(error.detail)
         if error.status_code == 404:
             message = f"there is no {request.method} {request.url.path} here; /openapi.json lists what there is"
-        return JSONResponse(error_body(error.status_code, message), error.status_code, error.headers)
+        return _answer(request, error.status_code, message, **dict(error.headers or {}))
 
     @app.exception_handler(Exception)
-    async def fault(_: Request, error: Exception) -> JSONResponse:
-        return JSONResponse(error_body(500, f"the server failed: {error!r}"), 500)
+    async def fault(request: Request, error: Exception) -> JSONResponse:
+        return _answer(request, 500, f"the server failed: {error!r}")
 
 
 def describe(error: RequestValidationError) -> tuple[str, str | None]:
