@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 FUZZ_EXAMPLES ?= 10000
 
-.PHONY: demo test fuzz check lint format docs identity clean
+.PHONY: demo test slow fuzz check lint format docs identity clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -15,7 +15,11 @@ demo: .venv/ready
 
 test: .venv/ready
 	$(BIN)/slipstream models pull smollm2-135m
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
+
+# What takes long and has shorter siblings in `make test`: more rules and drafters under Triton's interpreter, mostly.
+slow: .venv/ready
+	$(BIN)/python -m pytest -n auto --dist worksteal -m slow
 
 # Random requests against one engine of a tiny model, half an hour on two cores; `make fuzz FUZZ_EXAMPLES=500` for fewer.
 fuzz: .venv/ready

@@ -9,7 +9,7 @@ import sys
 import sysconfig
 import tomllib
 from collections.abc import Iterable
-from importlib.util import find_spec
+from importlib.metadata import distributions
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -27,6 +27,7 @@ NEEDED = (
     "slipstream/drafters/trained/smollm2-135m-draft/model.safetensors",
     "slipstream/kernels/cpu/src/decoder.cpp",
     "slipstream/kernels/cpu/src/decoder.hpp",
+    "slipstream/serve/page/index.html",
 )
 
 
@@ -57,7 +58,7 @@ def pip(*words: str) -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not (find_spec("pip") and find_spec("setuptools")):
+    if not {"pip", "setuptools"} <= {found.name for found in distributions()}:
         pytest.skip("the wheel is built by pip and setuptools")
     return build_wheel(tmp_path_factory.mktemp("wheel"))
 

@@ -61,7 +61,10 @@ def pair(even: bool = False) -> RealPair:
     return RealPair(model, DraftModel(TorchModel(draft), len(letters.TOKENS)), [[5, 9, 4, 4, 7], [3, 8]], [5, 6, 7])
 
 
-@pytest.mark.parametrize(("rule", "right"), [(Token(), True), (Token(residual=residual_is_target), False)])
+@pytest.mark.parametrize(
+    ("rule", "right"),
+    [pytest.param(Token(), True, marks=pytest.mark.slow), (Token(residual=residual_is_target), False)],
+)
 def test_continuations_are_counted_without_a_cut(rule: Verifier, right: bool):
     found = continued("token", pair(), rule, 4000, 0.6)
     assert found.passed is right, found.detail

@@ -54,7 +54,14 @@ def test_on_a_model_of_letters():
 
 @needs_compiler
 @pytest.mark.model
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", pytest.param("a8", marks=needs_integers)])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "float32",
+        pytest.param("bfloat16", marks=pytest.mark.slow),
+        pytest.param("a8", marks=needs_integers),
+    ],
+)
 def test_on_the_default_model(dtype):
     """In bfloat16 too, where equal logits are common and the least rounding would show."""
     target = default.build("smollm2-135m", dtype, "cpu", invariant=True)

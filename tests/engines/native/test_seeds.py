@@ -57,7 +57,7 @@ def completions(**speculation) -> Iterator[Completion]:
             yield from engine.generate("abcabc", WARM, max_tokens=60, ignore_eos=True, speculation=how)
 
 
-@pytest.mark.parametrize("tree", [None, 8])
+@pytest.mark.parametrize("tree", [None, pytest.param(8, marks=pytest.mark.slow)])
 def test_one_seed_gives_one_text_at_any_depth(tree):
     done = list(completions(shape=tree))
     assert {c.rule for c in done} == {"coupled"}

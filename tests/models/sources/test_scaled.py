@@ -123,6 +123,7 @@ def test_a_scaled_model_is_made_once_named_and_removed(tmp_path, monkeypatch):
     assert store.manifest(files.path) is None
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_the_default_model_twice_as_wide_says_the_same(tmp_path):
     source = catalog.resolve("smollm2-135m")

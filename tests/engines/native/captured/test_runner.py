@@ -117,11 +117,13 @@ CUT = Sampling(temperature=0.9, top_k=20, top_p=0.8, min_p=0.05)
 
 @pytest.mark.parametrize(
     ("drafter", "rule", "depth", "how"),
-    [("none", "block", 0, Sampling(0.8)), ("eagle", "greedy", 2, Sampling(0)), ("eagle", "coupled", 2, Sampling(1.0)),
-     ("eagle", "token", 2, CUT), ("eagle", "block", 3, Sampling(0.8)), ("none", "token", 0, CUT),
-     ("draft_model", "greedy", 3, Sampling(0)), ("draft_model", "token", 2, Sampling(0.8)),
-     ("ngram", "greedy", 3, Sampling(0)), ("ngram", "token", 2, Sampling(0.3)), ("ngram", "block", 3, Sampling(0.5)),
-     ("ngram", "coupled", 2, CUT), ("draft_model", "block", 2, CUT), ("draft_model", "coupled", 1, Sampling(1.0))],
+    [("none", "token", 0, CUT), ("eagle", "greedy", 2, Sampling(0)), ("draft_model", "coupled", 1, Sampling(1.0)),
+     ("ngram", "token", 2, Sampling(0.3)),
+     *(pytest.param(*case, marks=pytest.mark.slow) for case in [
+         ("none", "block", 0, Sampling(0.8)), ("eagle", "coupled", 2, Sampling(1.0)), ("eagle", "token", 2, CUT),
+         ("eagle", "block", 3, Sampling(0.8)), ("draft_model", "greedy", 3, Sampling(0)),
+         ("draft_model", "token", 2, Sampling(0.8)), ("ngram", "greedy", 3, Sampling(0)),
+         ("ngram", "block", 3, Sampling(0.5)), ("ngram", "coupled", 2, CUT), ("draft_model", "block", 2, CUT)])],
 )  # fmt: skip
 def test_captured_cycles_say_what_the_others_say(drafter, rule, depth, how):
     plan = DecodingPlan(drafter, rule, depth)
@@ -160,13 +162,17 @@ def test_greedy_and_sampled_rows_have_whole_cycles_side_by_side():
     assert runner.cycles > max(job.stats.cycles for job in jobs), "both kinds of rows"
 
 
+@pytest.mark.slow
 def test_a_draft_model_with_the_whole_vocabulary():
     plan = DecodingPlan("draft_model", "block", 3)
     wanted, _ = outputs(False, plan, Sampling(0.7), ids=None)
     assert outputs(True, plan, Sampling(0.7), ids=None)[0] == wanted
 
 
-@pytest.mark.parametrize("kind", ["gemma2", "gpt2", *(["gpt_oss"] if DEVICE == "cpu" else [])])
+OTHERS = ["gemma2", *(["gpt_oss"] if DEVICE == "cpu" else [])]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)])
 def test_modules_of_other_kinds_run_whole_cycles(kind):
     """Windows, capped scores and sinks among them."""
     plan = DecodingPlan("eagle", "block", 2)

@@ -175,9 +175,9 @@ TREE, LESS = Shape(nodes=6, width=3), Shape(nodes=4, width=2)
 @pytest.mark.parametrize(
     ("rule", "warm", "rows"),
     [
-        ("greedy", 0.0, [(8, 10, 3, TREE), (3, 5, 2, None)]),
+        pytest.param("greedy", 0.0, [(8, 10, 3, TREE), (3, 5, 2, None)], marks=pytest.mark.slow),
         ("coupled", 0.7, [(9, 8, 3, TREE), (3, 5, 2, LESS)]),
-        ("chosen", 0.7, [(9, 10, 3, TREE), (3, 2, 0, None)]),
+        pytest.param("chosen", 0.7, [(9, 10, 3, TREE), (3, 2, 0, None)], marks=pytest.mark.slow),
     ],
 )
 def test_captured_trees_say_what_the_others_say(rule, warm, rows):

@@ -39,6 +39,7 @@ def test_chains_and_trees_of_several_rows_equal_the_plain_model(kind):
     assert max(offs) <= ROUNDING
 
 
+@pytest.mark.slow
 def test_prompts_of_a_small_model_are_captured_when_such_a_size_is_met_again(monkeypatch):
     monkeypatch.setattr(gpu_passes, "ONCE", 1)
     monkeypatch.setattr(gpu_passes, "SIZES", (1, 2, 4))
