@@ -111,6 +111,17 @@ def test_captured_sizes_are_chosen_from_the_menu_or_left_alone(policy, count, re
         policy.observe_captured(batch, [result] * count)
 
 
+def test_rows_that_were_never_opened_are_no_trouble(policy):
+    """Their drafter failed before the policy heard of them."""
+    batch = rows(2)
+    result = SimpleNamespace(tokens=[], emitted=[1], judged=[])
+    for _ in range(3):
+        assert len(policy.budget(batch)) == 2
+        policy.choose(batch, lambda: SizeMenu(OPTIONS))
+        policy.observe_captured(batch, [result] * 2)
+    policy.close(batch)
+
+
 def test_a_small_vocabulary_and_a_short_context_are_no_trouble(policy):
     batch = rows(2, max_tokens=3)
     model = TableModel(Table.random(2, 1, 0), context=4)

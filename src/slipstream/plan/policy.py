@@ -52,7 +52,7 @@ class Adaptive(Policy):
         self.acceptance = AcceptanceEstimator(self.config.acceptance)
         self._costs = CostModel(self.config.cost)
         self.free = FreeChoice(self.acceptance, self._costs, self.config, clock)
-        self._sizes: dict[Group, SizeChoice] = {}
+        self._sizes: dict[Group | None, SizeChoice] = {}
         self._groups: dict[Row, Group] = {}
 
     @classmethod
@@ -112,7 +112,7 @@ class Adaptive(Policy):
             sizes.pace.moved(rows, [len(result.emitted) for result in results])
 
     def _size_choice(self, row: Row) -> SizeChoice:
-        group = self._groups[row]
+        group = self._groups.get(row)  # None: its drafter failed before the row was opened here
         if group not in self._sizes:
             self._sizes[group] = SizeChoice(self.acceptance, self.config)
         return self._sizes[group]
