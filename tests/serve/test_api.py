@@ -238,6 +238,23 @@ def test_keys_limits_and_sizes():
             assert second.json()["error"]["code"] == "queue_full"
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_request_that_takes_too_long_ends(n):
+    with served(ServerConfig(models=(MODEL,), limits=ServerLimits(max_seconds=0.05))) as address:
+        body = {"prompt": "abc", "max_tokens": 150, "ignore_eos": True, "n": n}
+        whole = httpx.post(f"{address}/v1/completions", json=body)
+        assert whole.status_code == 408
+        assert whole.json()["error"]["message"] == "the request took more than 0.05 seconds"
+        with httpx.stream("POST", f"{address}/v1/completions", json=body | {"stream": True}) as response:
+            lines = [line for line in response.iter_lines() if line]
+        assert "the request took more than 0.05 seconds" in lines[-2]
+        assert lines[-1] == "data: [DONE]"
+        answer = httpx.post(
+            f"{address}/api/generate", json={"model": MODEL, "prompt": "a", "stream": False, "raw": True}
+        )
+        assert answer.status_code in (200, 408)
+
+
 def test_a_model_that_cannot_be_loaded_stops_the_server():
     def fail(name: str):
         raise ValueError("there is no such model")

@@ -21,20 +21,18 @@ class AsyncRequest:
         with suppress(RuntimeError):  # the loop is closed: nobody reads any more
             self._loop.call_soon_threadsafe(self._ready.set)
 
-    async def chunks(self) -> AsyncIterator[Chunk]:
-        """What each cycle brought; chunks that came meanwhile follow one another."""
+    async def chunks(self, seconds: float | None = None) -> AsyncIterator[Chunk]:
+        """What each cycle brought; chunks that came meanwhile follow one another. TimeoutError where the last one has
+        not come after so many seconds."""
+        deadline = None if seconds is None else self._loop.time() + seconds
         while True:
-            await self._ready.wait()
+            async with asyncio.timeout_at(deadline):  # nothing is yielded in here: the time is not the reader's
+                await self._ready.wait()
             self._ready.clear()
             for chunk in self._handle.poll():
                 yield chunk
                 if chunk.finish_reason is not None:
                     return
-
-    async def result(self) -> Completion:
-        async for _ in self.chunks():
-            pass
-        return self._handle.result()
 
     @property
     def completion(self) -> Completion:

@@ -103,7 +103,10 @@ async def _respond(http: Request, body: OllamaGenerate | OllamaChat, prompt: Pro
         answer = OllamaAnswer(server, AsyncRequest(handle), body.model, isinstance(body, OllamaChat), began, loaded)
         if body.stream:
             return StreamingResponse(answer.stream(stack.pop_all()), media_type="application/x-ndjson")
-        return JSONResponse(await answer.whole())
+        try:
+            return JSONResponse(await answer.whole())
+        except TimeoutError as error:
+            raise ApiError(408, f"the request took more than {server.limits.max_seconds:g} seconds") from error
 
 
 class OllamaAnswer:
@@ -131,13 +134,12 @@ class OllamaAnswer:
                 yield _json({"error": str(error) or "the request took too long"})
 
     async def _texts(self) -> AsyncIterator[str]:
-        async with asyncio.timeout(self._server.limits.max_seconds):
-            async for chunk in self._request.chunks():
-                self._first = self._first or time.perf_counter()
-                self._timer.chunk(chunk)
-                if chunk.finish_reason in ("error", "cancelled"):
-                    raise ApiError(500, chunk.error or "the server is shutting down")
-                yield chunk.text
+        async for chunk in self._request.chunks(self._server.limits.max_seconds):
+            self._first = self._first or time.perf_counter()
+            self._timer.chunk(chunk)
+            if chunk.finish_reason in ("error", "cancelled"):
+                raise ApiError(500, chunk.error or "the server is shutting down")
+            yield chunk.text
 
     def _line(self, text: str, done: bool) -> dict[str, Any]:
         content = {"message": {"role": "assistant", "content": text}} if self._chat else {"response": text}

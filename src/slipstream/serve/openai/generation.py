@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from slipstream.engines.base import Completion, RequestHandle
+from slipstream.engines.base import Chunk, Completion, RequestHandle
 from slipstream.engines.prompt import Prompt
 from slipstream.serve.errors import ApiError, error_body
 from slipstream.serve.openai import convert
@@ -156,9 +156,8 @@ class Generation:
         """Server-sent events; `stack` gives back what the request holds when the client has all of it, or goes away."""
         async with stack:
             try:
-                async with asyncio.timeout(self._state.limits.max_seconds):
-                    async for event in self._events():
-                        yield event
+                async for event in self._events():
+                    yield event
             except TimeoutError:
                 sentence = f"the request took more than {self._state.limits.max_seconds:g} seconds"
                 yield _line(error_body(408, sentence))
@@ -181,26 +180,34 @@ class Generation:
         if self._want_usage:
             yield _line(self._answer.last(completions))
 
-    async def _merged(self) -> AsyncIterator[tuple[int, Any]]:
+    async def _merged(self) -> AsyncIterator[tuple[int, Chunk]]:
         """Chunks of all samples as they come."""
+        seconds = self._state.limits.max_seconds
         if len(self._requests) == 1:
-            async for chunk in self._requests[0].chunks():
+            async for chunk in self._requests[0].chunks(seconds):
                 yield 0, chunk
             return
-        ready: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
+        ready: asyncio.Queue[tuple[int, Chunk | None]] = asyncio.Queue()  # None: it took too long
 
         async def pump(index: int, request: AsyncRequest) -> None:
-            async for chunk in request.chunks():
-                ready.put_nowait((index, chunk))
+            try:
+                async for chunk in request.chunks(seconds):
+                    ready.put_nowait((index, chunk))
+            except TimeoutError:
+                ready.put_nowait((index, None))
 
-        async with asyncio.TaskGroup() as group:
-            for index, request in enumerate(self._requests):
-                group.create_task(pump(index, request))
-            left = len(self._requests)
+        pumps = [asyncio.create_task(pump(index, request)) for index, request in enumerate(self._requests)]
+        left = len(pumps)
+        try:
             while left:
-                index, chunk = await ready.get()
-                yield index, chunk
-                left -= chunk.finish_reason is not None
+                index, new = await ready.get()
+                if new is None:
+                    raise TimeoutError
+                yield index, new
+                left -= new.finish_reason is not None
+        finally:
+            for task in pumps:
+                task.cancel()
 
 
 def _line(event: dict[str, Any]) -> str:
