@@ -158,6 +158,7 @@ def test_a_chain_costs_one_mask_a_place(monkeypatch):
     [
         ({"regex": "[a"}, "the regex is malformed: .*Unclosed"),
         ({"grammar": "start ::= [a]"}, "the grammar is malformed: .*root"),
+        ({"grammar": "json"}, "a grammar is EBNF, such as .*; for any JSON pass json_schema=True"),
         ({"json_schema": {"type": "thing"}}, "the json_schema is malformed: .*thing"),
         ({"json_schema": {"enum": {1}}}, "json_schema cannot be written as JSON"),
     ],

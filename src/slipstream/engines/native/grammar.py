@@ -36,7 +36,8 @@ def compiled(constraint: tuple[str, Any], text: TextCodec, vocab: int) -> Callab
         grammar = compilers[name](source)
     except RuntimeError as error:
         why = " ".join(WHERE.sub("", str(error)).split())
-        raise ValueError(f"the {name} is malformed: {why}") from error
+        legal = "; a grammar is EBNF, such as 'root ::= [a-z]+'; for any JSON pass json_schema=True"
+        raise ValueError(f"the {name} is malformed: {why}{legal if name == 'grammar' else ''}") from error
     return lambda: Grammar(grammar, words, vocab)
 
 
