@@ -208,6 +208,7 @@ def test_a_client_that_goes_away_frees_its_row(address):
     with httpx.stream("POST", f"{address}/v1/completions", json=body) as response:
         next(response.iter_lines())
     wait_until(lambda: active() == 0, 20)
+    assert active() == 0
 
 
 def test_keys_limits_and_sizes():
@@ -261,6 +262,7 @@ def test_a_model_that_cannot_be_loaded_stops_the_server():
 
     with served(open_model=fail) as address:
         wait_until(lambda: status(address) == 0)
+        assert status(address) == 0, "nobody listens any more"
 
 
 def test_models_take_turns_in_memory():

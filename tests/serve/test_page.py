@@ -172,4 +172,5 @@ def test_errors_are_shown_and_the_page_recovers(browser):
         page.fill("#chat-prompt", "abc")
         page.click("text=Send")
         page.wait_for_selector("#messages li.assistant span")
+        assert page.locator("#messages li.error").count() >= 1, "of the request that nobody answered"
     page.close()

@@ -20,7 +20,6 @@ class Admission:
     def __init__(self, limits: ServerLimits, api_keys: tuple[str, ...] = ()) -> None:
         self._limits, self._keys = limits, [key.encode() for key in api_keys]
         self._active: Counter[bytes] = Counter()
-        self.rejected = 0
 
     @property
     def active(self) -> int:
@@ -42,7 +41,6 @@ class Admission:
     def admit(self, key: bytes) -> Iterator[None]:
         limits = self._limits
         if self.active >= limits.max_requests or self._active[key] >= limits.max_requests_per_key:
-            self.rejected += 1
             raise ApiError(
                 429, "too many requests are under way; try again in a second", code="queue_full", retry_after=1
             )

@@ -43,7 +43,6 @@ class ServerConfig:
     api_keys: tuple[str, ...] = ()  # none: everybody may ask
     cors_origins: tuple[str, ...] = ()  # pages elsewhere that may call the API
     max_loaded: int = 1  # models in memory at once; the one that was idle longest gives way
-    log_prompts: bool = False
 
     def __post_init__(self) -> None:
         if not self.models:

@@ -12,8 +12,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from slipstream.core.checks import integer
+from slipstream.core.device import power
 from slipstream.engines.job import Job
-from slipstream.models.cache.tensors import power
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from slipstream.core.array_types import Float, Tensor
+from slipstream.core.device import power
 from slipstream.kernels.cpu.move import CacheBlocks, Move, kernel
 
 SMALLEST = 64  # places of a fresh cache
@@ -152,11 +153,6 @@ class KVCache:
             shapes = [(tensor.shape[0], tensor.shape[2]) for tensor in held]
             assert len(set(shapes)) == 1, f"layer {name} holds rectangles of {shapes}"
             assert all(bool(torch.isfinite(tensor).all()) for tensor in held), f"layer {name} is not finite"
-
-
-def power(n: int) -> int:
-    """The smallest power of two that is not less than n."""
-    return 1 << (n - 1).bit_length()
 
 
 def hidden(layer: int) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from slipstream.core.array_types import Float, Int, Tensor
+from slipstream.core.device import power
 from slipstream.kernels.cpu.decoder import (
     CachePointers,
     CpuLayer,
@@ -20,7 +21,7 @@ from slipstream.kernels.cpu.decoder import (
 )
 from slipstream.models.cache.attention_mask import AttentionMask
 from slipstream.models.cache.packing import RowSlice
-from slipstream.models.cache.tensors import KVCache, power
+from slipstream.models.cache.tensors import KVCache
 from slipstream.models.run.layer_parts import NORMS, PRODUCTS, head_norms
 from slipstream.models.weights.linears import PackedLinear
 

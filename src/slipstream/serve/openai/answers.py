@@ -11,8 +11,6 @@ from typing import Any
 from slipstream.engines.base import Chunk, Completion, Logprob, SpeculationStats
 from slipstream.models.text.codec import TextCodec
 
-FINISH = {"stop": "stop", "length": "length", "cancelled": "stop", "error": "stop"}
-
 
 @dataclass
 class Answer:
@@ -41,7 +39,7 @@ class Answer:
         choices = []
         for index, sample in enumerate(samples):
             choice = self._content(index, echoes[index] + sample.text, streamed=False)
-            choice |= {"finish_reason": FINISH[sample.finish_reason], "stop_reason": None}
+            choice["finish_reason"] = sample.finish_reason
             choice["logprobs"] = self.logprobs(sample.logprobs, pieces[index]) if pieces else None
             if self.token_ids:
                 choice["token_ids"] = sample.token_ids
@@ -61,8 +59,7 @@ class Answer:
     def event(self, index: int, chunk: Chunk, want_logprobs: bool) -> dict[str, Any]:
         """One cycle of one sample. `slipstream` is an extension: where each token came from."""
         choice = self._content(index, chunk.text, streamed=True)
-        reason = chunk.finish_reason
-        choice["finish_reason"] = None if reason is None else FINISH[reason]
+        choice["finish_reason"] = chunk.finish_reason
         choice["logprobs"] = self.logprobs(chunk.logprobs, chunk.pieces) if want_logprobs else None
         if self.token_ids:
             choice["token_ids"] = list(chunk.token_ids)

@@ -174,6 +174,9 @@ class Generation:
             if chunk.finish_reason == "error":
                 yield _line(error_body(500, chunk.error or "the engine failed"))
                 return
+            if chunk.finish_reason == "cancelled":
+                yield _line(error_body(503, "the server is shutting down"))
+                return
             yield _line(self._answer.event(index, chunk, self._want_logprobs))
         completions = [request.completion for request in self._requests]
         self._count(completions)

@@ -38,8 +38,7 @@ class SpeculationOptions(Strict):
 
 class StreamOptions(Strict):
     include_usage: bool = False
-    include_obfuscation: bool | None = None
-    continuous_usage_stats: bool = False
+    include_obfuscation: Literal[False] | None = None  # there is no padding to leave out
 
 
 class JsonSchema(Strict):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slipstream.core.device import DeviceRule, DraftSize, GraphKey
+from slipstream.core.device import DeviceRule, DraftSize, GraphKey, power
 from slipstream.core.types import Budget, Row
-from slipstream.models.cache.tensors import power
 from slipstream.models.run.gpu.passes import parts_of
 
 WIDEST = 1024  # tokens of a pass that is worth a graph

@@ -19,11 +19,12 @@ import numpy as np
 import torch
 
 from slipstream.core.array_types import Float, Int, Tensor
+from slipstream.core.device import power
 from slipstream.kernels.gpu.attention import PART, WORDS, AttentionHeads, Layout
 from slipstream.kernels.gpu.decoder import Held, Watched
 from slipstream.kernels.gpu.launch import FEW
 from slipstream.models.cache.packing import RowSlice
-from slipstream.models.cache.tensors import KVCache, power
+from slipstream.models.cache.tensors import KVCache
 
 Where = tuple[Int[Tensor, " tokens"], Int[Tensor, " tokens"]]
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 128)  # tokens of captured passes
