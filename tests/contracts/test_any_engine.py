@@ -197,6 +197,7 @@ def test_what_is_not_offered_is_refused(engine):
         (can.grammar, "json_schema", GenerationOptions(json_schema=True)),
         (can.grammar, "regex", GenerationOptions(regex="a")),
         (can.min_tokens, "min_tokens", GenerationOptions(min_tokens=2)),
+        (can.prompt_logprobs, "prompt_logprobs", GenerationOptions(prompt_logprobs=1)),
     ):
         if not offered:
             with pytest.raises(ValueError, match=word):

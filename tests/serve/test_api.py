@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import httpx
 import openai
 import pytest
+import torch
 from live import MODEL, served, status, wait_until
 
 import letters
@@ -86,6 +87,46 @@ def test_logprobs_of_chat_and_text(client):
     offsets = text.choices[0].logprobs.text_offset
     assert (len(offsets), offsets[0], offsets) == (4, 0, sorted(offsets))
     assert offsets[-1] <= len(text.choices[0].text)
+
+
+def test_logprobs_of_the_prompt(address, client):
+    ids = letters.tokenizer().encode("abcab", add_special_tokens=False)
+    with torch.inference_mode():
+        law = letters.plain()(torch.tensor([ids])).logits[0].log_softmax(-1)
+    own = [float(law[i, token]) for i, token in enumerate(ids[1:])]
+    for prompt in ("abcab", ids):
+        for max_tokens in (0, 3):
+            how = {"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "logprobs": 2}
+            (choice,) = client.completions.create(**how, echo=True).choices
+            found = choice.logprobs
+            assert choice.text.startswith("abcab")
+            assert found.tokens == list(choice.text)
+            assert found.token_logprobs[:5] == [None, *(pytest.approx(value, abs=1e-4) for value in own)]
+            assert found.top_logprobs[0] is None
+            assert all(len(top) == 2 for top in found.top_logprobs[1:])
+            assert found.text_offset == list(range(5 + max_tokens))
+            streamed = [event.choices[0] for event in client.completions.create(**how, echo=True, stream=True)]
+            assert "".join(event.text for event in streamed) == choice.text
+            joined = [value for event in streamed for value in event.logprobs.token_logprobs]
+            assert joined == pytest.approx(found.token_logprobs[:1] + found.token_logprobs[1:], abs=1e-4)
+            assert [place for event in streamed for place in event.logprobs.text_offset] == found.text_offset
+
+
+def test_logprobs_of_the_prompt_in_vllms_form(address):
+    body = {"prompt": ["abc", "b"], "max_tokens": 1, "temperature": 0, "prompt_logprobs": 1}
+    first, second = httpx.post(f"{address}/v1/completions", json=body).json()["choices"]
+    assert second["prompt_logprobs"] == [None]
+    none, *entries = first["prompt_logprobs"]
+    assert none is None
+    for token, entry in zip("bc", entries, strict=True):
+        values = {value["decoded_token"]: value["logprob"] for value in entry.values()}
+        assert max(values.values()) >= values[token]
+        assert 1 in [value["rank"] for value in entry.values()]
+    chat = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 1, "prompt_logprobs": 0}
+    answer = httpx.post(f"{address}/v1/chat/completions", json=chat).json()
+    assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
+    refused = httpx.post(f"{address}/v1/chat/completions", json=chat | {"stream": True})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt_logprobs")
 
 
 def test_token_ids_as_a_prompt_and_echo(client):

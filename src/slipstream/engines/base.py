@@ -43,6 +43,7 @@ class Capabilities:
     rules: Collection[str] = ()  # verification rules one may choose from; none where the engine has its own
     sampling: frozenset[str] = frozenset()  # fields of `Sampling`
     logprobs: bool = False
+    prompt_logprobs: bool = False
     grammar: bool = False
     min_tokens: bool = False
     batch: bool = False  # requests share passes of the target in plain decoding

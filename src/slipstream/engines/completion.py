@@ -11,7 +11,7 @@ from slipstream.core.types import Origin
 
 @dataclass(frozen=True)
 class Logprob:
-    """log p of an emitted token under the target's own distribution, before any shaping, and the likeliest others."""
+    """log p of a token under the target's own distribution, before any shaping, and the likeliest others."""
 
     token_id: int
     logprob: float
@@ -29,6 +29,7 @@ class Chunk:
     finish_reason: str | None = None  # "stop", "length", "cancelled" or "error"
     error: str | None = None
     pieces: tuple[str, ...] = ()  # the text that became final with each token; `text` may end with more
+    prompt_logprobs: tuple[Logprob | None, ...] = ()  # on the first chunk, where asked for
 
 
 @dataclass
@@ -100,6 +101,7 @@ class Completion:
     stats: SpeculationStats
     guarantee: Guarantee
     error: str | None = None
+    prompt_logprobs: list[Logprob | None] | None = None  # where asked for; None for the first token
 
     @property
     def completion_tokens(self) -> int:

@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from slipstream.core.tree import Shape
@@ -41,8 +41,10 @@ class Job(RequestHandle):
         stop: Sequence[str] = (),
         logprobs: int | None = None,
         guarantee: Guarantee | None = None,
+        prompt_logprobs: int | None = None,
     ) -> None:
-        self.row, self.plan, self.top = Row(request), plan, logprobs
+        self.row, self.plan, self.top, self.prompt_top = Row(request), plan, logprobs, prompt_logprobs
+        self.prompt_logprobs: list[Logprob | None] | None = None if prompt_logprobs is None else [None]
         self.guarantee = guarantee or Guarantee(plan.rule)
         self.stats = SpeculationStats()
         self.budget = Budget(0)  # of the coming cycle
@@ -56,6 +58,7 @@ class Job(RequestHandle):
         self._over = threading.Event()
         self._seen: list[Chunk] = []
         self._ready: Callable[[], None] | None = None  # called after each chunk
+        self._begun = False  # whether a chunk is out
 
     def take(self, tokens: Sequence[int], origins: Sequence[Origin], logprobs: Sequence[Logprob]) -> Chunk:
         """Read newly committed tokens one by one, as plain decoding would; a stop string takes back the rest."""
@@ -107,6 +110,9 @@ class Job(RequestHandle):
             self.end("error", str(error))
 
     def put(self, chunk: Chunk) -> None:
+        if not self._begun and self.prompt_logprobs and not self.unscored:
+            chunk = replace(chunk, prompt_logprobs=tuple(self.prompt_logprobs))
+        self._begun = True
         self._chunks.put(chunk)
         if chunk.finish_reason is not None:
             self._over.set()
@@ -135,6 +141,16 @@ class Job(RequestHandle):
     def unread(self) -> int:
         """Tokens of the prompt that are still to be read; 0 once the row decodes."""
         return 0 if self.stats.cycles else max(0, len(self.row.request.prompt) - self.prefilled)
+
+    @property
+    def scored(self) -> int:
+        """Tokens of the prompt whose log-probabilities are known."""
+        return len(self.prompt_logprobs or ())
+
+    @property
+    def unscored(self) -> int:
+        """Tokens of the prompt whose log-probabilities are wanted and not known yet."""
+        return 0 if self.prompt_logprobs is None else len(self.row.request.prompt) - self.scored
 
     @property
     def stops(self) -> bool:
@@ -168,4 +184,5 @@ class Job(RequestHandle):
             error=self.error,
             stats=self.stats,
             guarantee=self.guarantee,
+            prompt_logprobs=None if self.unscored else self.prompt_logprobs,
         )

@@ -27,7 +27,15 @@ class JobEngine(Engine):
         request = self.request(prompt, sampling, options)
         guarantee = self._guarantee(plan, sampling)
         jobs = [
-            Job(self._sample(request, i), plan, self.text.stream(), options.stop, options.logprobs, guarantee)
+            Job(
+                self._sample(request, i),
+                plan,
+                self.text.stream(),
+                options.stop,
+                options.logprobs,
+                guarantee,
+                options.prompt_logprobs,
+            )
             for i in range(options.n)
         ]
         self._send(jobs)

@@ -58,13 +58,15 @@ class GenerationOptions:
     regex: str | None = None  # the whole text matches it
     speculation: Speculation = field(default_factory=Speculation)
     raw: bool = False  # no chat template
+    prompt_logprobs: int | None = None  # as `logprobs`, for the tokens of the prompt
 
     def __post_init__(self) -> None:
         self._coerce()
         if not 1 <= self.n <= SAMPLES:
             raise ValueError(f"n is {self.n}; it must be between 1 and {SAMPLES}")
-        if self.logprobs is not None and not 0 <= self.logprobs <= 100:
-            raise ValueError(f"logprobs is {self.logprobs}; it must be between 0 and 100")
+        for name, top in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if top is not None and not 0 <= top <= 100:
+                raise ValueError(f"{name} is {top}; it must be between 0 and 100")
         if "" in self.stop:
             raise ValueError("a stop string is empty; leave it out")
         self._check_constraint()
@@ -101,7 +103,8 @@ class GenerationOptions:
         values["stop"] = strings("stop", self.stop)
         stop_ids = () if self.stop_token_ids is None else integers("stop_token_ids", self.stop_token_ids)
         values["stop_token_ids"] = frozenset(stop_ids)
-        values["logprobs"] = None if self.logprobs is None else integer("logprobs", self.logprobs)
+        for name in ("logprobs", "prompt_logprobs"):
+            values[name] = None if getattr(self, name) is None else integer(name, getattr(self, name))
         values["speculation"] = Speculation() if self.speculation is None else self.speculation
         for name, value in values.items():
             object.__setattr__(self, name, value)

@@ -87,6 +87,7 @@ options = some(
     stop_token_ids=ids,
     ignore_eos=st.booleans(),
     logprobs=integer,
+    prompt_logprobs=integer,
     grammar=st.sampled_from(['root ::= "a" | "b" root', "", {"regex": "a"}]),
     json_schema=st.sampled_from([True, {"type": "string"}, {"type": "thing"}, 5]),
     regex=st.sampled_from(["[a-c]+", "(", 5]),

@@ -35,6 +35,7 @@ def expected(engine) -> list[int]:
         ({"stop": [5]}, "stop is [5]; it must be a string or a list of strings"),
         ({"stop": b"a"}, "stop is b'a'; it must be a string or a list of strings"),
         ({"logprobs": True}, "logprobs is True; it must be an integer"),
+        ({"prompt_logprobs": 101}, "prompt_logprobs is 101; it must be between 0 and 100"),
         ({"max_tokens": 5.0}, "max_tokens is 5.0; it must be an integer"),
         ({"n": 10**9}, "n is 1000000000; it must be between 1 and 4096"),
         ({"raw": "yes"}, "raw is 'yes'; it must be True or False"),

@@ -27,6 +27,7 @@ from slipstream.engines.native.captured.rows import CapturedRows
 from slipstream.engines.native.groups import Group, join, levels, limited, merge, part, slots
 from slipstream.engines.native.laws import check_tree, law_of
 from slipstream.engines.native.prefill import PromptReader
+from slipstream.engines.native.prompt_scorer import PromptScorer
 from slipstream.engines.native.publisher import ChunkPublisher
 from slipstream.engines.native.scheduler import Limits, Scheduler
 from slipstream.kernels.cpu.race import KernelNoise
@@ -58,6 +59,7 @@ class Batch:
         self.publisher = ChunkPublisher()
         self.failures: dict[str, int] = {}
         self.captured = CapturedRows(runner, policy, drafter, rule, model.context, self.publisher, self._note)
+        self._prompt_scorer = PromptScorer(model, self.scheduler.chunk)
         self._prompts = PromptReader(model, self.scheduler.chunk, self._note)
 
     def check(self, job: Job) -> None:
@@ -74,9 +76,10 @@ class Batch:
 
     def add(self, job: Job) -> None:
         """Queue a job that was checked."""
-        if job.done:
+        if job.done and not job.unscored:
             job.end("length")
         else:
+            job.row.finish_reason = None  # one that emits nothing ends when its prompt is scored
             self.scheduler.waiting.append(job)
 
     def step(self) -> bool:
@@ -121,7 +124,7 @@ class Batch:
             with job.blamed():
                 self._open(job)
         self._close(plan.leave())
-        ready = self._prompts.read(plan.running)
+        ready = self._prompts.read(self._prompt_scorer.step(plan.running))
         ahead = [job for job in ready if job.unread > 1 and self.captured.suits(job)]
         self._prompts.read_ahead(ahead)  # so that they ride from their first token on
         self.captured.fresh = {job.row for job in ahead}

@@ -50,6 +50,7 @@ class NativeEngine(JobEngine):
         rules=rules,
         sampling=frozenset(field.name for field in fields(Sampling)),
         logprobs=True,
+        prompt_logprobs=True,
         grammar=True,
         min_tokens=True,
         batch=True,

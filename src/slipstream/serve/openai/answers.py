@@ -10,6 +10,19 @@ from typing import Any
 
 from slipstream.engines.base import Chunk, Completion, Logprob, SpeculationStats
 from slipstream.models.text.codec import TextCodec
+from slipstream.serve.openai.logprobs import chat_logprobs, text_logprobs, vllm_prompt_logprobs
+
+
+@dataclass(frozen=True)
+class Echo:
+    """The prompt before a sample, where it was asked for. Its tokens are named where their logprobs are wanted."""
+
+    text: str = ""
+    tokens: Sequence[int] = ()
+    pieces: Sequence[str] = ()  # the text of each token
+
+    def entries(self, logprobs: Sequence[Logprob | None] | None) -> list[tuple[int, Logprob | None]]:
+        return list(zip(self.tokens, logprobs or (), strict=True)) if self.tokens else []
 
 
 @dataclass
@@ -20,6 +33,8 @@ class Answer:
     text: TextCodec
     chat: bool
     n: int = 1  # samples of each prompt
+    logprobs: int | None = None  # so many alternatives beside each token's own; None: no logprobs
+    prompt_logprobs: int | None = None  # the same of the prompt, as vLLM writes them
     origins: bool = True
     token_ids: bool = False
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -33,34 +48,45 @@ class Answer:
         return {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
 
     def whole(
-        self, samples: Sequence[Completion], echoes: Sequence[str], pieces: Sequence[Sequence[str]] | None
+        self, samples: Sequence[Completion], echoes: Sequence[Echo], pieces: Sequence[Sequence[str]]
     ) -> dict[str, Any]:
-        """All samples. `pieces` are the texts of their tokens, where logprobs are wanted."""
+        """All samples. `pieces` are the texts of their tokens."""
         choices = []
-        for index, sample in enumerate(samples):
-            choice = self._content(index, echoes[index] + sample.text, streamed=False)
+        for index, (sample, echo) in enumerate(zip(samples, echoes, strict=True)):
+            choice = self._content(index, echo.text + sample.text, streamed=False)
             choice["finish_reason"] = sample.finish_reason
-            choice["logprobs"] = self.logprobs(sample.logprobs, pieces[index]) if pieces else None
+            entries = [*echo.entries(sample.prompt_logprobs), *_entries(sample.logprobs)]
+            choice["logprobs"] = self._logprobs(entries, [*echo.pieces, *pieces[index]], 0)
             if self.token_ids:
                 choice["token_ids"] = sample.token_ids
+            if self.prompt_logprobs is not None and not self.chat:
+                choice["prompt_logprobs"] = self._prompt(sample)
             choices.append(choice)
-        return self._head(streamed=False) | {"choices": choices, "usage": usage(samples, self.n)}
+        answer = self._head(streamed=False) | {"choices": choices, "usage": usage(samples, self.n)}
+        return answer | (
+            {"prompt_logprobs": self._prompt(samples[0])} if self.chat and self.prompt_logprobs is not None else {}
+        )
+
+    def _prompt(self, sample: Completion) -> list[Any]:
+        return vllm_prompt_logprobs(self.text, sample.prompt_logprobs or [], self.prompt_logprobs or 0)
 
     def first(self, index: int) -> dict[str, Any]:
         """The event that opens a chat's answer."""
         choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
         return self._head(streamed=True) | {"choices": [choice | {"logprobs": None}]}
 
-    def echo(self, index: int, prompt: str) -> dict[str, Any]:
+    def echo(self, index: int, echo: Echo, logprobs: Sequence[Logprob | None] = ()) -> dict[str, Any]:
         """The event that repeats a prompt."""
-        choice = self._content(index, prompt, streamed=True) | {"finish_reason": None, "logprobs": None}
+        choice = self._content(index, echo.text, streamed=True) | {"finish_reason": None}
+        choice["logprobs"] = self._logprobs(echo.entries(logprobs), echo.pieces, 0)
         return self._head(streamed=True) | {"choices": [choice]}
 
-    def event(self, index: int, chunk: Chunk, want_logprobs: bool) -> dict[str, Any]:
-        """One cycle of one sample. `slipstream` is an extension: where each token came from."""
+    def event(self, index: int, chunk: Chunk, start: int) -> dict[str, Any]:
+        """One cycle of one sample, whose text begins at offset `start`. `slipstream` is an extension: where each token
+        came from."""
         choice = self._content(index, chunk.text, streamed=True)
         choice["finish_reason"] = chunk.finish_reason
-        choice["logprobs"] = self.logprobs(chunk.logprobs, chunk.pieces) if want_logprobs else None
+        choice["logprobs"] = self._logprobs(_entries(chunk.logprobs), chunk.pieces, start)
         if self.token_ids:
             choice["token_ids"] = list(chunk.token_ids)
         if self.origins and chunk.token_ids:
@@ -79,31 +105,19 @@ class Answer:
             return {"index": index, "delta": {"content": text}}
         return {"index": index, "message": {"role": "assistant", "content": text, "refusal": None}}
 
-    def logprobs(self, entries: Sequence[Logprob], pieces: Sequence[str]) -> dict[str, Any]:
+    def _logprobs(
+        self, entries: Sequence[tuple[int, Logprob | None]], pieces: Sequence[str], start: int
+    ) -> dict[str, Any] | None:
+        """Of tokens by their ids; None where they were not asked for."""
+        if self.logprobs is None:
+            return None
         if self.chat:
-            content = [
-                self._entry(own.token_id, own.logprob)
-                | {"top_logprobs": [self._entry(token, value) for token, value in own.top_logprobs]}
-                for own in entries
-            ]
-            return {"content": content, "refusal": None}
-        tokens = [self._written(own.token_id) for own in entries]
-        offsets = [0]
-        for piece in pieces:
-            offsets.append(offsets[-1] + len(piece))
-        return {
-            "tokens": tokens,
-            "token_logprobs": [own.logprob for own in entries],
-            "top_logprobs": [{self._written(t): value for t, value in own.top_logprobs} for own in entries],
-            "text_offset": offsets[: len(tokens)],
-        }
+            return chat_logprobs(self.text, [own for _, own in entries if own is not None])
+        return text_logprobs(self.text, entries, pieces, self.logprobs, start)
 
-    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
-        written = self._written(token)
-        return {"token": written, "logprob": max(logprob, -9999.0), "bytes": list(written.encode())}
 
-    def _written(self, token: int) -> str:
-        return self.text.decode([token]) or self.text.token(token)
+def _entries(logprobs: Sequence[Logprob]) -> list[tuple[int, Logprob | None]]:
+    return [(own.token_id, own) for own in logprobs]
 
 
 def usage(samples: Sequence[Completion], n: int = 1) -> dict[str, Any]:

@@ -38,6 +38,7 @@ def options(request: GenerationRequest, engine: Engine, max_tokens: int, raw: bo
         stop_token_ids=frozenset(request.stop_token_ids or ()),
         ignore_eos=request.ignore_eos,
         logprobs=logprobs(request),
+        prompt_logprobs=prompt_logprobs(request),
         n=request.n or 1,
         speculation=speculation(request.speculation),
         raw=raw,
@@ -51,6 +52,13 @@ def logprobs(request: GenerationRequest) -> int | None:
             raise ApiError(400, "top_logprobs needs logprobs to be true", "top_logprobs")
         return (request.top_logprobs or 0) if request.logprobs else None
     return request.logprobs if isinstance(request, CompletionRequest) else None
+
+
+def prompt_logprobs(request: GenerationRequest) -> int | None:
+    """Of the prompt as vLLM writes them, and with `echo` as OpenAI does: the larger number of alternatives."""
+    echoed = request.logprobs if isinstance(request, CompletionRequest) and request.echo else None
+    wanted = [count for count in (request.prompt_logprobs, echoed) if count is not None]
+    return max(wanted, default=None)
 
 
 def speculation(asked: SpeculationOptions | None) -> Speculation:

@@ -12,10 +12,11 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from slipstream.engines.base import Chunk, Completion, RequestHandle
-from slipstream.engines.prompt import Prompt
+from slipstream.engines.prompt import Prompt, encode
 from slipstream.serve.errors import ApiError, error_body
 from slipstream.serve.openai import convert
-from slipstream.serve.openai.answers import Answer
+from slipstream.serve.openai.answers import Answer, Echo
+from slipstream.serve.openai.logprobs import prompt_pieces
 from slipstream.serve.openai.schema import ChatRequest, CompletionRequest
 from slipstream.serve.state import ServerState
 from slipstream.serve.streams import AsyncRequest
@@ -36,13 +37,21 @@ async def respond(state: ServerState, http: Request, body: ChatRequest | Complet
             prompts, raw = convert.prompts(body), True
             tokens = convert.COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
             check_completion(body)
+        if body.stream and body.prompt_logprobs is not None:
+            raise ApiError(400, "prompt_logprobs are not streamed; leave out stream", "prompt_logprobs")
         n = body.n or 1
         if len(prompts) * n > state.limits.max_samples:
             raise ApiError(400, f"prompts times n is {len(prompts) * n}; it must be {state.limits.max_samples} or less")
         handles = await asyncio.to_thread(_submit, served.engine, prompts, body, tokens, raw)
         stack.callback(_cancel, handles)
         answer = Answer(
-            served.name, served.engine.text, isinstance(body, ChatRequest), n, token_ids=body.return_token_ids
+            served.name,
+            served.engine.text,
+            isinstance(body, ChatRequest),
+            n,
+            convert.logprobs(body),
+            body.prompt_logprobs,
+            token_ids=body.return_token_ids,
         )
         generation = Generation(state, answer, handles, body, _echoes(body, prompts, served.engine, n))
         if body.stream:
@@ -62,8 +71,6 @@ def check_completion(body: CompletionRequest) -> None:
         )
     if body.best_of not in (None, body.n or 1):
         raise ApiError(400, "best_of is not offered; use n", "best_of")
-    if body.echo and body.logprobs is not None:
-        raise ApiError(400, "echo with logprobs is not offered yet: the prompt's own logprobs are not computed", "echo")
 
 
 def _submit(
@@ -85,12 +92,16 @@ def _cancel(handles: Sequence[RequestHandle]) -> None:
         handle.cancel()
 
 
-def _echoes(body: ChatRequest | CompletionRequest, prompts: Sequence[Prompt], engine: Any, n: int) -> list[str]:
+def _echoes(body: ChatRequest | CompletionRequest, prompts: Sequence[Prompt], engine: Any, n: int) -> list[Echo]:
     """What stands before each sample: its prompt, where that was asked for."""
     if isinstance(body, ChatRequest) or not body.echo:
-        return [""] * (len(prompts) * n)
-    texts = [prompt if isinstance(prompt, str) else engine.text.decode(prompt) for prompt in prompts]
-    return [text for text in texts for _ in range(n)]
+        return [Echo()] * (len(prompts) * n)
+    echoes = []
+    for prompt in prompts:
+        text = prompt if isinstance(prompt, str) else engine.text.decode(prompt)
+        tokens = [] if body.logprobs is None else encode(prompt, True, engine.text)
+        echoes += [Echo(text, tokens, prompt_pieces(engine.text, tokens, text))] * n
+    return echoes
 
 
 class Generation:
@@ -102,13 +113,13 @@ class Generation:
         answer: Answer,
         handles: Sequence[RequestHandle],
         body: ChatRequest | CompletionRequest,
-        echoes: list[str],
+        echoes: Sequence[Echo],
     ) -> None:
         self._state, self._answer, self._echoes = state, answer, echoes
         self._requests = [AsyncRequest(handle) for handle in handles]
         self._timers = [state.metrics.timer() for _ in handles]
         self._pieces: list[list[str]] = [[] for _ in handles]  # the text of each token
-        self._want_logprobs = convert.logprobs(body) is not None
+        self._offsets = [len(echo.text) for echo in echoes]  # where the next text of each sample begins
         streamed = body.stream_options
         self._want_usage = streamed is not None and streamed.include_usage
 
@@ -130,9 +141,7 @@ class Generation:
             samples.cancel()
         self._check(completions)
         self._count(completions)
-        return JSONResponse(
-            self._answer.whole(completions, self._echoes, self._pieces if self._want_logprobs else None)
-        )
+        return JSONResponse(self._answer.whole(completions, self._echoes, self._pieces))
 
     async def _read(self, index: int) -> Completion:
         request = self._requests[index]
@@ -167,7 +176,7 @@ class Generation:
         for index, echo in enumerate(self._echoes):
             if self._answer.chat:
                 yield _line(self._answer.first(index))
-            elif echo:
+            elif echo.text and not echo.tokens:
                 yield _line(self._answer.echo(index, echo))
         async for index, chunk in self._merged():
             self._timers[index].chunk(chunk)
@@ -177,7 +186,10 @@ class Generation:
             if chunk.finish_reason == "cancelled":
                 yield _line(error_body(503, "the server is shutting down"))
                 return
-            yield _line(self._answer.event(index, chunk, self._want_logprobs))
+            if chunk.prompt_logprobs:
+                yield _line(self._answer.echo(index, self._echoes[index], chunk.prompt_logprobs))
+            yield _line(self._answer.event(index, chunk, self._offsets[index]))
+            self._offsets[index] += len(chunk.text)
         completions = [request.completion for request in self._requests]
         self._count(completions)
         if self._want_usage:

@@ -105,6 +105,7 @@ class GenerationRequest(Strict):
     stream_options: StreamOptions | None = None
     speculation: SpeculationOptions | None = None
     return_token_ids: bool = False
+    prompt_logprobs: int | None = Field(None, ge=0, le=20)
     # accepted, since clients send them, and without effect here
     user: str | None = None
     metadata: dict[str, Any] | None = None
