@@ -1,13 +1,20 @@
-"""A live server on the model of letters, in a thread of this process."""
+"""Live servers: on the model of letters in a thread of this process, or as the command runs them."""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import httpx
+import pytest
 import uvicorn
 
 import letters
@@ -37,6 +44,28 @@ def served(config: ServerConfig | None = None, open_model=None, port: int = 0) -
         thread.join(30)
         listener.close()
     assert not thread.is_alive()
+
+
+@contextmanager
+def command(*words: str) -> Iterator[str]:
+    """The address of `slipstream serve` with these words."""
+    line = [sys.executable, "-m", "slipstream", "serve", *words, "--port", "0"]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=env) as process:
+        try:
+            yield next(match[0] for line in process.stderr if (match := re.search(r"http://[\d.:]+", line)))
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) in (0, 130)
+        finally:
+            process.kill()
+
+
+def tool(name: str, variable: str) -> str:
+    """The path of a client that is installed on its own; `variable` names it where it is not on the path."""
+    path = os.environ.get(variable) or shutil.which(name)
+    if not path:
+        pytest.skip(f"{name} is not installed; install it anywhere and set {variable} to its path")
+    return path
 
 
 def status(address: str) -> int:

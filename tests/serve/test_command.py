@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,21 +11,15 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from live import command
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    words = [sys.executable, "-m", "slipstream", "serve", "-d", "eagle", "--port", "0"]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=env) as process:
-        try:
-            yield next(match[0] for line in process.stderr if (match := re.search(r"http://[\d.:]+", line)))
-            process.send_signal(signal.SIGINT)
-            assert process.wait(60) in (0, 130)
-        finally:
-            process.kill()
+    with command("-d", "eagle") as address:
+        yield address
 
 
 @pytest.mark.model
