@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from tokenizers.decoders import ByteLevel
@@ -53,12 +53,15 @@ class TextCodec:
         """transformers' own tokenizer, for other libraries."""
         return self._full() if self._full else self.tokenizer
 
-    def encode(self, prompt: str | Messages, raw: bool = False) -> list[int]:
-        """Ids of a prompt: through the chat template where there is one and `raw` is off, else unchanged."""
+    def encode(
+        self, prompt: str | Messages, raw: bool = False, tools: Sequence[Mapping[str, Any]] = (), begin: str = ""
+    ) -> list[int]:
+        """Ids of a prompt: through the chat template where there is one and `raw` is off, else unchanged. `tools` are
+        for the chat template (`tool_template`), and `begin` is how the answer begins."""
         if not isinstance(prompt, str) and (raw or not self.instruct):
             why = "raw is on" if raw else "this model has no chat template"
             raise ValueError(f"a list of messages needs a chat template, and {why}; give the prompt as one string")
-        text = prompt if isinstance(prompt, str) and (raw or not self.instruct) else self._chat(prompt)
+        text = prompt if isinstance(prompt, str) and (raw or not self.instruct) else self._chat(prompt, tools) + begin
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -68,10 +71,25 @@ class TextCodec:
             ids.insert(0, self._bos)
         return ids
 
-    def _chat(self, prompt: str | Messages) -> str:
+    @cached_property
+    def tool_template(self) -> str | None:
+        """The chat template, where it writes tools into the prompt; None where it does not."""
+        template = str(getattr(self.tokenizer, "chat_template", None) or "")
+        if "tools" not in template:
+            return None
+        function = {"name": "probe_of_tools", "description": "", "parameters": {"type": "object", "properties": {}}}
+        try:
+            written = self._chat("a", [{"type": "function", "function": function}])
+        except ValueError:
+            return None
+        return template if "probe_of_tools" in written else None
+
+    def _chat(self, prompt: str | Messages, tools: Sequence[Mapping[str, Any]] = ()) -> str:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         try:
-            text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            text = self.tokenizer.apply_chat_template(
+                messages, tools=list(tools) or None, add_generation_prompt=True, tokenize=False
+            )
         except Exception as error:  # templates raise any error about roles that they do not support
             why = " ".join(str(error).split())
             raise ValueError(f"the chat template refuses these messages: {why}") from error

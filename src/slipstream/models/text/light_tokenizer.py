@@ -64,11 +64,13 @@ class LightTokenizer:
     def get_vocab(self) -> dict[str, int]:
         return self._backend.get_vocab(with_added_tokens=True)
 
-    def apply_chat_template(self, messages: Any, add_generation_prompt: bool = True, tokenize: bool = False) -> Any:
+    def apply_chat_template(
+        self, messages: Any, tools: Any = None, add_generation_prompt: bool = True, tokenize: bool = False
+    ) -> Any:
         template = self.chat_template or ""
-        if tokenize or not _plain(messages) or BEYOND.search(template):
+        if tools or tokenize or not _plain(messages) or BEYOND.search(template):
             return self._full().apply_chat_template(
-                messages, add_generation_prompt=add_generation_prompt, tokenize=tokenize
+                messages, tools=tools, add_generation_prompt=add_generation_prompt, tokenize=tokenize
             )
         if self._template is None:
             self._template = _compiled(template)

@@ -9,7 +9,8 @@ from pydantic import Field
 from slipstream.core.sampling import Sampling
 from slipstream.engines.base import Engine, GenerationOptions
 from slipstream.serve.openai.convert import speculation
-from slipstream.serve.openai.schema import SpeculationOptions, Strict, Text
+from slipstream.serve.openai.schema import SpeculationOptions
+from slipstream.serve.openai.strict import Strict, Text
 
 
 class OllamaOptions(Strict):

@@ -11,6 +11,8 @@ from typing import Any
 from slipstream.engines.base import Chunk, Completion, Logprob, SpeculationStats
 from slipstream.models.text.codec import TextCodec
 from slipstream.serve.openai.logprobs import chat_logprobs, text_logprobs, vllm_prompt_logprobs
+from slipstream.serve.openai.tool_parser import Said
+from slipstream.serve.openai.tools import ToolUse
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Answer:
     prompt_logprobs: int | None = None  # the same of the prompt, as vLLM writes them
     origins: bool = True
     token_ids: bool = False
+    tools: ToolUse | None = None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -53,8 +56,8 @@ class Answer:
         """All samples. `pieces` are the texts of their tokens."""
         choices = []
         for index, (sample, echo) in enumerate(zip(samples, echoes, strict=True)):
-            choice = self._content(index, echo.text + sample.text, streamed=False)
-            choice["finish_reason"] = sample.finish_reason
+            said = self.tools.parser().feed(sample.text, last=True) if self.tools else Said(echo.text + sample.text)
+            choice = self._choice(index, said, sample.finish_reason, streamed=False)
             entries = [*echo.entries(sample.prompt_logprobs), *_entries(sample.logprobs)]
             choice["logprobs"] = self._logprobs(entries, [*echo.pieces, *pieces[index]], 0)
             if self.token_ids:
@@ -77,15 +80,14 @@ class Answer:
 
     def echo(self, index: int, echo: Echo, logprobs: Sequence[Logprob | None] = ()) -> dict[str, Any]:
         """The event that repeats a prompt."""
-        choice = self._content(index, echo.text, streamed=True) | {"finish_reason": None}
+        choice = self._choice(index, Said(echo.text), None, streamed=True)
         choice["logprobs"] = self._logprobs(echo.entries(logprobs), echo.pieces, 0)
         return self._head(streamed=True) | {"choices": [choice]}
 
-    def event(self, index: int, chunk: Chunk, start: int) -> dict[str, Any]:
+    def event(self, index: int, chunk: Chunk, said: Said, start: int) -> dict[str, Any]:
         """One cycle of one sample, whose text begins at offset `start`. `slipstream` is an extension: where each token
         came from."""
-        choice = self._content(index, chunk.text, streamed=True)
-        choice["finish_reason"] = chunk.finish_reason
+        choice = self._choice(index, said, chunk.finish_reason, streamed=True)
         choice["logprobs"] = self._logprobs(_entries(chunk.logprobs), chunk.pieces, start)
         if self.token_ids:
             choice["token_ids"] = list(chunk.token_ids)
@@ -98,12 +100,24 @@ class Answer:
         """The event with the usage of the whole request."""
         return self._head(streamed=True) | {"choices": [], "usage": usage(samples, self.n)}
 
-    def _content(self, index: int, text: str, streamed: bool) -> dict[str, Any]:
+    def _choice(self, index: int, said: Said, finish_reason: str | None, streamed: bool) -> dict[str, Any]:
         if not self.chat:
-            return {"index": index, "text": text}
+            return {"index": index, "text": said.content, "finish_reason": finish_reason}
+        if said.called and finish_reason == "stop":
+            finish_reason = "tool_calls"
+        calls = [call.written() for call in said.calls]
         if streamed:
-            return {"index": index, "delta": {"content": text}}
-        return {"index": index, "message": {"role": "assistant", "content": text, "refusal": None}}
+            delta: dict[str, Any] = {"content": said.content} if said.content or not calls else {}
+            if calls:
+                delta["tool_calls"] = [{"index": said.earlier + i, **call} for i, call in enumerate(calls)]
+            return {"index": index, "delta": delta, "finish_reason": finish_reason}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": said.content or (None if calls else ""),
+            "refusal": None,
+        }
+        message |= {"tool_calls": calls} if calls else {}
+        return {"index": index, "message": message, "finish_reason": finish_reason}
 
     def _logprobs(
         self, entries: Sequence[tuple[int, Logprob | None]], pieces: Sequence[str], start: int

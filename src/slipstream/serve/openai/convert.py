@@ -9,6 +9,7 @@ from slipstream.engines.base import Engine, GenerationOptions, Speculation
 from slipstream.engines.prompt import Prompt
 from slipstream.serve.errors import ApiError
 from slipstream.serve.openai.schema import ChatRequest, CompletionRequest, GenerationRequest, SpeculationOptions
+from slipstream.serve.openai.tools import ToolUse
 
 COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions
 
@@ -29,12 +30,13 @@ def sampling(request: GenerationRequest) -> Sampling:
     return Sampling(**{name: value for name, value in given.items() if value is not None})
 
 
-def options(request: GenerationRequest, engine: Engine, max_tokens: int, raw: bool) -> GenerationOptions:
+def options(request: GenerationRequest, max_tokens: int, raw: bool, use: ToolUse | None = None) -> GenerationOptions:
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    tools = (use.stop, use.constraint) if use else ((), {})
     return GenerationOptions(
         max_tokens=max_tokens,
         min_tokens=request.min_tokens or 0,
-        stop=tuple(text for text in stop if text),
+        stop=(*(text for text in stop if text), *tools[0]),
         stop_token_ids=frozenset(request.stop_token_ids or ()),
         ignore_eos=request.ignore_eos,
         logprobs=logprobs(request),
@@ -42,7 +44,7 @@ def options(request: GenerationRequest, engine: Engine, max_tokens: int, raw: bo
         n=request.n or 1,
         speculation=speculation(request.speculation),
         raw=raw,
-        **constraint(request),
+        **(tools[1] or constraint(request)),
     )
 
 

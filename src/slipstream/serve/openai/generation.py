@@ -11,13 +11,11 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from slipstream.engines.base import Chunk, Completion, RequestHandle
-from slipstream.engines.prompt import Prompt, encode
+from slipstream.engines.base import Chunk, Completion
 from slipstream.serve.errors import ApiError, error_body
-from slipstream.serve.openai import convert
-from slipstream.serve.openai.answers import Answer, Echo
-from slipstream.serve.openai.logprobs import prompt_pieces
 from slipstream.serve.openai.schema import ChatRequest, CompletionRequest
+from slipstream.serve.openai.start import Started, start
+from slipstream.serve.openai.tool_parser import Said
 from slipstream.serve.state import ServerState
 from slipstream.serve.streams import AsyncRequest
 
@@ -29,31 +27,9 @@ async def respond(state: ServerState, http: Request, body: ChatRequest | Complet
     async with AsyncExitStack() as stack:
         state.enter(stack, http)
         served = await stack.enter_async_context(state.pool.use(body.model))
-        prompts: list[Prompt]
-        if isinstance(body, ChatRequest):
-            prompts = [[message.plain() for message in body.messages]]
-            tokens, raw = convert.chat_tokens(body, served.engine), False
-        else:
-            prompts, raw = convert.prompts(body), True
-            tokens = convert.COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-            check_completion(body)
-        if body.stream and body.prompt_logprobs is not None:
-            raise ApiError(400, "prompt_logprobs are not streamed; leave out stream", "prompt_logprobs")
-        n = body.n or 1
-        if len(prompts) * n > state.limits.max_samples:
-            raise ApiError(400, f"prompts times n is {len(prompts) * n}; it must be {state.limits.max_samples} or less")
-        handles = await asyncio.to_thread(_submit, served.engine, prompts, body, tokens, raw)
-        stack.callback(_cancel, handles)
-        answer = Answer(
-            served.name,
-            served.engine.text,
-            isinstance(body, ChatRequest),
-            n,
-            convert.logprobs(body),
-            body.prompt_logprobs,
-            token_ids=body.return_token_ids,
-        )
-        generation = Generation(state, answer, handles, body, _echoes(body, prompts, served.engine, n))
+        started = await asyncio.to_thread(start, served, body, state.limits)
+        stack.callback(started.cancel)
+        generation = Generation(state, started, body)
         if body.stream:
             return StreamingResponse(
                 generation.stream(stack.pop_all()), media_type="text/event-stream", headers=NO_CACHE
@@ -64,62 +40,17 @@ async def respond(state: ServerState, http: Request, body: ChatRequest | Complet
 NO_CACHE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
-def check_completion(body: CompletionRequest) -> None:
-    if body.suffix:
-        raise ApiError(
-            400, "suffix is not offered; put what follows into the prompt as the model's template wants it", "suffix"
-        )
-    if body.best_of not in (None, body.n or 1):
-        raise ApiError(400, "best_of is not offered; use n", "best_of")
-
-
-def _submit(
-    engine: Any, prompts: Sequence[Prompt], body: ChatRequest | CompletionRequest, tokens: int, raw: bool
-) -> list[RequestHandle]:
-    handles: list[RequestHandle] = []
-    try:
-        sampling, options = convert.sampling(body), convert.options(body, engine, tokens, raw)
-        for prompt in prompts:
-            handles += engine.submit(prompt, sampling, options)
-    except (ValueError, OverflowError) as error:
-        _cancel(handles)
-        raise ApiError(400, str(error)) from error
-    return handles
-
-
-def _cancel(handles: Sequence[RequestHandle]) -> None:
-    for handle in handles:
-        handle.cancel()
-
-
-def _echoes(body: ChatRequest | CompletionRequest, prompts: Sequence[Prompt], engine: Any, n: int) -> list[Echo]:
-    """What stands before each sample: its prompt, where that was asked for."""
-    if isinstance(body, ChatRequest) or not body.echo:
-        return [Echo()] * (len(prompts) * n)
-    echoes = []
-    for prompt in prompts:
-        text = prompt if isinstance(prompt, str) else engine.text.decode(prompt)
-        tokens = [] if body.logprobs is None else encode(prompt, True, engine.text)
-        echoes += [Echo(text, tokens, prompt_pieces(engine.text, tokens, text))] * n
-    return echoes
-
-
 class Generation:
     """The samples of one request."""
 
-    def __init__(
-        self,
-        state: ServerState,
-        answer: Answer,
-        handles: Sequence[RequestHandle],
-        body: ChatRequest | CompletionRequest,
-        echoes: Sequence[Echo],
-    ) -> None:
-        self._state, self._answer, self._echoes = state, answer, echoes
+    def __init__(self, state: ServerState, started: Started, body: ChatRequest | CompletionRequest) -> None:
+        self._state, self._answer, self._echoes = state, started.answer, started.echoes
+        handles, use = started.handles, started.answer.tools
         self._requests = [AsyncRequest(handle) for handle in handles]
+        self._parsers = [use.parser() for _ in handles] if use else []
         self._timers = [state.metrics.timer() for _ in handles]
         self._pieces: list[list[str]] = [[] for _ in handles]  # the text of each token
-        self._offsets = [len(echo.text) for echo in echoes]  # where the next text of each sample begins
+        self._offsets = [len(echo.text) for echo in self._echoes]  # where the next text of each sample begins
         streamed = body.stream_options
         self._want_usage = streamed is not None and streamed.include_usage
 
@@ -188,7 +119,9 @@ class Generation:
                 return
             if chunk.prompt_logprobs:
                 yield _line(self._answer.echo(index, self._echoes[index], chunk.prompt_logprobs))
-            yield _line(self._answer.event(index, chunk, self._offsets[index]))
+            last = chunk.finish_reason is not None
+            said = self._parsers[index].feed(chunk.text, last) if self._parsers else Said(chunk.text)
+            yield _line(self._answer.event(index, chunk, said, self._offsets[index]))
             self._offsets[index] += len(chunk.text)
         completions = [request.completion for request in self._requests]
         self._count(completions)

@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
-from slipstream.serve.errors import unknown_parameter
-
-Text = Annotated[str, Field(max_length=1 << 24)]
-
-
-class Strict(BaseModel):
-    """Unknown parameters are refused by name; nothing is ignored."""
-
-    model_config = ConfigDict(extra="forbid", strict=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known(cls, values: Any) -> Any:
-        if isinstance(values, dict):
-            for name in values:
-                if name not in cls.model_fields:
-                    raise ValueError(unknown_parameter(str(name), list(cls.model_fields)))
-        return values
+from slipstream.serve.openai.strict import Strict, Text
+from slipstream.serve.openai.tool_schema import NamedTool, Tool, ToolCallMessage
 
 
 class SpeculationOptions(Strict):
@@ -47,15 +31,6 @@ class JsonSchema(Strict):
     schema_: dict[str, Any] | bool = Field(True, alias="schema")
     strict: bool | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _known(cls, values: Any) -> Any:
-        legal = ["name", "description", "schema", "strict"]
-        for name in values if isinstance(values, dict) else ():
-            if name not in legal:
-                raise ValueError(unknown_parameter(str(name), legal))
-        return values
-
 
 class ResponseFormat(Strict):
     type: Literal["text", "json_object", "json_schema"] = "text"
@@ -68,15 +43,6 @@ class StructuredOutputs(Strict):
     json_: dict[str, Any] | None = Field(None, alias="json")
     regex: str | None = None
     grammar: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known(cls, values: Any) -> Any:
-        legal = ["json", "regex", "grammar"]
-        for name in values if isinstance(values, dict) else ():
-            if name not in legal:
-                raise ValueError(unknown_parameter(str(name), legal))
-        return values
 
 
 class GenerationRequest(Strict):
@@ -125,12 +91,24 @@ class Message(Strict):
     content: Text | list[ContentPart] | None = None
     name: str | None = None
     refusal: str | None = None
+    tool_calls: list[ToolCallMessage] | None = None
+    tool_call_id: str | None = None
 
-    def plain(self) -> dict[str, str]:
+    @property
+    def of_tools(self) -> bool:
+        """Whether it calls a tool, or gives the answer of one."""
+        return self.role == "tool" or bool(self.tool_calls)
+
+    def plain(self) -> dict[str, Any]:
         """As chat templates take it."""
         parts = self.content
         text = parts if isinstance(parts, str) else "".join(part.text for part in parts or [])
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        if self.tool_calls:
+            message["tool_calls"] = [call.plain() for call in self.tool_calls]
+        if self.role == "tool":
+            message |= {"tool_call_id": self.tool_call_id, "name": self.name}
+        return message
 
 
 class ChatRequest(GenerationRequest):
@@ -138,6 +116,9 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: int | None = Field(None, ge=0)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionRequest(GenerationRequest):
