@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 FUZZ_EXAMPLES ?= 10000
 
-.PHONY: demo test slow fuzz check lint format docs identity clean
+.PHONY: demo test slow fuzz load check lint format docs identity clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -24,6 +24,10 @@ slow: .venv/ready
 # Random requests against one engine of a tiny model, half an hour on two cores; `make fuzz FUZZ_EXAMPLES=500` for fewer.
 fuzz: .venv/ready
 	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest tests/engines/test_hostile.py
+
+# A live server under 64 streaming clients for five minutes, and a minute to warm up; see benchmarks/load.py.
+load: .venv/ready
+	$(BIN)/python benchmarks/load.py
 
 check: .venv/ready lint test
 

@@ -101,6 +101,8 @@ FLAGS = {
         "--max-loaded",
         "--api-key-file",
         "--cors-origin",
+        "--log-format",
+        "--log-prompts",
         "--dtype",
         "--device",
         "--invariant",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +27,14 @@ Cors = Annotated[
 ]
 
 
+class LogForm(StrEnum):
+    plain = "plain"
+    json = "json"
+
+
+LogFormat = Annotated[LogForm, typer.Option(help="Lines of the log on standard error, one per request.")]
+
+
 def serve(
     models: Models = None,
     host: Host = "127.0.0.1",
@@ -42,6 +51,8 @@ def serve(
     max_loaded: Annotated[int, typer.Option(min=1, help="Models in memory at once.")] = 1,
     api_key_file: KeyFile = None,
     cors_origin: Cors = None,
+    log_format: LogFormat = LogForm.plain,
+    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write prompts into the log, too.")] = False,
     dtype: given.Dtype = "auto",
     device: given.Device = "auto",
     invariant: given.Invariant = None,
@@ -68,13 +79,14 @@ def serve(
         api_keys=api_keys(api_key_file),
         cors_origins=tuple(cors_origin or ()),
         max_loaded=max_loaded,
+        log_prompts=log_prompts,
     )
 
     def ready(address: str) -> None:
         console(stderr=True).print(f"Serving {', '.join(config.models)} at {address}/v1. Ctrl-C stops.")
 
     console(stderr=True).print(f"Loading {config.models[0]}.")
-    serve_forever(config, host, port, ready)
+    serve_forever(config, host, port, ready, log_format)
 
 
 def api_keys(file: Path | None) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ class JobEngine(Engine):
         vocab = self.model_info.vocab_size  # a tokenizer may know more tokens than the model
         eos_token_ids = () if options.ignore_eos else (token for token in self.text.ends if token < vocab)
         return Request(
-            prompt=encode(prompt, options.raw, self.text),
+            prompt=encode(prompt, options.raw, self.text, self.model_info.context_length),
             sampling=sampling,
             max_tokens=options.max_tokens,
             ends=options.stop_token_ids.union(eos_token_ids),

@@ -23,17 +23,17 @@ def split_prompts(prompts: Any) -> list[Any]:
     return list(prompts)
 
 
-def encode(prompt: Any, raw: bool, text: TextCodec) -> list[int]:
-    """The token ids of a prompt; ValueError where it is none."""
+def encode(prompt: Any, raw: bool, text: TextCodec, context: int | None = None) -> list[int]:
+    """The token ids of a prompt; ValueError where it is none, or where it is far too long for `context` tokens."""
     prompt = listed(prompt)
     if isinstance(prompt, str):
-        return text.encode(prompt, raw)
+        return text.encode(prompt, raw, context=context)
     if isinstance(prompt, bytes | bytearray):
         raise ValueError(f"the prompt is {shown(prompt)}; decode bytes to a string first")
     if not _several(prompt):
         raise ValueError(f"the prompt is {shown(prompt)}; {LEGAL}")
     if prompt and all(isinstance(message, Mapping) for message in prompt):
-        return text.encode(prompt, raw)
+        return text.encode(prompt, raw, context=context)
     try:
         return integers("prompt", prompt)
     except ValueError as error:

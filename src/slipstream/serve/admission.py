@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slipstream.serve.config import ServerLimits
 from slipstream.serve.errors import ApiError, error_body
+
+DRAIN_SECONDS, DRAIN_TIMES = 5.0, 16  # how long, and how many times the limit, a body that is too large is read
 
 
 class Admission:
@@ -67,13 +70,13 @@ class BodyLimit:
         if announced.isdigit() and int(announced) > self._most:
             await self._refuse(scope, receive, send)
             return
-        read = 0
+        read, more = 0, True
 
         async def limited() -> Message:
             """A body of unknown length ends where it becomes too long, as if the client had gone away."""
-            nonlocal read
+            nonlocal read, more
             message = await receive()
-            read += len(message.get("body", b""))
+            read, more = read + len(message.get("body", b"")), message.get("more_body", False)
             return message if read <= self._most else {"type": "http.disconnect"}
 
         async def answered(message: Message) -> None:
@@ -82,8 +85,16 @@ class BodyLimit:
 
         await self._app(scope, limited, answered)
         if read > self._most:
-            await self._refuse(scope, receive, send)
+            await self._refuse(scope, receive, send, more)
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send, more: bool = True) -> None:
+        """Read on for a while before the answer: a client that is cut off while it sends never sees why. `more`: the
+        body is not at its end."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_SECONDS):
+                drained = 0
+                while more and drained < DRAIN_TIMES * self._most:
+                    message = await receive()
+                    drained, more = drained + len(message.get("body", b"")), message.get("more_body", False)
         sentence = f"the request is larger than {self._most} bytes, which is the most this server takes"
         await JSONResponse(error_body(413, sentence), 413, {"Connection": "close"})(scope, receive, send)

@@ -15,6 +15,7 @@ from slipstream import __version__
 from slipstream.serve import errors
 from slipstream.serve.admission import BodyLimit
 from slipstream.serve.config import ServerConfig
+from slipstream.serve.logs import RequestLog
 from slipstream.serve.models import Opener
 from slipstream.serve.ollama.routes import add_ollama
 from slipstream.serve.openai.generation import respond
@@ -38,6 +39,7 @@ def create_app(config: ServerConfig, open_model: Opener | None = None) -> FastAP
     app.state.failed, app.state.ready, app.state.stop = None, _nothing, _nothing
     errors.install(app)
     app.add_middleware(BodyLimit, max_body=config.limits.max_body)
+    app.add_middleware(RequestLog)
     if config.cors_origins:
         methods = headers = ["*"]
         app.add_middleware(

@@ -43,6 +43,7 @@ class ServerConfig:
     api_keys: tuple[str, ...] = ()  # none: everybody may ask
     cors_origins: tuple[str, ...] = ()  # pages elsewhere that may call the API
     max_loaded: int = 1  # models in memory at once; the one that was idle longest gives way
+    log_prompts: bool = False  # else no line of the log holds what was asked
 
     def __post_init__(self) -> None:
         if not self.models:

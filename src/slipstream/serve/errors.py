@@ -10,6 +10,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from slipstream.serve.logs import note
+
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "service_unavailable"}
 
 
@@ -37,6 +39,7 @@ def _answer(
     request: Request, status: int, message: str, param: str | None = None, code: str | None = None, **headers: str
 ) -> JSONResponse:
     """In OpenAI's shape, or in Ollama's where its API was called."""
+    note(error=message)
     if request.url.path.startswith("/api/"):
         return JSONResponse({"error": message}, status, headers)
     return JSONResponse(error_body(status, message, param, code), status, headers)

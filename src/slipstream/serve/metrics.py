@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from slipstream.engines.base import Chunk, Completion
+from slipstream.serve.logs import note
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
@@ -74,7 +75,11 @@ class RequestTimer:
             self._metrics._between.observe(now - self._last)
         else:
             self._metrics._first.observe(now - self._began)
+            note(first_token_seconds=round(now - self._began, 4))
         self._last = now
 
     def done(self, sample: Completion, prompt: bool) -> None:
         self._metrics.finished(sample, time.perf_counter() - self._began, prompt)
+        note(prompt_tokens=sample.prompt_tokens if prompt else 0, completion_tokens=sample.completion_tokens)
+        note(cycles=sample.stats.cycles, drafted=sum(sample.stats.drafted), accepted=sum(sample.stats.accepted))
+        note(rule=sample.rule, finish_reason=sample.finish_reason)

@@ -12,6 +12,7 @@ from slipstream.engines import open_engine
 from slipstream.engines.base import Engine
 from slipstream.serve.config import ServedEngine
 from slipstream.serve.errors import ApiError
+from slipstream.serve.logs import note
 
 Opener = Callable[[str], Engine]
 
@@ -84,6 +85,7 @@ class ModelPool:
             model = self._loaded.get(name) or await self.load(name)
         except (ValueError, OSError) as error:
             raise ApiError(503, f"{name} cannot be loaded: {error}", "model") from error
+        note(model=name)
         model.users += 1
         try:
             yield model

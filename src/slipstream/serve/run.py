@@ -9,6 +9,7 @@ import uvicorn
 
 from slipstream.serve.app import create_app
 from slipstream.serve.config import ServerConfig
+from slipstream.serve.logs import start_logging
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -24,14 +25,17 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def serve_forever(config: ServerConfig, host: str, port: int, ready: Callable[[str], None]) -> None:
+def serve_forever(
+    config: ServerConfig, host: str, port: int, ready: Callable[[str], None], log_format: str = "plain"
+) -> None:
     """Serve until the process is told to stop. `ready` gets the address when the first model is loaded."""
     listener = bind(host, port)
+    start_logging(log_format)
     host, port = listener.getsockname()[:2]
     app = create_app(config)
     settings = uvicorn.Config(
         app,
-        log_level="warning",
+        log_config=None,
         access_log=False,
         timeout_graceful_shutdown=int(config.limits.shutdown_seconds),
         timeout_keep_alive=75,

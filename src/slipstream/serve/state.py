@@ -5,10 +5,12 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 
 from fastapi import Request
+from pydantic import BaseModel
 
 from slipstream.serve.admission import Admission
 from slipstream.serve.config import ServerConfig, ServerLimits
 from slipstream.serve.errors import ApiError
+from slipstream.serve.logs import note
 from slipstream.serve.metrics import Metrics
 from slipstream.serve.models import ModelPool, Opener, opener
 
@@ -29,6 +31,11 @@ class ServerState:
 
     def _sum(self, name: str) -> float:
         return float(sum(model.engine.stats.get(name, 0) for model in self.pool.loaded))
+
+    def log_prompt(self, body: BaseModel) -> None:
+        """Into the line of the request, where the server was asked to."""
+        if self.config.log_prompts:
+            note(**body.model_dump(include={"system", "prompt", "messages"}, exclude_none=True))
 
     def enter(self, stack: AsyncExitStack, http: Request) -> None:
         """Admit a request, or refuse it in a sentence. `stack` holds its place."""

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders
 from transformers import PreTrainedTokenizerFast
 
+import letters
 from alphabets import CHATML, byte_level, sentencepiece
 from slipstream.models.sources.catalog import load_text, resolve
 from slipstream.models.text.codec import TextCodec, fingerprint, same_tokenizer
@@ -175,3 +176,13 @@ def test_the_default_tokenizer() -> None:
     assert {0, 2} == text.ends
     assert text.encode("hi")[:2] == [1, *text.encode("system", raw=True)]
     assert [text.token(i) for i in text.encode("12 345", raw=True)] == ["1", "2", "Ġ", "3", "4", "5"]
+
+
+def test_a_text_that_is_far_too_long_is_refused_by_its_beginning(monkeypatch):
+    codec, lengths = TextCodec(letters.tokenizer()), []
+    encode = codec.tokenizer.encode
+    monkeypatch.setattr(codec.tokenizer, "encode", lambda text, **how: lengths.append(len(text)) or encode(text, **how))
+    with pytest.raises(ValueError, match="the prompt has more than 100 tokens; the model's context holds 100"):
+        codec.encode("abc" * 10_000, raw=True, context=100)
+    assert max(lengths) <= 1600
+    assert len(codec.encode("abc" * 500, raw=True, context=100)) == 1500, "what might fit is counted in full"

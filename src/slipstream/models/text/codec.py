@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<turn|>", "<|endoftext|>")
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 PADDING = re.compile(r"\[PAD\d*\]|<\|?(?:extra|reserved|dummy|unused|pad)_?\d+\|?>")
+LONG_TOKEN = 16  # characters, more than tokens of any text have on average
+CUT_TOKENS = 64  # tokens by which the beginning of a text may differ from the same part of the whole
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -54,10 +56,16 @@ class TextCodec:
         return self._full() if self._full else self.tokenizer
 
     def encode(
-        self, prompt: str | Messages, raw: bool = False, tools: Sequence[Mapping[str, Any]] = (), begin: str = ""
+        self,
+        prompt: str | Messages,
+        raw: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+        begin: str = "",
+        context: int | None = None,
     ) -> list[int]:
         """Ids of a prompt: through the chat template where there is one and `raw` is off, else unchanged. `tools` are
-        for the chat template (`tool_template`), and `begin` is how the answer begins."""
+        for the chat template (`tool_template`), and `begin` is how the answer begins. A text that is far too long for
+        `context` tokens is refused by its beginning."""
         if not isinstance(prompt, str) and (raw or not self.instruct):
             why = "raw is on" if raw else "this model has no chat template"
             raise ValueError(f"a list of messages needs a chat template, and {why}; give the prompt as one string")
@@ -66,6 +74,8 @@ class TextCodec:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError("the prompt is not valid Unicode text (it holds half of a surrogate pair)") from error
+        if context is not None and len(text) > LONG_TOKEN * context:
+            self._check_beginning(text[: LONG_TOKEN * context], context)
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
         if self._bos is not None and ids[:1] != [self._bos]:
             ids.insert(0, self._bos)
@@ -83,6 +93,12 @@ class TextCodec:
         except ValueError:
             return None
         return template if "probe_of_tools" in written else None
+
+    def _check_beginning(self, beginning: str, context: int) -> None:
+        """Tokenizers take hundreds of bytes per token, so a text of megabytes is not encoded to learn that it is too
+        long."""
+        if len(self.tokenizer.encode(beginning, add_special_tokens=False, verbose=False)) > context + CUT_TOKENS:
+            raise ValueError(f"the prompt has more than {context} tokens; the model's context holds {context}")
 
     def _chat(self, prompt: str | Messages, tools: Sequence[Mapping[str, Any]] = ()) -> str:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)

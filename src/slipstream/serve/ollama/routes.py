@@ -93,6 +93,7 @@ async def _respond(http: Request, body: OllamaGenerate | OllamaChat, prompt: Pro
     async with AsyncExitStack() as stack:
         server.enter(stack, http)
         served = await stack.enter_async_context(server.pool.use(_known(server, body.model)))
+        server.log_prompt(body)
         loaded = time.perf_counter()
         try:
             options = body.generation(served.engine, raw)

@@ -27,6 +27,7 @@ async def respond(state: ServerState, http: Request, body: ChatRequest | Complet
     async with AsyncExitStack() as stack:
         state.enter(stack, http)
         served = await stack.enter_async_context(state.pool.use(body.model))
+        state.log_prompt(body)
         started = await asyncio.to_thread(start, served, body, state.limits)
         stack.callback(started.cancel)
         generation = Generation(state, started, body)
