@@ -20,6 +20,7 @@ from slipstream.serve.models import Opener
 from slipstream.serve.ollama.routes import add_ollama
 from slipstream.serve.openai.generation import respond
 from slipstream.serve.openai.schema import ChatRequest, CompletionRequest
+from slipstream.serve.openai.start import start
 from slipstream.serve.page_routes import add_page
 from slipstream.serve.state import ServerState
 
@@ -73,11 +74,11 @@ def _routes(app: FastAPI) -> None:
 
     @app.post("/v1/chat/completions")
     async def chat(http: Request, body: ChatRequest) -> Response:
-        return await respond(state(http), http, body)
+        return await respond(state(http), http, body, start)
 
     @app.post("/v1/completions")
     async def completions(http: Request, body: CompletionRequest) -> Response:
-        return await respond(state(http), http, body)
+        return await respond(state(http), http, body, start)
 
     @app.get("/v1/models")
     async def models(http: Request) -> dict[str, Any]:

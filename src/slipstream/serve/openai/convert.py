@@ -30,11 +30,11 @@ def sampling(request: GenerationRequest) -> Sampling:
     return Sampling(**{name: value for name, value in given.items() if value is not None})
 
 
-def options(request: GenerationRequest, max_tokens: int, raw: bool, use: ToolUse | None = None) -> GenerationOptions:
+def options(request: ChatRequest | CompletionRequest, engine: Engine, use: ToolUse | None = None) -> GenerationOptions:
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
     tools = (use.stop, use.constraint) if use else ((), {})
     return GenerationOptions(
-        max_tokens=max_tokens,
+        max_tokens=max_tokens(request, engine),
         min_tokens=request.min_tokens or 0,
         stop=(*(text for text in stop if text), *tools[0]),
         stop_token_ids=frozenset(request.stop_token_ids or ()),
@@ -43,7 +43,7 @@ def options(request: GenerationRequest, max_tokens: int, raw: bool, use: ToolUse
         prompt_logprobs=prompt_logprobs(request),
         n=request.n or 1,
         speculation=speculation(request.speculation),
-        raw=raw,
+        raw=isinstance(request, CompletionRequest),
         **(tools[1] or constraint(request)),
     )
 
@@ -90,11 +90,13 @@ def constraint(request: GenerationRequest) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def chat_tokens(request: ChatRequest, engine: Engine) -> int:
-    """As many as were asked for; else what the context has room for."""
-    if request.max_completion_tokens is not None:
+def max_tokens(request: ChatRequest | CompletionRequest, engine: Engine) -> int:
+    """As many as were asked for; else OpenAI's default of a text, and of a chat what the context has room for."""
+    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
         return request.max_completion_tokens
-    return request.max_tokens if request.max_tokens is not None else engine.model_info.context_length
+    if request.max_tokens is not None:
+        return request.max_tokens
+    return engine.model_info.context_length if isinstance(request, ChatRequest) else COMPLETION_TOKENS
 
 
 def prompts(request: CompletionRequest) -> list[Prompt]:

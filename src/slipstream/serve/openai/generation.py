@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from slipstream.engines.base import Chunk, Completion
-from slipstream.serve.errors import ApiError, error_body
-from slipstream.serve.openai.schema import ChatRequest, CompletionRequest
-from slipstream.serve.openai.start import Started, start
-from slipstream.serve.openai.tool_parser import Said
+from slipstream.serve.config import ServerLimits
+from slipstream.serve.errors import ApiError
+from slipstream.serve.models import ServedModel
+from slipstream.serve.openai.start import Started
 from slipstream.serve.state import ServerState
 from slipstream.serve.streams import AsyncRequest
 
-DONE = "data: [DONE]\n\n"
+NO_CACHE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
-async def respond(state: ServerState, http: Request, body: ChatRequest | CompletionRequest) -> Response:
+class Body(Protocol):
+    model: str | None
+    stream: bool | None
+
+
+B = TypeVar("B", bound=Body)
+
+
+async def respond(
+    state: ServerState, http: Request, body: B, start: Callable[[ServedModel, B, ServerLimits], Started]
+) -> Response:
     """Admit a request, start it, and answer it whole or as a stream."""
     async with AsyncExitStack() as stack:
         state.enter(stack, http)
@@ -30,7 +39,7 @@ async def respond(state: ServerState, http: Request, body: ChatRequest | Complet
         state.log_prompt(body)
         started = await asyncio.to_thread(start, served, body, state.limits)
         stack.callback(started.cancel)
-        generation = Generation(state, started, body)
+        generation = Generation(state, started)
         if body.stream:
             return StreamingResponse(
                 generation.stream(stack.pop_all()), media_type="text/event-stream", headers=NO_CACHE
@@ -38,22 +47,14 @@ async def respond(state: ServerState, http: Request, body: ChatRequest | Complet
         return await generation.whole(http)
 
 
-NO_CACHE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-
-
 class Generation:
     """The samples of one request."""
 
-    def __init__(self, state: ServerState, started: Started, body: ChatRequest | CompletionRequest) -> None:
-        self._state, self._answer, self._echoes = state, started.answer, started.echoes
-        handles, use = started.handles, started.answer.tools
-        self._requests = [AsyncRequest(handle) for handle in handles]
-        self._parsers = [use.parser() for _ in handles] if use else []
-        self._timers = [state.metrics.timer() for _ in handles]
-        self._pieces: list[list[str]] = [[] for _ in handles]  # the text of each token
-        self._offsets = [len(echo.text) for echo in self._echoes]  # where the next text of each sample begins
-        streamed = body.stream_options
-        self._want_usage = streamed is not None and streamed.include_usage
+    def __init__(self, state: ServerState, started: Started) -> None:
+        self._state, self._writer = state, started.writer
+        self._requests = [AsyncRequest(handle) for handle in started.handles]
+        self._timers = [state.metrics.timer() for _ in self._requests]
+        self._pieces: list[list[str]] = [[] for _ in self._requests]  # the text of each token
 
     async def whole(self, http: Request) -> Response:
         gone = asyncio.create_task(_disconnected(http))
@@ -73,7 +74,7 @@ class Generation:
             samples.cancel()
         self._check(completions)
         self._count(completions)
-        return JSONResponse(self._answer.whole(completions, self._echoes, self._pieces))
+        return JSONResponse(self._writer.whole(completions, self._pieces))
 
     async def _read(self, index: int) -> Completion:
         request = self._requests[index]
@@ -91,7 +92,7 @@ class Generation:
 
     def _count(self, completions: Sequence[Completion]) -> None:
         for index, (sample, timer) in enumerate(zip(completions, self._timers, strict=True)):
-            timer.done(sample, prompt=index % self._answer.n == 0)
+            timer.done(sample, prompt=index % self._writer.n == 0)
 
     async def stream(self, stack: AsyncExitStack) -> AsyncIterator[str]:
         """Server-sent events; `stack` gives back what the request holds when the client has all of it, or goes away."""
@@ -101,33 +102,22 @@ class Generation:
                     yield event
             except TimeoutError:
                 sentence = f"the request took more than {self._state.limits.max_seconds:g} seconds"
-                yield _line(error_body(408, sentence))
-            yield DONE
+                yield "".join(self._writer.failure(408, sentence))
 
     async def _events(self) -> AsyncIterator[str]:
-        for index, echo in enumerate(self._echoes):
-            if self._answer.chat:
-                yield _line(self._answer.first(index))
-            elif echo.text and not echo.tokens:
-                yield _line(self._answer.echo(index, echo))
+        yield "".join(self._writer.begin())
         async for index, chunk in self._merged():
             self._timers[index].chunk(chunk)
             if chunk.finish_reason == "error":
-                yield _line(error_body(500, chunk.error or "the engine failed"))
+                yield "".join(self._writer.failure(500, chunk.error or "the engine failed"))
                 return
             if chunk.finish_reason == "cancelled":
-                yield _line(error_body(503, "the server is shutting down"))
+                yield "".join(self._writer.failure(503, "the server is shutting down"))
                 return
-            if chunk.prompt_logprobs:
-                yield _line(self._answer.echo(index, self._echoes[index], chunk.prompt_logprobs))
-            last = chunk.finish_reason is not None
-            said = self._parsers[index].feed(chunk.text, last) if self._parsers else Said(chunk.text)
-            yield _line(self._answer.event(index, chunk, said, self._offsets[index]))
-            self._offsets[index] += len(chunk.text)
+            yield "".join(self._writer.cycle(index, chunk))
         completions = [request.completion for request in self._requests]
         self._count(completions)
-        if self._want_usage:
-            yield _line(self._answer.last(completions))
+        yield "".join(self._writer.end(completions))
 
     async def _merged(self) -> AsyncIterator[tuple[int, Chunk]]:
         """Chunks of all samples as they come."""
@@ -157,10 +147,6 @@ class Generation:
         finally:
             for task in pumps:
                 task.cancel()
-
-
-def _line(event: dict[str, Any]) -> str:
-    return f"data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
 async def _disconnected(http: Request) -> None:

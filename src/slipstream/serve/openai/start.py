@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from slipstream.engines.base import Engine, RequestHandle
 from slipstream.engines.prompt import Prompt, encode
@@ -13,18 +12,19 @@ from slipstream.serve.errors import ApiError
 from slipstream.serve.models import ServedModel
 from slipstream.serve.openai import convert
 from slipstream.serve.openai.answers import Answer, Echo
+from slipstream.serve.openai.completion_writer import CompletionWriter
 from slipstream.serve.openai.logprobs import prompt_pieces
 from slipstream.serve.openai.schema import ChatRequest, CompletionRequest
 from slipstream.serve.openai.tools import ToolUse, chat_prompt, tool_use
+from slipstream.serve.openai.writer import Writer
 
 
 @dataclass(frozen=True)
 class Started:
-    """The samples of a request, how they are answered, and what stands before each."""
+    """The samples of a request, and what writes them."""
 
     handles: Sequence[RequestHandle]
-    answer: Answer
-    echoes: Sequence[Echo]
+    writer: Writer
 
     def cancel(self) -> None:
         for handle in self.handles:
@@ -32,22 +32,17 @@ class Started:
 
 
 def start(served: ServedModel, body: ChatRequest | CompletionRequest, limits: ServerLimits) -> Started:
-    """Check a request and submit it. It takes a while where a prompt is long, so it runs in a thread of its own."""
-    engine = served.engine
+    """Check a request of chat or text completions and submit it. It takes a while where a prompt is long, so it runs in
+    a thread of its own."""
+    engine, n = served.engine, body.n or 1
     _check(body)
     try:
-        if isinstance(body, ChatRequest):
-            use = tool_use(body, engine.text)
-            prompts: list[Prompt] = [chat_prompt(body, engine.text, use)]
-            tokens = convert.chat_tokens(body, engine)
-        else:
-            use, prompts = None, convert.prompts(body)
-            tokens = convert.COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-        n = body.n or 1
+        use = tool_use(body, engine.text) if isinstance(body, ChatRequest) else None
+        prompts = _prompts(body, engine, use)
         if len(prompts) * n > limits.max_samples:
             raise ApiError(400, f"prompts times n is {len(prompts) * n}; it must be {limits.max_samples} or less")
         echoes = _echoes(body, prompts, engine, n)
-        handles = _submit(engine, prompts, body, tokens, use)
+        handles = submit(engine, prompts, body, use)
     except (ValueError, OverflowError) as error:
         raise ApiError(400, str(error)) from error
     answer = Answer(
@@ -60,7 +55,12 @@ def start(served: ServedModel, body: ChatRequest | CompletionRequest, limits: Se
         token_ids=body.return_token_ids,
         tools=use,
     )
-    return Started(handles, answer, echoes)
+    usage = body.stream_options is not None and body.stream_options.include_usage
+    return Started(handles, CompletionWriter(answer, echoes, usage))
+
+
+def _prompts(body: ChatRequest | CompletionRequest, engine: Engine, use: ToolUse | None) -> list[Prompt]:
+    return [chat_prompt(body, engine.text, use)] if isinstance(body, ChatRequest) else convert.prompts(body)
 
 
 def _check(body: ChatRequest | CompletionRequest) -> None:
@@ -76,17 +76,13 @@ def _check(body: ChatRequest | CompletionRequest) -> None:
         raise ApiError(400, "best_of is not offered; use n", "best_of")
 
 
-def _submit(
-    engine: Any,
-    prompts: Sequence[Prompt],
-    body: ChatRequest | CompletionRequest,
-    tokens: int,
-    use: ToolUse | None,
+def submit(
+    engine: Engine, prompts: Sequence[Prompt], body: ChatRequest | CompletionRequest, use: ToolUse | None
 ) -> list[RequestHandle]:
+    """Start the samples of all prompts, or none of them."""
     handles: list[RequestHandle] = []
+    sampling, options = convert.sampling(body), convert.options(body, engine, use)
     try:
-        sampling = convert.sampling(body)
-        options = convert.options(body, tokens, raw=isinstance(body, CompletionRequest), use=use)
         for prompt in prompts:
             handles += engine.submit(prompt, sampling, options)
     except BaseException:
