@@ -35,6 +35,11 @@ const format = { type: "json_schema", json_schema: { name: "colour", schema } };
 const json = await client.chat.completions.create({ ...ask, response_format: format, max_tokens: 60 });
 assert.ok(["red", "blue"].includes(JSON.parse(json.choices[0].message.content).colour));
 
+const response = await client.responses.create({ model, input: "Name three colours.", max_output_tokens: 12, seed: 7 });
+const stream = client.responses.stream({ model, input: "Name three colours.", max_output_tokens: 12, seed: 7 });
+assert.equal((await stream.finalResponse()).output_text, response.output_text);
+assert.equal(response.status, "incomplete");
+
 await assert.rejects(client.chat.completions.create({ ...ask, temprature: 1 }), (error) => {
   assert.ok(error instanceof OpenAI.BadRequestError);
   return /there is no parameter 'temprature'/.test(error.message);

@@ -19,8 +19,9 @@ from slipstream.serve.logs import RequestLog
 from slipstream.serve.models import Opener
 from slipstream.serve.ollama.routes import add_ollama
 from slipstream.serve.openai.generation import respond
+from slipstream.serve.openai.response_schema import ResponseRequest
 from slipstream.serve.openai.schema import ChatRequest, CompletionRequest
-from slipstream.serve.openai.start import start
+from slipstream.serve.openai.start import start, start_response
 from slipstream.serve.page_routes import add_page
 from slipstream.serve.state import ServerState
 
@@ -79,6 +80,10 @@ def _routes(app: FastAPI) -> None:
     @app.post("/v1/completions")
     async def completions(http: Request, body: CompletionRequest) -> Response:
         return await respond(state(http), http, body, start)
+
+    @app.post("/v1/responses")
+    async def responses(http: Request, body: ResponseRequest) -> Response:
+        return await respond(state(http), http, body, start_response)
 
     @app.get("/v1/models")
     async def models(http: Request) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -55,7 +56,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        message, param = describe(error)
+        message, param = describe(error.errors())
         return _answer(request, 400, message, param)
 
     @app.exception_handler(HTTPException)
@@ -70,9 +71,9 @@ def install(app: FastAPI) -> None:
         return _answer(request, 500, f"the server failed: {error!r}")
 
 
-def describe(error: RequestValidationError) -> tuple[str, str | None]:
+def describe(faults: Sequence[Any]) -> tuple[str, str | None]:
     """The first fault of a request in one sentence, and the parameter it is about."""
-    fault = error.errors()[0]
+    fault = faults[0]
     where = [str(part) for part in fault["loc"] if part != "body"]
     param = ".".join(where) or None
     if fault["type"] == "json_invalid":

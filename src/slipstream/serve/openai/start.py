@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
 from slipstream.engines.base import Engine, RequestHandle
 from slipstream.engines.prompt import Prompt, encode
 from slipstream.serve.config import ServerLimits
-from slipstream.serve.errors import ApiError
+from slipstream.serve.errors import ApiError, describe
 from slipstream.serve.models import ServedModel
 from slipstream.serve.openai import convert
 from slipstream.serve.openai.answers import Answer, Echo
 from slipstream.serve.openai.completion_writer import CompletionWriter
 from slipstream.serve.openai.logprobs import prompt_pieces
+from slipstream.serve.openai.response_schema import ResponseRequest
+from slipstream.serve.openai.response_writer import ResponseWriter
 from slipstream.serve.openai.schema import ChatRequest, CompletionRequest
 from slipstream.serve.openai.tools import ToolUse, chat_prompt, tool_use
 from slipstream.serve.openai.writer import Writer
@@ -57,6 +61,20 @@ def start(served: ServedModel, body: ChatRequest | CompletionRequest, limits: Se
     )
     usage = body.stream_options is not None and body.stream_options.include_usage
     return Started(handles, CompletionWriter(answer, echoes, usage))
+
+
+def start_response(served: ServedModel, body: ResponseRequest, limits: ServerLimits) -> Started:
+    """Check a request of `/v1/responses` and submit it."""
+    engine = served.engine
+    try:
+        chat = body.chat()
+        use = tool_use(chat, engine.text)
+        handles = submit(engine, _prompts(chat, engine, use), chat, use)
+    except ValidationError as error:
+        raise ApiError(400, *describe(error.errors())) from error
+    except (ValueError, OverflowError) as error:
+        raise ApiError(400, str(error)) from error
+    return Started(handles, ResponseWriter(served.name, engine.text, body, use, bool(chat.logprobs)))
 
 
 def _prompts(body: ChatRequest | CompletionRequest, engine: Engine, use: ToolUse | None) -> list[Prompt]:
