@@ -21,6 +21,7 @@ import letters
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.serve.app import create_app
 from slipstream.serve.config import ServerConfig
+from slipstream.serve.connections import timed_protocol
 from slipstream.serve.run import bind
 
 MODEL = "letters"
@@ -30,7 +31,11 @@ MODEL = "letters"
 def served(config: ServerConfig | None = None, open_model=None, port: int = 0) -> Iterator[str]:
     config = config or ServerConfig(models=(MODEL,))
     app = create_app(config, open_model or (lambda name: NativeEngine(letters.target(), "ngram")))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app, http=timed_protocol(config.limits.read_seconds), log_level="warning", timeout_graceful_shutdown=2
+        )
+    )
     app.state.stop = lambda: setattr(server, "should_exit", True)
     listener = bind("127.0.0.1", port)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

@@ -8,6 +8,8 @@ from typing import Literal
 
 from slipstream.core.types import Origin
 
+DEAD_END = "the grammar and the tokens that are allowed leave nothing to go on with"  # the error of such a request
+
 
 @dataclass(frozen=True)
 class Logprob:

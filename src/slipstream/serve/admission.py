@@ -57,10 +57,10 @@ class Admission:
 
 
 class BodyLimit:
-    """Refuse bodies that are too large before they are read into memory."""
+    """Refuse bodies that are too large before they are read into memory, and bodies that come too slowly."""
 
-    def __init__(self, app: ASGIApp, max_body: int) -> None:
-        self._app, self._most = app, max_body
+    def __init__(self, app: ASGIApp, max_body: int, seconds: float) -> None:
+        self._app, self._most, self._seconds = app, max_body, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -68,26 +68,35 @@ class BodyLimit:
             return
         announced = dict(scope["headers"]).get(b"content-length", b"0")
         if announced.isdigit() and int(announced) > self._most:
-            await self._refuse(scope, receive, send)
+            await self._refuse_large(scope, receive, send)
             return
-        read, more = 0, True
+        read, more, late = 0, True, False
+        deadline = asyncio.get_running_loop().time() + self._seconds
 
         async def limited() -> Message:
-            """A body of unknown length ends where it becomes too long, as if the client had gone away."""
-            nonlocal read, more
-            message = await receive()
+            """A body ends where it becomes too long or takes too long, as if the client had gone away."""
+            nonlocal read, more, late
+            try:
+                async with asyncio.timeout_at(deadline if more else None):
+                    message = await receive()
+            except TimeoutError:
+                late = True
+                return {"type": "http.disconnect"}
             read, more = read + len(message.get("body", b"")), message.get("more_body", False)
             return message if read <= self._most else {"type": "http.disconnect"}
 
         async def answered(message: Message) -> None:
-            if read <= self._most:
+            if read <= self._most and not late:
                 await send(message)
 
         await self._app(scope, limited, answered)
-        if read > self._most:
-            await self._refuse(scope, receive, send, more)
+        if late:
+            sentence = f"the request did not arrive within {self._seconds:g} seconds"
+            await JSONResponse(error_body(408, sentence), 408, {"Connection": "close"})(scope, receive, send)
+        elif read > self._most:
+            await self._refuse_large(scope, receive, send, more)
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send, more: bool = True) -> None:
+    async def _refuse_large(self, scope: Scope, receive: Receive, send: Send, more: bool = True) -> None:
         """Read on for a while before the answer: a client that is cut off while it sends never sees why. `more`: the
         body is not at its end."""
         with suppress(TimeoutError):

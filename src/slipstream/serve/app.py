@@ -40,7 +40,7 @@ def create_app(config: ServerConfig, open_model: Opener | None = None) -> FastAP
     app = FastAPI(title="slipstream", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.failed, app.state.ready, app.state.stop = None, _nothing, _nothing
     errors.install(app)
-    app.add_middleware(BodyLimit, max_body=config.limits.max_body)
+    app.add_middleware(BodyLimit, max_body=config.limits.max_body, seconds=config.limits.read_seconds)
     app.add_middleware(RequestLog)
     if config.cors_origins:
         methods = headers = ["*"]

@@ -26,6 +26,7 @@ class ServerLimits:
     max_requests_per_key: int = 128  # the same of one API key, so that one user cannot take the whole queue
     max_body: int = 4 << 20  # bytes of a request
     max_seconds: float = 600.0  # from a request to its last token
+    read_seconds: float = 60.0  # that a client has to send a request
     max_samples: int = 64  # prompts times n of one request
     shutdown_seconds: float = 10.0  # that streams have to finish when the server stops
 

@@ -11,8 +11,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from slipstream.engines.completion import DEAD_END
 from slipstream.serve.logs import note
 
+TRIED = ("str", "int", "float", "bool", "message", "function_call", "function_call_output")
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "service_unavailable"}
 
 
@@ -34,6 +36,11 @@ class ApiError(Exception):
 def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     kind = TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def failure_status(error: str | None) -> int:
+    """The status for a request that the engine ended with an error."""
+    return 400 if error == DEAD_END else 500
 
 
 def _answer(
@@ -62,6 +69,10 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
         message = str(error.detail)
+        if error.status_code == 400:  # what FastAPI says of a body that it cannot decode
+            message = (
+                "the body cannot be read; it must be JSON in UTF-8, neither nested too deeply nor with huge numbers"
+            )
         if error.status_code == 404:
             message = f"there is no {request.method} {request.url.path} here; /openapi.json lists what there is"
         return _answer(request, error.status_code, message, **dict(error.headers or {}))
@@ -74,7 +85,7 @@ def install(app: FastAPI) -> None:
 def describe(faults: Sequence[Any]) -> tuple[str, str | None]:
     """The first fault of a request in one sentence, and the parameter it is about."""
     fault = faults[0]
-    where = [str(part) for part in fault["loc"] if part != "body"]
+    where = [str(part) for part in fault["loc"] if part != "body" and not _is_type(part)]
     param = ".".join(where) or None
     if fault["type"] == "json_invalid":
         return f"the body is not valid JSON: {fault.get('ctx', {}).get('error', fault['msg'])}", None
@@ -83,6 +94,11 @@ def describe(faults: Sequence[Any]) -> tuple[str, str | None]:
     if fault["type"] == "value_error":
         return str(fault["ctx"]["error"]), param
     return f"{param or 'the body'}: {fault['msg']}", param
+
+
+def _is_type(part: int | str) -> bool:
+    """Whether a part of a location names a type that was tried, not a parameter."""
+    return isinstance(part, str) and (part in TRIED or not part.replace("_", "").isalnum() or part != part.lower())
 
 
 def unknown_parameter(name: str, legal: list[str]) -> str:

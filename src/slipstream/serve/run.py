@@ -9,6 +9,7 @@ import uvicorn
 
 from slipstream.serve.app import create_app
 from slipstream.serve.config import ServerConfig
+from slipstream.serve.connections import timed_protocol
 from slipstream.serve.logs import start_logging
 
 
@@ -35,6 +36,7 @@ def serve_forever(
     app = create_app(config)
     settings = uvicorn.Config(
         app,
+        http=timed_protocol(config.limits.read_seconds),
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=int(config.limits.shutdown_seconds),

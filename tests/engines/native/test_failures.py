@@ -15,9 +15,10 @@ from slipstream.core.noise import CounterNoise
 from slipstream.core.sampling import Sampling
 from slipstream.core.types import Constraint, Request, Scores
 from slipstream.drafters.table import TableDrafter
+from slipstream.engines.completion import DEAD_END
 from slipstream.engines.job import DecodingPlan, Job
 from slipstream.engines.native.batch import Batch
-from slipstream.engines.native.laws import BROKEN, NOTHING
+from slipstream.engines.native.laws import BROKEN
 from slipstream.engines.native.scheduler import Limits
 from slipstream.models.run.table_model import TableModel
 
@@ -205,7 +206,7 @@ def test_a_grammar_without_a_way_on_ends_its_own_request(rule):
     batch = batches.batch()
     others, job = bystanders(batch), bad(batch, rule, grammar=dead_end)
     unharmed(batch, others)
-    assert (job.row.finish_reason, job.error) == ("error", NOTHING)
+    assert (job.row.finish_reason, job.error) == ("error", DEAD_END)
     assert len(job.row.output) == 2
 
 
@@ -213,7 +214,7 @@ def test_banned_tokens_that_leave_nothing_end_their_own_request():
     batch = batches.batch()
     others, job = bystanders(batch), bad(batch, suppress_tokens=frozenset(range(VOCAB)))
     unharmed(batch, others)
-    assert (job.row.finish_reason, job.error, job.row.output) == ("error", NOTHING, [])
+    assert (job.row.finish_reason, job.error, job.row.output) == ("error", DEAD_END, [])
 
 
 def test_a_dead_end_beyond_the_end_token_is_none():

@@ -13,9 +13,9 @@ import default
 import letters
 from slipstream.core.sampling import Sampling
 from slipstream.engines.base import Engine, GenerationOptions, Speculation
+from slipstream.engines.completion import DEAD_END
 from slipstream.engines.native import grammar
 from slipstream.engines.native.engine import NativeEngine
-from slipstream.engines.native.laws import NOTHING
 from slipstream.models.text.codec import TextCodec
 
 pytest.importorskip("xgrammar")
@@ -92,7 +92,7 @@ def test_a_grammar_no_token_can_follow_ends_its_own_request(engine, rule):
     (good,) = engine.submit("abc", how, free)
     (dead,) = engine.submit("abc", how, options({"regex": "abz"}, rule))
     (never,) = engine.submit("abc", how, options({"regex": "z"}, rule))
-    assert (dead.result().finish_reason, dead.result().error, dead.result().text) == ("error", NOTHING, "ab")
+    assert (dead.result().finish_reason, dead.result().error, dead.result().text) == ("error", DEAD_END, "ab")
     assert (never.result().finish_reason, never.result().text) == ("error", "")
     (alone,) = engine.submit("abc", how, free)
     assert good.result().token_ids == alone.result().token_ids
@@ -103,7 +103,7 @@ def test_suppressed_tokens_that_a_grammar_needs(engine):
     (dead,) = engine.generate("abc", Sampling(seed=1, suppress_tokens=frozenset({b})), regex="a+b", max_tokens=60)
     assert dead.finish_reason in ("length", "error")
     (dead,) = engine.generate("abc", Sampling(seed=1, suppress_tokens=frozenset({b})), regex="ab")
-    assert (dead.finish_reason, dead.error, dead.text) == ("error", NOTHING, "a")
+    assert (dead.finish_reason, dead.error, dead.text) == ("error", DEAD_END, "a")
 
 
 def test_the_end_comes_where_the_grammar_is_complete_and_only_there():

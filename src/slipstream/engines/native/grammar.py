@@ -34,6 +34,8 @@ def compiled(constraint: tuple[str, Any], text: TextCodec, vocab: int) -> Callab
     }
     try:
         grammar = compilers[name](source)
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the {name} is not valid Unicode text (it holds half of a surrogate pair)") from error
     except RuntimeError as error:
         why = " ".join(WHERE.sub("", str(error)).split())
         legal = "; a grammar is EBNF, such as 'root ::= [a-z]+'; for any JSON pass json_schema=True"

@@ -13,8 +13,8 @@ from slipstream.core.law import Law
 from slipstream.core.rules import rules
 from slipstream.core.shaping import Place, shape
 from slipstream.core.tree import Shape
+from slipstream.engines.completion import DEAD_END
 
-NOTHING = "the grammar and the tokens that are allowed leave nothing to go on with"
 BROKEN = "the model's logits are not finite"
 
 
@@ -55,7 +55,7 @@ def lawful(logits: Tensor, where: Sequence[Place]) -> tuple[Tensor, dict[int, st
     if not dead and not bool(lost.any()):
         return shaped, {}
     for slot in lost.nonzero()[:, 0].tolist():
-        dead.setdefault(slot, NOTHING if bool(logits[slot].amax().isfinite()) else BROKEN)
+        dead.setdefault(slot, DEAD_END if bool(logits[slot].amax().isfinite()) else BROKEN)
     return shaped.index_fill(0, torch.tensor(sorted(dead), device=shaped.device), 0.0), dead
 
 

@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from slipstream import __version__
 from slipstream.engines.base import Completion
 from slipstream.engines.prompt import Prompt
-from slipstream.serve.errors import ApiError
+from slipstream.serve.errors import ApiError, failure_status
 from slipstream.serve.ollama.schema import OllamaChat, OllamaGenerate, OllamaShow
 from slipstream.serve.state import ServerState
 from slipstream.serve.streams import AsyncRequest
@@ -139,7 +139,7 @@ class OllamaAnswer:
             self._first = self._first or time.perf_counter()
             self._timer.chunk(chunk)
             if chunk.finish_reason in ("error", "cancelled"):
-                raise ApiError(500, chunk.error or "the server is shutting down")
+                raise ApiError(failure_status(chunk.error), chunk.error or "the server is shutting down")
             yield chunk.text
 
     def _line(self, text: str, done: bool) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.engines.base import Engine, GenerationOptions
 from slipstream.serve.openai.convert import speculation
 from slipstream.serve.openai.schema import SpeculationOptions
-from slipstream.serve.openai.strict import Strict, Text
+from slipstream.serve.openai.strict import RequestBody, Strict, Text
 
 
 class OllamaOptions(Strict):
@@ -36,7 +36,7 @@ class OllamaOptions(Strict):
     use_mmap: bool | None = None
 
 
-class OllamaRequest(Strict):
+class OllamaRequest(RequestBody):
     model: str
     stream: bool = True
     format: Literal["json", ""] | dict[str, Any] | None = None
@@ -81,7 +81,7 @@ class OllamaChat(OllamaRequest):
     tools: list[Any] = Field(default_factory=list, max_length=0, description="Not offered; clients send an empty list.")
 
 
-class OllamaShow(Strict):
+class OllamaShow(RequestBody):
     model: str | None = None
     name: str | None = None
     verbose: bool = False

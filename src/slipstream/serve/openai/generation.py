@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from slipstream.engines.base import Chunk, Completion
 from slipstream.serve.config import ServerLimits
-from slipstream.serve.errors import ApiError
+from slipstream.serve.errors import ApiError, failure_status
 from slipstream.serve.models import ServedModel
+from slipstream.serve.openai.response_schema import ResponseRequest
+from slipstream.serve.openai.schema import ChatRequest, CompletionRequest
 from slipstream.serve.openai.start import Started
 from slipstream.serve.state import ServerState
 from slipstream.serve.streams import AsyncRequest
@@ -21,12 +23,7 @@ from slipstream.serve.streams import AsyncRequest
 NO_CACHE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
-class Body(Protocol):
-    model: str | None
-    stream: bool | None
-
-
-B = TypeVar("B", bound=Body)
+B = TypeVar("B", bound=ChatRequest | CompletionRequest | ResponseRequest)
 
 
 async def respond(
@@ -86,7 +83,7 @@ class Generation:
     def _check(self, completions: Sequence[Completion]) -> None:
         for sample in completions:
             if sample.finish_reason == "error":
-                raise ApiError(500, sample.error or "the engine failed")
+                raise ApiError(failure_status(sample.error), sample.error or "the engine failed")
             if sample.finish_reason == "cancelled":
                 raise ApiError(503, "the server is shutting down", retry_after=5)
 
@@ -109,7 +106,8 @@ class Generation:
         async for index, chunk in self._merged():
             self._timers[index].chunk(chunk)
             if chunk.finish_reason == "error":
-                yield "".join(self._writer.failure(500, chunk.error or "the engine failed"))
+                status = failure_status(chunk.error)
+                yield "".join(self._writer.failure(status, chunk.error or "the engine failed"))
                 return
             if chunk.finish_reason == "cancelled":
                 yield "".join(self._writer.failure(503, "the server is shutting down"))

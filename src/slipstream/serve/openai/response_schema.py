@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from slipstream.serve.errors import ApiError
 from slipstream.serve.openai.schema import ChatRequest, SpeculationOptions
-from slipstream.serve.openai.strict import Strict, Text
+from slipstream.serve.openai.strict import RequestBody, Strict, Text
 from slipstream.serve.openai.tool_schema import NAME, NamedTool
 
 LOGPROBS = "message.output_text.logprobs"
@@ -97,7 +97,7 @@ class TextOptions(Strict):
     format: TextFormat | None = None
 
 
-class ResponseRequest(Strict):
+class ResponseRequest(RequestBody):
     """Nothing is stored, so what refers to an earlier response is refused."""
 
     model: str | None = None

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from slipstream.serve.openai.strict import Strict, Text
+from slipstream.serve.openai.strict import RequestBody, Strict, Text
 from slipstream.serve.openai.tool_schema import NamedTool, Tool, ToolCallMessage
 
 
@@ -45,7 +45,7 @@ class StructuredOutputs(Strict):
     grammar: str | None = None
 
 
-class GenerationRequest(Strict):
+class GenerationRequest(RequestBody):
     """What chat and text completions have in common."""
 
     model: str | None = None

@@ -25,3 +25,26 @@ class Strict(BaseModel):
                 if name not in legal:
                     raise ValueError(unknown_parameter(str(name), legal))
         return values
+
+
+class RequestBody(Strict):
+    """A whole request. Its texts are valid Unicode, so they can be written anywhere."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unicode(cls, values: Any) -> Any:
+        if not _is_unicode(values):
+            raise ValueError("a text of the request is not valid Unicode (it holds half of a surrogate pair)")
+        return values
+
+
+def _is_unicode(value: Any) -> bool:
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return False
+        return True
+    if isinstance(value, dict):
+        return all(_is_unicode(key) and _is_unicode(inner) for key, inner in value.items())
+    return not isinstance(value, list) or all(map(_is_unicode, value))
