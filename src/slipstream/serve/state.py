@@ -13,6 +13,7 @@ from slipstream.serve.errors import ApiError
 from slipstream.serve.logs import note
 from slipstream.serve.metrics import Metrics
 from slipstream.serve.models import ModelPool, Opener, opener
+from slipstream.serve.streams import Wakeups
 
 
 class ServerState:
@@ -20,6 +21,7 @@ class ServerState:
         self.config, self.metrics = config, Metrics()
         self.pool = ModelPool(config.models, open_model or opener(config.engine), config.max_loaded)
         self.admission = Admission(config.limits, config.api_keys)
+        self.wakeups = Wakeups()
         watch = self.metrics.watch
         watch("num_requests_running", "Rows that decode.", lambda: self._sum("running"))
         watch("num_requests_waiting", "Requests that wait for a row.", lambda: self._sum("waiting"))
@@ -35,7 +37,7 @@ class ServerState:
     def log_prompt(self, body: BaseModel) -> None:
         """Into the line of the request, where the server was asked to."""
         if self.config.log_prompts:
-            note(**body.model_dump(include={"system", "prompt", "messages"}, exclude_none=True))
+            note(**body.model_dump(include={"system", "prompt", "messages", "instructions", "input"}, exclude_none=True))
 
     def enter(self, stack: AsyncExitStack, http: Request) -> None:
         """Admit a request, or refuse it in a sentence. `stack` holds its place."""

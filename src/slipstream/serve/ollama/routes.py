@@ -14,12 +14,11 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from slipstream import __version__
-from slipstream.engines.base import Completion
 from slipstream.engines.prompt import Prompt
 from slipstream.serve.errors import ApiError, failure_status
 from slipstream.serve.ollama.schema import OllamaChat, OllamaGenerate, OllamaShow
 from slipstream.serve.state import ServerState
-from slipstream.serve.streams import AsyncRequest
+from slipstream.serve.streams import SampleStreams
 
 NANO = 1_000_000_000
 
@@ -101,7 +100,8 @@ async def _respond(http: Request, body: OllamaGenerate | OllamaChat, prompt: Pro
         except ValueError as error:
             raise ApiError(400, str(error)) from error
         stack.callback(handle.cancel)
-        answer = OllamaAnswer(server, AsyncRequest(handle), body.model, isinstance(body, OllamaChat), began, loaded)
+        samples = SampleStreams([handle], server.wakeups)
+        answer = OllamaAnswer(server, samples, body.model, isinstance(body, OllamaChat), began, loaded)
         if body.stream:
             return StreamingResponse(answer.stream(stack.pop_all()), media_type="application/x-ndjson")
         try:
@@ -114,9 +114,9 @@ class OllamaAnswer:
     """One answer, whole or as lines of JSON."""
 
     def __init__(
-        self, server: ServerState, request: AsyncRequest, model: str, chat: bool, began: float, loaded: float
+        self, server: ServerState, samples: SampleStreams, model: str, chat: bool, began: float, loaded: float
     ) -> None:
-        self._server, self._request, self._model, self._chat = server, request, model, chat
+        self._server, self._samples, self._model, self._chat = server, samples, model, chat
         self._began, self._loaded, self._first = began, loaded, 0.0
         self._timer = server.metrics.timer()
 
@@ -135,12 +135,13 @@ class OllamaAnswer:
                 yield _json({"error": str(error) or "the request took too long"})
 
     async def _texts(self) -> AsyncIterator[str]:
-        async for chunk in self._request.chunks(self._server.limits.max_seconds):
+        async for batch in self._samples.batches(self._server.limits.max_seconds):
             self._first = self._first or time.perf_counter()
-            self._timer.chunk(chunk)
-            if chunk.finish_reason in ("error", "cancelled"):
-                raise ApiError(failure_status(chunk.error), chunk.error or "the server is shutting down")
-            yield chunk.text
+            for _, chunk in batch:
+                self._timer.chunk(chunk)
+                if chunk.finish_reason in ("error", "cancelled"):
+                    raise ApiError(failure_status(chunk.error), chunk.error or "the server is shutting down")
+                yield chunk.text
 
     def _line(self, text: str, done: bool) -> dict[str, Any]:
         content = {"message": {"role": "assistant", "content": text}} if self._chat else {"response": text}
@@ -148,7 +149,7 @@ class OllamaAnswer:
 
     def _end(self) -> dict[str, Any]:
         """The last line: why it ended, counts, and times in nanoseconds."""
-        sample: Completion = self._request.completion
+        (sample,) = self._samples.completions
         self._timer.done(sample, prompt=True)
         now = time.perf_counter()
         return {

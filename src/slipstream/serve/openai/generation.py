@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from slipstream.serve.openai.response_schema import ResponseRequest
 from slipstream.serve.openai.schema import ChatRequest, CompletionRequest
 from slipstream.serve.openai.start import Started
 from slipstream.serve.state import ServerState
-from slipstream.serve.streams import AsyncRequest
+from slipstream.serve.streams import SampleStreams
 
 NO_CACHE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -49,15 +49,13 @@ class Generation:
 
     def __init__(self, state: ServerState, started: Started) -> None:
         self._state, self._writer = state, started.writer
-        self._requests = [AsyncRequest(handle) for handle in started.handles]
-        self._timers = [state.metrics.timer() for _ in self._requests]
-        self._pieces: list[list[str]] = [[] for _ in self._requests]  # the text of each token
+        self._samples = SampleStreams(started.handles, state.wakeups)
+        self._timers = [state.metrics.timer() for _ in started.handles]
+        self._pieces: list[list[str]] = [[] for _ in started.handles]  # the text of each token
 
     async def whole(self, http: Request) -> Response:
         gone = asyncio.create_task(_disconnected(http))
-        samples: asyncio.Future[list[Completion]] = asyncio.ensure_future(
-            asyncio.gather(*map(self._read, range(len(self._requests))))
-        )
+        samples = asyncio.create_task(self._read())
         try:
             both: set[asyncio.Future[Any]] = {gone, samples}
             await asyncio.wait(both, timeout=self._state.limits.max_seconds, return_when="FIRST_COMPLETED")
@@ -73,12 +71,12 @@ class Generation:
         self._count(completions)
         return JSONResponse(self._writer.whole(completions, self._pieces))
 
-    async def _read(self, index: int) -> Completion:
-        request = self._requests[index]
-        async for chunk in request.chunks():
-            self._timers[index].chunk(chunk)
-            self._pieces[index] += chunk.pieces
-        return request.completion
+    async def _read(self) -> list[Completion]:
+        async for batch in self._samples.batches():
+            for index, chunk in batch:
+                self._timers[index].chunk(chunk)
+                self._pieces[index] += chunk.pieces
+        return self._samples.completions
 
     def _check(self, completions: Sequence[Completion]) -> None:
         for sample in completions:
@@ -102,49 +100,25 @@ class Generation:
                 yield "".join(self._writer.failure(408, sentence))
 
     async def _events(self) -> AsyncIterator[str]:
+        """Each part holds the events of all chunks that were there, so that one write sends them."""
         yield "".join(self._writer.begin())
-        async for index, chunk in self._merged():
-            self._timers[index].chunk(chunk)
-            if chunk.finish_reason == "error":
-                status = failure_status(chunk.error)
-                yield "".join(self._writer.failure(status, chunk.error or "the engine failed"))
-                return
-            if chunk.finish_reason == "cancelled":
-                yield "".join(self._writer.failure(503, "the server is shutting down"))
-                return
-            yield "".join(self._writer.cycle(index, chunk))
-        completions = [request.completion for request in self._requests]
+        async for batch in self._samples.batches(self._state.limits.max_seconds):
+            events: list[str] = []
+            for index, chunk in batch:
+                self._timers[index].chunk(chunk)
+                if chunk.finish_reason in ("error", "cancelled"):
+                    yield "".join([*events, *self._failure(chunk)])
+                    return
+                events += self._writer.cycle(index, chunk)
+            yield "".join(events)
+        completions = self._samples.completions
         self._count(completions)
         yield "".join(self._writer.end(completions))
 
-    async def _merged(self) -> AsyncIterator[tuple[int, Chunk]]:
-        """Chunks of all samples as they come."""
-        seconds = self._state.limits.max_seconds
-        if len(self._requests) == 1:
-            async for chunk in self._requests[0].chunks(seconds):
-                yield 0, chunk
-            return
-        ready: asyncio.Queue[tuple[int, Chunk | None]] = asyncio.Queue()  # None: it took too long
-
-        async def pump(index: int, request: AsyncRequest) -> None:
-            try:
-                async for chunk in request.chunks(seconds):
-                    ready.put_nowait((index, chunk))
-            except TimeoutError:
-                ready.put_nowait((index, None))
-
-        pumps = [asyncio.create_task(pump(index, request)) for index, request in enumerate(self._requests)]
-        left = len(pumps)
-        try:
-            while left:
-                index, new = await ready.get()
-                if new is None:
-                    raise TimeoutError
-                yield index, new
-                left -= new.finish_reason is not None
-        finally:
-            for task in pumps:
-                task.cancel()
+    def _failure(self, chunk: Chunk) -> Iterator[str]:
+        if chunk.finish_reason == "cancelled":
+            return self._writer.failure(503, "the server is shutting down")
+        return self._writer.failure(failure_status(chunk.error), chunk.error or "the engine failed")
 
 
 async def _disconnected(http: Request) -> None:

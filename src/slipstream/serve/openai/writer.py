@@ -9,6 +9,8 @@ from typing import Any
 
 from slipstream.engines.base import Chunk, Completion
 
+ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
 
 class Writer(ABC):
     """Writes an answer whole, or as the lines of server-sent events."""
@@ -37,4 +39,4 @@ class Writer(ABC):
 
 
 def data_line(event: dict[str, Any]) -> str:
-    return f"data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    return f"data: {ENCODER.encode(event)}\n\n"
