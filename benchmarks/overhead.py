@@ -9,7 +9,8 @@ decode the same requests with the same seeds, so they emit the same number of to
 The clients share the processor with the server, as they do here, but not on a machine of their own.
 
 The table has the median of each side and the ratio of neighbouring calls: median, mean and 95 % interval (Student's t
-on logarithms), by the clock and by processor seconds of the server's process, without the clients. The exit code is 1 where a median ratio is under the bar.
+on logarithms), by the clock and by processor seconds of the server's process, without the clients. The exit code is 1
+where a median ratio by the clock is under the bar.
 """
 
 from __future__ import annotations

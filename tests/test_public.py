@@ -161,11 +161,11 @@ SIGNATURES = {  # parameters with their defaults; … is one that is made anew
     " presence_penalty=0.0, frequency_penalty=0.0, logit_bias=…, allowed_token_ids=None, suppress_tokens=frozenset()",
     "GenerationOptions": "max_tokens=128, min_tokens=0, stop=(), stop_token_ids=frozenset(), ignore_eos=False,"
     " logprobs=None, n=1, grammar=None, json_schema=None, regex=None, speculation=…, raw=False,"
-    " prompt_logprobs=None",
+    " prompt_logprobs=None, tenant=''",
     "Speculation": "off=False, drafter=None, depth=None, verify=None, shape=None",
     "Limits": "rows=16, tokens=131072, prefill=None, retained=32768, retained_bytes=None",
     "Completion": "text, token_ids, finish_reason, logprobs, prompt_tokens, origins, stats, guarantee, error=None,"
-    " prompt_logprobs=None",
+    " prompt_logprobs=None, queue_seconds=0.0",
     "Chunk": "text, token_ids, origins, logprobs=(), finish_reason=None, error=None, pieces=(), prompt_logprobs=()",
     "hf.generate": "model, input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus=False,"
     " streamer=None, drafter='ngram', depth=None, verify=None, options=None, seed=None, stop_strings=None,"

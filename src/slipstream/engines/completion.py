@@ -42,6 +42,7 @@ class SpeculationStats:
     emitted: int = 0
     drafted: list[int] = field(default_factory=list)  # by position
     accepted: list[int] = field(default_factory=list)
+    failures: int = 0  # requests whose drafter failed, after which they were decoded without it
 
     def add(self, drafted: int, accepted: int, emitted: int) -> None:
         """Count a cycle that drafted a chain."""
@@ -74,6 +75,7 @@ class SpeculationStats:
 
     def merge(self, other: SpeculationStats) -> None:
         self.cycles += other.cycles
+        self.failures += other.failures
         self.emitted += other.emitted
         for mine, theirs in ((self.drafted, other.drafted), (self.accepted, other.accepted)):
             mine += [0] * (len(theirs) - len(mine))
@@ -104,6 +106,7 @@ class Completion:
     guarantee: Guarantee
     error: str | None = None
     prompt_logprobs: list[Logprob | None] | None = None  # where asked for; None for the first token
+    queue_seconds: float = 0.0  # that the request waited for a row, where the engine has a queue of its own
 
     @property
     def completion_tokens(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -42,11 +43,13 @@ class Job(RequestHandle):
         logprobs: int | None = None,
         guarantee: Guarantee | None = None,
         prompt_logprobs: int | None = None,
+        tenant: str = "",
     ) -> None:
         self.row, self.plan, self.top, self.prompt_top = Row(request), plan, logprobs, prompt_logprobs
         self.prompt_logprobs: list[Logprob | None] | None = None if prompt_logprobs is None else [None]
         self.guarantee = guarantee or Guarantee(plan.rule)
-        self.stats = SpeculationStats()
+        self.stats, self.tenant = SpeculationStats(), tenant
+        self.submitted, self.queue_seconds = time.perf_counter(), 0.0
         self.budget = Budget(0)  # of the coming cycle
         self.prefilled = 0
         self.seated = False  # the model holds its row
@@ -59,6 +62,10 @@ class Job(RequestHandle):
         self._seen: list[Chunk] = []
         self._ready: Callable[[], None] | None = None  # called after each chunk
         self._begun = False  # whether a chunk is out
+
+    def admit(self) -> None:
+        """Its row begins: it waits no longer."""
+        self.queue_seconds = time.perf_counter() - self.submitted
 
     def take(self, tokens: Sequence[int], origins: Sequence[Origin], logprobs: Sequence[Logprob]) -> Chunk:
         """Read newly committed tokens one by one, as plain decoding would; a stop string takes back the rest."""
@@ -184,5 +191,6 @@ class Job(RequestHandle):
             error=self.error,
             stats=self.stats,
             guarantee=self.guarantee,
+            queue_seconds=self.queue_seconds,
             prompt_logprobs=None if self.unscored else self.prompt_logprobs,
         )

@@ -35,6 +35,7 @@ class JobEngine(Engine):
                 options.logprobs,
                 guarantee,
                 options.prompt_logprobs,
+                options.tenant,
             )
             for i in range(options.n)
         ]

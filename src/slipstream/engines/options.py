@@ -59,6 +59,7 @@ class GenerationOptions:
     speculation: Speculation = field(default_factory=Speculation)
     raw: bool = False  # no chat template
     prompt_logprobs: int | None = None  # as `logprobs`, for the tokens of the prompt
+    tenant: str = ""  # whose request it is: an engine of ours shares its rows fairly between tenants
 
     def __post_init__(self) -> None:
         self._coerce()
@@ -70,6 +71,8 @@ class GenerationOptions:
         if "" in self.stop:
             raise ValueError("a stop string is empty; leave it out")
         self._check_constraint()
+        if not isinstance(self.tenant, str):
+            raise ValueError(f"tenant is {shown(self.tenant)}; it must be a name")
         if not isinstance(self.speculation, Speculation):
             raise ValueError(f"speculation is {shown(self.speculation)}; it must be Speculation(depth=…, drafter=…, …)")
 

@@ -40,6 +40,10 @@ class Admission:
             )
         return given
 
+    def tenant(self, key: bytes) -> str:
+        """A name for the holder of a key that is not the key."""
+        return f"key {self._keys.index(key) + 1}" if self._keys else ""
+
     @contextmanager
     def admit(self, key: bytes) -> Iterator[None]:
         limits = self._limits

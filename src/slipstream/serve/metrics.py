@@ -24,9 +24,12 @@ class Metrics:
         self._accepted = self._counter("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.")
         per_position = "spec_decode_num_accepted_tokens_per_pos"
         self._positions = self._counter(per_position, "Accepted tokens by position in the draft.", ["position"])
+        failures = "Requests whose drafter failed; they went on without it."
+        self._failures = self._counter("spec_decode_num_drafter_failures", failures)
         self._rejected = self._counter("requests_rejected", "Requests refused because too many were under way.")
         self._first = self._histogram("time_to_first_token_seconds", "From a request to its first token.")
         self._between = self._histogram("time_between_chunks_seconds", "Between the chunks of one request.")
+        self._queue = self._histogram("request_queue_time_seconds", "That a request waited for a row.")
         self._whole = self._histogram("e2e_request_latency_seconds", "From a request to its last token.")
 
     def _counter(self, name: str, about: str, labels: Iterable[str] = ()) -> Counter:
@@ -54,6 +57,8 @@ class Metrics:
         self._drafts.inc(sample.stats.drafted[0] if sample.stats.drafted else 0)
         self._drafted.inc(sum(sample.stats.drafted))
         self._accepted.inc(sum(sample.stats.accepted))
+        self._failures.inc(sample.stats.failures)
+        self._queue.observe(sample.queue_seconds)
         for position, count in enumerate(sample.stats.accepted):
             self._positions.labels(str(position)).inc(count)
 
@@ -82,4 +87,7 @@ class RequestTimer:
         self._metrics.finished(sample, time.perf_counter() - self._began, prompt)
         note(prompt_tokens=sample.prompt_tokens if prompt else 0, completion_tokens=sample.completion_tokens)
         note(cycles=sample.stats.cycles, drafted=sum(sample.stats.drafted), accepted=sum(sample.stats.accepted))
+        note(queue_seconds=round(sample.queue_seconds, 4))
+        if sample.stats.failures:
+            note(drafter_failed=True)
         note(rule=sample.rule, finish_reason=sample.finish_reason)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from typing import Any
 
 from fastapi import Request
-from pydantic import BaseModel
 
 from slipstream.serve.admission import Admission
 from slipstream.serve.config import ServerConfig, ServerLimits
@@ -14,6 +14,8 @@ from slipstream.serve.logs import note
 from slipstream.serve.metrics import Metrics
 from slipstream.serve.models import ModelPool, Opener, opener
 from slipstream.serve.streams import Wakeups
+
+PROMPT_FIELDS = {"system", "prompt", "messages", "instructions", "input"}
 
 
 class ServerState:
@@ -34,13 +36,13 @@ class ServerState:
     def _sum(self, name: str) -> float:
         return float(sum(model.engine.stats.get(name, 0) for model in self.pool.loaded))
 
-    def log_prompt(self, body: BaseModel) -> None:
+    def log_prompt(self, body: Any) -> None:
         """Into the line of the request, where the server was asked to."""
         if self.config.log_prompts:
-            note(**body.model_dump(include={"system", "prompt", "messages", "instructions", "input"}, exclude_none=True))
+            note(**body.model_dump(include=PROMPT_FIELDS, exclude_none=True))
 
-    def enter(self, stack: AsyncExitStack, http: Request) -> None:
-        """Admit a request, or refuse it in a sentence. `stack` holds its place."""
+    def enter(self, stack: AsyncExitStack, http: Request) -> str:
+        """Admit a request, or refuse it in a sentence. `stack` holds its place. Returns whose request it is."""
         key = self.admission.key(http.headers.get("authorization"))
         if self.pool.closing:
             raise ApiError(503, "the server is shutting down", retry_after=5)
@@ -49,3 +51,4 @@ class ServerState:
         except ApiError:
             self.metrics.reject()
             raise
+        return self.admission.tenant(key)

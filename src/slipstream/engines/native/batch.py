@@ -170,6 +170,7 @@ class Batch:
     def _without_drafter(self, job: Job, error: Exception) -> None:
         """A drafter that fails on a row is taken away from it: drafts are worth nothing beside the request."""
         self._note(f"drafter: {error}")
+        job.stats.failures += 1
         job.plan = replace(job.plan, drafter="none")
 
     def draft(self, jobs: Sequence[Job]) -> tuple[list[Group], list[Draft]]:

@@ -1,4 +1,5 @@
-"""The scheduler: first come, first served, within the limits of rows and memory.
+"""The scheduler: first come, first served, within the limits of rows and memory. Where requests of several tenants
+wait, the next row goes to the one that has the fewest.
 
 The cache is a rectangle of rows times places, both growing by doubling, so that is what a request is charged for: it is
 admitted when the rectangle that holds it and everyone already there is within the budget. The model is told of the
@@ -8,7 +9,7 @@ budget of its own, and gives way by itself.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 
 from slipstream.core.checks import integer
@@ -69,14 +70,21 @@ class Scheduler:
         """Move jobs from the queue to the rows while they fit; the new ones."""
         new: list[Job] = []
         while self.waiting and len(self.running) < self.limits.rows:
-            if self.waiting[0].done:
-                self.waiting.popleft()
-                continue
-            if self.footprint([*self.running, self.waiting[0]]) > self.limits.tokens:
+            job = self._next()
+            if not job.done and self.footprint([*self.running, job]) > self.limits.tokens:
                 break
-            new.append(self.waiting.popleft())
-            self.running.append(new[-1])
+            self.waiting.remove(job)
+            if job.done:
+                continue
+            job.admit()
+            new.append(job)
+            self.running.append(job)
         return new
+
+    def _next(self) -> Job:
+        """The first job that waits, of the tenant with the fewest rows."""
+        rows = Counter(job.tenant for job in self.running)
+        return min(self.waiting, key=lambda job: rows[job.tenant])
 
     def leave(self) -> list[Job]:
         """Take out the jobs that are done; those that held a row."""

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -90,12 +91,12 @@ def _model(server: ServerState, name: str) -> dict[str, Any]:
 async def _respond(http: Request, body: OllamaGenerate | OllamaChat, prompt: Prompt, raw: bool) -> Response:
     server, began = http.app.state.server, time.perf_counter()
     async with AsyncExitStack() as stack:
-        server.enter(stack, http)
+        tenant = server.enter(stack, http)
         served = await stack.enter_async_context(server.pool.use(_known(server, body.model)))
         server.log_prompt(body)
         loaded = time.perf_counter()
         try:
-            options = body.generation(served.engine, raw)
+            options = replace(body.generation(served.engine, raw), tenant=tenant)
             (handle,) = await asyncio.to_thread(served.engine.submit, prompt, body.sampling(), options)
         except ValueError as error:
             raise ApiError(400, str(error)) from error

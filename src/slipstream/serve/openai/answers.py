@@ -154,5 +154,6 @@ def usage(samples: Sequence[Completion], n: int = 1) -> dict[str, Any]:
             "rule": samples[0].rule if samples else None,
             "lossless": samples[0].lossless if samples else None,
             "repeatable": samples[0].repeatable if samples else None,
+            "drafter_failed": stats.failures > 0,
         },
     }

@@ -27,14 +27,14 @@ B = TypeVar("B", bound=ChatRequest | CompletionRequest | ResponseRequest)
 
 
 async def respond(
-    state: ServerState, http: Request, body: B, start: Callable[[ServedModel, B, ServerLimits], Started]
+    state: ServerState, http: Request, body: B, start: Callable[[ServedModel, B, ServerLimits, str], Started]
 ) -> Response:
     """Admit a request, start it, and answer it whole or as a stream."""
     async with AsyncExitStack() as stack:
-        state.enter(stack, http)
+        tenant = state.enter(stack, http)
         served = await stack.enter_async_context(state.pool.use(body.model))
         state.log_prompt(body)
-        started = await asyncio.to_thread(start, served, body, state.limits)
+        started = await asyncio.to_thread(start, served, body, state.limits, tenant)
         stack.callback(started.cancel)
         generation = Generation(state, started)
         if body.stream:

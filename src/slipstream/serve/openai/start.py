@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
@@ -35,9 +35,11 @@ class Started:
             handle.cancel()
 
 
-def start(served: ServedModel, body: ChatRequest | CompletionRequest, limits: ServerLimits) -> Started:
-    """Check a request of chat or text completions and submit it. It takes a while where a prompt is long, so it runs in
-    a thread of its own."""
+def start(
+    served: ServedModel, body: ChatRequest | CompletionRequest, limits: ServerLimits, tenant: str = ""
+) -> Started:
+    """Check a request of chat or text completions and submit it for the holder of an API key (`tenant`). It takes a
+    while where a prompt is long, so it runs in a thread of its own."""
     engine, n = served.engine, body.n or 1
     _check(body)
     try:
@@ -46,7 +48,7 @@ def start(served: ServedModel, body: ChatRequest | CompletionRequest, limits: Se
         if len(prompts) * n > limits.max_samples:
             raise ApiError(400, f"prompts times n is {len(prompts) * n}; it must be {limits.max_samples} or less")
         echoes = _echoes(body, prompts, engine, n)
-        handles = submit(engine, prompts, body, use)
+        handles = submit(engine, prompts, body, use, tenant)
     except (ValueError, OverflowError) as error:
         raise ApiError(400, str(error)) from error
     answer = Answer(
@@ -63,13 +65,13 @@ def start(served: ServedModel, body: ChatRequest | CompletionRequest, limits: Se
     return Started(handles, CompletionWriter(answer, echoes, usage))
 
 
-def start_response(served: ServedModel, body: ResponseRequest, limits: ServerLimits) -> Started:
+def start_response(served: ServedModel, body: ResponseRequest, limits: ServerLimits, tenant: str = "") -> Started:
     """Check a request of `/v1/responses` and submit it."""
     engine = served.engine
     try:
         chat = body.chat()
         use = tool_use(chat, engine.text)
-        handles = submit(engine, _prompts(chat, engine, use), chat, use)
+        handles = submit(engine, _prompts(chat, engine, use), chat, use, tenant)
     except ValidationError as error:
         raise ApiError(400, *describe(error.errors())) from error
     except (ValueError, OverflowError) as error:
@@ -95,11 +97,15 @@ def _check(body: ChatRequest | CompletionRequest) -> None:
 
 
 def submit(
-    engine: Engine, prompts: Sequence[Prompt], body: ChatRequest | CompletionRequest, use: ToolUse | None
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    body: ChatRequest | CompletionRequest,
+    use: ToolUse | None,
+    tenant: str,
 ) -> list[RequestHandle]:
     """Start the samples of all prompts, or none of them."""
     handles: list[RequestHandle] = []
-    sampling, options = convert.sampling(body), convert.options(body, engine, use)
+    sampling, options = convert.sampling(body), replace(convert.options(body, engine, use), tenant=tenant)
     try:
         for prompt in prompts:
             handles += engine.submit(prompt, sampling, options)
