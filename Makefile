@@ -21,9 +21,10 @@ test: .venv/ready
 slow: .venv/ready
 	$(BIN)/python -m pytest -n auto --dist worksteal -m slow
 
-# Random requests against one engine of a tiny model, half an hour on two cores; `make fuzz FUZZ_EXAMPLES=500` for fewer.
+# Random requests against an engine and a server of a tiny model, hours on two cores; `make fuzz FUZZ_EXAMPLES=500` for
+# fewer. SLIPSTREAM_SCHEMATHESIS names schemathesis, where it is installed.
 fuzz: .venv/ready
-	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest tests/engines/test_hostile.py
+	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest tests/engines/native/test_hostile.py tests/serve/test_fuzz.py
 
 # A live server under 64 streaming clients for five minutes, and a minute to warm up; see benchmarks/load.py.
 load: .venv/ready
