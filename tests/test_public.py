@@ -99,6 +99,7 @@ FLAGS = {
         "--max-requests",
         "--max-seconds",
         "--max-loaded",
+        "--max-memory",
         "--api-key-file",
         "--cors-origin",
         "--log-format",

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from slipstream.bench.measure import energy, measurement
-from slipstream.bench.measure.energy import EnergyUse, Meter, NoCounter, counter, energy_used
+from slipstream.bench.measure.energy import EnergyUse, Meter, energy_used
 from slipstream.bench.measure.measurement import Load, Measurement
 from slipstream.bench.records import _energy
 from slipstream.bench.table import tables
+from slipstream.kernels import energy_counter
+from slipstream.kernels.energy_counter import NoCounter, counter
 
 NOT_FOUND, NOT_SUPPORTED = 6, 3
 
@@ -101,7 +103,7 @@ def test_opening_tells_what_is_missing(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert Meter.open() == (None, "torch sees no CUDA device")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(energy, "LIBRARY", "libnothing-of-this-name.so")
+    monkeypatch.setattr(energy_counter, "LIBRARY", "libnothing-of-this-name.so")
     meter, why = Meter.open(0)
     assert meter is None
     assert "libnothing-of-this-name.so" in why

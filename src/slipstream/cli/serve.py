@@ -48,7 +48,12 @@ def serve(
     rows: Annotated[int, typer.Option(min=1, help="Requests that decode at the same time.")] = 16,
     max_requests: Annotated[int, typer.Option(min=1, help="Requests under way or waiting; more get 429.")] = 256,
     max_seconds: Annotated[float, typer.Option(help="Seconds from a request to its last token.")] = 600.0,
-    max_loaded: Annotated[int, typer.Option(min=1, help="Models in memory at once.")] = 1,
+    max_loaded: Annotated[
+        int | None, typer.Option(min=1, help="Models in memory at once; one, or all where --max-memory is given.")
+    ] = None,
+    max_memory: Annotated[
+        str | None, typer.Option(help="Memory for the weights of loaded models, such as 8GiB; idle ones give way.")
+    ] = None,
     api_key_file: KeyFile = None,
     cors_origin: Cors = None,
     log_format: LogFormat = LogForm.plain,
@@ -60,7 +65,7 @@ def serve(
 ) -> None:
     """Serve models over HTTP with OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models. Ctrl-C stops."""
     try:
-        from slipstream.serve.config import ServedEngine, ServerConfig, ServerLimits
+        from slipstream.serve.config import ServedEngine, ServerConfig, ServerLimits, parse_bytes
         from slipstream.serve.run import serve_forever
     except ImportError as error:
         raise ValueError(f"serving needs {error.name}; pip install slipstream-lm[serve]") from error
@@ -78,7 +83,8 @@ def serve(
         limits=ServerLimits(max_requests=max_requests, max_seconds=max_seconds),
         api_keys=api_keys(api_key_file),
         cors_origins=tuple(cors_origin or ()),
-        max_loaded=max_loaded,
+        max_loaded=max_loaded or (1 if max_memory is None else max(1, len(models or ()))),
+        max_memory=None if max_memory is None else parse_bytes(max_memory),
         log_prompts=log_prompts,
     )
 

@@ -131,6 +131,7 @@ def _about(server: ServerState) -> dict[str, Any]:
         "drafters": drafters,
         "rules": list(offered.rules),
         "stats": first.engine.stats,
+        "joules": None if server.joules is None else server.joules(),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +45,7 @@ class ServerConfig:
     api_keys: tuple[str, ...] = ()  # none: everybody may ask
     cors_origins: tuple[str, ...] = ()  # pages elsewhere that may call the API
     max_loaded: int = 1  # models in memory at once; the one that was idle longest gives way
+    max_memory: int | None = None  # bytes that the weights of models in memory may take together
     log_prompts: bool = False  # else no line of the log holds what was asked
 
     def __post_init__(self) -> None:
@@ -51,3 +53,17 @@ class ServerConfig:
             raise ValueError("there is no model to serve; name at least one")
         if self.max_loaded < 1:
             raise ValueError(f"max_loaded is {self.max_loaded}; it must be 1 or more")
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes as people write them: 8GiB, 500 MB, 1.5G."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
+    if found is None or not float(found[1]):
+        raise ValueError(f"{text!r} is no number of bytes; write it as 8GiB or 500MB")
+    base = 1024 if found[3] else 1000
+    return int(float(found[1]) * base ** " KMGT".index(found[2].upper() or " "))
+
+
+def shown_bytes(count: int) -> str:
+    power = next(power for power in (4, 3, 2, 1, 0) if count >= 1024**power or not power)
+    return f"{count / 1024**power:.3g} {('bytes', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

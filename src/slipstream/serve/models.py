@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from slipstream.engines import open_engine
 from slipstream.engines.base import Engine
-from slipstream.serve.config import ServedEngine
+from slipstream.serve.config import ServedEngine, shown_bytes
 from slipstream.serve.errors import ApiError
 from slipstream.serve.logs import note
 
@@ -27,22 +27,39 @@ def opener(settings: ServedEngine) -> Opener:
     return open_model
 
 
+def weight_bytes(name: str) -> int:
+    """Of the files of a model, which is fetched if it is not here yet."""
+    from slipstream.models.sources.catalog import resolve
+
+    return sum(path.stat().st_size for path in resolve(name).path.glob("*.safetensors"))
+
+
 @dataclass
 class ServedModel:
     """A model that is loaded, and who uses it."""
 
     name: str
     engine: Engine
+    size: int = 0  # bytes of its weights, where they are counted
     created: int = field(default_factory=lambda: int(time.time()))
     users: int = 0
     last_used: float = field(default_factory=time.monotonic)
 
 
 class ModelPool:
-    """At most `max_loaded` models at once. One that is in use is never closed."""
+    """At most `max_loaded` models at once, whose weights take at most `max_memory` bytes. One that is in use is never
+    closed."""
 
-    def __init__(self, names: tuple[str, ...], open_model: Opener, max_loaded: int = 1) -> None:
-        self.names, self._open, self._most = names, open_model, max_loaded
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        open_model: Opener,
+        max_loaded: int = 1,
+        max_memory: int | None = None,
+        size_of: Callable[[str], int] | None = None,
+    ) -> None:
+        self.names, self._open, self._most, self._bytes = names, open_model, max_loaded, max_memory
+        self._size_of = size_of or weight_bytes
         self._loaded: dict[str, ServedModel] = {}
         self._changes = asyncio.Lock()
         self.closing = False
@@ -59,13 +76,18 @@ class ModelPool:
     async def load(self, name: str) -> ServedModel:
         async with self._changes:
             if name not in self._loaded:
-                await self._make_room()
+                size = 0 if self._bytes is None else await asyncio.to_thread(self._size_of, name)
+                await self._make_room(size)
                 engine = await asyncio.to_thread(self._open, name)
-                self._loaded[name] = ServedModel(name, engine)
+                self._loaded[name] = ServedModel(name, engine, size)
             return self._loaded[name]
 
-    async def _make_room(self) -> None:
-        while len(self._loaded) >= self._most:
+    async def _make_room(self, size: int) -> None:
+        """For weights of `size` bytes: the models that were idle longest are closed."""
+        most = size if self._bytes is None else self._bytes
+        if size > most:
+            raise ValueError(f"its weights take {shown_bytes(size)}, and the server may use {shown_bytes(most)}")
+        while len(self._loaded) >= self._most or sum(model.size for model in self._loaded.values()) + size > most:
             idle = [model for model in self._loaded.values() if not model.users]
             if not idle:
                 raise ApiError(503, "all places for models are in use; try again later", "model", retry_after=5)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
 from fastapi import Request
 
+from slipstream.kernels.energy_counter import NoCounter, gpu_counter
 from slipstream.serve.admission import Admission
 from slipstream.serve.config import ServerConfig, ServerLimits
 from slipstream.serve.errors import ApiError
@@ -18,10 +20,21 @@ from slipstream.serve.streams import Wakeups
 PROMPT_FIELDS = {"system", "prompt", "messages", "instructions", "input"}
 
 
+def energy_reader() -> Callable[[], float] | None:
+    """Joules of the GPU from now on; None where they are not measured."""
+    try:
+        read = gpu_counter()
+    except NoCounter:
+        return None
+    start = read()
+    return lambda: read() - start
+
+
 class ServerState:
     def __init__(self, config: ServerConfig, open_model: Opener | None = None) -> None:
         self.config, self.metrics = config, Metrics()
-        self.pool = ModelPool(config.models, open_model or opener(config.engine), config.max_loaded)
+        open_model = open_model or opener(config.engine)
+        self.pool = ModelPool(config.models, open_model, config.max_loaded, config.max_memory)
         self.admission = Admission(config.limits, config.api_keys)
         self.wakeups = Wakeups()
         watch = self.metrics.watch
@@ -29,12 +42,24 @@ class ServerState:
         watch("num_requests_waiting", "Requests that wait for a row.", lambda: self._sum("waiting"))
         watch("num_requests_active", "Requests under way or waiting.", lambda: self.admission.active)
 
+        watch("kv_cache_usage_perc", "Share of the KV cache's places in use.", lambda: self._largest("cache_use"))
+        watch("prefix_cache_hits", "Requests that began with a kept prefix.", lambda: self._sum("prefix_hits"))
+        watch("prefix_cache_tokens", "Prompt tokens from kept prefixes.", lambda: self._sum("prefix_tokens_reused"))
+        watch("prefix_cache_bytes", "Memory of kept prefixes.", lambda: self._sum("retained_bytes"))
+        watch("models_loaded", "Models in memory.", lambda: len(self.pool.loaded))
+        self.joules = energy_reader()
+        if self.joules is not None:
+            watch("gpu_energy_joules", "Energy of the GPU since the server started.", self.joules)
+
     @property
     def limits(self) -> ServerLimits:
         return self.config.limits
 
     def _sum(self, name: str) -> float:
         return float(sum(model.engine.stats.get(name, 0) for model in self.pool.loaded))
+
+    def _largest(self, name: str) -> float:
+        return max((float(model.engine.stats.get(name, 0)) for model in self.pool.loaded), default=0.0)
 
     def log_prompt(self, body: Any) -> None:
         """Into the line of the request, where the server was asked to."""

@@ -193,6 +193,7 @@ class NativeEngine(JobEngine):
             "model": self.target.label,
             "running": len(scheduler.running),
             "waiting": len(scheduler.waiting),
+            "cache_use": scheduler.use,
             "row_cycles": totals.cycles,
             "tokens": totals.emitted,
             "tau": totals.tau,

@@ -66,6 +66,12 @@ class Scheduler:
         """Places of the rectangle that holds these jobs."""
         return power(len(jobs)) * power(max(map(self.places, jobs)))
 
+    @property
+    def use(self) -> float:
+        """Share of the cache's places that the rows take."""
+        running = list(self.running)  # the worker's thread changes it
+        return self.footprint(running) / self.limits.tokens if running else 0.0
+
     def admit(self) -> list[Job]:
         """Move jobs from the queue to the rows while they fit; the new ones."""
         new: list[Job] = []
