@@ -79,6 +79,18 @@ def draft_of(model: Any, fast: bool, ids: list[int]) -> DraftModel:
 def outputs(
     fast: bool, plan: DecodingPlan, how: Sampling, kind: str = "llama", ids: list[int] | None = IDS
 ) -> tuple[list[list[int]], int]:
+    jobs, cycles = decoded(fast, plan, how, kind, ids)
+    return [job.row.output for job in jobs], cycles
+
+
+def decoded(
+    fast: bool,
+    plan: DecodingPlan,
+    how: Sampling,
+    kind: str = "llama",
+    ids: list[int] | None = IDS,
+    prompt_logprobs: int | None = None,
+) -> tuple[list[Job], int]:
     model = build(kind, **LAYERS).to(DEVICE)
     target = TorchModel(model)
     target.forward_pass.decoder = passes(target, recorded=kind != "llama") if fast else None
@@ -100,7 +112,8 @@ def outputs(
     jobs, rng = [], random.Random(1)
     for n, (length, tokens) in enumerate(PROMPTS):
         prompt = [rng.randrange(VOCAB) for _ in range(length)] * (2 if plan.drafter == "ngram" else 1)
-        jobs.append(Job(Request(prompt, replace(how, seed=n), tokens), replace(plan, depth=max(0, plan.depth - n))))
+        request, own = Request(prompt, replace(how, seed=n), tokens), replace(plan, depth=max(0, plan.depth - n))
+        jobs.append(Job(request, own, prompt_logprobs=prompt_logprobs))
         batch.check(jobs[-1])
         batch.add(jobs[-1])
     with torch.inference_mode():
@@ -109,7 +122,7 @@ def outputs(
             if "draft_model" in parts:
                 parts["draft_model"].model.check_integrity()
     assert not batch.failures
-    return [job.row.output for job in jobs], runner.cycles if runner else 0
+    return jobs, runner.cycles if runner else 0
 
 
 CUT = Sampling(temperature=0.9, top_k=20, top_p=0.8, min_p=0.05)
@@ -131,6 +144,24 @@ def test_captured_cycles_say_what_the_others_say(drafter, rule, depth, how):
     mine, cycles = outputs(fast=True, plan=plan, how=how)
     assert mine == wanted
     assert cycles, "no cycle was a whole one"
+
+
+@pytest.mark.slow
+def test_prompts_that_were_scored_go_on_with_whole_cycles():
+    plan, how = DecodingPlan("eagle", "greedy", 2), Sampling(0)
+    wanted, _ = decoded(False, plan, how)
+    scored, cycles = decoded(True, plan, how, prompt_logprobs=2)
+    assert [job.row.output for job in scored] == [job.row.output for job in wanted]
+    assert cycles, "no cycle was a whole one"
+    model = build("llama", **LAYERS)
+    for job in scored:
+        prompt = job.row.request.prompt
+        with torch.inference_mode():
+            law = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+        first, *rest = job.prompt_logprobs
+        assert first is None
+        expected = [float(law[i, token]) for i, token in enumerate(prompt[1:])]
+        assert [entry.logprob for entry in rest] == pytest.approx(expected, abs=1e-3)
 
 
 def test_greedy_and_sampled_rows_have_whole_cycles_side_by_side():
