@@ -163,8 +163,8 @@ def test_odds_are_led_by_the_winner_of_the_race_and_sharpen_it():
     """What wins the draft's race on the noise of a position leads; where nothing is possible, nothing becomes so."""
     rows = [Row(Request([1, 2, 3], Sampling(seed=seed))) for seed in range(40)]
     noise = CounterNoise(rows, [True] * len(rows))
-    assert noise.fields
-    assert not CounterNoise(rows, [True] * 39 + [False]).fields
+    assert noise.has_fields
+    assert not CounterNoise(rows, [True] * 39 + [False]).has_fields
     probs = torch.rand(40, 30, generator=torch.Generator().manual_seed(0)) ** 4
     probs[:, 5] = 0.0
     law = Dense(probs / probs.sum(-1, keepdim=True))

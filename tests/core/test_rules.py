@@ -13,8 +13,8 @@ from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Request, Row
-from slipstream.core.verify.block import longest, prefix_acceptance, ratios, weights
-from slipstream.core.verify.match import follow, keep_matches
+from slipstream.core.verify.block import longest_prefix, prefix_acceptance, ratios, weights
+from slipstream.core.verify.match import keep_matches, match_tree
 from slipstream.core.verify.token import acceptance, residual, settle
 
 SAMPLED = [name for name in rules.names() if name != "greedy"]
@@ -178,7 +178,7 @@ def test_block_keeps_the_longest_prefix_that_every_probability_says_it_would():
         chances = prefix_acceptance(draft, target, weight.tolist(), [(i, after.get(i, -1)) for i in range(len(tree))])
         kept = draws.flip(torch.tensor(chances, dtype=torch.float64), Site(tree.row, tree.node, tree.depth)).tolist()
         expected = [max((n for n, i in enumerate(line, 1) if kept[i]), default=0) for line in tree.lines]
-        assert longest(draft, target, weight.tolist(), draws) == expected
+        assert longest_prefix(draft, target, weight.tolist(), draws) == expected
         assert all(chance <= bound * (1 + 1e-6) for chance, bound in zip(chances, weight.tolist(), strict=True))
 
 
@@ -188,7 +188,7 @@ def test_coupled_draws_along_its_path_what_it_would_draw_everywhere():
         tree, draws = draft.tree, noise(3, shared=True, seed=seed)
         site = Site(tree.slot_row, torch.zeros_like(tree.slot_row), tree.slot_depth)
         expected = keep_matches(draft, draws.draw(target, site, Purpose.FIELD))
-        found = follow(draft, target, draws)
+        found = match_tree(draft, target, draws)
         assert torch.equal(found.path, expected.path)
         assert torch.equal(found.token, expected.token)
         assert torch.equal(found.bonus, expected.bonus)

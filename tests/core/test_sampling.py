@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.law import OneHot
-from slipstream.core.sampling import COLDEST, Sampling, law, likeliest
+from slipstream.core.sampling import MIN_TEMPERATURE, Sampling, law, likeliest
 
 LOGITS = torch.tensor([[2.0, 1.0, 1.0, 0.0, -math.inf]], dtype=torch.float64)
 
@@ -69,7 +69,7 @@ def test_a_temperature_that_float32_does_not_hold_is_greedy(temperature):
 
 
 def test_the_least_temperature_has_a_law():
-    laws = law(torch.tensor([[1.0, 30.0, 2.0], [-1e4, -1e4, -2e4]]), [Sampling(temperature=COLDEST)] * 2)
+    laws = law(torch.tensor([[1.0, 30.0, 2.0], [-1e4, -1e4, -2e4]]), [Sampling(temperature=MIN_TEMPERATURE)] * 2)
     assert laws.dense().tolist() == [[0, 1, 0], [0.5, 0.5, 0]]
 
 

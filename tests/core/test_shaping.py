@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.sampling import Sampling
-from slipstream.core.shaping import asks, places, shape
+from slipstream.core.shaping import needs_shaping, places, shape
 from slipstream.core.tree import Tree
 from slipstream.core.types import Constraint, Origin, Request, Row
 
@@ -86,7 +86,7 @@ def test_each_place_sees_the_history_of_its_own_path():
 def test_the_argument_is_left_as_it_was_and_rows_that_ask_for_nothing_too():
     before = LOGITS.clone()
     plain, other = row(Sampling()), row(Sampling(suppress_tokens=frozenset({0})))
-    assert not asks(plain)
+    assert not needs_shaping(plain)
     assert shape(LOGITS, [(plain, ())]) is LOGITS
     both = shape(LOGITS.expand(2, -1), [(plain, ()), (other, ())])
     assert both[0].tolist() == before[0].tolist()

@@ -22,9 +22,9 @@ from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Shape, Siblings, Tree
 from slipstream.core.types import Draft, Request, Row
 from slipstream.core.verify.match import Coupled, keep_matches
-from slipstream.core.verify.spectr import factor, gain, trial
+from slipstream.core.verify.spectr import factor, gain, k_sequential
 from slipstream.core.verify.token import acceptance
-from slipstream.core.verify.tree import catch, offer, outcomes
+from slipstream.core.verify.tree import offer, offer_one_hot, outcomes
 from slipstream.models.run.table_model import Table
 from slipstream.plan.policy import Fixed
 
@@ -93,7 +93,7 @@ def test_the_factor_is_valid_and_hardly_larger_than_needed(p, q, count):
 @given(weights, weights, st.integers(0, 3))
 def test_spectr_of_one_candidate_is_the_token_rule(p, q, token):
     p, q = normal(p), normal(q)
-    accept, _ = trial(p, pair_draft(q, [token], None), torch.tensor([[0]]))
+    accept, _ = k_sequential(p, pair_draft(q, [token], None), torch.tensor([[0]]))
     assert float(accept[0, 0]) == pytest.approx(float(acceptance(p[:, token], q[:, token])[0]), abs=1e-12)
 
 
@@ -103,7 +103,7 @@ def test_the_closed_form_for_chosen_candidates_is_the_general_rule(p, order, cou
     token = torch.tensor(order[:count])
     draft = Draft(Tree.of(1, [0] * count, [-1] * count), token, OneHot(token, 4), Siblings.CHOSEN)
     nodes = torch.arange(count)[None]
-    (one, rest), (other, left) = catch(normal(p), draft, nodes), offer(normal(p), draft, nodes)
+    (one, rest), (other, left) = offer_one_hot(normal(p), draft, nodes), offer(normal(p), draft, nodes)
     first, second = outcomes(one), outcomes(other)
     torch.testing.assert_close(first, second, atol=1e-12, rtol=0)
     if float(first[0, 0]) > 1e-12:
@@ -113,7 +113,7 @@ def test_the_closed_form_for_chosen_candidates_is_the_general_rule(p, order, cou
 def test_a_candidate_given_twice_is_not_counted_twice():
     token = torch.tensor([1, 1])
     draft = Draft(Tree.of(1, [0, 0], [-1, -1]), token, OneHot(token, 3), Siblings.CHOSEN)
-    accept, rest = catch(normal([1, 2, 1]), draft, torch.tensor([[0, 1]]))
+    accept, rest = offer_one_hot(normal([1, 2, 1]), draft, torch.tensor([[0, 1]]))
     assert accept.tolist() == [[0.5, 0.0]]
     assert rest.tolist() == [[0.5, 0.0, 0.5]]
 

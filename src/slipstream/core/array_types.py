@@ -1,7 +1,6 @@
 """Array types for signatures: `Float[Tensor, "nodes vocab"]` says the shape where the argument stands.
 
-jaxtyping checks them at run time in the tests. Where it is not installed (a bare GPU machine) the same annotations
-are plain words and cost nothing.
+In the tests jaxtyping checks shapes at run time. Without jaxtyping, an optional package, they have no effect.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Checks of what a user passed in: a value of the type a field needs, or ValueError with one sentence.
+"""Type checks of user input: each function returns the converted value or raises ValueError with one sentence.
 
-Requests come from any thread and are decoded in another one, beside other requests. So a wrong type is refused where
-the request is made. Integers and numbers of other libraries (numpy, torch) become Python's own.
+A request is decoded in another thread, together with other requests. So a wrong type is refused in the caller's thread,
+where the request is made. Integers and floats of numpy and torch are converted to Python's own types.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 
 from slipstream.core.array_types import Tensor
 
-SHOWN = 60  # characters of a wrong value that an error repeats
+SHOWN = 60  # characters of a wrong value that an error message quotes
 
 
 def shown(value: object) -> str:
-    """A value as an error repeats it: one line, not too long."""
+    """A value as an error message quotes it: one line of at most `SHOWN` characters."""
     try:
         text = " ".join(repr(value).split())
     except Exception:  # a class may have any repr
@@ -28,7 +28,7 @@ def shown(value: object) -> str:
 
 
 def integer(name: str, value: Any) -> int:
-    """`value` as an int. Floats and truth values are refused, also where they are whole numbers."""
+    """`value` as an int. Floats and booleans are refused, even 1.0 and True."""
     if type(value) is int:
         return value
     try:
@@ -40,7 +40,7 @@ def integer(name: str, value: Any) -> int:
 
 
 def number(name: str, value: Any) -> float:
-    """`value` as a float; strings and truth values are refused."""
+    """`value` as a float. Strings and booleans are refused."""
     if type(value) is float:
         return value
     try:
@@ -66,22 +66,22 @@ def integers(name: str, values: Any) -> list[int]:
 
 
 def strings(name: str, values: Any) -> tuple[str, ...]:
-    """One string or several; None is none."""
+    """A string or an iterable of strings as a tuple. None gives an empty tuple."""
     if values is None:
         return ()
     if isinstance(values, str):
         return (values,)
-    legal = f"{name} is {shown(values)}; it must be a string or a list of strings"
+    message = f"{name} is {shown(values)}; it must be a string or a list of strings"
     if isinstance(values, bytes | bytearray | memoryview | Mapping) or not isinstance(values, Iterable):
-        raise ValueError(legal)
-    several = tuple(values)
-    if not all(isinstance(value, str) for value in several):
-        raise ValueError(legal)
-    return several
+        raise ValueError(message)
+    texts = tuple(values)
+    if not all(isinstance(value, str) for value in texts):
+        raise ValueError(message)
+    return texts
 
 
 def listed(values: Any) -> Any:
-    """An array or a tensor as a list; anything else as it is."""
+    """A numpy array or a tensor as a list. Anything else is returned unchanged."""
     if not isinstance(values, np.ndarray | Tensor):
         return values
     try:

@@ -1,8 +1,8 @@
 """What a captured cycle is: how it verifies, how much it drafts, and the key it is found by.
 
-A captured cycle drafts, scores, verifies and commits on the GPU without the host. It knows a few ways to verify. A rule
-names one of them in its `device_rule`. A rule without one takes the ordinary path, as does a drafter whose
-`device_form` is None.
+A captured cycle is a CUDA graph that drafts, scores, verifies and commits without the host. It implements the
+verification methods of `DeviceVerdict`. A rule names its method in `device_rule`. Rows use the ordinary host loop
+instead if their rule's `device_rule` or their drafter's `device_form` is None.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ class DeviceVerdict(Enum):
     MATCH = "match"  # accept while the draft equals the target's own choice at each slot
     TOKEN = "token"  # rejection sampling, token by token (arXiv 2302.01318)
     BLOCK = "block"  # block verification (arXiv 2403.10444)
-    OFFER = "offer"  # candidates that were picked, not drawn, are offered one after the other
+    OFFER = "offer"  # the candidates of a slot were chosen, not sampled; they are tried in order
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: it is part of the key of every captured graph
 class DeviceRule:
-    """`shared`: draft and target race on the same noise. `greedy`: the rule needs temperature 0."""
+    """How a rule runs in a captured cycle.
+
+    `greedy`: the rule needs temperature 0. `shared`: draft and target sample with the same noise. `chains`, `trees`:
+    the drafts it can verify."""
 
     verdict: DeviceVerdict
     greedy: bool = False
@@ -53,7 +56,9 @@ _RULES: dict[tuple[str | bool, ...], DeviceRule] = {}
 
 
 class DraftSize(NamedTuple):
-    """The largest draft of a cycle, rounded up to the sizes that graphs are captured for. No nodes: a chain."""
+    """The largest draft of a cycle, rounded up to a size that graphs are captured for.
+
+    `nodes` 0 means a chain of `depth` tokens. Otherwise a tree of at most `nodes` tokens, `width` of them per level."""
 
     depth: int
     width: int = 1
@@ -61,18 +66,20 @@ class DraftSize(NamedTuple):
 
     @property
     def slots(self) -> int:
-        """Drafted tokens of a row in the target's pass."""
+        """Drafted tokens per row in the target's forward pass."""
         return self.nodes or self.depth
 
     @property
     def places(self) -> int:
-        """Cache places beyond the committed ones: of the target, or of the head, which keeps all nodes it ran."""
+        """KV cache places per row beyond the committed tokens: the maximum of the target's and the draft head's need.
+
+        The head keeps every node that it ran, also those that are not drafted in the end."""
         return max(self.slots, self.depth * self.width)
 
-    def holds(self, other: DraftSize) -> bool:
+    def covers(self, other: DraftSize) -> bool:
         """Whether a graph of this size can run drafts of the other size."""
-        alike = bool(self.nodes) == bool(other.nodes)
-        return alike and self.depth >= other.depth and self.width >= other.width and self.nodes >= other.nodes
+        same_kind = bool(self.nodes) == bool(other.nodes)
+        return same_kind and self.depth >= other.depth and self.width >= other.width and self.nodes >= other.nodes
 
     @property
     def budget(self) -> Budget:
@@ -80,7 +87,7 @@ class DraftSize(NamedTuple):
 
 
 class SizeOption(NamedTuple):
-    """A size that the coming cycle may have, the seconds such a cycle takes, and whether it is captured already."""
+    """A draft size for the next cycle, the predicted seconds of such a cycle, and whether its graph is captured."""
 
     size: DraftSize
     seconds: float
@@ -88,7 +95,9 @@ class SizeOption(NamedTuple):
 
 
 class SizeMenu(NamedTuple):
-    """Sizes that the coming cycle may have; the first drafts nothing. `delay`: seconds before drafting can begin."""
+    """The draft sizes that are possible in the next cycle; the first option drafts nothing.
+
+    `delay`: seconds until drafting can begin."""
 
     options: Sequence[SizeOption]
     delay: float = 0.0
@@ -96,7 +105,7 @@ class SizeMenu(NamedTuple):
 
 @runtime_checkable
 class RowResult(Protocol):
-    """What a captured cycle brought one row."""
+    """The outcome of a captured cycle for one row."""
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -104,17 +113,18 @@ class RowResult(Protocol):
 
     @property
     def emitted(self) -> Sequence[int]:
-        """The accepted tokens and the one after them."""
+        """The accepted tokens, and the recovered or bonus token after them."""
 
     @property
     def judged(self) -> Sequence[tuple[int, int]]:
-        """Of each slot along the accepted path that had candidates: the accepted one's rank, -1 for none; their
-        number."""
+        """(rank of the accepted candidate or -1, number of candidates) for each slot with candidates on the path."""
 
 
 class GraphKey(NamedTuple):
-    """What a captured graph is made for. `parts`: of the cache that attention reads. `cut`: rows may ask for top-k,
-    top-p or min-p. Keys are looked up several times per cycle, so they are tuples."""
+    """The shape and settings that a captured graph was made for.
+
+    `parts`: number of KV cache parts that attention reads. `cut`: the graph applies top-k, top-p and min-p. A named
+    tuple, because keys are looked up several times per cycle."""
 
     rows: int
     size: DraftSize
@@ -143,6 +153,6 @@ class GraphKey(NamedTuple):
         return GraphKey(rows, DraftSize(*size), DeviceRule.from_json(rule), parts, cut)
 
 
-def power(number: int) -> int:
-    """The smallest power of two that is not less."""
+def next_power_of_two(number: int) -> int:
+    """The smallest power of two that is at least `number`."""
     return 1 << (number - 1).bit_length()

@@ -1,8 +1,7 @@
 """The interfaces of models, drafters, rules and policies. Implementations are final and compose by wrapping.
 
-Models and drafters keep their own length per row and catch up by themselves: a row's committed tokens are the truth,
-and whatever a model has not seen of them it reads in its next pass. So a prompt, a plain step and another drafter's
-turn all look alike.
+A model or drafter stores for each row how many of the committed tokens it has read (its cached length). In its next
+pass it reads the missing ones. So a prompt, a token decoded plainly and a token from another drafter are handled alike.
 """
 
 from __future__ import annotations
@@ -22,50 +21,51 @@ from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
 
 
 class Model(ABC):
-    """Scores drafted tokens, all rows in one pass, and remembers what was committed."""
+    """Scores drafted tokens, all rows in one forward pass, and keeps a KV cache of the committed tokens."""
 
     vocab: int
-    context: int  # the longest row, prompt and output together
+    context: int  # maximum tokens of a row, prompt and output together
     branches: bool = True  # whether drafts may be trees
 
     @abstractmethod
     def open(self, rows: Sequence[Row]) -> None:
-        """Make room for new rows."""
+        """Allocate cache space for new rows."""
 
     @abstractmethod
     def close(self, rows: Sequence[Row]) -> None:
-        """Forget rows and give their room back."""
+        """Remove rows and free their cache space."""
 
     def prefill(self, rows: Sequence[Row], limit: int) -> list[int]:
-        """Read up to `limit` more committed tokens of each row ahead of its score; how many were read."""
+        """Read up to `limit` further committed tokens of each row before it is scored. Returns the tokens read."""
         return [0] * len(rows)
 
     def retain(self, tokens: int, max_bytes: int | None = None) -> None:
-        """Forget what rows left behind, and from now on keep up to so many tokens of it for rows that begin alike, in
-        at most so many bytes; None: what suits the device."""
+        """Empty the prefix store, and set its limits: the KV entries of closed rows that are kept for prefix reuse.
+
+        At most `tokens` tokens and `max_bytes` bytes are kept. None: a default for the device."""
 
     def bound(self, places: int) -> None:
-        """From now on hold no more than so many places, rows times the longest, where the rows in use allow it."""
+        """Limit the KV cache to `places` (rows times the longest row), as far as the open rows allow it."""
 
     @abstractmethod
     def score(self, rows: Sequence[Row], draft: Draft) -> Scores:
-        """Read what is new of each row and all drafted nodes; the logits after every slot."""
+        """Run one forward pass over the unread committed tokens and all drafted nodes: logits after every slot."""
 
     @abstractmethod
     def commit(self, rows: Sequence[Row], verdict: Verdict) -> None:
-        """Keep the accepted path of the draft scored last, forget the rest of it."""
+        """Keep the cache entries of the accepted path of the last scored draft and drop its other entries."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a drafter wants of the target: hidden states of these layers in every `Scores`."""
+    """What a drafter needs from the target: the hidden states of these layers in every `Scores`."""
 
     features: tuple[int, ...] = ()
 
 
 @runtime_checkable
 class TargetFeatures(Protocol):
-    """The target's hidden states of rows that are open, for drafters that read them."""
+    """The target's hidden states of open rows, for drafters that read them."""
 
     def declare(self, features: Iterable[int]) -> None:
         """Keep the outputs of these layers from now on."""
@@ -78,9 +78,9 @@ class TargetFeatures(Protocol):
 
 
 class TargetModel(ABC):
-    """The loaded target that a drafter is built for. What costs something is computed when it is read."""
+    """The loaded target that a drafter is built for. Expensive properties are computed when they are first read."""
 
-    trust_remote_code: bool = False  # whether code that models bring along may run
+    trust_remote_code: bool = False  # whether Python code from a model's repository may run
 
     @property
     @abstractmethod
@@ -100,7 +100,7 @@ class TargetModel(ABC):
     @property
     @abstractmethod
     def output(self) -> Float[Tensor, "vocab hidden"]:
-        """The output matrix, whose rows give the logits."""
+        """The output matrix: logits = hidden @ output.T."""
 
     @property
     @abstractmethod
@@ -115,125 +115,127 @@ class TargetModel(ABC):
     @property
     @abstractmethod
     def files(self) -> Any:
-        """Where the model lies: `name`, `path`, `sha256`."""
+        """Where the model is stored: `name`, `path`, `sha256`."""
 
 
 class Drafter(ABC):
-    """Guesses ahead. Says for each token the exact law it was drawn from; stops after an end token.
+    """Proposes tokens. Reports for each token the exact law it was drawn from, and stops after an end token.
 
-    An engine need not call it in a cycle in which none of its rows drafts."""
+    An engine may skip it in a cycle in which none of its rows drafts."""
 
-    options_type: ClassVar[type[Any]] = NoOptions  # a frozen dataclass, whose fields are set by `-o key=value`
+    options_type: ClassVar[type[Any]] = NoOptions  # a frozen dataclass; `-o key=value` sets its fields
     needs: Needs = Needs()
-    siblings: ClassVar[frozenset[Siblings]] = frozenset(Siblings)  # ways in which it can draw several candidates
+    siblings: ClassVar[frozenset[Siblings]] = frozenset(Siblings)  # how it can draw several candidates of a slot
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """A subclass that proposes in another way does not inherit the device form."""
+        """A subclass that overrides `propose` does not inherit `device_form`."""
         super().__init_subclass__(**kwargs)
         if "propose" in vars(cls) and "device_form" not in vars(cls):
             cls.device_form = Drafter.device_form  # type: ignore[method-assign]
 
     @classmethod
     def build(cls, target: TargetModel, options: Any) -> Drafter:
-        """Make the drafter for a target; `options` is an `options_type`. Every drafter chosen by name has it."""
+        """Make the drafter for a target. `options` is an `options_type`. Required for drafters chosen by name."""
         raise ValueError(f"{cls.__name__} has no build(target, options), so it is given as an object, not by name")
 
     def open(self, rows: Sequence[Row]) -> None:
-        """Make room for new rows."""
+        """Set up state for new rows."""
 
     def close(self, rows: Sequence[Row]) -> None:
-        """Forget rows."""
+        """Remove the state of rows."""
 
     @abstractmethod
     def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:
         """Draft at most what the budget of each row allows."""
 
     def observe(self, rows: Sequence[Row], verdict: Verdict, scores: Scores) -> None:
-        """Learn what became of the draft proposed last."""
+        """Receive the verdict on the last proposed draft."""
 
     @property
     def own_model(self) -> Model | None:
-        """The language model that drafts, where it can also decode by itself; None otherwise."""
+        """The draft model, if it is a complete language model that can also decode by itself; None otherwise."""
         return None
 
     def device_form(self, target: Any) -> Any | None:
-        """The drafter's part of captured cycles, a `drafters.device.interface.DeviceDrafter`. None: rows take the
-        ordinary cycle. `target` is the model that scores, on a GPU."""
+        """The drafter's part of captured cycles, a `drafters.device.interface.DeviceDrafter`.
+
+        None: rows use the ordinary host loop. `target` is the model that scores, on a GPU."""
         return None
 
 
 class Verifier(ABC):
-    """Decides what to keep of a draft. Pure: laws and draws in, verdict out."""
+    """Decides which drafted tokens to accept. A pure function of laws and random draws."""
 
     name: ClassVar[str]
     lossless: ClassVar[bool]
     greedy: ClassVar[bool] = False  # whether it needs temperature 0
-    device_rule: ClassVar[DeviceRule | None] = None  # how a captured cycle runs it; None: it takes the ordinary path
-    shared: ClassVar[bool] = False  # draft and target race on one field of noise per position
-    siblings: ClassVar[
-        tuple[Siblings, ...]
-    ] = ()  # ways of drawing candidates it takes, the best one first; none: chains
+    device_rule: ClassVar[DeviceRule | None] = None  # how a captured cycle runs it; None: ordinary host loop only
+    shared: ClassVar[bool] = False  # draft and target sample with the same noise at each position
+    siblings: ClassVar[tuple[Siblings, ...]] = ()  # sibling modes it verifies, best first; empty: chains only
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """A subclass that verifies in another way does not inherit the device rule."""
+        """A subclass that overrides `verify` does not inherit `device_rule`."""
         super().__init_subclass__(**kwargs)
         if "verify" in vars(cls) and "device_rule" not in vars(cls):
             cls.device_rule = None
 
     @abstractmethod
     def verify(self, draft: Draft, target: Law, noise: Noise) -> Verdict:
-        """`target` holds one law per slot of the draft's tree."""
+        """Verify a draft. `target` holds one law per slot of the draft's tree."""
 
 
 def sibling_mode(rule: Verifier, drafter: Drafter) -> Siblings | None:
-    """How a drafter should draw candidates for a rule; None where the two can do chains only."""
-    return next((how for how in rule.siblings if how in drafter.siblings), None)
+    """The first sibling mode of the rule that the drafter supports; None if the two support chains only."""
+    return next((mode for mode in rule.siblings if mode in drafter.siblings), None)
 
 
 class Policy(ABC):
-    """Decides each cycle whether and how far to draft."""
+    """Decides in each cycle which rows draft, and how deep and wide."""
 
     @classmethod
     def build(cls) -> Policy:
-        """Make the policy that its registered name stands for."""
+        """Make the policy when it is chosen by its registered name."""
         return cls()
 
     @property
     def costs(self) -> Any:
-        """The cost model it decides by (`plan.costs.CostModel`); None where it has none."""
+        """The cost model that it uses (`plan.costs.CostModel`), or None."""
         return None
 
     @property
     def drafting_cost(self) -> Any:
-        """What drafting costs, as the policy measured it (`plan.drafting_cost`); None where it measures nothing."""
+        """The measured cost of drafting (`plan.drafting_cost`), or None if the policy measures nothing."""
         return None
 
     def open(
         self, rows: Sequence[Row], model: Model, drafter: Drafter, rule: Verifier, chains_only: bool = False
     ) -> None:
-        """New rows, and what will decode them. Their drafts may branch where `sibling_mode` names a way to, unless
-        `chains_only`."""
+        """Register new rows with their model, drafter and rule.
+
+        Drafts may be trees if `sibling_mode(rule, drafter)` is not None and `chains_only` is False."""
 
     def close(self, rows: Sequence[Row]) -> None:
-        """Forget rows."""
+        """Remove rows."""
 
     @abstractmethod
     def budget(self, rows: Sequence[Row]) -> list[Budget]:
-        """What each row may spend in the coming cycle."""
+        """The drafting budget of each row for the next cycle."""
 
     def observe(self, rows: Sequence[Row], draft: Draft, verdict: Verdict) -> None:
-        """Learn what the cycle brought."""
+        """Receive the outcome of a cycle."""
 
     def price(self, drafting: float, scoring: float, tokens: int) -> None:
-        """Learn what the cycle cost: seconds to draft, seconds to score and verify so many tokens in one pass."""
+        """Receive the measured times of a cycle in seconds: drafting, and scoring and verifying `tokens` tokens."""
 
     def choose(
         self, rows: Sequence[Row], menu: Callable[[], SizeMenu], ready: Sequence[int] | None = None
     ) -> Budget | None:
-        """What each row drafts in the coming captured cycle. The rows share a drafter and a rule. `menu` tells which
-        sizes there are and what they cost; to ask it takes time. `ready` tells how many tokens each row has to draft,
-        where that is known beforehand. None: these rows take the ordinary path, so that `budget` is asked."""
+        """The common budget of rows for the next captured cycle. The rows share a drafter and a rule.
+
+        `menu()` lists the possible sizes and their costs; calling it takes time, so it is called only if needed.
+        `ready`: tokens that each row can draft, if known beforehand. None: the rows use the ordinary host loop, and
+        the engine calls `budget`."""
         return None
 
     def observe_captured(self, rows: Sequence[Row], results: Sequence[RowResult]) -> None:
-        """Learn what a captured cycle brought."""
+        """Receive the outcome of a captured cycle."""

@@ -1,10 +1,10 @@
 """Laws: batches of the exact distributions that tokens are drawn from.
 
-A law is one-hot (a token was chosen, not drawn), sparse (a few ids) or dense. A rule never asks which: it asks for the
-probability of a token, for rows of the target's law as plain numbers, and for the part of the target's law that
-exceeds the draft's. A one-hot or sparse law never becomes a dense vocabulary tensor on the way.
+A law is one-hot (a token was chosen, not sampled), sparse (a few token ids) or dense. Rules do not depend on the kind.
+They ask for the probability of a token (`prob`), for dense probabilities of the target (`dense`), and for the part of
+the target's law that exceeds the draft's (`excess`). One-hot and sparse draft laws are never made dense.
 
-float32 at least; every law sums to one within rounding (`check`).
+Probabilities are float32 or float64. Every law sums to one up to rounding (`check`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Law(ABC):
     @property
     @abstractmethod
     def width(self) -> int:
-        """Candidates of each law; one where the token was chosen."""
+        """Number of token ids in `support`; 1 for a one-hot law."""
 
     @property
     @abstractmethod
@@ -53,7 +53,7 @@ class Law(ABC):
 
     @abstractmethod
     def excess(self, weight: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
-        """max(weight - law, 0), element by element: what is left of `weight` once this law has had its share."""
+        """max(weight - law, 0), element by element: the unnormalised residual."""
 
     @abstractmethod
     def to(self, device: torch.device) -> Law:
@@ -61,12 +61,12 @@ class Law(ABC):
 
     @abstractmethod
     def support(self) -> tuple[Int[Tensor, "n s"], Float[Tensor, "n s"]]:
-        """Candidate ids and their probabilities; an id may stand there with probability 0."""
+        """Candidate ids and their probabilities. Some probabilities may be 0."""
 
     def without(self, token: Int[Tensor, " n"]) -> Law:
-        """Each law given that it is not this token; nothing but zeros where nothing else was possible."""
+        """Each law conditioned on not being this token; all zeros if no other token was possible."""
         ids, probs = self.support()
-        return Sparse(ids, _rest(torch.where(ids == token[:, None], 0, probs)), self.vocab)
+        return Sparse(ids, _normalised(torch.where(ids == token[:, None], 0, probs)), self.vocab)
 
     def check(self, tolerance: float = 1e-4) -> None:
         """Raise ValueError unless every law is a distribution."""
@@ -78,7 +78,7 @@ class Law(ABC):
 
 @dataclass(frozen=True, eq=False)
 class OneHot(Law):
-    """All of the probability on one token: n-gram drafts, chosen tree candidates, temperature 0."""
+    """All probability on one token: n-gram drafts, chosen tree candidates, temperature 0."""
 
     token: Int[Tensor, " n"]
     vocab: int
@@ -116,7 +116,9 @@ class OneHot(Law):
 
 @dataclass(frozen=True, eq=False)
 class Sparse(Law):
-    """Probabilities on a few ids, distinct within a row; a row with fewer repeats none: it pads with probability 0."""
+    """Probabilities on a few token ids.
+
+    Ids with positive probability are distinct within a law. Shorter laws are padded with entries of probability 0."""
 
     ids: Int[Tensor, "n s"]
     probs: Float[Tensor, "n s"]
@@ -180,7 +182,7 @@ class Dense(Law):
         return self.probs.gather(1, token[:, None])[:, 0]
 
     def prob_at(self, index: Int[Tensor, " n"], token: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-        return self.probs[index, token]  # no copy of whole laws
+        return self.probs[index, token]  # without copying whole laws
 
     def select(self, index: Int[Tensor, " m"]) -> Dense:
         return Dense(self.probs[index])
@@ -192,7 +194,7 @@ class Dense(Law):
         return (weight - self.probs).clamp_(min=0)
 
     def without(self, token: Int[Tensor, " n"]) -> Dense:
-        return Dense(_rest(self.probs.scatter(1, token[:, None], 0)))
+        return Dense(_normalised(self.probs.scatter(1, token[:, None], 0)))
 
     def to(self, device: torch.device) -> Dense:
         return Dense(self.probs.to(device))
@@ -202,14 +204,14 @@ class Dense(Law):
         return ids.expand(len(self), -1), self.probs
 
 
-def _rest(weights: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
-    """Normalised by what is there, not by what is missing to 1: that would cancel where little is left."""
+def _normalised(weights: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
+    """Weights divided by their own sum. Dividing by 1 - (removed mass) would lose digits by cancellation."""
     total = weights.sum(-1, keepdim=True, dtype=torch.float64)
     return torch.where(total > 0, weights / torch.where(total > 0, total, 1), 0).to(weights.dtype)
 
 
 def concat(laws: Sequence[Law]) -> Law:
-    """One batch out of several; the narrowest kind that holds them all."""
+    """Several batches of laws as one batch, of the most compact kind that can represent them all."""
     assert laws, "nothing to concatenate"
     if len(laws) == 1:
         return laws[0]

@@ -1,7 +1,7 @@
 """The loop of speculative sampling: draft, score, verify, commit, until every row is done.
 
-`rows` may be one request or a ragged batch; each row advances by what was accepted of its own draft. Depth 0 is plain
-decoding through the same lines.
+`rows` may be one request or a ragged batch. Each row advances by its own accepted tokens. Plain decoding is the same
+loop with depth 0.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def decode(
     policy: Policy,
     make_noise: NoiseFactory = CounterNoise,
 ) -> Generator[list[Step]]:
-    """Yield what each cycle emitted, one step per row that took part."""
+    """Yield the emitted tokens of each cycle, one step per unfinished row."""
     for row in rows:
         check_fits(row, model.vocab, model.context)
-    everyone = rows
-    model.open(everyone)
-    drafter.open(everyone)
-    policy.open(everyone, model, drafter, verifier)
+    all_rows = rows
+    model.open(all_rows)
+    drafter.open(all_rows)
+    policy.open(all_rows, model, drafter, verifier)
     try:
         while rows := [row for row in rows if row.finish_reason is None]:
             budget = within_limits(policy.budget(rows), rows, model.context, sibling_mode(verifier, drafter))
@@ -48,13 +48,13 @@ def decode(
             policy.observe(rows, draft, verdict)
             yield advance(rows, draft, verdict, model.context)
     finally:
-        policy.close(everyone)
-        drafter.close(everyone)
-        model.close(everyone)
+        policy.close(all_rows)
+        drafter.close(all_rows)
+        model.close(all_rows)
 
 
 def check_fits(row: Row, vocab: int, context: int) -> None:
-    """Refuse a prompt the model cannot take; a row with no room left is finished before it starts."""
+    """Refuse a prompt the model cannot read. A row with no room for output is marked as finished."""
     if row.length > context:
         raise ValueError(f"the prompt has {row.length} tokens; the model's context holds {context}")
     if max(row.tokens) >= vocab or min(row.tokens) < 0:
@@ -64,44 +64,44 @@ def check_fits(row: Row, vocab: int, context: int) -> None:
 
 
 def within_limits(
-    budget: Sequence[Budget], rows: Sequence[Row], context: int, how: Siblings | None = None
+    budgets: Sequence[Budget], rows: Sequence[Row], context: int, siblings: Siblings | None = None
 ) -> list[Budget]:
-    """No row drafts further than it may emit: one token fewer than its room, for the one that always follows. `how` is
-    what drafter and rule agree on where there are several candidates for a place."""
-    return [_cut(spend, min(spend.depth, row.room(context) - 1), how) for spend, row in zip(budget, rows, strict=True)]
+    """Budgets whose depth leaves room for the token that verification adds. `siblings`: the sibling mode of trees."""
+    depths = [min(budget.depth, row.room(context) - 1) for budget, row in zip(budgets, rows, strict=True)]
+    return [_limited(budget, depth, siblings) for budget, depth in zip(budgets, depths, strict=True)]
 
 
-@lru_cache  # most rows want the same, most of the time
-def _cut(spend: Budget, depth: int, how: Siblings | None) -> Budget:
-    return Budget(depth, spend.stop_below, spend.shape, how)
+@lru_cache  # most rows have equal budgets
+def _limited(budget: Budget, depth: int, siblings: Siblings | None) -> Budget:
+    return Budget(depth, budget.stop_below, budget.shape, siblings)
 
 
 def target_law(rows: Sequence[Row], draft: Draft, scores: Scores) -> Law:
-    """The law of the token after every slot, under its own row's parameters and with its own path as history."""
+    """The law of the token after every slot, with the sampling parameters of its row and the tokens before the slot."""
     return law_at(scores.logits, places(rows, draft.tree, draft.token.tolist()))
 
 
 def advance(rows: Sequence[Row], draft: Draft, verdict: Verdict, context: int) -> list[Step]:
     """Commit the emitted tokens to their rows."""
     steps = []
-    for row, news in zip(rows, read(draft, verdict), strict=True):
-        kept = row.extend(news.tokens, news.origins, context)
-        accepted = min(kept, len(news.path))
-        steps.append(Step(row, news.tokens[:kept], news.origins[:kept], news.drafted, accepted))
+    for row, outcome in zip(rows, read(draft, verdict), strict=True):
+        kept = row.extend(outcome.tokens, outcome.origins, context)
+        accepted = min(kept, len(outcome.path))
+        steps.append(Step(row, outcome.tokens[:kept], outcome.origins[:kept], outcome.drafted, accepted))
     return steps
 
 
 def read(draft: Draft, verdict: Verdict) -> list[RowOutcome]:
-    """What was decided, row by row: the one place where the host looks."""
+    """The verdict of each row on the host: the only place that copies a verdict from the device."""
     last = verdict.token.tolist()
     if not len(draft.tree):
         return [RowOutcome([], [token], [Origin.PLAIN], 0) for token in last]
     tokens, paths, bonus = draft.token.tolist(), verdict.path.tolist(), verdict.bonus.tolist()
     drafted = Counter(r for r, _ in draft.tree.lists)
-    news = []
+    outcomes = []
     for r, line in enumerate(paths):
         path = [i for i in line if i >= 0]
         final = Origin.PLAIN if not drafted[r] else Origin.BONUS if bonus[r] else Origin.RECOVERED
         emitted = [*(tokens[i] for i in path), last[r]]
-        news.append(RowOutcome(path, emitted, [Origin.ACCEPTED] * len(path) + [final], drafted[r]))
-    return news
+        outcomes.append(RowOutcome(path, emitted, [Origin.ACCEPTED] * len(path) + [final], drafted[r]))
+    return outcomes

@@ -1,15 +1,16 @@
-"""Random draws as a function of who asks, where and what for: no state, no order, no batch mate.
+"""Counter-based random draws: each draw is a hash of a key, without state, order or dependence on other rows.
 
-A draw is the hash of a key. Ordinarily the key is (seed, sample index, committed length at the start of the cycle,
-node, stage, purpose): every draw of every cycle is fresh, also a draw for a position that an earlier cycle drew for
-and discarded. Keyed by position alone it would be biased: block verification conditions on draws beyond the accepted
-prefix, and a policy may have seen the discarded ones.
+Ordinarily the key is (seed, sample index, committed length at the start of the cycle, node, stage, purpose). So every
+cycle has fresh draws, also for a position for which an earlier cycle discarded its draws. A key of the position alone
+would bias the output: block verification conditions on draws beyond the accepted prefix, and a policy may have seen the
+discarded draws.
 
-Under the coupled rule the key is (seed, sample index, position) on purpose: draft, target and plain decoding run the
-same race at a position, and the same seed gives the same tokens whoever drafts, and however far.
+Under the coupled rule the key is (seed, sample index, position). Draft, target and plain decoding then run the same
+race at a position, so one seed gives the same tokens for every drafter and every depth. The noise of all tokens at one
+position is called its field.
 
-A token is drawn by the exponential race argmin E_x / law(x), one exponential per token id, over the support only; a
-token of probability zero cannot win. 52 random bits per number; the integers are the same on every device.
+A token is sampled by the exponential race argmin E_x / law(x), with one exponential E_x per token id of the support. A
+token of probability zero cannot win. Each number has 52 random bits. The integers are the same on every device.
 """
 
 from __future__ import annotations
@@ -28,82 +29,84 @@ from slipstream.core.types import Row
 
 
 class Purpose(IntEnum):
-    """What a draw decides; two purposes never share a number."""
+    """What a draw decides. It is part of the key, so two purposes never share a random number."""
 
-    DRAFT = 1
-    ACCEPT = 2
-    EMIT = 3
-    FIELD = 4
+    DRAFT = 1  # a drafted token
+    ACCEPT = 2  # whether a drafted token is accepted
+    EMIT = 3  # the token after the accepted ones
+    FIELD = 4  # a token drawn from the noise of its position (coupled rule)
 
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """Where a draw happens: the row in this cycle, the node within the row, and the drafted tokens before it."""
+    """Where draws happen: the row's index in this cycle, the node's index within the row, the drafted tokens before."""
 
     row: Int[Tensor, " n"]
     node: Int[Tensor, " n"]
     depth: Int[Tensor, " n"]
 
 
-Chances = Callable[[Sequence[int]], list[float]]
+Probabilities = Callable[[Sequence[int]], list[float]]
+"""Computes the probabilities at the given indices."""
 
 
 class Noise(ABC):
-    """The draws of one cycle. A rule or drafter says what to decide and where; how is not its business."""
+    """The random draws of one cycle."""
 
     @abstractmethod
     def flip(self, prob: Float[Tensor, " n"], site: Site) -> Bool[Tensor, " n"]:
         """True with the given probability, at each site."""
 
-    def weigh(self, most: Sequence[float], exact: Chances, site: Site) -> list[bool]:
-        """`flip` with probabilities that are dear to know: none is more than `most` says, and `exact` gives those of
-        some of the sites."""
-        return self.flip(torch.tensor(exact(range(len(most))), dtype=torch.float64), site).tolist()
+    def flip_bounded(self, bounds: Sequence[float], exact: Probabilities, site: Site) -> list[bool]:
+        """`flip` with probabilities that are expensive to compute.
+
+        `bounds`: an upper bound of each. `exact` computes the probabilities at the given indices of the sites."""
+        return self.flip(torch.tensor(exact(range(len(bounds))), dtype=torch.float64), site).tolist()
 
     @abstractmethod
     def draw(self, law: Law, site: Site, purpose: Purpose, stage: int = 0) -> Int[Tensor, " n"]:
         """A token from each law, at each site."""
 
     @property
-    def fields(self) -> bool:
-        """Whether every position has noise that draft and target share, so that `odds` knows more than the law."""
+    def has_fields(self) -> bool:
+        """Whether draft and target share the noise of every position, so that `odds` differs from the law."""
         return False
 
-    def ahead(self, row: int, count: int) -> list[int]:
-        """The keys by which a chain is drafted over the next `count` positions of a row, which are those of the noise
-        that is shared there where it is; none where draws are no matter of keys."""
+    def chain_keys(self, row: int, count: int) -> list[int]:
+        """The keys for drafting a chain over the next `count` positions of a row; empty if draws do not use keys."""
         return []
 
     def odds(self, law: Law, site: Site) -> Law:
-        """How likely each token is to win the target's race, given the noise of its position and that the target's law
-        is near this one: the first finishers of the draft's own race, the better the clearer they won. Without such
-        noise that is the law."""
+        """An estimate of each token's probability to win the target's race, given the noise of its position.
+
+        It assumes that the target's law is close to `law`. Tokens that finish early in the draft's own race get high
+        odds. Without shared noise the odds are the law itself."""
         return law
 
 
 class CounterNoise(Noise):
-    """Noise by hashing counters; rows marked `shared` draw tokens from the field of their position.
+    """Noise by hashing counters. Rows marked `shared` draw tokens from the field of their position.
 
-    Keys are a few numbers and are made on the host; the race over a vocabulary runs where the law is."""
+    Keys are made on the host. The race over the vocabulary runs on the device of the law."""
 
     def __init__(self, rows: Sequence[Row], shared: Sequence[bool]) -> None:
         self._rows, self._shared = rows, shared
-        self._start = [row.length for row in rows]  # rows grow; this noise belongs to their length now
+        self._start = [row.length for row in rows]  # stored, because rows grow when the cycle is committed
 
     @cached_property
     def _stream(self) -> list[int]:
-        """A key for every sample of every request; not made where nothing is ever drawn."""
+        """A key for each row. Computed on first use, because greedy cycles draw nothing."""
         return keys([row.seed for row in self._rows], [row.sample for row in self._rows]).tolist()
 
     @property
-    def fields(self) -> bool:
+    def has_fields(self) -> bool:
         return len(self._shared) > 0 and all(self._shared)
 
-    def ahead(self, row: int, count: int) -> list[int]:
+    def chain_keys(self, row: int, count: int) -> list[int]:
         return keys(*zip(*(self._key(row, n, n, Purpose.DRAFT) for n in range(count)), strict=True)).tolist()
 
     def _key(self, row: int, node: int, depth: int, purpose: int) -> tuple[int, int, int, int]:
-        """What the draw of a token is keyed by."""
+        """The key fields of a token's draw."""
         stream, start = self._stream[row], self._start[row]
         return (stream, start + depth, 0, Purpose.FIELD) if self._shared[row] else (stream, start, node, purpose)
 
@@ -113,22 +116,24 @@ class CounterNoise(Noise):
             return law
         where = zip(site.row.tolist(), site.depth.tolist(), strict=True)
         key = keys(*zip(*((self._stream[r], self._start[r] + d, 0, Purpose.FIELD) for r, d in where), strict=True))
-        lead = probs.double().log() - torch.log(-torch.log(uniform(fold(key.to(ids.device)[:, None], ids))))
-        dead = (probs <= 0).all(-1, keepdim=True)
-        return Sparse(ids, lead.masked_fill(dead, 0.0).softmax(-1).masked_fill(dead, 0.0).to(probs.dtype), law.vocab)
+        gumbel = -torch.log(-torch.log(uniform(fold(key.to(ids.device)[:, None], ids))))
+        score, empty = probs.double().log() + gumbel, (probs <= 0).all(-1, keepdim=True)
+        odds = score.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+        return Sparse(ids, odds.to(probs.dtype), law.vocab)
 
     def flip(self, prob: Float[Tensor, " n"], site: Site) -> Bool[Tensor, " n"]:
-        coin = torch.tensor(self._coins(site), dtype=torch.float64)
-        return coin.to(prob.device) < prob
+        draws = torch.tensor(self._acceptance_draws(site), dtype=torch.float64)
+        return draws.to(prob.device) < prob
 
-    def weigh(self, most: Sequence[float], exact: Chances, site: Site) -> list[bool]:
-        coin = self._coins(site)
-        asked = [i for i, (u, bound) in enumerate(zip(coin, most, strict=True)) if u < bound]
-        won = {i for i, p in zip(asked, exact(asked) if asked else (), strict=True) if coin[i] < p}
-        return [i in won for i in range(len(coin))]
+    def flip_bounded(self, bounds: Sequence[float], exact: Probabilities, site: Site) -> list[bool]:
+        draws = self._acceptance_draws(site)
+        undecided = [i for i, (draw, bound) in enumerate(zip(draws, bounds, strict=True)) if draw < bound]
+        probs = exact(undecided) if undecided else ()
+        accepted = {i for i, prob in zip(undecided, probs, strict=True) if draws[i] < prob}
+        return [i in accepted for i in range(len(draws))]
 
-    def _coins(self, site: Site) -> list[float]:
-        """The numbers that acceptances are decided by: `uniform` of their keys."""
+    def _acceptance_draws(self, site: Site) -> list[float]:
+        """Uniform numbers in (0, 1) that decide acceptances."""
         row, node = site.row.tolist(), site.node.tolist()
         fields = [self._stream[r] for r in row], [self._start[r] for r in row], node, [Purpose.ACCEPT] * len(row)
         if len(row) > FEW:
@@ -136,7 +141,7 @@ class CounterNoise(Noise):
         return [((key >> 12) + 0.5) * 2.0**-52 for key in _folded(*fields)]
 
     def draw(self, law: Law, site: Site, purpose: Purpose, stage: int = 0) -> Int[Tensor, " n"]:
-        if law.width == 1:  # a token that was chosen: no race, and no key for one
+        if law.width == 1:  # one possible token: no draw
             return law.support()[0][:, 0]
         where = zip(site.row.tolist(), site.node.tolist(), site.depth.tolist(), strict=True)
         key = [self._key(*place, purpose + 16 * stage) for place in where]
@@ -150,14 +155,15 @@ class CounterNoise(Noise):
 
 
 def race(law: Law, key: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """argmin over the support of E_x / law(x): token x wins with probability law(x). -1 where the law holds NaN or no
-    possible token. Runs where the law is."""
+    """argmin over the support of E_x / law(x): token x wins with probability law(x).
+
+    -1 if the law holds NaN or no possible token. Runs on the device of the law."""
     ids, probs = law.support()
     key = key.to(ids.device)
     if ids.shape[1] == 1:
         return ids[:, 0]
     finish = -torch.log(uniform(fold(key[:, None], ids))) / probs.double()
-    first = finish.argmin(1, keepdim=True)  # a NaN counts as least
+    first = finish.argmin(1, keepdim=True)  # argmin treats NaN as the minimum
     return torch.where(finish.gather(1, first).isfinite(), ids.gather(1, first), -1)[:, 0]
 
 
@@ -167,36 +173,36 @@ def uniform(key: Int[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def fold(key: Int[Tensor, "..."], *fields: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
-    """Absorb each field into the key. The mixer is the SplitMix64 finaliser; int64 wraps alike on every device."""
+    """Hash each field into the key with the SplitMix64 finaliser. int64 wraps in the same way on all devices."""
     for field in fields:
         key = _mix(_mix(key) + (field + 1) * _GOLDEN)
     return key
 
 
 def keys(*fields: Sequence[int]) -> Int[Tensor, " n"]:
-    """`fold` of numbers on the host. For a few of them whole numbers are faster than tensors, and wrap by hand."""
+    """`fold` of integers on the host. Up to `FEW` keys are computed with Python integers, which is faster."""
     if len(fields[0]) > FEW:
         return fold(*(torch.tensor(field, dtype=torch.long) for field in fields))
     return torch.tensor([key - (key >> 63 << 64) for key in _folded(*fields)], dtype=torch.long)
 
 
 def _folded(*fields: Sequence[int]) -> list[int]:
-    """The same as whole numbers, from 0 on."""
+    """`fold` with Python integers; the results are unsigned."""
     values = []
     for key, *rest in zip(*fields, strict=True):
         for field in rest:
-            key = _mixed(_mixed(key & _MASK) + (field + 1) * _GOLDEN & _MASK)
+            key = _mix_int(_mix_int(key & _MASK) + (field + 1) * _GOLDEN & _MASK)
         values.append(key)
     return values
 
 
-def _mixed(x: int) -> int:
+def _mix_int(x: int) -> int:
     x = (x ^ x >> 30) * _FIRST & _MASK
     x = (x ^ x >> 27) * _SECOND & _MASK
     return x ^ x >> 31
 
 
-FEW = 64
+FEW = 64  # keys
 _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _FIRST = 0xBF58476D1CE4E5B9 - 2**64
@@ -210,5 +216,5 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift: int64 shifts copy the sign."""
+    """Logical right shift (the shift of int64 is arithmetic)."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

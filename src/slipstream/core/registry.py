@@ -1,8 +1,9 @@
-"""Names to classes, imported when first asked for. Built-ins and plugins register alike: a name and `module:Class`.
-The options of a component are a frozen dataclass beside it, read from `key=value` words by `read_options`.
+"""Registries from names to classes, which are imported on first use.
 
-An installed package adds its own through the entry-point group `slipstream.<kind>s`, of policies `slipstream.policies`.
-Built-in names cannot be replaced by a package.
+Built-ins and plugins register in the same way: a name and `module:Class`. An installed package registers classes
+through the entry-point groups `slipstream.drafters`, `slipstream.rules`, `slipstream.policies` and
+`slipstream.engines`. A package cannot replace a built-in name. The options of a component are a frozen dataclass, which
+`read_options` fills from `key=value` pairs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ SWITCHES = {"true": True, "1": True, "false": False, "0": False}
 
 
 class Registry(Collection[str], Generic[T]):
-    """The registered names as a collection, which sees plugins and names registered later too."""
+    """The registered names as a collection. It includes plugins and names that are registered later."""
 
     def __init__(self, kind: str, entries: Mapping[str, str]) -> None:
         self.kind = kind
@@ -28,7 +29,7 @@ class Registry(Collection[str], Generic[T]):
         self._entries = dict(entries)
 
     def register(self, name: str, target: str) -> None:
-        """Add a class by hand, as `module:Class`; an entry point of a package does the same."""
+        """Add a class, given as `module:Class`, without an entry point."""
         self._entries[name] = target
 
     def names(self) -> list[str]:
@@ -44,9 +45,9 @@ class Registry(Collection[str], Generic[T]):
         return len(self.names())
 
     def get(self, name: str) -> type[T]:
-        """The class registered under a name; ValueError with the legal names where there is none."""
+        """The class registered under a name. ValueError with the legal names if there is none."""
         if not isinstance(name, str):
-            from slipstream.core.checks import shown  # which loads torch, and help needs names alone
+            from slipstream.core.checks import shown  # here, because it imports torch, which `--help` does not need
 
             raise ValueError(f"the {self.kind} is {shown(name)}; it must be one of {', '.join(self.names())}")
         if name in self._entries:
@@ -83,7 +84,7 @@ def read_options(options_type: type[T], options: Mapping[str, Any], component: s
 
 
 def _value(hint: Any, value: Any, key: str, component: str) -> Any:
-    """A value as its field's type; `X | None` reads as X. Types other than int, float and bool take it as it is."""
+    """Convert a value to its field's type if that is int, float or bool. `X | None` is treated as X."""
     kind = next((part for part in get_args(hint) if part is not NoneType), hint)
     if kind not in (int, float, bool):
         return value

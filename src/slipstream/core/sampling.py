@@ -1,8 +1,8 @@
 """From logits to a law: temperature, then top-k, then top-p, then min-p. One function for target and draft.
 
-Tokens with equal logits are kept or dropped together, so a law depends on the numbers alone and never on the order a
-sort happened to leave. Temperature 0 is greedy: all probability on the largest logit, the lowest id among equals. So is
-a temperature that float32 does not hold as a normal number: logits divided by it would be NaN.
+Tokens with equal logits are kept or dropped together, so a law does not depend on the order of a sort. Temperature 0 is
+greedy: all probability on the largest logit, and on the lowest id among equal logits. A temperature below the smallest
+normal float32 number is treated as 0, because logits divided by it would become NaN.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from slipstream.core.array_types import Bool, Float, Int, Tensor
 from slipstream.core.checks import integer, integers, number, shown
 from slipstream.core.law import Dense, Law, OneHot
 
-COLDEST = torch.finfo(torch.float32).tiny  # the least temperature above 0 that logits can be divided by
+MIN_TEMPERATURE = torch.finfo(torch.float32).tiny  # smaller temperatures become 0
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to draw the next token. The defaults are the model's own distribution, untouched."""
+    """How to sample the next token. The defaults are the model's own distribution."""
 
-    temperature: float = 1.0  # 0: greedy; smaller than `COLDEST` becomes 0
+    temperature: float = 1.0  # 0: greedy; below `MIN_TEMPERATURE` it becomes 0
     top_k: int = 0  # 0: no limit
     top_p: float = 1.0
     min_p: float = 0.0
-    seed: int | None = None  # None: a fresh one per request
+    seed: int | None = None  # None: a random seed per request
     repetition_penalty: float = 1.0  # a seen token's logit is divided by it if positive, multiplied by it if negative
-    presence_penalty: float = 0.0  # subtracted once from the logit of a token of the output
-    frequency_penalty: float = 0.0  # subtracted from a token's logit for each time it stands in the output
+    presence_penalty: float = 0.0  # subtracted once from the logit of each token in the output
+    frequency_penalty: float = 0.0  # subtracted from a token's logit for each of its occurrences in the output
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits of these tokens
     allowed_token_ids: frozenset[int] | None = None  # None: every token
     suppress_tokens: frozenset[int] = frozenset()  # token ids that are never drawn
@@ -43,7 +43,7 @@ class Sampling:
         self._check_logit_changes()
         if not (self.temperature >= 0 and math.isfinite(self.temperature)):
             raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy) or a positive number")
-        if self.temperature < COLDEST:
+        if self.temperature < MIN_TEMPERATURE:
             object.__setattr__(self, "temperature", 0.0)
         if self.top_k < 0:
             raise ValueError(f"top_k is {self.top_k}; it must be 0 (no limit) or more")
@@ -55,7 +55,7 @@ class Sampling:
             raise ValueError(f"seed is {self.seed}; it must be between 0 and 2**63 - 1")
 
     def _coerce(self) -> None:
-        """Give every field its own type, or refuse it by name."""
+        """Convert every field to its declared type, or raise ValueError with its name."""
         names = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
         values: dict[str, Any] = {name: number(name, getattr(self, name)) for name in names}
         values["top_k"] = integer("top_k", self.top_k)
@@ -74,7 +74,7 @@ class Sampling:
             object.__setattr__(self, name, value)
 
     def _check_logit_changes(self) -> None:
-        """Refuse values of penalties, biases and token sets that leave no distribution."""
+        """Refuse penalties, biases and token sets that leave no distribution."""
         if not (self.repetition_penalty > 0 and math.isfinite(self.repetition_penalty)):
             raise ValueError(
                 f"repetition_penalty is {self.repetition_penalty}; it must be a positive number, 1 for none"
@@ -88,8 +88,8 @@ class Sampling:
             raise ValueError("allowed_token_ids and suppress_tokens leave no token to draw")
 
     @property
-    def cuts(self) -> bool:
-        """Whether tokens are left out for being unlikely."""
+    def truncates(self) -> bool:
+        """Whether top-k, top-p or min-p is set."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
     @cached_property
@@ -98,8 +98,8 @@ class Sampling:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
     @cached_property
-    def shapes(self) -> bool:
-        """Whether logits are changed before they become a law. Cached, since every cycle asks."""
+    def changes_logits(self) -> bool:
+        """Whether penalties, biases or token sets change the logits. Cached, because it is read in every cycle."""
         restricted = self.allowed_token_ids is not None or bool(self.suppress_tokens)
         return self.penalises or bool(self.logit_bias) or restricted
 
@@ -109,8 +109,8 @@ def law(logits: Float[Tensor, "n vocab"], sampling: Sequence[Sampling]) -> Law:
     assert len(logits) == len(sampling)
     logits = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
     if all(s.temperature == 0 for s in sampling):
-        token, height = _summit(logits)
-        _check(height)
+        token, best_logits = _argmax(logits)
+        _check(best_logits)
         return OneHot(token, logits.shape[-1])
     best = logits.amax(-1, keepdim=True)
     _check(best[:, 0].tolist())
@@ -122,12 +122,12 @@ def law(logits: Float[Tensor, "n vocab"], sampling: Sequence[Sampling]) -> Law:
     scaled = (logits - best).div_(column([s.temperature or 1.0 for s in sampling]))
     if any(0 < s.top_k < logits.shape[-1] for s in sampling):
         scaled = scaled.masked_fill(~_top_k(scaled, [s.top_k for s in sampling]), -math.inf)
-    probs = scaled.exp_()  # in place: fresh memory costs more than the arithmetic
+    probs = scaled.exp_()  # in place: allocating memory costs more than the arithmetic
     probs.div_(_total(probs))
     if any(s.top_p < 1 for s in sampling):
-        probs = kept(probs, _top_p(probs, column([s.top_p for s in sampling])))
+        probs = keep_only(probs, _top_p(probs, column([s.top_p for s in sampling])))
     if any(s.min_p > 0 for s in sampling):
-        probs = kept(probs, probs >= column([s.min_p for s in sampling]) * probs.amax(-1, keepdim=True))
+        probs = keep_only(probs, probs >= column([s.min_p for s in sampling]) * probs.amax(-1, keepdim=True))
     if any(greedy):
         chosen = OneHot(likeliest(logits), logits.shape[-1]).dense().to(probs.dtype)
         probs = torch.where(torch.tensor(greedy, device=probs.device)[:, None], chosen, probs)
@@ -135,18 +135,18 @@ def law(logits: Float[Tensor, "n vocab"], sampling: Sequence[Sampling]) -> Law:
 
 
 def _check(best: Sequence[float]) -> None:
-    """Raise where there is no law."""
+    """Raise FloatingPointError if some logits define no law."""
     if not all(map(math.isfinite, best)):
         raise FloatingPointError("logits hold NaN, infinity or no possible token, so there is no law to draw from")
 
 
 def likeliest(logits: Float[Tensor, "n vocab"]) -> Int[Tensor, " n"]:
-    """The token with the largest logit, of equal ones the first."""
-    return _summit(logits)[0]
+    """The token with the largest logit; the lowest id among equal logits."""
+    return _argmax(logits)[0]
 
 
-def _summit(logits: Float[Tensor, "n vocab"]) -> tuple[Int[Tensor, " n"], list[float]]:
-    """Where the largest logit is, and what it is. On a CPU numpy is six times as fast at finding it."""
+def _argmax(logits: Float[Tensor, "n vocab"]) -> tuple[Int[Tensor, " n"], list[float]]:
+    """Index and value of the largest logit of each row. On a CPU numpy's argmax is six times as fast as torch's."""
     if logits.is_cpu:
         table = logits.detach().numpy()
         where = table.argmax(-1)
@@ -167,9 +167,9 @@ def _top_k(logits: Float[Tensor, "n vocab"], k: list[int]) -> Bool[Tensor, "n vo
 
 
 def _top_p(probs: Float[Tensor, "n vocab"], mass: Float[Tensor, "n 1"]) -> Bool[Tensor, "n vocab"]:
-    """The most probable tokens up to the first at which their sum reaches `mass`, and all that equal that one."""
+    """The most probable tokens up to the first at which their sum reaches `mass`, and all tokens equal to that one."""
     free = mass >= 1
-    for width in (min(512, probs.shape[-1]), probs.shape[-1]):  # a nucleus is small: sort it all only where it is not
+    for width in (min(512, probs.shape[-1]), probs.shape[-1]):  # sort everything only if 512 tokens are not enough
         ranked = probs.topk(width).values
         below = (ranked.cumsum(-1, dtype=torch.float64) < mass).sum(-1, keepdim=True)
         if bool((free | (below < width)).all()):
@@ -177,13 +177,13 @@ def _top_p(probs: Float[Tensor, "n vocab"], mass: Float[Tensor, "n 1"]) -> Bool[
     return free | (probs >= ranked.gather(1, below.clamp(max=width - 1)))
 
 
-def kept(probs: Float[Tensor, "n vocab"], keep: Bool[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
-    """What is kept, normalised; a row that keeps everything keeps its bits, whatever its batch mates ask for."""
-    return torch.where(keep.all(-1, keepdim=True), probs, normal(probs * keep))
+def keep_only(probs: Float[Tensor, "n vocab"], keep: Bool[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
+    """Probabilities of the kept tokens, normalised. Rows that keep all tokens stay unchanged to the bit."""
+    return torch.where(keep.all(-1, keepdim=True), probs, normalise(probs * keep))
 
 
-def normal(weights: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
-    """Divided by their sum, which is taken in float64: over a large vocabulary float32 loses the fifth digit."""
+def normalise(weights: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
+    """Weights divided by their sum. The sum is float64: over a large vocabulary float32 loses the fifth digit."""
     return weights / _total(weights)
 
 

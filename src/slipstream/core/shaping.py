@@ -1,8 +1,8 @@
-"""From raw logits to the logits a request asked for, at every drafted position with the history of its own path.
+"""Logits processing: applies a request's penalties, biases, token sets, grammar and processor to raw logits.
 
-Bias, allowed and suppressed tokens, the minimum length, penalties and the grammar all depend on what stands before the
-token. So each row of logits comes with its *place*: the row, and the drafted tokens between its committed end and here.
-Target and draft go through the same function. Rows that ask for nothing are left alone.
+These depend on the tokens before the position. So each row of logits comes with its *place*: the row, and the drafted
+tokens between its committed end and the position. Target and draft logits go through the same function. Rows without
+such settings are not changed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ UNSHAPED = Sampling()  # the model's own distribution
 
 
 def law_at(logits: Float[Tensor, "n vocab"], places: Sequence[Place], ranking: bool = False) -> Law:
-    """The law of the next token at each place. `ranking`: to choose candidates by, so a greedy request gets the law at
-    temperature 1, which knows a second and a third one."""
-    return sampling.law(shape(logits, places), [to_rank(row) if ranking else row.request.sampling for row, _ in places])
+    """The law of the next token at each place.
+
+    `ranking`: the law is used to rank candidates, so greedy requests get the law at temperature 1."""
+    params = [ranking_sampling(row) if ranking else row.request.sampling for row, _ in places]
+    return sampling.law(shape(logits, places), params)
 
 
-def to_rank(row: Row) -> Sampling:
-    """The sampling whose law ranks a row's candidates."""
+def ranking_sampling(row: Row) -> Sampling:
+    """The sampling parameters whose law ranks a row's candidates: a one-hot law cannot rank them."""
     sampling = row.request.sampling
     return UNSHAPED if sampling.temperature == 0 else sampling
 
@@ -45,24 +47,25 @@ def places(rows: Sequence[Row], tree: Tree, token: Sequence[int]) -> list[Place]
 
 
 def shape(logits: Float[Tensor, "n vocab"], places: Sequence[Place]) -> Float[Tensor, "n vocab"]:
-    """Apply what each request asked for; the argument is not changed."""
-    asking = {row for row in {row for row, _ in places} if asks(row)}
-    if not asking:
+    """Logits after each row's settings. The argument is not changed."""
+    changed = {row for row in {row for row, _ in places} if needs_shaping(row)}
+    if not changed:
         return logits
     logits = logits.clone() if logits.dtype == torch.float64 else logits.float().clone()
     for i, (row, path) in enumerate(places):
-        if row in asking:
-            _shape_one(logits[i], row, path)
+        if row in changed:
+            _shape_place(logits[i], row, path)
     return logits
 
 
-def asks(row: Row) -> bool:
+def needs_shaping(row: Row) -> bool:
+    """Whether anything but temperature and truncation changes the logits of a row."""
     request = row.request
     limited = row.constraint is not None or row.emitted < request.min_tokens
-    return limited or request.sampling.shapes or request.processor is not None
+    return limited or request.sampling.changes_logits or request.processor is not None
 
 
-def _shape_one(logits: Float[Tensor, " vocab"], row: Row, path: Sequence[int]) -> None:
+def _shape_place(logits: Float[Tensor, " vocab"], row: Row, path: Sequence[int]) -> None:
     request, params = row.request, row.request.sampling
     if params.penalises:
         _penalise(logits, params, request.prompt, [*row.output, *path])
@@ -83,7 +86,7 @@ def _shape_one(logits: Float[Tensor, " vocab"], row: Row, path: Sequence[int]) -
 
 
 def _penalise(logits: Float[Tensor, " vocab"], params: Sampling, prompt: Sequence[int], output: Sequence[int]) -> None:
-    """Change the logits of tokens that were seen: by the repetition penalty first, as elsewhere, then by the others."""
+    """Apply the repetition penalty to tokens of prompt and output, then the other penalties to tokens of the output."""
     seen = torch.tensor(sorted({*prompt, *output}), dtype=torch.long, device=logits.device)
     value = logits[seen]
     logits[seen] = torch.where(value > 0, value / params.repetition_penalty, value * params.repetition_penalty)

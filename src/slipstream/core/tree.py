@@ -1,12 +1,11 @@
 """The topology of drafted tokens: packed nodes of several rows, each with a parent.
 
-A node is one drafted token. Nodes of all rows stand on one axis, parents before children; `parent` is the packed index
-of the node before it, or -1 where the node continues the row's committed text. A chain is a tree with one path, a row
-with nothing drafted a tree with no node.
+A node is one drafted token. The nodes of all rows are packed on one axis, parents before children. `parent` is the
+packed index of the node before it, or -1 if the node continues the row's committed tokens. A chain is a tree with one
+path. A row without drafted tokens has no nodes.
 
-Where a distribution is needed *after* every place (the target's next-token law), places are numbered as *slots*: slot
-r < rows is the committed end of row r, slot rows + i is node i. The law of node i's own token stands at the slot of
-its parent, `origin[i]`.
+A *slot* is a position after which a next token may follow. Slot r < rows is the committed end of row r; slot rows + i
+is node i. The target's law is indexed by slots. The law of node i's own token is at its parent's slot, `origin[i]`.
 """
 
 from __future__ import annotations
@@ -20,22 +19,26 @@ import torch
 
 from slipstream.core.array_types import Bool, Int, Tensor
 
-MOST = 1 << 16  # nodes of a shape given level by level; no model's context holds more in one draft
+MAX_NODES = 1 << 16  # of a shape given level by level
 
 
 class Siblings(StrEnum):
-    """How the candidates after one slot came to be. Whichever it was, a draft tells of each node the law its token was
-    drawn from *given the siblings before it*, and siblings stand in the order in which they were drawn."""
+    """How the candidates after one slot are drawn.
 
-    CHOSEN = "chosen"  # the likeliest ones, nothing random: every law is one-hot
-    IID = "iid"  # each from the same law; a token drawn twice is two nodes, so no count is lost
-    DISTINCT = "distinct"  # each from the law without the siblings before it; fewer where nothing is left
+    In every mode a draft stores for each node the law of its token *given the siblings before it*, and siblings are
+    stored in the order in which they were drawn."""
+
+    CHOSEN = "chosen"  # the most probable tokens, not sampled: every law is one-hot
+    IID = "iid"  # sampled independently from one law; a token drawn twice gives two nodes
+    DISTINCT = "distinct"  # sampled without replacement; fewer candidates if no probability is left
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How a draft may branch. `parents` is a static tree: the parent of each node, -1 for the committed text. Otherwise
-    the drafter grows up to `nodes` nodes, at most `width` after one slot, where its own path probability is highest."""
+    """How a draft may branch: a static tree, or limits for a tree that the drafter grows.
+
+    Static: `parents` gives the parent of each node, -1 for the committed end. Grown: the drafter adds up to `nodes`
+    nodes, at most `width` after one slot, in order of their path probability."""
 
     parents: tuple[int, ...] = ()
     nodes: int = 0
@@ -63,15 +66,15 @@ class Shape:
             if width < 1:
                 raise ValueError(f"a level of the shape has width {width}; it must be 1 or more")
             start = len(parents)
-            if start + len(level) * width > MOST:
-                raise ValueError(f"the shape has more than {MOST} nodes; give fewer candidates or levels")
+            if start + len(level) * width > MAX_NODES:
+                raise ValueError(f"the shape has more than {MAX_NODES} nodes; give fewer candidates or levels")
             parents += [p for p in level for _ in range(width)]
             level = list(range(start, len(parents)))
         return Shape(tuple(parents))
 
     @property
     def depth(self) -> int | None:
-        """The longest path of a static tree; None where the drafter decides."""
+        """The longest path of a static tree; None for a tree that the drafter grows."""
         depth = list[int]()
         for p in self.parents:
             depth.append(1 if p < 0 else depth[p] + 1)
@@ -83,11 +86,11 @@ class Shape:
 
     @property
     def widest(self) -> int:
-        """The most candidates after one slot."""
+        """The maximum number of candidates after one slot."""
         return max(map(self.parents.count, {*self.parents}), default=self.width)
 
     def check(self, vocab: int, context: int) -> None:
-        """Refuse what no draft for a model can be."""
+        """Raise ValueError if the shape does not fit a model's vocabulary or context."""
         if self.size > context:
             raise ValueError(f"the tree has {self.size} nodes; the model's context holds {context}")
         if self.widest > vocab:
@@ -96,6 +99,8 @@ class Shape:
 
 @dataclass(frozen=True, eq=False)
 class Tree:
+    """The topology of the drafts of `rows` rows: row and parent of every node."""
+
     rows: int
     row: Int[Tensor, " nodes"]
     parent: Int[Tensor, " nodes"]
@@ -112,7 +117,7 @@ class Tree:
 
     @staticmethod
     def from_lists(rows: int, lists: list[tuple[int, int]]) -> Tree:
-        """A tree of (row, parent) on the host, so that nobody has to read it back."""
+        """A tree from (row, parent) pairs, which are kept on the host as `lists`."""
         row, parent = torch.tensor(lists, dtype=torch.long).reshape(-1, 2).T.contiguous()
         tree = Tree(rows, row, parent)
         tree.__dict__["lists"] = lists
@@ -120,7 +125,7 @@ class Tree:
 
     @staticmethod
     def of(rows: int, row: Sequence[int], parent: Sequence[int], device: torch.device | str = "cpu") -> Tree:
-        """A checked tree: raises ValueError where it is not a forest in packed order."""
+        """A checked tree: raises ValueError if it is not a forest in packed order."""
         for i, (r, p) in enumerate(zip(row, parent, strict=True)):
             if not 0 <= r < rows:
                 raise ValueError(f"node {i} names row {r}; rows are 0 to {rows - 1}")
@@ -131,7 +136,7 @@ class Tree:
         return Tree(rows, _ints(row, device), _ints(parent, device))
 
     def select(self, rows: Sequence[int]) -> tuple[Tree, list[int]]:
-        """The trees of some rows, which become rows 0, 1 and so on; and the nodes they consist of."""
+        """The tree of the given rows, renumbered from 0, and the packed indices of its nodes in this tree."""
         if len(rows) == self.rows:
             return self, list(range(len(self)))
         number, kept = {r: n for n, r in enumerate(rows)}, list[int]()
@@ -148,7 +153,7 @@ class Tree:
 
     @cached_property
     def origin(self) -> Int[Tensor, " nodes"]:
-        """The slot whose law node i was to follow: its parent's, or its row's committed end."""
+        """The slot before each node: its parent's slot, or its row's committed end."""
         return torch.where(self.parent < 0, self.row, self.parent + self.rows)
 
     @cached_property
@@ -157,12 +162,12 @@ class Tree:
 
     @cached_property
     def lists(self) -> list[tuple[int, int]]:
-        """(row, parent) of every node on the host, where a walk over the tree is shorter than its algebra."""
+        """(row, parent) of every node on the host: Python loops over few nodes are faster than tensor operations."""
         return list(zip(self.row.tolist(), self.parent.tolist(), strict=True))
 
     @cached_property
     def depth(self) -> Int[Tensor, " nodes"]:
-        """0 for a node that continues the committed text, one more for each drafted token before it."""
+        """Drafted tokens before each node on its path; 0 for a node at the committed end."""
         depth: list[int] = []
         for _, p in self.lists:
             depth.append(0 if p < 0 else depth[p] + 1)
@@ -175,7 +180,7 @@ class Tree:
 
     @cached_property
     def node(self) -> Int[Tensor, " nodes"]:
-        """Number of each node within its own row: what noise is keyed by, so that batch mates never matter."""
+        """Index of each node within its own row. Noise is keyed by it, so it must not depend on other rows."""
         count = [0] * self.rows
         number = []
         for r, _ in self.lists:
@@ -203,14 +208,14 @@ class Tree:
 
     @cached_property
     def paths(self) -> list[list[int]]:
-        """Every path from committed text to a leaf, as packed node numbers, in order of the leaves."""
+        """Every path from the committed end to a leaf, as packed node indices, in order of the leaves."""
         parents = [p for _, p in self.lists]
         leaves = sorted(set(range(len(self))) - set(parents))
-        return [_climb(parents, leaf) for leaf in leaves]
+        return [_path_to(parents, leaf) for leaf in leaves]
 
     @cached_property
     def lines(self) -> list[list[int]]:
-        """The one path of each row; ValueError where a row branches."""
+        """The nodes of each row's chain, as packed indices; ValueError if a row branches."""
         table: list[list[int]] = [[] for _ in range(self.rows)]
         for i, (r, p) in enumerate(self.lists):
             if p != (table[r][-1] if table[r] else -1):
@@ -222,12 +227,11 @@ class Tree:
 
     @cached_property
     def chain(self) -> Int[Tensor, "rows depth"]:
-        """`lines` as one tensor, -1 beyond the end of each."""
+        """`lines` as one tensor, padded with -1."""
         return padded(self.lines, self.row.device)
 
     def follow(self, choice: Sequence[int], token: Sequence[int]) -> list[list[int]]:
-        """From each row's committed end, step to the child whose token is the slot's choice, while there is one: the
-        nodes of each row that are reached."""
+        """The path of each row that follows `choice`, the chosen token after every slot, as far as it was drafted."""
         table: list[list[int]] = [[] for _ in range(self.rows)]
         for i, (r, p) in enumerate(self.lists):
             if p == (table[r][-1] if table[r] else -1) and choice[r if p < 0 else self.rows + p] == token[i]:
@@ -235,7 +239,7 @@ class Tree:
         return table
 
     def end(self, path: Int[Tensor, "rows depth"]) -> Int[Tensor, " rows"]:
-        """The slot each path ends at: that of its last node, or the row's committed end where the path is empty."""
+        """The slot at which each path ends: its last node, or the row's committed end if the path is empty."""
         start = torch.arange(self.rows, device=path.device)
         if path.shape[1] == 0:
             return start
@@ -244,7 +248,7 @@ class Tree:
         return torch.where(count > 0, last + self.rows, start)
 
 
-def _climb(parents: list[int], node: int) -> list[int]:
+def _path_to(parents: list[int], node: int) -> list[int]:
     path = []
     while node >= 0:
         path.append(node)
@@ -253,7 +257,7 @@ def _climb(parents: list[int], node: int) -> list[int]:
 
 
 def padded(table: list[list[int]], device: torch.device) -> Int[Tensor, "rows depth"]:
-    """Lines of different lengths as one tensor, -1 beyond the end of each."""
+    """Lists of different lengths as one tensor, padded with -1."""
     width = max(map(len, table), default=0)
     lines = [line + [-1] * (width - len(line)) for line in table]
     return torch.tensor(lines, dtype=torch.long, device=device).reshape(len(table), width)

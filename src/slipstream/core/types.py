@@ -1,19 +1,21 @@
-"""The records that a decoding cycle passes on, and the glossary of slipstream.
+"""The records of a decoding cycle, and the glossary of slipstream.
 
-target, draft model    the model whose distribution the output keeps; a cheaper one that guesses ahead
+target, draft model    the model whose distribution the output has; a cheaper model that proposes tokens
 target_probs p, draft_probs q
-                       their next-token probabilities; never swapped, never one letter outside a formula
-law                    the exact distribution a token was drawn from, after temperature, top-k and the rest
+                       their next-token probabilities; single letters stand in formulas only
+law                    the exact distribution a token was drawn from, after temperature, top-k and so on
 row                    one request while it decodes: its committed tokens and its limits
-cycle                  draft, score, verify, commit: one pass of the target
+cycle                  draft, score, verify, commit: one forward pass of the target
 node                   one drafted token; nodes of all rows are packed on one axis (`core/tree.py`)
-slot                   a place a next token may follow: the committed end of a row, or a node
-depth, width           drafted tokens along one path (K in the papers); candidates per position
+slot                   a position after which a next token may follow: the committed end of a row, or a node
+place                  a position in a row's KV cache; in `core/shaping.py`: a row and the drafted tokens before a slot
+depth, width           drafted tokens along one path (K in the papers); candidates per slot
 accepted               drafted tokens that verification keeps
 recovered              the token drawn instead of the first rejected one
 bonus                  the token the target adds where a whole path was accepted
 plain                  a token of a row that drafted nothing in its cycle
-emitted                accepted tokens and the one recovered, bonus or plain token of each cycle
+emitted                accepted tokens and the recovered, bonus or plain token after them
+captured cycle         a cycle that runs as one CUDA graph (`core/device.py`)
 tau                    mean emitted tokens per target pass
 """
 
@@ -43,33 +45,33 @@ class Origin(StrEnum):
 
 
 class Constraint(ABC):
-    """A grammar that follows one row and says which tokens may come next."""
+    """The state of a grammar for one row: which tokens may come next."""
 
     @abstractmethod
     def allowed(self, path: Sequence[int]) -> Bool[Tensor, " vocab"] | None:
-        """Tokens that may follow the committed text and then `path`; None where `path` itself is not allowed."""
+        """Tokens that may follow the committed tokens and then `path`; None if `path` itself is not allowed."""
 
     @abstractmethod
     def advance(self, tokens: Sequence[int]) -> None:
-        """These tokens were committed."""
+        """Advance the grammar by tokens that were committed."""
 
 
 Processor = Callable[[Sequence[int], Tensor], Tensor]
-"""All tokens before a place, and its logits; the logits to use instead. It must depend on nothing else."""
+"""A logits processor: (all tokens before a position, its logits [vocab]) -> new logits. It must be a pure function."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a user asks for: a prompt of token ids, how to sample, and where to stop."""
+    """A user's request: a prompt of token ids, sampling parameters, and where to stop."""
 
     prompt: Sequence[int]
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int = 128
-    ends: frozenset[int] = frozenset()
-    sample: int = 0
-    min_tokens: int = 0  # no end token before so many are emitted
+    ends: frozenset[int] = frozenset()  # end tokens, which stop generation
+    sample: int = 0  # index among the samples of one prompt and seed
+    min_tokens: int = 0  # end tokens are suppressed until so many tokens are emitted
     grammar: Callable[[], Constraint] | None = None
-    processor: Processor | None = None  # the user's own shaping of logits
+    processor: Processor | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens < 0:
@@ -83,7 +85,7 @@ class Request:
 
 
 class Row:
-    """One request while it decodes. `finish` names why it ended; the end token itself is emitted."""
+    """One request while it decodes. `finish_reason` is None until it ends. An end token itself is emitted."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -109,12 +111,12 @@ class Row:
         return len(self.tokens) - len(self.request.prompt)
 
     def room(self, context: int) -> int:
-        """How many tokens may still be emitted before the request's limit or the model's context ends."""
+        """How many tokens may still be emitted, by the request's limit and the model's context."""
         longest = len(self.request.prompt) + self.request.max_tokens
         return max(0, min(longest, context) - len(self.tokens))
 
     def extend(self, tokens: Sequence[int], origins: Sequence[Origin], context: int) -> int:
-        """Commit emitted tokens up to the first end token; how many were kept."""
+        """Commit emitted tokens up to the first end token. Returns how many were committed."""
         ends = self.request.ends
         if not ends.isdisjoint(tokens):
             kept = next(i for i, token in enumerate(tokens) if token in ends) + 1
@@ -132,16 +134,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Budget:
-    """What one row may spend on drafting in one cycle; depth 0 is plain decoding, no shape a chain.
+    """What one row may draft in one cycle. Depth 0 means plain decoding; without a shape the draft is a chain.
 
-    Drafting stops early before a position whose draft law has no token of probability `stop_below` or more. That
-    decision may look at the tokens drafted so far and at the law of the next one, never at the next token itself.
+    Drafting stops before a position if no token of its draft law has probability `stop_below` or more. To stay exact,
+    this decision may use the tokens drafted so far and the law of the next token, but not the next token itself.
     """
 
     depth: int
     stop_below: float = 0.0
     shape: Shape | None = None
-    siblings: Siblings | None = None  # how the rule wants candidates drawn; None: one after a slot, from the law
+    siblings: Siblings | None = None  # how candidates of a slot are drawn; None: one candidate, sampled from the law
 
     def __post_init__(self) -> None:
         if self.depth < 0:
@@ -152,47 +154,47 @@ class Budget:
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """Drafted tokens of several rows and, for each, the law it was drawn from."""
+    """Drafted tokens of several rows, and the law that each was drawn from."""
 
     tree: Tree
     token: Int[Tensor, " nodes"]
     law: Law
-    siblings: Siblings | None = None  # how candidates after one slot were drawn, where there are several
-    chance: Float[Tensor, " nodes"] | None = None  # the drafter's own probability of each token, where it has one
+    siblings: Siblings | None = None  # how several candidates of a slot were drawn
+    chance: Float[Tensor, " nodes"] | None = None  # the drafter's own probability of each token, if known
 
     def __post_init__(self) -> None:
         assert len(self.tree) == len(self.token) == len(self.law), "a draft has one token and one law per node"
 
     def to(self, device: torch.device) -> Draft:
-        """The same draft on a device: drafters may live on the host while laws are made where the target runs."""
+        """The same draft on a device. A drafter may run on the host while the target runs on a GPU."""
         tree = self.tree
         if self.token.device == device:
             return self
         moved = Tree(tree.rows, tree.row.to(device), tree.parent.to(device))
-        moved.__dict__["lists"] = tree.lists  # what the host knows of the topology it need not read back
+        moved.__dict__["lists"] = tree.lists  # avoids a copy from the device
         chance = None if self.chance is None else self.chance.to(device)
         return Draft(moved, self.token.to(device), self.law.to(device), self.siblings, chance)
 
 
 class LazyRows(Mapping[int, Tensor]):
-    """Some lines of several tensors, taken when somebody asks for them: drafters mostly read a model's cache."""
+    """Selected rows of several tensors, indexed on access, because most drafters read only few of them."""
 
-    def __init__(self, whole: Mapping[int, Tensor], lines: slice | Tensor) -> None:
-        self._whole, self._lines = whole, lines
+    def __init__(self, tensors: Mapping[int, Tensor], index: slice | Tensor) -> None:
+        self._tensors, self._index = tensors, index
 
     def __getitem__(self, name: int) -> Tensor:
-        return self._whole[name][self._lines]
+        return self._tensors[name][self._index]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._whole)
+        return iter(self._tensors)
 
     def __len__(self) -> int:
-        return len(self._whole)
+        return len(self._tensors)
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """The target's view of every slot: logits of the token that follows, and hidden layers drafters asked for."""
+    """The target's output at every slot: logits of the next token, and the hidden states that drafters need."""
 
     logits: Float[Tensor, "slots vocab"]
     features: Mapping[int, Float[Tensor, "slots hidden"]] = field(default_factory=dict)
@@ -200,11 +202,11 @@ class Scores:
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """What verification decided: the accepted nodes of each row, root first, and the one token after them."""
+    """The result of verification: the accepted nodes of each row, root first, and the token after them."""
 
-    path: Int[Tensor, "rows depth"]  # packed node numbers, -1 beyond the accepted ones
+    path: Int[Tensor, "rows depth"]  # packed node indices, padded with -1
     token: Int[Tensor, " rows"]
-    bonus: Bool[Tensor, " rows"]  # nothing was rejected: the token follows a whole drafted path
+    bonus: Bool[Tensor, " rows"]  # whether nothing was rejected, so that the token follows a complete path
 
     @property
     def accepted(self) -> Int[Tensor, " rows"]:
@@ -213,7 +215,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class RowOutcome:
-    """What a verdict says of one row: its accepted nodes, and the tokens to emit with their origins."""
+    """The verdict on one row: its accepted nodes, and the tokens to emit with their origins."""
 
     path: list[int]
     tokens: list[int]
@@ -223,7 +225,7 @@ class RowOutcome:
 
 @dataclass(frozen=True)
 class Step:
-    """What one cycle did for one row, its limits kept."""
+    """The tokens that one cycle committed to one row, cut at its limits and end tokens."""
 
     row: Row
     tokens: list[int]

@@ -60,7 +60,7 @@ class BatchGrowth:
         how = next((spend.siblings for spend in budget), None)
         assert all(spend.siblings is how for spend in budget), "one rule, one way of drawing"
         best_first = any(spend.shape and not spend.shape.parents for spend in budget)
-        self._raced = noise.fields and how is Siblings.DISTINCT and best_first
+        self._raced = noise.has_fields and how is Siblings.DISTINCT and best_first
         self._how = Siblings.CHOSEN if self._raced else how
         spends = [replace(spend, siblings=self._how) for spend in budget]
         self._plans = [plan_for(row, spend, vocab) for row, spend in zip(rows, spends, strict=True)]

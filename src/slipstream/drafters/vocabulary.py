@@ -2,7 +2,7 @@
 
 A head that knows 8,192 of 49,152 tokens gives the others no probability. The law over the whole vocabulary is then zero
 elsewhere, which every rule takes as it comes, so nothing ever has the width of the whole vocabulary but the logits of a
-request that asks for shaping.
+request whose settings change logits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from slipstream.core import sampling
 from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.core.law import Law, OneHot, Sparse
-from slipstream.core.shaping import Place, asks, shape, to_rank
+from slipstream.core.shaping import Place, needs_shaping, ranking_sampling, shape
 
 
 class DraftVocabulary:
@@ -27,7 +27,7 @@ class DraftVocabulary:
     def law_at(self, logits: Float[Tensor, "n draft_vocab"], places: Sequence[Place], ranking: bool = False) -> Law:
         """The law of the next token at each place, as `shaping.law_at` gives it where all other logits are -inf. Where
         a request allows none of these tokens there is no law, and every probability is 0."""
-        touched = [i for i, (row, _) in enumerate(places) if asks(row)]
+        touched = [i for i, (row, _) in enumerate(places) if needs_shaping(row)]
         dead = torch.zeros(0, dtype=torch.long)
         if touched:
             logits = logits.clone() if logits.dtype == torch.float64 else logits.float().clone()
@@ -36,8 +36,8 @@ class DraftVocabulary:
             lost = (logits[index] == -torch.inf).all(-1)
             dead = index[lost] if bool(lost.any()) else dead
             logits[dead] = 0.0
-        params = [to_rank(row) if ranking else row.request.sampling for row, _ in places]
-        cut = any(param.cuts for param in params)
+        params = [ranking_sampling(row) if ranking else row.request.sampling for row, _ in places]
+        cut = any(param.truncates for param in params)
         return self._named(sampling.law(logits, params), dead, cut)
 
     def _shaped(

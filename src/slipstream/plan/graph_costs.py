@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slipstream.core.device import DraftSize, GraphKey, power
+from slipstream.core.device import DraftSize, GraphKey, next_power_of_two
 from slipstream.plan.config import CostConfig
 from slipstream.plan.prices import CostCurve, RecentMedian
 
@@ -35,16 +35,16 @@ class GraphCosts:
     def learn(self, key: GraphKey, rows: int, seconds: float) -> None:
         """A cycle with so many rows took so long with the host's part. Nothing was captured or read in it."""
         window = self._config.plain_window
-        self._whole.setdefault((key, power(rows)), RecentMedian(window)).add(seconds)
+        self._whole.setdefault((key, next_power_of_two(rows)), RecentMedian(window)).add(seconds)
         self._host.add(max(0.0, seconds - self.device(key)))
 
     def seconds(self, key: GraphKey, rows: int) -> float:
-        measured = self._whole.get((key, power(rows)))
+        measured = self._whole.get((key, next_power_of_two(rows)))
         return measured.value if measured else self.device(key) + self._host.value
 
     def learn_reading(self, key: GraphKey, rows: int, tokens: int, seconds: float) -> None:
         """The drafter first had to read so many tokens, and a cycle took so long with that."""
-        self._reading.add(power(tokens), seconds - self.seconds(key, rows))
+        self._reading.add(next_power_of_two(tokens), seconds - self.seconds(key, rows))
         self._readings += 1
 
     def reading(self, tokens: int) -> float:

@@ -248,7 +248,7 @@ def test_drafts_in_one_call_are_what_grows_step_by_step(kind, temperature, sibli
         alone = (turn + 1) % len(rows)
         for some in (slice(None), slice(alone, alone + 1)):
             noise = CounterNoise(rows[some], [shared] * len(rows[some]))
-            assert how(rows[some], budget[some], noise.fields, VOCAB) is kind
+            assert how(rows[some], budget[some], noise.has_fields, VOCAB) is kind
             one = drafter.propose(rows[some], budget[some], noise)
             assert_same(one, stepwise(drafter, rows[some], budget[some], noise))
             sizes.add(len(one.tree))
@@ -435,7 +435,7 @@ def test_the_shipped_heads_trees_in_one_call_are_what_grows_level_by_level(tempe
         row.tokens.append(token)
         found.model.prefill([row], 40)
         noise = CounterNoise([row], [siblings is Siblings.DISTINCT])
-        assert how([row], [spend], noise.fields, found.model.vocab) in (CandidateMode.LIKELY, CandidateMode.RACED)
+        assert how([row], [spend], noise.has_fields, found.model.vocab) in (CandidateMode.LIKELY, CandidateMode.RACED)
         one, slow = drafter.propose([row], [spend], noise), stepwise(drafter, [row], [spend], noise)
         same.append(one.token.tolist() == slow.token.tolist() and one.tree.lists == slow.tree.lists)
         assert len(one.tree) == 24

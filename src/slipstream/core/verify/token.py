@@ -1,7 +1,7 @@
 """Token-by-token speculative sampling: the rule of arXiv 2302.01318 (algorithm 2) and 2211.17192.
 
 A drafted token x with draft probability q(x) and target probability p(x) is accepted with probability
-min(1, p(x) / q(x)). At the first rejection the token is drawn from the residual max(p - q, 0), normalised. Together:
+min(1, p(x) / q(x)). At the first rejection the token is sampled from the residual max(p - q, 0), normalised. Together:
 q(x) min(1, p(x)/q(x)) + P(reject) residual(x) = min(p, q)(x) + max(p - q, 0)(x) = p(x).
 """
 
@@ -24,17 +24,17 @@ from slipstream.core.types import Draft, Verdict
 
 
 def acceptance(target_prob: Float[Tensor, " *n"], draft_prob: Float[Tensor, " *n"]) -> Float[Tensor, " *n"]:
-    """min(1, p/q); 0 where the draft's law excludes its own token, which an honest drafter never proposes."""
+    """min(1, p/q); 0 if q = 0, which happens only if a drafter reports a wrong law."""
     target_prob = target_prob.to(torch.promote_types(target_prob.dtype, draft_prob.dtype))
     ratio = target_prob / torch.where(draft_prob > 0, draft_prob, 1)
     return torch.where(draft_prob > 0, ratio.clamp(max=1), 0)
 
 
 def residual(weight: Float[Tensor, "n vocab"], draft: Law) -> Float[Tensor, "n vocab"]:
-    """max(weight - q, 0), normalised; the target's law where nothing is left (p = q, and no token is rejected)."""
-    left = draft.excess(weight)
-    left = torch.where(left.sum(-1, keepdim=True) > 0, left, weight)
-    return left / left.sum(-1, keepdim=True)
+    """max(weight - q, 0), normalised. `weight` itself if the excess is zero (p = q: no token is rejected)."""
+    excess = draft.excess(weight)
+    excess = torch.where(excess.sum(-1, keepdim=True) > 0, excess, weight)
+    return excess / excess.sum(-1, keepdim=True)
 
 
 Acceptance = Callable[[Tensor, Tensor], Tensor]
@@ -43,24 +43,27 @@ Residual = Callable[[Tensor, Law], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class ResidualLaw(Law):
-    """What the target's laws, scaled, have left where drafts have had their share. Whoever draws from it may do so
-    without making it: of a vocabulary in float64 every step is slow."""
+    """The residual distribution max(scale * p - q, 0), normalised.
 
-    whole: Float[Tensor, "n vocab"]
+    It is computed when first read. A kernel can sample from it without computing it: each float64 pass over a
+    vocabulary is slow."""
+
+    target_probs: Float[Tensor, "n vocab"]
     scale: Float[Tensor, " n"]
-    taken: Law
+    draft: Law
     residual: Residual = residual
 
     @cached_property
     def law(self) -> Dense:
-        return Dense(self.residual(self.whole * self.scale[:, None], self.taken).to(self.whole.dtype))
+        scaled = self.target_probs * self.scale[:, None]
+        return Dense(self.residual(scaled, self.draft).to(self.target_probs.dtype))
 
     @property
     def vocab(self) -> int:  # type: ignore[override]
-        return self.whole.shape[-1]
+        return self.target_probs.shape[-1]
 
     def __len__(self) -> int:
-        return len(self.whole)
+        return len(self.target_probs)
 
     @property
     def width(self) -> int:
@@ -68,7 +71,7 @@ class ResidualLaw(Law):
 
     @property
     def device(self) -> torch.device:
-        return self.whole.device
+        return self.target_probs.device
 
     def prob(self, token: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         return self.law.prob(token)
@@ -109,10 +112,10 @@ class Token(Verifier):
 
 
 def undrafted(draft: Draft, target: Law, noise: Noise) -> Verdict:
-    """Where nobody drafted anything: a token from the target's law, as `settle` would draw it."""
-    none = torch.zeros(draft.tree.rows, dtype=torch.long, device=draft.tree.row.device)
-    token = noise.draw(target, Site(torch.arange(len(none), device=none.device), none, none), Purpose.EMIT)
-    return Verdict(none.new_zeros(len(none), 0), token, bonus=torch.ones_like(none, dtype=torch.bool))
+    """The verdict on an empty draft: a token from the target's law, with the same draws as `settle`."""
+    zero = torch.zeros(draft.tree.rows, dtype=torch.long, device=draft.tree.row.device)
+    token = noise.draw(target, Site(torch.arange(len(zero), device=zero.device), zero, zero), Purpose.EMIT)
+    return Verdict(zero.new_zeros(len(zero), 0), token, bonus=torch.ones_like(zero, dtype=torch.bool))
 
 
 def settle(
@@ -123,23 +126,25 @@ def settle(
     noise: Noise,
     residual: Residual = residual,
 ) -> Verdict:
-    """Cut each chain after its accepted tokens and draw the one that follows: from the target's law after a whole
-    chain, otherwise from what `scale` times it exceeds the law of the rejected node by."""
+    """Accept the first `accepted[r]` tokens of each chain and draw the token that follows.
+
+    It comes from the target's law if the whole chain was accepted, otherwise from the residual of `scale` times the
+    target's law and the law of the rejected node."""
     tree, device = draft.tree, draft.token.device
     lines, token = tree.lines, [0] * tree.rows
     bonus = [count == len(line) for count, line in zip(accepted, lines, strict=True)]
     end = [tree.rows + line[n - 1] if n else r for r, (n, line) in enumerate(zip(accepted, lines, strict=True))]
-    for whole in (True, False):
-        same_end = [r for r, bare in enumerate(bonus) if bare == whole]
-        if not same_end:
+    for is_bonus in (True, False):
+        rows = [r for r, flag in enumerate(bonus) if flag == is_bonus]
+        if not rows:
             continue
-        law = target.select(torch.tensor([end[r] for r in same_end], device=device))
-        if not whole:
-            node = torch.tensor([lines[r][accepted[r]] for r in same_end], device=device)
+        law = target.select(torch.tensor([end[r] for r in rows], device=device))
+        if not is_bonus:
+            node = torch.tensor([lines[r][accepted[r]] for r in rows], device=device)
             law = ResidualLaw(law.dense(), scale[node], draft.law.select(node), residual)
-        count = torch.tensor([accepted[r] for r in same_end])
-        drawn = noise.draw(law, Site(torch.tensor(same_end), count, count), Purpose.EMIT).tolist()
-        for r, word in zip(same_end, drawn, strict=True):
-            token[r] = word
+        count = torch.tensor([accepted[r] for r in rows])
+        drawn = noise.draw(law, Site(torch.tensor(rows), count, count), Purpose.EMIT).tolist()
+        for r, drawn_token in zip(rows, drawn, strict=True):
+            token[r] = drawn_token
     path = padded([line[:n] for n, line in zip(accepted, lines, strict=True)], device)
     return Verdict(path, torch.tensor(token, device=device), torch.tensor(bonus, device=device))

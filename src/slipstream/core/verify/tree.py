@@ -1,17 +1,21 @@
-"""Tree rules: candidates of a position are offered one by one to the residual of the target's law.
+"""Tree rules: the candidates of a slot are tried in order against the residual of the target's law.
 
-After a slot with target law p, candidates x_1, x_2, … were drawn, x_i from the law q_i *given the ones before it*. With
-r_1 = p, candidate i is accepted with probability min(1, r_i(x_i) / q_i(x_i)); if it is rejected, what it should have
-brought is still owed, r_{i+1} = max(r_i - q_i, 0), normalised. When none is accepted, the token comes from what is left
-in the end. By the argument of the token rule the token has law r_i from candidate i on, whatever the rejected ones
-were, hence law p; and an accepted candidate is where the walk goes on. Three ways of drawing, one argument:
+After a slot with target law p, candidates x_1, x_2, … were drawn, x_i from the law q_i *given the ones before it*.
 
-chosen       the drafter's best guesses, q_i one-hot. Then r_i is p without the candidates before, and x_i is accepted
-             with probability p(x_i) / (1 - p(x_1) - … - p(x_{i-1})): together they catch all of the target's mass on
-             them, at any temperature.
-replace      drawn independently (arXiv 2305.09781, multi-step speculative sampling).
-no_replace   drawn without replacement, q_i = q without x_1 … x_{i-1}, normalised (arXiv 2402.12374): no candidate is
-             ever wasted on a token that was just rejected. Where fewer tokens are possible than wanted, all are drawn.
+- Let r_1 = p. Candidate i is accepted with probability min(1, r_i(x_i) / q_i(x_i)).
+- If it is rejected, the residual becomes r_{i+1} = max(r_i - q_i, 0), normalised.
+- If no candidate is accepted, the token is sampled from the last residual.
+- After an accepted candidate, verification continues at its slot.
+
+By the argument of the token rule, the token has law r_i given that the candidates before i were rejected. For i = 1
+that is p. The argument holds for each way of drawing candidates:
+
+chosen       The most probable tokens, q_i one-hot. Then r_i is p without the candidates before, and x_i is accepted
+             with probability p(x_i) / (1 - p(x_1) - … - p(x_{i-1})). One of them is accepted with probability
+             p(x_1) + p(x_2) + …, at any temperature.
+replace      Sampled independently (arXiv 2305.09781, multi-step speculative sampling).
+no_replace   Sampled without replacement, q_i = q without x_1 … x_{i-1}, normalised (arXiv 2402.12374). So no candidate
+             repeats a rejected token. If fewer tokens are possible than asked for, all of them are drawn.
 """
 
 from __future__ import annotations
@@ -31,8 +35,9 @@ from slipstream.core.types import Draft, Verdict
 from slipstream.core.verify.token import acceptance, residual
 
 Judge = Callable[[Tensor, Draft, Tensor], tuple[Tensor, Tensor]]
-"""Target's laws [slots, vocab] and the candidates after each slot [slots, width], -1 beyond the last one: how likely
-each is accepted once those before it are rejected, and the law of the token where all of them are."""
+"""(target probabilities [slots, vocab], draft, candidate nodes of each slot [slots, width], padded with -1) ->
+(acceptance probability of each candidate, given that those before it are rejected [slots, width];
+law of the token if all candidates are rejected [slots, vocab])."""
 
 
 class Chosen(Verifier):
@@ -44,7 +49,7 @@ class Chosen(Verifier):
     def verify(self, draft: Draft, target: Law, noise: Noise) -> Verdict:
         if not isinstance(draft.law, OneHot):
             raise ValueError("the chosen rule needs chosen candidates, and these were drawn; use replace or no_replace")
-        return walk(draft, target, noise, catch)
+        return walk(draft, target, noise, offer_one_hot)
 
 
 class Replace(Verifier):
@@ -71,69 +76,75 @@ class NoReplace(Verifier):
 def offer(
     probs: Float[Tensor, "slots vocab"], draft: Draft, nodes: Int[Tensor, "slots width"]
 ) -> tuple[Float[Tensor, "slots width"], Float[Tensor, "slots vocab"]]:
-    """One candidate after the other: accepted against what is left, or what is left gets smaller."""
-    left, accept = probs, probs.new_zeros(nodes.shape, dtype=torch.float64)
+    """Try the candidates in order against the residual, which shrinks with every rejection."""
+    remaining, accept = probs, probs.new_zeros(nodes.shape, dtype=torch.float64)
     for n in range(nodes.shape[1]):
         (offered,) = torch.nonzero(nodes[:, n] >= 0, as_tuple=True)
         node = nodes[offered, n]
-        law, token, weight = draft.law.select(node), draft.token[node], left[offered]
-        chance = acceptance(weight.gather(1, token[:, None])[:, 0], law.prob(token))
-        accept[offered, n] = chance.double()
-        left = left.index_copy(0, offered, residual(weight, law).to(left.dtype))
-    return accept, left
+        law, token, weight = draft.law.select(node), draft.token[node], remaining[offered]
+        prob = acceptance(weight.gather(1, token[:, None])[:, 0], law.prob(token))
+        accept[offered, n] = prob.double()
+        remaining = remaining.index_copy(0, offered, residual(weight, law).to(remaining.dtype))
+    return accept, remaining
 
 
-def catch(
+def offer_one_hot(
     probs: Float[Tensor, "slots vocab"], draft: Draft, nodes: Int[Tensor, "slots width"]
 ) -> tuple[Float[Tensor, "slots width"], Float[Tensor, "slots vocab"]]:
-    """`offer` for one-hot laws in closed form: the vocabulary is gone through twice, however many candidates."""
+    """`offer` for one-hot laws in closed form: two passes over the vocabulary for any number of candidates."""
     token = draft.token[nodes]
     new = (nodes >= 0) & ~_seen(token)
     mass = torch.where(new, probs.gather(1, token), 0).double()
     total = probs.sum(-1, keepdim=True, dtype=torch.float64)
-    left = total - mass.cumsum(1) + mass
-    accept = torch.where(left > 0, mass / torch.where(left > 0, left, 1), 0).clamp(max=1)
-    rest = probs.scatter(1, torch.where(nodes >= 0, token, token[:, :1]), 0)
-    rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, probs)
-    return accept, rest / rest.sum(-1, keepdim=True, dtype=torch.float64).to(rest.dtype)
+    remaining = total - mass.cumsum(1) + mass
+    accept = torch.where(remaining > 0, mass / torch.where(remaining > 0, remaining, 1), 0).clamp(max=1)
+    excess = probs.scatter(1, torch.where(nodes >= 0, token, token[:, :1]), 0)
+    excess = torch.where(excess.sum(-1, keepdim=True) > 0, excess, probs)
+    return accept, excess / excess.sum(-1, keepdim=True, dtype=torch.float64).to(excess.dtype)
 
 
 def _seen(token: Int[Tensor, "slots width"]) -> Tensor:
-    """Whether a token stands further left in its line."""
+    """Whether each token equals an earlier candidate of its slot."""
     same = token[:, :, None] == token[:, None, :]
     return same.tril(-1).any(-1)
 
 
 def walk(draft: Draft, target: Law, noise: Noise, judge: Judge) -> Verdict:
-    """From each row's end, one draw per slot says which of its candidates is accepted, or none; until a row is at a
-    slot with no candidates, or has rejected them all. Rows advance side by side, a level at a time."""
-    tree, at = draft.tree, list(range(draft.tree.rows))
-    tokens, numbers = draft.token.tolist(), tree.node.tolist()
-    paths: list[list[int]] = [[] for _ in at]
+    """Verify trees from the committed ends down, all rows one level at a time.
+
+    One draw per slot decides which of its candidates is accepted, or none. A row ends at a slot without candidates, or
+    when all candidates of a slot are rejected."""
+    tree, slot = draft.tree, list(range(draft.tree.rows))  # the slot that each row has reached
+    tokens, node_index = draft.token.tolist(), tree.node.tolist()
+    paths: list[list[int]] = [[] for _ in slot]
     rejected: list[tuple[int, Tensor]] = []  # row, and the law of its token
-    live = [r for r in at if tree.children[r]]
-    while live:
-        lines = [tree.children[at[r]] for r in live]
-        accept, rest = judge(target.select(_ints([at[r] for r in live], draft)).dense(), draft, _table(lines, draft))
-        first = _ints([numbers[line[0]] for line in lines], draft)
-        site = Site(_ints(live, draft), first, torch.full_like(first, len(paths[live[0]])))
+    rows = [r for r in slot if tree.children[r]]
+    while rows:
+        candidates = [tree.children[slot[r]] for r in rows]
+        probs = target.select(_ints([slot[r] for r in rows], draft)).dense()
+        accept, residuals = judge(probs, draft, _table(candidates, draft))
+        first = _ints([node_index[nodes[0]] for nodes in candidates], draft)
+        site = Site(_ints(rows, draft), first, torch.full_like(first, len(paths[rows[0]])))
         choice = noise.draw(Dense(outcomes(accept)), site, Purpose.ACCEPT).tolist()
-        going = []
-        for i, (r, line) in enumerate(zip(live, lines, strict=True)):
+        next_rows = []
+        for i, (r, nodes) in enumerate(zip(rows, candidates, strict=True)):
             if not choice[i]:
-                rejected.append((r, rest[i]))
+                rejected.append((r, residuals[i]))
                 continue
-            word = tokens[line[choice[i] - 1]]
-            paths[r].append(next(node for node in line if tokens[node] == word))  # a token drawn twice grows once
-            at[r] = tree.rows + paths[r][-1]
-            going += [r] if tree.children[at[r]] else []
-        live = going
+            token = tokens[nodes[choice[i] - 1]]
+            paths[r].append(
+                next(node for node in nodes if tokens[node] == token)
+            )  # of equal tokens the first has children
+            slot[r] = tree.rows + paths[r][-1]
+            next_rows += [r] if tree.children[slot[r]] else []
+        rows = next_rows
     return _settle(draft, target, noise, paths, rejected)
 
 
 def outcomes(accept: Float[Tensor, "slots width"]) -> Float[Tensor, "slots outcomes"]:
-    """The law of which candidate is accepted, each given that those before it are not. Outcome 0 is none of them, so
-    that an outcome has one number however wide the others of a batch are."""
+    """The probability that candidate i is accepted, as outcome i + 1; outcome 0 means that none is.
+
+    So the index of an outcome does not depend on the width of other rows of the batch."""
     rejected = (1 - accept).cumprod(1)
     before = torch.cat([torch.ones_like(accept[:, :1]), rejected[:, :-1]], 1)
     return torch.cat([rejected[:, -1:], accept * before], 1)
@@ -142,7 +153,7 @@ def outcomes(accept: Float[Tensor, "slots width"]) -> Float[Tensor, "slots outco
 def _settle(
     draft: Draft, target: Law, noise: Noise, paths: list[list[int]], rejected: list[tuple[int, Tensor]]
 ) -> Verdict:
-    """The token after each path: from the target's law, or from what rejected candidates have left of it."""
+    """Draw the token after each path: from the target's law, or from the residual of the rejected candidates."""
     tree, device = draft.tree, draft.token.device
     width = max(map(len, paths), default=0)
     path = torch.tensor([line + [-1] * (width - len(line)) for line in paths], device=device).long()

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.core.interfaces import TargetFeatures
-from slipstream.core.shaping import to_rank
+from slipstream.core.shaping import ranking_sampling
 from slipstream.core.types import Budget, Row
 from slipstream.drafters.eagle.cpu_layer import eagle_call
 from slipstream.drafters.eagle.network import EagleNet
@@ -133,7 +133,7 @@ class HeadCache:
 
     def _arguments(self, row: Row, spend: Budget, keys: Sequence[int]) -> RowDraftArgs:
         width, nodes = (1, spend.depth) if spend.shape is None else (spend.shape.width, spend.shape.nodes)
-        heat, ends = to_rank(row).temperature, tuple(row.request.ends)
+        heat, ends = ranking_sampling(row).temperature, tuple(row.request.ends)
         place = self._head_rows[row].index, row.length - 1
         return RowDraftArgs(*place, spend.depth, width, nodes, spend.stop_below, heat, ends, keys)
 

@@ -12,7 +12,7 @@ import torch
 
 from slipstream.core.law import OneHot, Sparse
 from slipstream.core.noise import Noise
-from slipstream.core.shaping import asks
+from slipstream.core.shaping import needs_shaping
 from slipstream.core.tree import Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row
 from slipstream.drafters.eagle.cache import HeadCache
@@ -30,7 +30,7 @@ def how(rows: Sequence[Row], budget: Sequence[Budget], shared: bool, vocab: int)
 def _kind(row: Row, spend: Budget, shared: bool, vocab: int) -> CandidateMode | None:
     shape, params, chosen = spend.shape, row.request.sampling, spend.siblings is Siblings.CHOSEN
     warm = params.temperature > 0
-    if asks(row) or (warm and params.cuts):
+    if needs_shaping(row) or (warm and params.truncates):
         return None
     if shape is None:
         return CandidateMode.SURE if not warm else CandidateMode.LIKELY if chosen else CandidateMode.DRAWN
@@ -45,12 +45,12 @@ def draft_whole(
     slots: HeadCache, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise, vocabulary: DraftVocabulary
 ) -> Draft | None:
     """What `grow` would draft, in one call; None where there is none for it."""
-    kind = how(rows, budget, noise.fields, vocabulary.size) if slots.whole else None
+    kind = how(rows, budget, noise.has_fields, vocabulary.size) if slots.whole else None
     if kind is None:
         return None
     drafting = [r for r, spend in enumerate(budget) if spend.depth]
     blind = kind in (CandidateMode.SURE, CandidateMode.LIKELY)
-    keys = [[] if blind else noise.ahead(r, budget[r].depth) for r in drafting]
+    keys = [[] if blind else noise.chain_keys(r, budget[r].depth) for r in drafting]
     if not blind and not all(keys):
         return None
     drafted = slots.drafts(kind, [rows[r] for r in drafting], [budget[r] for r in drafting], keys)

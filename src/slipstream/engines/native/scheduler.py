@@ -13,7 +13,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 
 from slipstream.core.checks import integer
-from slipstream.core.device import power
+from slipstream.core.device import next_power_of_two
 from slipstream.engines.job import Job
 
 
@@ -64,7 +64,7 @@ class Scheduler:
 
     def footprint(self, jobs: list[Job]) -> int:
         """Places of the rectangle that holds these jobs."""
-        return power(len(jobs)) * power(max(map(self.places, jobs)))
+        return next_power_of_two(len(jobs)) * next_power_of_two(max(map(self.places, jobs)))
 
     @property
     def use(self) -> float:

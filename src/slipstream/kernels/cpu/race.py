@@ -52,8 +52,8 @@ class RaceKernel:
 
     def rest(self, law: ResidualLaw, key: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
         """What is left of some laws, made and raced over."""
-        whole, scale = law.whole.contiguous(), law.scale.contiguous()
-        ids, taken = (None, law.taken.dense()) if isinstance(law.taken, Dense) else law.taken.support()
+        whole, scale = law.target_probs.contiguous(), law.scale.contiguous()
+        ids, taken = (None, law.draft.dense()) if isinstance(law.draft, Dense) else law.draft.support()
         taken, key = taken.contiguous(), key.contiguous()
         ids = None if ids is None else ids if ids.stride(1) == 1 else ids.contiguous()
         out = torch.empty(len(key), dtype=torch.long)
@@ -66,7 +66,7 @@ class RaceKernel:
     @staticmethod
     def _makes(law: ResidualLaw) -> bool:
         """Whether this is the rest that it makes."""
-        kinds = law.whole.dtype, law.scale.dtype, law.taken.support()[1].dtype
+        kinds = law.target_probs.dtype, law.scale.dtype, law.draft.support()[1].dtype
         return law.residual is residual and kinds == (torch.float32, torch.float64, torch.float32)
 
     @property

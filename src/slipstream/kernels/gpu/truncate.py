@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from slipstream.core.sampling import kept, normal
+from slipstream.core.sampling import keep_only, normalise
 from slipstream.kernels.gpu.sample import SamplingInputs
 
 
@@ -27,9 +27,9 @@ def cut(logits: Tensor, sampling: SamplingInputs) -> None:
     ranked = scaled.sort(-1, descending=True).values
     last = ranked.gather(1, torch.where(top > 0, top - 1, vocab - 1).long().clamp(max=vocab - 1))
     scaled = scaled.masked_fill(scaled < last, -math.inf)
-    probs = normal(scaled.exp())
-    probs = kept(probs, (mass >= 1) | (probs >= _edge(probs, mass)))
-    probs = kept(probs, probs >= least * probs.amax(-1, keepdim=True))
+    probs = normalise(scaled.exp())
+    probs = keep_only(probs, (mass >= 1) | (probs >= _edge(probs, mass)))
+    probs = keep_only(probs, probs >= least * probs.amax(-1, keepdim=True))
     logits.masked_fill_((probs <= 0) & ~greedy, -math.inf)
 
 

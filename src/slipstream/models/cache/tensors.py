@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from slipstream.core.array_types import Float, Tensor
-from slipstream.core.device import power
+from slipstream.core.device import next_power_of_two
 from slipstream.kernels.cpu.move import CacheBlocks, Move, kernel
 
 SMALLEST = 64  # places of a fresh cache
@@ -73,7 +73,7 @@ class KVCache:
     def relay(self, taken: Sequence[int], places: int) -> None:
         """Move the rows in use together and resize to `places` places. Row n is then what `taken[n]` was."""
         assert len(taken) + len(self._free) == self.rows, "a row is neither free nor taken"
-        self.rows, self.places = power(max(1, len(taken))), power(places)
+        self.rows, self.places = next_power_of_two(max(1, len(taken))), next_power_of_two(places)
         self.version += 1
         self._free = list(range(len(taken), self.rows))
         self._table = None

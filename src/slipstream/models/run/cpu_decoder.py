@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from slipstream.core.array_types import Float, Int, Tensor
-from slipstream.core.device import power
+from slipstream.core.device import next_power_of_two
 from slipstream.kernels.cpu.decoder import (
     CachePointers,
     CpuLayer,
@@ -118,7 +118,7 @@ class RotaryTable:
             cos, sin = self._module(state[None], position[None])
             return cos[0].contiguous(), sin[0].contiguous()
         if len(self._cos) < below:
-            self._cos, self._sin = self._of(torch.arange(power(max(below, FIRST_POSITIONS))))
+            self._cos, self._sin = self._of(torch.arange(next_power_of_two(max(below, FIRST_POSITIONS))))
         return self._cos.index_select(0, position), self._sin.index_select(0, position)
 
     def _of(self, position: Int[Tensor, " n"]) -> Float[Tensor, "2 n turned"]:

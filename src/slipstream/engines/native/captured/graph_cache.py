@@ -53,7 +53,7 @@ class GraphCache:
         larger = [
             key
             for key in self.cycles
-            if key.size.holds(size) and shape.fits(key, rule) and shape.used(key.size) <= context
+            if key.size.covers(size) and shape.fits(key, rule) and shape.used(key.size) <= context
             if size.depth or not key.depth or not exact
         ]
         if not larger:

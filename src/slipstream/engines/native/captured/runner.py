@@ -15,7 +15,7 @@ from typing import cast
 from slipstream.core.device import DeviceRule, DraftSize, GraphKey, SizeMenu
 from slipstream.core.interfaces import Drafter, Policy
 from slipstream.core.noise import keys
-from slipstream.core.shaping import asks
+from slipstream.core.shaping import needs_shaping
 from slipstream.core.types import Budget, Row
 from slipstream.drafters.device.interface import DeviceDraft, DeviceDrafter, TreeDraft
 from slipstream.engines.native.captured.capture_budget import CaptureBudget
@@ -59,9 +59,9 @@ class CapturedRunner:
         return self.drafts(drafter) and not self.branches(drafter, rule)
 
     def suits(self, row: Row, rule: DeviceRule) -> bool:
-        """Whether a row asks for nothing but what is done here."""
+        """Whether captured cycles support all settings of a row."""
         greedy = row.request.sampling.temperature == 0
-        return not asks(row) and greedy == rule.greedy and row.length > 1
+        return not needs_shaping(row) and greedy == rule.greedy and row.length > 1
 
     def ready(self, row: Row) -> bool:
         """Whether it has read all but its last token."""

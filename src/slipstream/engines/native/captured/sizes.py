@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slipstream.core.device import DeviceRule, DraftSize, GraphKey, power
+from slipstream.core.device import DeviceRule, DraftSize, GraphKey, next_power_of_two
 from slipstream.core.types import Budget, Row
 from slipstream.models.run.gpu.passes import parts_of
 
@@ -41,7 +41,7 @@ class BatchShape:
     def lines(self, size: DraftSize, crowd: int = 1) -> int:
         """Rows that a graph is captured for: those there are, and those that will soon be, as far as they fit."""
         most = max(1, WIDEST // (size.slots + 1))
-        return power(max(self.rows, min(crowd, 1 << (most.bit_length() - 1))))
+        return next_power_of_two(max(self.rows, min(crowd, 1 << (most.bit_length() - 1))))
 
     def key(self, size: DraftSize, rule: DeviceRule, rows: int) -> GraphKey:
         """The graph for so many rows. Graphs of trees never truncate laws."""

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from slipstream.core.array_types import Float, Int, Tensor
-from slipstream.core.device import power
+from slipstream.core.device import next_power_of_two
 from slipstream.kernels.gpu.attention import PART, WORDS, AttentionHeads, Layout
 from slipstream.kernels.gpu.decoder import Held, Watched
 from slipstream.kernels.gpu.launch import FEW
@@ -284,12 +284,12 @@ def table_of(pieces: Sequence[RowSlice], size: int, chunk: int) -> Int[Tensor, "
 
 def parts_of(used: int) -> int:
     """How many parts of the cache a pass may read. An empty part costs next to nothing."""
-    return power(max(LEAST, -(-used // PART)))
+    return next_power_of_two(max(LEAST, -(-used // PART)))
 
 
 def _chunks(count: int, size: int) -> int:
     """How many chunks a pass has room for. Empty chunks take time, and few sizes mean few graphs."""
-    return 1 if count == 1 else size if size <= FEW else min(size, power(count))
+    return 1 if count == 1 else size if size <= FEW else min(size, next_power_of_two(count))
 
 
 def size_of(tokens: int, largest: int = SIZES[-1]) -> int:
