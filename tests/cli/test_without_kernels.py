@@ -33,7 +33,7 @@ def test_a_cache_that_cannot_be_written_is_reported_in_one_line(tmp_path):
 def test_what_needs_kernels_is_refused_with_the_true_reason(monkeypatch, reason):
     monkeypatch.setattr(cpu_attention, "_loaded", lambda: reason)
     assert why_not(letters.plain()) == f"its kernels are not available ({reason})"
-    monkeypatch.setattr(cpu_linear, "_found", lambda row_bits: reason)
+    monkeypatch.setattr(cpu_linear, "_loaded", lambda row_bits: reason)
     with pytest.raises(ValueError, match="a8, activations of eight bits, needs compiled kernels: ") as error:
         precision.choose("a8")
     assert reason in str(error.value)

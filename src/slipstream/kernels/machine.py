@@ -15,7 +15,7 @@ CONTROL = Path("/sys/fs/cgroup")
 
 
 def say(sentence: str) -> None:
-    """Write a line to stderr for those who ask (`SLIPSTREAM_DEBUG=1`)."""
+    """Write a line to stderr if SLIPSTREAM_DEBUG=1."""
     if os.environ.get("SLIPSTREAM_DEBUG") == "1":
         print(sentence, file=sys.stderr)
 
@@ -27,14 +27,14 @@ def warn(sentence: str) -> None:
 
 
 def cores(control: Path = CONTROL) -> int:
-    """Cores this process may really use: those it is bound to, and no more than a container's share of time."""
+    """Cores this process may use: limited by its CPU affinity and by the CPU quota of its container."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = _quota(control)
     return max(1, min(bound, math.ceil(share))) if share else bound
 
 
 def _quota(control: Path) -> float | None:
-    """Of control groups, second version or first; None where there is no limit."""
+    """The CPU quota in cores from cgroups v2 or v1; None if there is no limit."""
     try:
         quota, period = (control / "cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -46,7 +46,7 @@ def _quota(control: Path) -> float | None:
 
 
 def memory(control: Path = CONTROL) -> int:
-    """Bytes of memory this process may use: what the machine has, and no more than a container's limit."""
+    """Bytes of memory this process may use: the machine's memory or the container's limit, whichever is less."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):  # "max": there is no limit
@@ -55,7 +55,7 @@ def memory(control: Path = CONTROL) -> int:
 
 
 def use_cores() -> None:
-    """No more threads than cores: a team whose members wait for one another waits for the one without a core."""
+    """Limit torch's threads to the usable cores. Threads wait for one another at barriers, so extra ones slow all."""
     threads = min(torch.get_num_threads(), cores())
     if threads < torch.get_num_threads():
         torch.set_num_threads(threads)

@@ -40,7 +40,7 @@ def numbers(*shape: int, halved: bool = False, seed: int = 0) -> Tensor:
 def test_equals_torch_up_to_rounding(rows: int, outputs: int, inputs: int, halved: bool) -> None:
     x, weight, bias = numbers(rows, inputs), numbers(outputs, inputs, halved=halved, seed=1), numbers(outputs, seed=2)
     packed = cpu_linear.pack(weight, bias)
-    assert packed.halved == halved
+    assert packed.is_bfloat16 == halved
     assert torch.equal(packed.unpack(), weight)
     exact = functional.linear(x.double(), weight.double(), bias.double())
     bound = 2e-7 * inputs * functional.linear(x.abs().double(), weight.abs().double(), bias.abs().double())
@@ -53,7 +53,7 @@ def test_whole_numbers_are_exact(scale: float) -> None:
     x, weight = (numbers(rows, 40).mul(3).round() for rows in (21, 50))
     weight[0, 0] = scale
     packed = cpu_linear.pack(weight)
-    assert packed.halved == (scale == 1)
+    assert packed.is_bfloat16 == (scale == 1)
     assert torch.equal(cpu_linear.linear(x, packed), functional.linear(x, weight))
 
 
@@ -83,7 +83,7 @@ def test_two_and_four_bytes_give_the_same_bits() -> None:
     x, weight = numbers(11, 100), numbers(24, 100, halved=True, seed=1)
     other = torch.cat([weight, torch.full((1, 100), 1 / 3)])  # one more output that forbids two bytes
     small, large = cpu_linear.pack(weight), cpu_linear.pack(other)
-    assert (small.halved, large.halved) == (True, False)
+    assert (small.is_bfloat16, large.is_bfloat16) == (True, False)
     assert torch.equal(cpu_linear.linear(x, small), cpu_linear.linear(x, large)[:, :24])
 
 
@@ -158,10 +158,10 @@ def test_activations_of_eight_bits_are_others_and_not_far_off() -> None:
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A process that has not looked for the kernel yet, with an empty cache."""
     monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path))
-    cpu_linear._found.cache_clear()
+    cpu_linear._loaded.cache_clear()
     warn.cache_clear()
     yield tmp_path
-    cpu_linear._found.cache_clear()
+    cpu_linear._loaded.cache_clear()
 
 
 @pytest.mark.parametrize("compiler", ["false", "no-such-compiler"])

@@ -48,7 +48,7 @@ def test_logits_are_those_of_the_model(name: str, halved: bool) -> None:
     packed = [module for module in model.modules() if isinstance(module, PackedLinear)]
     assert count == len(packed) >= 2 * 2 + 1
     assert not any(type(module) is nn.Linear for module in model.modules())
-    assert all(module.packed.halved == halved for module in packed if module.in_features > 1)
+    assert all(module.packed.is_bfloat16 == halved for module in packed if module.in_features > 1)
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
     assert model.dtype == torch.float32
     assert pack_linears(model) == 0

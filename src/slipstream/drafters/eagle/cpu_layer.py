@@ -108,8 +108,7 @@ class CpuEagleLayer:
 
 def _block(products: list[PackedWeight], norms: list[Tensor]) -> CpuLayer:
     query, key, value, output, gate, up, down = products
-    before, between, beside = norms
-    return CpuLayer(query, key, value, output, gate, up, down, before, between, beside)
+    return CpuLayer(query, key, value, output, gate, up, down, *norms)
 
 
 def eagle_call(net: EagleNet) -> CpuEagleLayer | None:

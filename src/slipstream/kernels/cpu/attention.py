@@ -1,8 +1,8 @@
 """Attention over the KV cache in float32, each token by itself. Its reference is `reference` below.
 
-Libraries split the sum over places by the shape of the whole batch, so a token's bits change with its batch mates, with
-the number of drafted tokens beside it and with the room in the cache. The kernel, `attention.cpp`, sums over what a
-token sees in the order of the text, and over nothing else.
+Libraries split the sum over cache places by the shape of the batch. So the rounding of a token's result changes with
+the other rows, the number of drafted tokens and the size of the cache. The kernel, `attention.cpp`, sums over the
+visible places of a token in the order of the text, so its result depends on nothing else.
 """
 
 from __future__ import annotations
@@ -19,26 +19,28 @@ from slipstream.kernels.cpu.compile import Unavailable, function, load
 from slipstream.kernels.cpu.linear import POINTER, parallel
 
 SOURCE = Path(__file__).parent / "src" / "attention.cpp"
-SMALL = 1 << 15  # multiplications that are done before a second thread has woken up
+SMALL = 1 << 15  # multiplications that one thread does faster than a team, which must be woken first
 
 
 def reference(
     query: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, row: Tensor, scale: float, cap: float = 0.0
 ) -> Tensor:
-    """query [tokens, heads, dim], keys and values [rows, kv_heads, places, dim], seen [tokens, used], row [tokens];
-    [tokens, heads, dim_v]."""
+    """query [tokens, heads, dim], keys [rows, kv_heads, places, dim], values [rows, kv_heads, places, dim_v],
+    seen [tokens, used] (attention mask, None: all places), row [tokens] -> [tokens, heads, dim_v].
+
+    `cap`: logit soft-cap, 0 for none."""
     group = query.shape[1] // keys.shape[1]
     used = keys.shape[2] if seen is None else seen.shape[1]
-    ours, theirs = (held[row, :, :used].repeat_interleave(group, 1) for held in (keys, values))
-    scores = torch.einsum("thd,thpd->thp", query, ours) * scale
+    keys, values = (cached[row, :, :used].repeat_interleave(group, 1) for cached in (keys, values))
+    scores = torch.einsum("thd,thpd->thp", query, keys) * scale
     scores = cap * torch.tanh(scores / cap) if cap else scores
     if seen is not None:
         scores = scores.masked_fill(~seen[:, None], -math.inf)
-    return torch.einsum("thp,thpd->thd", scores.softmax(-1), theirs)
+    return torch.einsum("thp,thpd->thd", scores.softmax(-1), values)
 
 
 class AttentionKernel:
-    """A library that passed its check."""
+    """A compiled library that passed its self-check."""
 
     def __init__(self, path: Path) -> None:
         number, word = ctypes.c_float, ctypes.c_uint
@@ -57,9 +59,9 @@ class AttentionKernel:
         cap: float = 0.0,
         used: int | None = None,
     ) -> Tensor:
-        """As `reference`; `used` places are looked at where `seen` does not say."""
-        assert keys.is_contiguous(), "the cache is read where it lies"
-        assert values.is_contiguous(), "the cache is read where it lies"
+        """As `reference`. Without `seen`, tokens attend to the first `used` places."""
+        assert keys.is_contiguous(), "the cache is read in place"
+        assert values.is_contiguous(), "the cache is read in place"
         tokens, heads, dim = query.shape
         kv_heads, places = keys.shape[1:3]
         width = used or places if seen is None else seen.shape[1]
@@ -87,13 +89,13 @@ class AttentionKernel:
 
 
 def kernel() -> AttentionKernel | None:
-    """The kernel, where it can be had."""
+    """The kernel, or None if it is not available."""
     loaded = _loaded()
     return None if isinstance(loaded, str) else loaded
 
 
 def why_not() -> str | None:
-    """Why there is no kernel, in a clause; None where there is one."""
+    """Why the kernel is not available, as a clause; None if it is."""
     loaded = _loaded()
     return loaded if isinstance(loaded, str) else None
 

@@ -37,7 +37,7 @@ K = TypeVar("K")
 
 
 class Unavailable(Exception):
-    """The message says why, in a clause."""
+    """A kernel cannot be compiled or loaded. The message is the reason, as a clause."""
 
 
 def build(source: Path, row_bits: int = 16) -> Path:
@@ -84,7 +84,7 @@ def load(make: Callable[[Path], K], source: Path, row_bits: int = 16) -> K | str
         return str(error)
 
 
-def had(make: Callable[[Path], K], source: Path, row_bits: int = 16) -> K | None:
+def load_or_none(make: Callable[[Path], K], source: Path, row_bits: int = 16) -> K | None:
     """As `load`, with None instead of a reason."""
     kernel = load(make, source, row_bits)
     return None if isinstance(kernel, str) else kernel

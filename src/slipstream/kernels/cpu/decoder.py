@@ -1,7 +1,8 @@
 """The layers of a decoder in one call (`decoder.cpp`); the reference that defines the results is the model's modules.
 
-A small model's pass through torch spends most of its time on calls. Here a whole pass is one call: a team of threads
-runs all layers. Products and attention sum in a fixed order, so a token's bits depend only on it and what it sees.
+A small model's forward pass in torch spends most of its time on function calls. Here a pass is one call: a team of
+threads runs all layers. Products and attention sum in a fixed order, so the result of a token depends only on the token
+and the places that it attends to.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from slipstream.kernels.cpu.compile import function, had
+from slipstream.kernels.cpu.compile import function, load_or_none
 from slipstream.kernels.cpu.linear import POINTER, SIZE, PackedWeight, parallel, symbol, work
 
 SOURCE = Path(__file__).parent / "src" / "decoder.cpp"
 SMALL = 1 << 16  # multiplications of a layer that take no longer than waking a second thread
 PRODUCTS = ("query", "key", "value", "output", "gate", "up", "down")
-NORMS = ("before", "between", "beside", "query_norm", "key_norm")  # fields of CpuLayer
+NORMS = ("attention_norm", "mlp_norm", "second_norm", "query_norm", "key_norm")  # fields of CpuLayer
 
 
 class _Layer(ctypes.Structure):
@@ -55,10 +56,10 @@ class CpuLayer:
     gate: PackedWeight
     up: PackedWeight
     down: PackedWeight
-    before: Tensor  # of the norm before attention
-    between: Tensor  # of the norm before gate and up
-    beside: Tensor | None = None  # of the norm of the second input, if the layer has one
-    query_norm: Tensor | None = None  # of each head's query, if queries are normalised
+    attention_norm: Tensor  # weight of the norm before attention
+    mlp_norm: Tensor  # weight of the norm before gate and up
+    second_norm: Tensor | None = None  # weight of the norm of the second input, if the layer has one
+    query_norm: Tensor | None = None  # weight of the norm of each head's query, if queries are normalised
     key_norm: Tensor | None = None
 
 
@@ -85,18 +86,20 @@ class CachePointers:
 
 
 class CpuNetwork:
-    """A decoder's weights as the kernel reads them. Without `head` there are no logits. Products of the same rows must
-    use the same layout of rows, and all integer weights the same bits of activations; TypeError where they do not."""
+    """A decoder's weights as the kernel reads them. Without `head` there are no logits.
+
+    Products that share their input (query, key and value; gate and up) must all have integer weights or none. All
+    integer weights must use the same number of activation bits. TypeError otherwise."""
 
     def __init__(self, blocks: Sequence[CpuLayer], norm: Tensor, head: PackedWeight | None, sizes: LayerSizes) -> None:
         for block in blocks:
             for sharing in ((block.query, block.key, block.value), (block.gate, block.up)):
-                if len({packed.whole for packed in sharing}) > 1:
-                    raise TypeError("products of the same rows are of whole numbers and of others")
+                if len({packed.is_integer for packed in sharing}) > 1:
+                    raise TypeError("products of the same input have integer weights and float weights")
         weights = [getattr(block, name) for block in blocks for name in PRODUCTS] + ([head] if head else [])
-        bits = {packed.row_bits for packed in weights if packed.whole} or {16}
+        bits = {packed.row_bits for packed in weights if packed.is_integer} or {16}
         if len(bits) > 1:
-            raise TypeError("products are of activations of sixteen bits and of eight")
+            raise TypeError("some products use 16-bit activations and others 8-bit ones")
         self.row_bits = bits.pop()
         self._tensors = blocks, norm, head  # kept alive: the kernel has addresses only
         self.layers, self.hidden = len(blocks), norm.numel()
@@ -121,20 +124,20 @@ def _layer(block: CpuLayer) -> _Layer:
 
 @dataclass(eq=False)
 class PassArgs:
-    """One pass over packed tokens. `hidden` is the input of layer `first`, then the output of layer `last` - 1."""
+    """One forward pass over packed tokens, through layers `first` to `last` - 1."""
 
-    hidden: Tensor  # [tokens, hidden]
-    angles: tuple[Tensor, Tensor]  # cosines and sines, [tokens, turned]
-    row: Tensor  # [tokens]
-    place: Tensor
-    used: int  # places of the cache that any token may see
-    seen: Sequence[Tensor | None]  # attention mask by layer, [tokens, used]; None: all
-    watched: Sequence[Tensor | None]  # by layer, filled with its output
+    hidden: Tensor  # [tokens, hidden] input of the first layer; overwritten with the output of the last one
+    angles: tuple[Tensor, Tensor]  # cosines and sines of the rotary embedding, [tokens, rotated]
+    row: Tensor  # [tokens] row of the cache
+    place: Tensor  # [tokens] place in that row to which keys and values are written
+    used: int  # places of the cache that any token may attend to
+    mask: Sequence[Tensor | None]  # attention mask by layer, [tokens, used]; None: all places
+    features: Sequence[Tensor | None]  # by layer, filled with its output [tokens, hidden]
     first: int
     last: int
-    kept: Tensor | None = None  # tokens whose logits are wanted
-    beside: Tensor | None = None  # [tokens, hidden] the second input
-    brief: bool = False  # whether keys and values of the first layer are all that is wanted
+    scored: Tensor | None = None  # [slots] tokens whose logits are computed
+    second: Tensor | None = None  # [tokens, hidden] the second input
+    keys_only: bool = False  # compute only the keys and values of the first layer
 
 
 class DecoderKernel:
@@ -148,17 +151,17 @@ class DecoderKernel:
         self._team = parallel(), symbol("omp_get_num_threads")
 
     def run(self, net: CpuNetwork, cache: CachePointers, args: PassArgs) -> Tensor | None:
-        """Run the layers; the logits of the tokens in `args.kept`, if there are any."""
+        """Run the layers. Returns the logits [slots, outputs] of the tokens in `args.scored`, or None."""
         assert net.row_bits == self.row_bits, "the weights need the library for other activation bits"
         assert args.hidden.is_contiguous(), "hidden states are updated in place"
-        tokens, slots = len(args.hidden), 0 if args.kept is None else len(args.kept)
+        tokens, slots = len(args.hidden), 0 if args.scored is None else len(args.scored)
         logits = torch.empty(slots, net.outputs) if slots else None
         call, _tables = _call(cache, args, logits)
         self._call(net.address, ctypes.addressof(call), _threads(net, max(tokens, slots)), *self._team)
         return logits
 
     def draft(self, net: CpuNetwork, cache: CachePointers, rotated: int, draft_args: int, tokens: int) -> None:
-        """Run the draft whose `_DraftArgs` (`kernels.cpu.draft`) lie at an address; `tokens`: the most in one pass."""
+        """Run a draft. `draft_args`: the address of its `_DraftArgs` (`kernels.cpu.draft`). `tokens`: maximum per pass."""
         assert net.row_bits == self.row_bits, "the weights need the library for other activation bits"
         features = addresses([None] * net.layers)
         tables = map(ctypes.addressof, cache.tables)
@@ -168,16 +171,16 @@ class DecoderKernel:
 
 
 def _call(cache: CachePointers, args: PassArgs, logits: Tensor | None) -> tuple[_PassArgs, object]:
-    """A pass as the kernel reads it, and the tables that must live as long."""
-    seen, watched, (cos, sin) = addresses(args.seen), addresses(args.watched), args.angles
+    """A pass as the kernel reads it, and the tables that must stay alive during the call."""
+    mask, features, (cos, sin) = addresses(args.mask), addresses(args.features), args.angles
     call = _PassArgs(
-        *(args.hidden.data_ptr(), _address(args.beside), cos.data_ptr(), sin.data_ptr()),
-        *(*map(ctypes.addressof, cache.tables), ctypes.addressof(seen), ctypes.addressof(watched)),
-        *(args.row.data_ptr(), args.place.data_ptr(), _address(args.kept), _address(logits)),
+        *(args.hidden.data_ptr(), _address(args.second), cos.data_ptr(), sin.data_ptr()),
+        *(*map(ctypes.addressof, cache.tables), ctypes.addressof(mask), ctypes.addressof(features)),
+        *(args.row.data_ptr(), args.place.data_ptr(), _address(args.scored), _address(logits)),
         *(len(args.hidden), 0 if logits is None else len(logits), cos.shape[1], cache.places),
-        *(args.used, args.first, args.last, args.brief),
+        *(args.used, args.first, args.last, args.keys_only),
     )
-    return call, (seen, watched, logits)
+    return call, (mask, features, logits)
 
 
 def _threads(net: CpuNetwork, tokens: int) -> int:
@@ -185,10 +188,12 @@ def _threads(net: CpuNetwork, tokens: int) -> int:
 
 
 def addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
-    """Addresses of tensors as a table that is never written; all tables of None share one."""
+    """The addresses of tensors as a C array, which is never written. All arrays of None share one object."""
     first = tensors[0]
     if all(tensor is first for tensor in tensors):
-        return _blank(len(tensors)) if first is None else (POINTER * len(tensors))(*[first.data_ptr()] * len(tensors))
+        return (
+            _null_table(len(tensors)) if first is None else (POINTER * len(tensors))(*[first.data_ptr()] * len(tensors))
+        )
     table = (POINTER * len(tensors))()
     for i, tensor in enumerate(tensors):
         if tensor is not None:
@@ -197,7 +202,7 @@ def addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]
 
 
 @functools.cache
-def _blank(count: int) -> ctypes.Array[ctypes.c_void_p]:
+def _null_table(count: int) -> ctypes.Array[ctypes.c_void_p]:
     return (POINTER * count)()
 
 
@@ -206,10 +211,10 @@ def _address(tensor: Tensor | None) -> int | None:
 
 
 def kernel(row_bits: int = 16) -> DecoderKernel | None:
-    """The kernel for activations of so many bits, where it can be had."""
+    """The kernel for activations of `row_bits` bits, or None if it is not available."""
     return _kernel(row_bits)
 
 
 @functools.cache
 def _kernel(row_bits: int) -> DecoderKernel | None:
-    return had(functools.partial(DecoderKernel, row_bits=row_bits), SOURCE, row_bits)
+    return load_or_none(functools.partial(DecoderKernel, row_bits=row_bits), SOURCE, row_bits)

@@ -1,7 +1,7 @@
 """Drafts of a head in one call (`draft.cpp`); the reference that defines the results is `drafters.grow`.
 
-Between two passes of the head there is little work: rank or sample the tokens that follow each slot, and choose which
-of them to open next. In Python this takes longer than the head's pass.
+Between two passes of the head there is little work: rank or sample the tokens after each slot, and choose the nodes of
+the next level. In Python this takes longer than the head's pass.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ PER_ROW = ("row", "start", "depth", "width", "nodes")
 class CandidateMode(IntEnum):
     """How candidates are made; numbered as in draft.cpp."""
 
-    LIKELY = 0  # the likeliest tokens
-    RACED = 1  # the tokens that are likeliest to win the race on the noise of their position
-    SURE = 2  # in chains: the likeliest token, without its probability
-    DRAWN = 3  # in chains: a token sampled from the distribution
+    LIKELY = 0  # the most probable tokens
+    RACED = 1  # the tokens with the highest odds in the race with the noise of their position (`Noise.odds`)
+    SURE = 2  # chains: the most probable token, without its probability
+    DRAWN = 3  # chains: a token sampled from the distribution
 
 
 class _DraftArgs(ctypes.Structure):
@@ -40,27 +40,27 @@ class _DraftArgs(ctypes.Structure):
 
 @dataclass(frozen=True)
 class RowDraftArgs:
-    """What one row may draft, its row of the cache, and the place of its first drafted slot there."""
+    """The draft limits of one row."""
 
-    row: int
-    start: int
+    row: int  # of the cache
+    start: int  # place of the first drafted slot in that row
     depth: int
     width: int
     nodes: int
-    floor: float  # the least probability of the likeliest token for a successor to be drafted
-    heat: float  # temperature at which candidates are ranked
+    floor: float  # drafting stops at a slot whose most probable token is less probable
+    temperature: float  # at which candidates are ranked
     ends: Sequence[int]  # end tokens, which have no successors
-    keys: Sequence[int] = ()  # of the noise at the next positions, for RACED and DRAWN
+    keys: Sequence[int] = ()  # noise keys of the next positions, for RACED and DRAWN
 
 
 @dataclass(frozen=True, eq=False)
 class EmbeddingTables:
-    """What slots read: the embedding of every token, cosines and sines of every position, the token of each logit."""
+    """Lookup tables of the draft head."""
 
     embedding: Tensor  # [vocab, hidden]
-    cos: Tensor  # [places, turned]
+    cos: Tensor  # [places, rotated] rotary embedding of every position
     sin: Tensor
-    ids: Tensor  # [draft_vocab]
+    ids: Tensor  # [draft_vocab] token id of each logit
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +94,9 @@ def drafts(
         ends_from.append(len(ends))
     parts = [*per_row, ends_from, *keys, ends]
     integers = torch.tensor([x for part in parts for x in part], dtype=torch.long)
-    reals = torch.tensor([[args.floor for args in row_args], [args.heat for args in row_args]], dtype=torch.float64)
+    reals = torch.tensor(
+        [[args.floor for args in row_args], [args.temperature for args in row_args]], dtype=torch.float64
+    )
     result, prob = torch.empty(2 * rows * most + rows, dtype=torch.long), torch.empty(rows, most)
     law = torch.empty(rows, levels, net.outputs if mode is CandidateMode.DRAWN else 0)
     at, out, line = integers.data_ptr(), result.data_ptr(), 8 * rows

@@ -1,10 +1,10 @@
-"""Weights stored as integers of few bits with a scale per 32 inputs, found by inspecting float weights.
+"""Block-quantised weights: integers of 4 or 8 bits with a scale per block of 32 inputs.
 
-Checkpoints that were quantised and written wider again (GGUF's Q4_1 and Q8_0 among them) take a scale, and a floor, for
-32 inputs of an output. The floor is then the group's least number and the scale a step from it to the largest. Whether
-these reproduce every number exactly is tried, and nothing is kept in fewer bits where they do not. Other types are not
-found this way but read from the quantised file (`models.weights.gguf_blocks`): their scales take float32, or there is
-one for each half of a group.
+A checkpoint may hold float weights that were quantised before, such as a dequantised GGUF file of type Q4_1 or Q8_0.
+`grid` recovers their integers: the floor (minimum) and the step of each block follow from its smallest and largest
+number. The integers are used only if they reproduce every weight exactly. Other GGUF types cannot be recovered in this
+way, because they have float32 scales or one scale per half block. They are read from the quantised file instead
+(`models.weights.gguf_blocks`).
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-SPAN = 32  # inputs that share a scale
-GLANCE = 4  # outputs that are looked at before all are
+SPAN = 32  # inputs per block
+PROBE = 4  # outputs that are tested first, because most weights fail at once
 
 
 class BlockFormat(NamedTuple):
-    """How a weight lies in memory: a `Block` of integers.hpp."""
+    """The memory format of a block of weights: `Block` in integers.hpp."""
 
     bits: int
-    parts: int  # of a span that have scales of their own
-    floor: bool
+    parts: int  # scales per block
+    floor: bool  # whether a block has a floor
     scale: torch.dtype
 
     @property
     def size(self) -> int:
-        """Bytes of a span of one output."""
+        """Bytes per block of one output."""
         return self.bits * SPAN // 8 + (self.parts + self.floor) * self.scale.itemsize
 
 
@@ -43,9 +43,9 @@ FORMS = {
 
 
 class QuantizedGrid(NamedTuple):
-    """weight[o, SPAN s + i] = number[o, s, i] * scale[o, s, part of i] + floor[o, s], in float32, to the bit."""
+    """weight[o, SPAN s + i] = number[o, s, i] * scale[o, s, part of i] + floor[o, s], exactly in float32."""
 
-    number: Tensor  # uint8 [out, spans, SPAN] of four bits, or int8
+    number: Tensor  # [out, spans, SPAN] uint8 with values below 16, or int8
     scale: Tensor  # float16 or float32 [out, spans, parts]
     floor: Tensor | None  # of the same type [out, spans]
 
@@ -62,33 +62,33 @@ class QuantizedGrid(NamedTuple):
 
 
 def grid(weight: Tensor) -> QuantizedGrid | None:
-    """A float32 weight [out, in] in few bits, where it is no other."""
+    """The integers of a float32 weight [out, in], if 8 or 4 bits reproduce it exactly; otherwise None."""
     outputs, inputs = weight.shape
     if inputs % SPAN or not outputs:
         return None
-    for attempt in (_eight, _four):
-        if _same(attempt(weight[:GLANCE]), weight[:GLANCE]):
-            candidate = attempt(weight)
-            return candidate if _same(candidate, weight) else None
+    for quantise in (_int8, _int4):
+        if _is_exact(quantise(weight[:PROBE]), weight[:PROBE]):
+            candidate = quantise(weight)
+            return candidate if _is_exact(candidate, weight) else None
     return None
 
 
-def nearest(weight: Tensor) -> QuantizedGrid | None:
-    """A float32 weight rounded to eight bits: for drafters, whose laws are what they come to and need be no others."""
-    return None if weight.shape[1] % SPAN or not len(weight) else _eight(weight)
+def round_to_int8(weight: Tensor) -> QuantizedGrid | None:
+    """A float32 weight rounded to 8 bits. Only for drafters: rounding a target would change the output distribution."""
+    return None if weight.shape[1] % SPAN or not len(weight) else _int8(weight)
 
 
-def _same(candidate: QuantizedGrid, weight: Tensor) -> bool:
+def _is_exact(candidate: QuantizedGrid, weight: Tensor) -> bool:
     return torch.equal(candidate.weight(), weight)
 
 
-def _eight(weight: Tensor) -> QuantizedGrid:
+def _int8(weight: Tensor) -> QuantizedGrid:
     groups = weight.view(len(weight), -1, SPAN)
     scale = (groups.abs().amax(-1, keepdim=True).double() / 127).half()
     return QuantizedGrid(_steps(groups, scale).clamp_(-127, 127).to(torch.int8), scale, None)
 
 
-def _four(weight: Tensor) -> QuantizedGrid:
+def _int4(weight: Tensor) -> QuantizedGrid:
     groups = weight.view(len(weight), -1, SPAN)
     floor = groups.amin(-1, keepdim=True)
     scale = ((groups.amax(-1, keepdim=True).double() - floor) / 15).half()
@@ -100,15 +100,14 @@ def _steps(numbers: Tensor, scale: Tensor) -> Tensor:
     return (numbers / torch.where(wide == 0, 1.0, wide)).round_()
 
 
-def laid(numbers: QuantizedGrid, side: int) -> Tensor:
-    """Bytes as `integers.hpp` reads them: for as many outputs as lie side by side and a span, numbers, scales and
-    floors."""
+def pack_blocks(numbers: QuantizedGrid, side: int) -> Tensor:
+    """Bytes as `integers.hpp` reads them: for each group of `side` outputs and each block, numbers, scales, floors."""
     form, number = FORMS[numbers.kind], numbers.number
     if form.bits == 4:
         number = number[..., : SPAN // 2] | number[..., SPAN // 2 :] << 4
     scales = numbers.scale if numbers.floor is None else torch.cat([numbers.scale, numbers.floor[..., None]], -1)
-    fours = number.contiguous().view(torch.int32)
-    parts = [_padded(part, side) for part in (fours, scales.contiguous())]
+    words = number.contiguous().view(torch.int32)
+    parts = [_padded(part, side) for part in (words, scales.contiguous())]
     groups, spans, start = len(parts[0]) // side, number.shape[1], 0
     data = torch.empty(groups, spans, side * form.size, dtype=torch.uint8)
     for part in parts:
@@ -124,8 +123,8 @@ def _padded(part: Tensor, side: int) -> Tensor:
     return functional.pad(part, (0, 0) * (part.dim() - 1) + (0, beyond)) if beyond else part
 
 
-def raised(data: Tensor, outputs: int, kind: str) -> Tensor:
-    """The weight again, [out, in]."""
+def unpack_blocks(data: Tensor, outputs: int, kind: str) -> Tensor:
+    """The float32 weight [out, in] of packed blocks: the inverse of `pack_blocks`."""
     form = FORMS[kind]
     groups, spans, size = data.shape
     side = size // form.size

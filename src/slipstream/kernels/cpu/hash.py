@@ -1,7 +1,7 @@
-"""XXH64 of large tensors (`hash.cpp`), in blocks that threads share.
+"""XXH64 of large tensors (`hash.cpp`), in blocks that threads hash in parallel.
 
-A start of the default model has to check about 200 MB. On a core at 2.5 GHz without instructions for SHA-256 it takes
-1.3 s with hashlib's SHA-256, 0.5 s with its BLAKE2b and 0.03 s with XXH64, which finds damage but no forgery.
+Loading the default model checks about 200 MB. On a core at 2.5 GHz without SHA-256 instructions this takes 1.3 s with
+hashlib's SHA-256, 0.5 s with its BLAKE2b and 0.03 s with XXH64. XXH64 detects damage, but not tampering.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VECTORS = {
 
 
 class HashKernel:
-    """A library that passed its check."""
+    """A compiled library that passed its self-check."""
 
     def __init__(self, path: Path) -> None:
         self._call = function(path, "slipstream_hash", POINTER, SIZE, POINTER)
@@ -55,5 +55,5 @@ class HashKernel:
 
 @functools.cache
 def kernel() -> HashKernel:
-    """The kernel; Unavailable where it cannot be had."""
+    """The kernel; raises Unavailable if it cannot be compiled or loaded."""
     return HashKernel(build(SOURCE))

@@ -1,8 +1,8 @@
 """Compiled libraries as files that are safe to load.
 
 Loading a library runs its code, and a truncated one ends the process with SIGBUS. So a library carries its size and its
-sha256 in a trailer, which the dynamic linker ignores, and is loaded only if both agree. The hash finds damage; it is no
-signature. What keeps other users' code out is that only files and folders are trusted that nobody else can write to.
+sha256 in a trailer, which the dynamic linker ignores, and is loaded only if both agree. The hash detects damage; it is
+not a signature. To keep out other users' code, only files and folders that no other user can write to are trusted.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 
 TAG = b"slipstream library 1"
 TRAILER = 8 + 32 + len(TAG)  # bytes: the size of the library, its sha256, the tag
-READABLE = 0o755  # the mode of our files and folders: everybody may read them, only their owner writes
+READABLE = 0o755  # mode of cached files and folders: only their owner may write
 
 
 def seal(path: Path) -> None:
-    """Append the trailer to a compiled library and bring the file to the disk, so that it can be renamed."""
+    """Append the trailer to a compiled library and sync the file to disk before it is renamed."""
     data = path.read_bytes()
     with open(path, "ab") as file:
         file.write(len(data).to_bytes(8, "little") + hashlib.sha256(data).digest() + TAG)
@@ -29,7 +29,7 @@ def seal(path: Path) -> None:
 
 
 def is_intact(path: Path) -> bool:
-    """Whether a file is a whole library as `seal` left it."""
+    """Whether a file is a complete library as `seal` wrote it."""
     try:
         data = path.read_bytes()
     except OSError:

@@ -1,7 +1,7 @@
-"""Draws tokens by an exponential race (`race.cpp`). Its reference is `core.noise.race`.
+"""Samples tokens by an exponential race (`race.cpp`). Its reference is `core.noise.race`.
 
-Hashing a number for every token of a vocabulary takes a library some twenty passes over memory; here it is one. What is
-left of a law that was drafted from is made on the way, where a library would take ten.
+In torch, a race over the vocabulary takes about twenty passes over memory, and computing a residual distribution takes
+about ten. The kernel computes the residual and runs the race in one pass each.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from slipstream.core.array_types import Int, Tensor
 from slipstream.core.law import Dense, Law, OneHot
 from slipstream.core.noise import CounterNoise, race
 from slipstream.core.verify.token import ResidualLaw, residual
-from slipstream.kernels.cpu.compile import Unavailable, function, had
+from slipstream.kernels.cpu.compile import Unavailable, function, load_or_none
 from slipstream.kernels.cpu.linear import POINTER, SIZE, parallel
 
 SOURCE = Path(__file__).parent / "src" / "race.cpp"
 
 
 class RaceKernel:
-    """A library that passed its check."""
+    """A compiled library that passed its self-check."""
 
     def __init__(self, path: Path) -> None:
         team = ctypes.c_uint, POINTER
         self._call = function(path, "slipstream_race", POINTER, POINTER, SIZE, POINTER, *(SIZE,) * 4, POINTER, *team)
         where = POINTER, SIZE, POINTER, SIZE
-        self._rest = function(
-            path, "slipstream_rest", *(POINTER,) * 2, SIZE, POINTER, *where, *(SIZE,) * 3, POINTER, *team
+        self._residual = function(
+            path, "slipstream_residual", *(POINTER,) * 2, SIZE, POINTER, *where, *(SIZE,) * 3, POINTER, *team
         )
         self._parallel = parallel()
         self._check()
 
     def race(self, law: Law, key: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-        if isinstance(law, ResidualLaw) and self._makes(law):
-            return self.rest(law, key)
+        if isinstance(law, ResidualLaw) and self._supports(law):
+            return self.residual_race(law, key)
         if isinstance(law, Dense):
             ids, probs = None, law.probs
         else:
@@ -50,22 +50,22 @@ class RaceKernel:
         self._call(key.data_ptr(), where, step, probs.data_ptr(), *sizes, out.data_ptr(), *self._team)
         return out
 
-    def rest(self, law: ResidualLaw, key: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-        """What is left of some laws, made and raced over."""
-        whole, scale = law.target_probs.contiguous(), law.scale.contiguous()
-        ids, taken = (None, law.draft.dense()) if isinstance(law.draft, Dense) else law.draft.support()
-        taken, key = taken.contiguous(), key.contiguous()
+    def residual_race(self, law: ResidualLaw, key: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+        """A race over residual distributions, which the kernel computes."""
+        target_probs, scale = law.target_probs.contiguous(), law.scale.contiguous()
+        ids, draft_probs = (None, law.draft.dense()) if isinstance(law.draft, Dense) else law.draft.support()
+        draft_probs, key = draft_probs.contiguous(), key.contiguous()
         ids = None if ids is None else ids if ids.stride(1) == 1 else ids.contiguous()
         out = torch.empty(len(key), dtype=torch.long)
         where, step = (None, 0) if ids is None else (ids.data_ptr(), ids.stride(0))
-        own = whole.data_ptr(), whole.stride(0), scale.data_ptr()
-        sizes = taken.stride(0), taken.shape[1], *whole.shape
-        self._rest(key.data_ptr(), *own, where, step, taken.data_ptr(), *sizes, out.data_ptr(), *self._team)
+        target = target_probs.data_ptr(), target_probs.stride(0), scale.data_ptr()
+        draft = where, step, draft_probs.data_ptr(), draft_probs.stride(0), draft_probs.shape[1]
+        self._residual(key.data_ptr(), *target, *draft, *target_probs.shape, out.data_ptr(), *self._team)
         return out
 
     @staticmethod
-    def _makes(law: ResidualLaw) -> bool:
-        """Whether this is the rest that it makes."""
+    def _supports(law: ResidualLaw) -> bool:
+        """Whether the kernel computes this residual with these types."""
         kinds = law.target_probs.dtype, law.scale.dtype, law.draft.support()[1].dtype
         return law.residual is residual and kinds == (torch.float32, torch.float64, torch.float32)
 
@@ -87,7 +87,7 @@ class RaceKernel:
 
 
 class KernelNoise(CounterNoise):
-    """The same noise, raced by the kernel where the law lies on a CPU."""
+    """`CounterNoise` that uses the kernel for laws on the CPU."""
 
     def race(self, law: Law, key: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
         compiled = kernel() if law.device.type == "cpu" else None  # keys always are on the CPU
@@ -96,5 +96,5 @@ class KernelNoise(CounterNoise):
 
 @functools.cache
 def kernel() -> RaceKernel | None:
-    """The kernel, where it can be had."""
-    return had(RaceKernel, SOURCE)
+    """The kernel, or None if it is not available."""
+    return load_or_none(RaceKernel, SOURCE)

@@ -147,7 +147,7 @@ def take(model: TorchModel) -> SkeletonParts:
     first: Any = anatomy.layers[0]
     facts = {
         "config": {name: getattr(whole.config.get_text_config(), name, None) for name in CONFIG},
-        "products": {name: m.packed.facts for name, m in products.items()},
+        "products": {name: m.packed.metadata for name, m in products.items()},
         "windows": [anatomy.windows[i] for i in range(len(anatomy.layers))],
         "head_dim": first.self_attn.head_dim,
         "scaling": first.self_attn.scaling,

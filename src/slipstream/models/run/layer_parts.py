@@ -17,7 +17,7 @@ PRODUCTS = {
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
 }
-NORMS = {"before": "input_layernorm", "between": "post_attention_layernorm"}
+NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
 HEAD_NORMS = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}  # of each head; most models have none
 
 

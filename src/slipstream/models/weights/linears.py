@@ -129,7 +129,7 @@ def products(model: nn.Module) -> str | None:
 
 def row_bits(model: nn.Module) -> int:
     """The bits of the activations in integer products; 16 where a model has none."""
-    return next((packed.row_bits for packed in _all_packed(model) if packed.whole), 16)
+    return next((packed.row_bits for packed in _all_packed(model) if packed.is_integer), 16)
 
 
 def rounded(model: nn.Module) -> bool:

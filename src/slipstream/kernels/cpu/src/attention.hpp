@@ -2,12 +2,12 @@
 //
 //   query  [tokens, heads, dim]                   out [tokens, heads, dim_v]     row-major
 //   keys   [rows, kv_heads, places, dim]          values [rows, kv_heads, places, dim_v]
-//   seen   [tokens, used], bytes                  which places of its row a token sees; null: all of them
+//   seen   [tokens, used], bytes                  the places of its row that a token attends to; null: all of them
 //
-// A token's sums run over the places it sees, in their order, and over nothing else. Scores, weights and sums are numbered
-// by that order, never by place or by batch, so a token's bits depend on what it sees alone. What is shared is reading:
-// neighbours of one row are worked on together, a tile of places that fits the nearest cache at a time, each keeping sums
-// of its own; and the heads of a group share the registers that keys and values are read into.
+// A token's sums run over its visible places in their order, and over nothing else. So its result does not depend on the
+// batch or on where the places lie. Only memory reads are shared: up to TOKENS neighbouring tokens of one row are computed
+// together over a tile of places that fits the first-level cache, each with its own sums, and the heads of a group share the
+// registers that keys and values are loaded into.
 
 #pragma once
 
@@ -27,10 +27,10 @@ namespace {
 using namespace vectors;
 
 constexpr int WIDE = 4;    // vectors of a value that are summed at a time
-constexpr int TOKENS = 8;  // of one row that are worked on together
+constexpr int TOKENS = 8;  // of one row that are computed together
 constexpr int HEADS_AT_ONCE = 4;
-constexpr int64_t AHEAD = 12;  // places whose values are sent for before they are needed
-constexpr int64_t TILE = 128;  // places whose keys stay near while all these tokens look at them
+constexpr int64_t AHEAD = 12;  // prefetch distance for values, in places
+constexpr int64_t TILE = 128;  // places per tile
 #define EACH _Pragma("GCC unroll 8")
 
 struct Job {
@@ -46,8 +46,8 @@ struct Job {
     std::atomic<int64_t> next{0};
 };
 
-// One head of one token: scores are turned into weights, their sum is returned. Never inlined: compilers fuse multiplications
-// with additions here one way, there another, and a token's bits must not depend on how its heads are shared out.
+// Softmax weights of one head of one token, not normalised; returns their sum. Never inlined: a compiler may fuse
+// multiplications and additions differently in each inlined copy, and the result must not depend on how heads are divided.
 __attribute__((noinline)) float weigh(float* score, int64_t n, int64_t padded) {
     std::fill(score + n, score + padded, -std::numeric_limits<float>::infinity());
     Floats most = load(score);
@@ -67,7 +67,7 @@ __attribute__((noinline)) float weigh(float* score, int64_t n, int64_t padded) {
     return total(sum);
 }
 
-// One product of a query and a key: always the same lanes in the same order, whoever is worked on beside it.
+// Dot products of HEADS queries and PLACES keys. Each uses the same lanes in the same order, whatever is computed with it.
 template <int HEADS, int PLACES>
 inline void dots(const Job& job, const float* query, const float* keys, const int32_t* place, float* score, int64_t stride) {
     const float* key[PLACES];
@@ -113,7 +113,7 @@ bool scores(const Job&, const float*, const float*, const int32_t*, int64_t, flo
 }
 #endif
 
-// Values of HEADS heads, weighted and added place by place to the sums so far; a place is never added to another one first.
+// Adds the weighted values of HEADS heads to their sums, one place after the other.
 template <int HEADS>
 void blend(const Job& job, const float* weight, int64_t stride, const float* values, const int32_t* place, int64_t n, float* out) {
     int64_t k = 0;
@@ -148,7 +148,7 @@ inline bool sees_all(const uint8_t* seen, int64_t i) {
     return eight == 0x0101010101010101;
 }
 
-// What one thread needs for the tokens it works on together.
+// Scratch memory of one thread for the tokens that it computes together.
 struct Bench {
     std::vector<int32_t> place[TOKENS];
     std::vector<float> score[TOKENS];
@@ -224,8 +224,8 @@ void group(const Job& job, Bench& bench, int64_t first, int64_t tokens, int64_t 
     }
 }
 
-// An item is a run of tokens of one row with one kv head; the last few items are cut into single heads, so that no thread
-// waits long for another.
+// A work item is a run of tokens of one row with one kv head. The last few items are split into single heads, so that all
+// threads finish at about the same time.
 void work(void* data) {
     static thread_local Bench bench;
     Job& job = *static_cast<Job*>(data);
@@ -240,7 +240,7 @@ void work(void* data) {
     }
 }
 
-// Where each run of neighbours begins that is worked on together, and the end.
+// Where each run of tokens that are computed together begins, and the end.
 void runs(const int64_t* row, int64_t tokens, std::vector<int64_t>& start) {
     start.clear();
     for (int64_t t = 0; t < tokens; ++t)

@@ -1,7 +1,7 @@
-// Scores sixteen at a time, included by attention.hpp: vectors run along a key, so each score is a sum across one, and sums
-// across sixteen vectors take three instructions each where one alone takes eight.
+// Sixteen scores at a time, included by attention.hpp. Vectors run along a key, so each score is a sum across the lanes of a
+// vector. Summing sixteen vectors together takes three instructions per vector; one alone takes eight.
 
-// Sixteen totals, each by the very same additions: halves onto halves, of two vectors at a time.
+// Sixteen sums across lanes, each by the same additions as `total`.
 inline __m512 totals(__m512 (&sum)[16]) {
     const __m512i fours = _mm512_set_epi32(27, 26, 25, 24, 15, 14, 13, 12, 19, 18, 17, 16, 7, 6, 5, 4);
     EACH for (int i = 0; i < 8; ++i)
@@ -15,7 +15,7 @@ inline __m512 totals(__m512 (&sum)[16]) {
     return _mm512_shuffle_ps(sum[0], sum[2], 0x88) + _mm512_shuffle_ps(sum[0], sum[2], 0xdd);
 }
 
-// A query by one key, both DIM long (0: as long as `dim`), lanes not yet added up.
+// The product of a query and a key of length DIM (0: `dim`), before the lanes are added up.
 template <int DIM>
 inline __attribute__((always_inline)) __m512 product(const float* query, const float* key, int64_t dim) {
     __m512 sum = _mm512_setzero_ps();
@@ -28,12 +28,12 @@ inline __attribute__((always_inline)) __m512 product(const float* query, const f
     return sum;
 }
 
-// Up to sixteen scores; those beyond `count` are made and left alone.
+// Up to sixteen scores; those beyond `count` are computed and ignored.
 template <int DIM>
 void sixteen(const float* query, const float* keys, const int32_t* place, int64_t count, int64_t dim, float scale, float* score) {
     __m512 sum[16];
     if (DIM) dim = DIM;
-    if (count >= 16 && place[15] - place[0] == 15) {  // they lie in a row
+    if (count >= 16 && place[15] - place[0] == 15) {  // contiguous places
         _Pragma("GCC unroll 16") for (int p = 0; p < 16; ++p) sum[p] = product<DIM>(query, keys + (place[0] + p) * dim, dim);
     } else {
         _Pragma("GCC unroll 16") for (int p = 0; p < 16; ++p)
@@ -43,7 +43,7 @@ void sixteen(const float* query, const float* keys, const int32_t* place, int64_
     _mm512_mask_storeu_ps(score, some, totals(sum) * scale);
 }
 
-// The scores of `n` places for HEADS heads; whether keys are of a length that this is made for.
+// The scores of `n` places for HEADS heads. Returns false if this head dimension is not supported.
 template <int HEADS>
 bool scores(const Job& job, const float* query, const float* keys, const int32_t* place, int64_t n, float* score, int64_t stride) {
     if (job.dim % 16) return false;

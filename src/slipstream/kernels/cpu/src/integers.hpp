@@ -1,22 +1,21 @@
-// Products in whole numbers, included by linear.hpp: weights that are whole numbers of four or eight bits by groups of 32
-// inputs, each group with scales (and a floor) of its own, meet activations as whole numbers of sixteen bits, or of eight in
-// a library of its own (ROW_BITS), which is another target.
+// Integer products, included by linear.hpp. Weights are integers of 4 or 8 bits in blocks (spans) of 32 inputs, each with
+// its own scales and possibly a floor. Activations are rounded to integers of 16 bits, or of 8 bits if ROW_BITS is 8, which
+// is a separate library.
 //
-// The weights are reproduced exactly. An activation is rounded to one of 65,025 steps between the largest numbers of its
-// group of 32: products are some forty times closer than with activations in bfloat16, and their sums exact. Sixteen bits
-// are two times eight, since processors multiply bytes four at a time; with eight, 255 steps are left and half of the
-// products. Sums being exact, it does not matter to a bit of the result which instructions make them: what follows, scaling
-// and adding up spans, is one order of operations,
+// Weights are represented exactly. An activation of 16 bits has one of 65,025 values within the range of its span, which is
+// about forty times as precise as bfloat16. It is stored as two bytes, because processors multiply bytes four at a time. An
+// activation of 8 bits has 255 values and needs half of the products. Integer sums are exact, so all instruction sets give
+// the same result. Scaling and adding up spans has one order of operations,
 //
 //   sum = fma(float(whole[p]) * step, scale[p], sum)   for every part p of the span, in order
 //   sum = fma(floor, total, sum)                       where there is a floor
 //
-// in float32, span by span: whole[p] is the exact sum of a part's products, `step` what one step of the activations is
-// worth, `total` what the activations of the span add up to. Then comes the bias.
+// in float32, span by span. whole[p] is the exact sum of the products of part p, `step` the size of one step of the
+// activations, `total` the sum of the activations of the span. The bias is added at the end.
 
 #if defined(NEON) && defined(__ARM_FEATURE_DOTPROD)
 #define INTEGERS
-constexpr int SIDE = 4;  // outputs side by side
+constexpr int SIDE = 4;  // outputs that are stored interleaved
 #elif defined(__AVX512BW__) && defined(__AVX512VNNI__)
 #define INTEGERS
 constexpr int SIDE = 16;
@@ -33,13 +32,13 @@ constexpr int SPAN = 32;  // inputs that share a scale
 constexpr bool BYTES = ROW_BITS == 8;
 constexpr int FULL = BYTES ? 127 : 127 * 256;
 #if defined(__AVX512BW__) && defined(__AVX512VNNI__)
-constexpr int HELD = BYTES ? 2 * MOST : MOST;  // rows that lie together: as many as a tile has lines for
+constexpr int HELD = BYTES ? 2 * MOST : MOST;  // rows that are stored together: the rows of a tile register
 #else
 constexpr int HELD = MOST;
 #endif
 
-// What one step is worth where the largest number is `top`. Of eight bits, it has two digits less than a float32 could: then
-// a sum of products may begin at 1.5 * 2^23, where its bits are those of a float32, and what that adds is taken off exactly.
+// The size of one step if the largest number is `top`. With 8 bits it has fewer significant bits than a float32, so that a
+// sum can start at 1.5 * 2^23, where integer and float32 bits agree, and that offset can be subtracted exactly.
 INLINE float step_of(float top) {
     float step = top / FULL;
     if constexpr (BYTES) {
@@ -51,9 +50,9 @@ INLINE float step_of(float top) {
     return step;
 }
 
-// A span of SIDE outputs. With eight bits, byte 4 (SIDE j + o) + i: output o, input 4 j + i; with four, that input below and
-// input 16 + 4 j + i above. Scales are of all inputs (one part) or of the first 16 and the others (two parts), in float16 or
-// float32; the floor, where there is one, lies behind them.
+// A span of SIDE outputs. With 8 bits, byte 4 (SIDE j + o) + i holds input 4 j + i of output o. With 4 bits, the lower half
+// of that byte holds this input and the upper half input 16 + 4 j + i. A span has one scale, or one for each half of its
+// inputs (two parts), in float16 or float32. The floor, if any, follows the scales.
 template <int BITS_, int PARTS_, bool FLOOR_, class Scale>
 struct Block {
     static constexpr int BITS = BITS_, PARTS = PARTS_;
@@ -63,11 +62,11 @@ struct Block {
 };
 using Four = Block<4, 1, true, uint16_t>;
 using Eight = Block<8, 1, false, uint16_t>;
-using FourK = Block<4, 1, true, float>;  // as GGUF's K types need them: scales are products of two numbers
+using FourK = Block<4, 1, true, float>;  // GGUF's K types: scales are products of two numbers
 using FiveK = Block<8, 1, true, float>;
 using SixK = Block<8, 2, false, float>;
 
-#if !defined(INTEGERS)  // weights of these kinds are not made here
+#if !defined(INTEGERS)  // no integer weights on this processor
 
 INLINE void wholes(const float*, float*, int64_t, int64_t, int64_t, int64_t, int64_t) {}
 INLINE void nothing(float*, int64_t, int64_t, int64_t, int64_t) {}

@@ -1,5 +1,5 @@
-// Whole numbers on x86 without instructions for four bytes, included by integers.hpp: eight outputs side by side, multiplied
-// two at a time, as numbers of sixteen bits or as bytes.
+// Integer products on x86 with AVX2, without VNNI, included by integers.hpp: eight outputs interleaved. Instructions multiply
+// and add pairs, of 16-bit integers or of bytes.
 
 // The activations of one row in one span: number * scale, and their sum.
 struct Span {
@@ -20,10 +20,10 @@ INLINE int32_t total(__m256i x) {
     return _mm_cvtsi128_si32(_mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1)));
 }
 
-// What was packed of two vectors, half by half, in the order of these.
+// Packing two vectors works on halves; this restores their order.
 INLINE __m256i ordered(__m256i packed) { return _mm256_permute4x64_epi64(packed, 0xd8); }
 
-// Row r of x as whole numbers, from input `first` to `last`.
+// Round row r of x to integers, from input `first` to `last`.
 INLINE void wholes(const float* given, float* x, int64_t, int64_t in, int64_t r, int64_t first, int64_t last) {
     Span* to = reinterpret_cast<Span*>(x) + r * (in / SPAN);
     const __m256 sign = _mm256_set1_ps(-0.0f);
@@ -54,7 +54,7 @@ INLINE void wholes(const float* given, float* x, int64_t, int64_t in, int64_t r,
 INLINE __m256 wide(const uint16_t* half) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(half))); }
 INLINE __m256 wide(const float* single) { return _mm256_loadu_ps(single); }
 
-// Four inputs of eight outputs, as numbers of sixteen bits: the first four outputs, then the others.
+// Four inputs of eight outputs as 16-bit integers: the first four outputs, then the others.
 struct Pair {
     __m256i first, second;
 };
@@ -70,7 +70,7 @@ INLINE Pair line(const Weight& span, int j) {
     }
 }
 
-// Part PART of a span by ROWS rows as numbers of sixteen bits; `spans` is how far rows lie apart.
+// Part PART of a span by ROWS rows of 16-bit integers; rows lie `spans` spans apart.
 template <int PART, class Weight, int ROWS>
 INLINE void wholes_of(__m256i (&whole)[ROWS], const Weight& weight, const Span* x, int64_t spans) {
     constexpr int STEPS = SPAN / 4 / Weight::PARTS;  // of four inputs, in a part
@@ -90,8 +90,8 @@ INLINE void wholes_of(__m256i (&whole)[ROWS], const Weight& weight, const Span* 
     each<ROWS>([&](auto r) { whole[r] = ordered(_mm256_hadd_epi32(first[r], second[r])); });
 }
 
-// The same as bytes. Products of two are added up in sixteen bits, unsigned by signed, and must fit: 2 * 128 * 127 does, with
-// the sign of a weight taken by the number it meets; eight times 2 * 15 * 127 do, too, so of four bits all sums are short.
+// The same with bytes. The instruction adds pairs of products (unsigned by signed) in 16 bits, so they must fit: 2 * 128 * 127
+// does, if the sign of a weight is moved to the activation. With 4-bit weights, eight pairs (8 * 2 * 15 * 127) fit.
 template <int PART, class Weight, int ROWS>
 INLINE void bytes_of(__m256i (&whole)[ROWS], const Weight& weight, const Span* x, int64_t spans) {
     constexpr int STEPS = SPAN / 4 / Weight::PARTS;

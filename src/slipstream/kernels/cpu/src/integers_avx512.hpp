@@ -1,14 +1,14 @@
-// Whole numbers on x86, included by integers.hpp: sixteen outputs side by side. Few rows are multiplied by vector instructions
-// (VNNI); more of them by matrix ones where there are any (AMX), in blocks of eight, or of sixteen where numbers are bytes.
+// Integer products on x86 with AVX-512, included by integers.hpp: sixteen outputs interleaved. Few rows use vector instructions
+// (VNNI). More rows use matrix instructions (AMX) if available, in blocks of eight rows, or sixteen with 8-bit activations.
 
 constexpr int STEPS = SPAN / 4;    // vectors of a span: 16 outputs, four inputs of each
-constexpr int AHEAD = 12;          // spans of weights that are sent for before they are needed
-constexpr int FEW = BYTES ? 6 : 3;  // rows that vector instructions take at a time; more are worth tiles, by measurement
-constexpr int MANY = BYTES ? HELD : 3 * HELD;  // rows that tiles take at a time: whole blocks, and their sums in registers
+constexpr int AHEAD = 12;          // prefetch distance, in spans of weights
+constexpr int FEW = BYTES ? 6 : 3;  // rows per call of the vector code; measured: more are faster with tiles
+constexpr int MANY = BYTES ? HELD : 3 * HELD;  // rows per call of the tile code: whole blocks whose sums fit in registers
 constexpr int64_t NEAR = 1 << 18;  // bytes of weights that stay in the second-level cache
 
-// The activations of a block of rows in one span: number * scale, their sum, and the sums of the whole numbers, of all of
-// them and of the first half. Numbers of sixteen bits are 256 high + low, the high bytes of all rows before the low ones.
+// The activations of a block of rows in one span: integers and their scale, the sum of the activations, and the sums of the
+// integers, of all and of the first half. 16-bit integers are 256 high + low; the high bytes of all rows come first.
 struct Span {
     int8_t number[2 * MOST][SPAN];
     float scale[HELD], sum[HELD];
@@ -16,7 +16,7 @@ struct Span {
 };
 static_assert(sizeof(Span) <= MOST * SPAN * sizeof(float));
 
-// Row r of x as whole numbers, from input `first` to `last`.
+// Round row r of x to integers, from input `first` to `last`.
 INLINE void wholes(const float* given, float* x, int64_t, int64_t in, int64_t r, int64_t first, int64_t last) {
     Span* to = reinterpret_cast<Span*>(x) + r / HELD * (in / SPAN);
     r %= HELD;
@@ -28,7 +28,7 @@ INLINE void wholes(const float* given, float* x, int64_t, int64_t in, int64_t r,
         const __m512i mixed = _mm512_packs_epi32(front, back), order = _mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0);
         const __m512i number = _mm512_permutexvar_epi64(order, mixed);
         Span& span = to[k / SPAN];
-        const __m256i low = _mm512_cvtepi16_epi8(number);  // what is left of it beside the high bytes, signed
+        const __m256i low = _mm512_cvtepi16_epi8(number);  // the low byte, signed
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(span.number[BYTES ? r : MOST + r]), low);
         if constexpr (!BYTES) {
             const __m512i high = _mm512_srai_epi16(_mm512_add_epi16(number, _mm512_set1_epi16(128)), 8);
@@ -42,8 +42,7 @@ INLINE void wholes(const float* given, float* x, int64_t, int64_t in, int64_t r,
     }
 }
 
-// Rows that the last block lacks count nothing: tiles take them as they come, and what is left over from elsewhere may be
-// numbers that are slow to multiply.
+// Zero the missing rows of the last block: tiles multiply them too, and old memory may hold numbers that are slow to multiply.
 INLINE void nothing(float* x, int64_t in, int64_t rows, int64_t first, int64_t last) {
     Span* to = reinterpret_cast<Span*>(x) + (rows - 1) / HELD * (in / SPAN);
     for (int64_t k = first; k < last; k += SPAN)
@@ -59,11 +58,11 @@ template <class Weight>
 INLINE void send_for(const Weight* weight) {
     const char* there = reinterpret_cast<const char*>(weight + AHEAD);
     _Pragma("GCC unroll 16") for (size_t i = 0; i < (sizeof(Weight) + 63) / 64; ++i)
-        _mm_prefetch(there + 64 * i, _MM_HINT_T0);  // not by `each`: some compilers think a function of these does nothing
+        _mm_prefetch(there + 64 * i, _MM_HINT_T0);  // not with `each`: some compilers remove it as a function without effect
 }
 
-// sum + four products of unsigned bytes of `weights` by the four signed ones at `x`, for every output: one instruction, of
-// which compilers make two.
+// sum + the products of four unsigned bytes of `weights` and the four signed bytes at `x`, for every output. Inline assembly,
+// because compilers emit two instructions for the intrinsic.
 INLINE __m512i dot(__m512i sum, __m512i weights, const int8_t* x) {
     asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(weights), "m"(*reinterpret_cast<const int32_t(*)[1]>(x)));
     return sum;
@@ -84,14 +83,14 @@ INLINE void unpack(const Weight& span, __m512i (&number)[STEPS]) {
     }
 }
 
-// The floor of a span, where it has one.
+// The floor of a span, if it has one.
 template <class Weight>
 INLINE __m512 floor_of(const Weight& weight) {
     if constexpr (Weight::FLOOR) return wide(weight.scale[Weight::PARTS]);
     else return _mm512_setzero_ps();
 }
 
-// What whole numbers of a row and part of a span came to, scaled and added to the row's sums; after the last part the floor.
+// Scales the integer sum of a row and part of a span and adds it to the row's sum; after the last part also the floor.
 template <class Weight, int PART>
 INLINE void settle(__m512& sum, __m512i whole, const Span& x, int r, __m512 scale, __m512 floor) {
     const __m512 own = _mm512_mul_ps(_mm512_cvtepi32_ps(whole), _mm512_set1_ps(x.scale[r]));
@@ -104,20 +103,20 @@ INLINE void finish_all(const Job& job, __m512 (&sum)[ROWS], int64_t row, int64_t
     each<ROWS>([&](auto r) { finish<SIDE>(job, reinterpret_cast<float*>(&sum[r]), row + r, group * SIDE); });
 }
 
-// The whole numbers of a row in one part of a span, added up.
+// The sum of the integers of a row in one part of a span.
 template <int PARTS, int PART>
 INLINE int32_t total(const Span& x, int r) {
     if constexpr (PARTS == 1) return x.whole[r];
     else return PART ? x.whole[r] - x.front[r] : x.front[r];
 }
 
-// High and low bytes of a number together; where there are no low ones, bytes are all there is.
+// Combines the sums of high and low bytes; 8-bit activations have no low bytes.
 INLINE __m512i joined(__m512i high, __m512i low) {
     return BYTES ? high : _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
 }
 
-// Rows by vector instructions, which multiply unsigned bytes by signed ones: weights of eight bits are raised by 128, and
-// what that adds is taken off again.
+// Rows by vector instructions, which multiply unsigned by signed bytes. 128 is added to 8-bit weights, and its contribution
+// is subtracted afterwards.
 template <class Weight, int ROWS>
 INLINE void vectors(const Job& job, const Weight* weight, int64_t row, int64_t group) {
     constexpr int PARTS = Weight::PARTS;
@@ -156,10 +155,9 @@ INLINE void vectors(const Job& job, const Weight* weight, int64_t row, int64_t g
 
 #ifdef TILES
 
-// Matrix registers: products of 16 lines of bytes (of sixteen rows; or of eight, high bytes and low ones) by 16 outputs, or
-// of eight lines where there are no more rows. One register for sums, one for rows, one for weights: processors rename them,
-// and by measurement do it the better the fewer are in use. Spans of two parts are two products, and have a register for the
-// weights of each.
+// Tile registers (AMX): products of 16 lines of bytes by 16 outputs. The lines are sixteen rows, or the high and low bytes of
+// eight rows; with fewer rows eight lines. One register holds sums, one rows, one weights. The processor renames them, and
+// measurements were best with the fewest registers. Spans of two parts are two products with a weight register each.
 template <int PARTS, uint8_t LINES>
 struct alignas(64) Shape {
     uint8_t palette = 1, start = 0, none[14] = {};
@@ -167,7 +165,7 @@ struct alignas(64) Shape {
     uint8_t lines[16] = {LINES, LINES, STEPS / PARTS, STEPS / PARTS};
 };
 
-// Whether this process may use them: the kernel must be asked once.
+// Whether this process may use tile registers: Linux grants them on request.
 bool may_tile() {
     static const bool granted = syscall(SYS_arch_prctl, 0x1023, 18) == 0;  // ARCH_REQ_XCOMP_PERM, tile data
     return granted;
@@ -187,16 +185,16 @@ struct Tiles {
 };
 
 using Raised = int8_t[STEPS][64];    // the bytes of a span
-using Sums = int32_t[2 * MOST][16];  // what each line of bytes came to
+using Sums = int32_t[2 * MOST][16];  // the sum of each line of bytes
 
-#define BARRIER asm volatile("" ::: "memory")  // what tiles read must have been written
+#define BARRIER asm volatile("" ::: "memory")  // memory that tiles read must be written first
 
-// Sums of some rows are done. Not inlined, or there would be no registers left for the loop around it.
+// Writes the finished sums of rows. Not inlined, because the loop around it needs the registers.
 __attribute__((noinline)) void hand_over(const Job& job, float (*line)[SIDE], int64_t row, int64_t rows, int64_t group) {
     for (int64_t r = 0; r < rows; ++r) finish<SIDE>(job, line[r], row + r, group * SIDE);
 }
 
-// Where the bytes of a span begin, for tiles: those of eight bits lie right as they are.
+// The bytes of a span as tiles read them: 8-bit weights in place, 4-bit weights unpacked.
 template <class Weight>
 INLINE const char* laid(const Weight& weight, const Raised& bytes) {
     if constexpr (Weight::BITS == 8) return reinterpret_cast<const char*>(weight.number);
@@ -210,7 +208,7 @@ INLINE void lay(const Weight& weight, Raised& bytes) {
     each<STEPS>([&](auto j) INLINED { _mm512_store_si512(bytes[j], number[j]); });
 }
 
-// The weights of a span, into their tiles.
+// Loads the weights of a span into their tiles.
 template <class Weight>
 INLINE void load(const Weight& weight, const Raised& bytes) {
     const char* from = laid(weight, bytes);
@@ -218,7 +216,7 @@ INLINE void load(const Weight& weight, const Raised& bytes) {
     if constexpr (Weight::PARTS == 2) _tile_loadd(3, from + 64 * STEPS / 2, 64);
 }
 
-// A block of rows by the span of weights that lies in its tiles.
+// Multiplies a block of rows by the span of weights in the tiles.
 template <int PARTS>
 INLINE void multiply(const Span& x, Sums (&sums)[PARTS]) {
     _tile_loadd(1, x.number, SPAN);
@@ -234,7 +232,7 @@ INLINE void multiply(const Span& x, Sums (&sums)[PARTS]) {
     BARRIER;
 }
 
-// What a part of a span of a block's rows came to, scaled and added to their sums.
+// Scales the integer sums of a block's rows in a part of a span and adds them to the rows' sums.
 template <class Weight, int PART, int BLOCK, int ROWS>
 INLINE void add(__m512 (&sum)[ROWS], const Sums& found, const Span& x, __m512 scale, __m512 floor) {
     each<std::min(HELD, ROWS - BLOCK * HELD)>([&](auto r) INLINED {
@@ -243,10 +241,10 @@ INLINE void add(__m512 (&sum)[ROWS], const Sums& found, const Span& x, __m512 sc
     });
 }
 
-// Some blocks of rows by some groups of outputs. Weights come as one stream of spans, and every span goes through three
-// hands: its bytes are laid out, multiplied, and what came of it is scaled and added up. Between two hands lie a few
-// spans, since what vector instructions have just stored tiles cannot read at once, nor the other way round. Blocks of
-// rows are multiplied and added up in turn, since no processor looks much further ahead than one of each.
+// Blocks of rows by groups of outputs. The spans of weights pass through a pipeline of three stages: unpack the bytes,
+// multiply, scale and add. The stages work a few spans apart, because tiles cannot read at once what vector instructions
+// just stored, and vice versa. Multiplying and adding alternate block by block, because out-of-order execution does not
+// reach much further than one of each.
 template <class Weight, int ROWS>
 struct Stream {
     static constexpr int LEAD = 2, LAG = 2, BLOCKS = (ROWS + HELD - 1) / HELD, RING = 4, PARTS = Weight::PARTS;
@@ -254,7 +252,7 @@ struct Stream {
     const Weight* weight;
     const Span* x;
     int64_t spans, count;
-    int64_t at = 0, end = 0;  // spans of x, of what is multiplied and of what is added up
+    int64_t at = 0, end = 0;  // next span to multiply, next span to add up
     alignas(64) Raised bytes[RING];
     alignas(64) Sums sums[RING][BLOCKS][PARTS];
 
@@ -293,7 +291,7 @@ void stream(const Job& job, const Weight* weight, int64_t row, int64_t group, in
     Own own(job, weight, row, last - group);
     const int64_t count = own.count;
     alignas(64) float lines[ROWS][SIDE];
-    __m512 sum[ROWS];  // apart from what tiles read and write, or it would not stay in registers
+    __m512 sum[ROWS];  // separate from the memory of tiles, so that it stays in registers
     each<ROWS>([&](auto r) INLINED { sum[r] = _mm512_setzero_ps(); });
     for (int64_t i = 0; i < Own::LEAD; ++i) own.lay_out(i);
     for (int64_t i = 0; i < std::min<int64_t>(Own::LAG, count); ++i) own.template step<true, false>(sum, i);
@@ -307,7 +305,7 @@ void stream(const Job& job, const Weight* weight, int64_t row, int64_t group, in
     }
 }
 
-// As many rows as tiles take at once; how many there are is rounded up, since every number has a function of its own.
+// Up to MANY rows by tiles. The number of rows is rounded up, because each number instantiates a template.
 template <class Weight, int ROWS = MANY>
 void matrices(const Job& job, const Weight* weight, int64_t row, int64_t count, int64_t first, int64_t last) {
     constexpr int LESS = ROWS > MOST ? ROWS - 4 : ROWS - 1;
@@ -336,7 +334,7 @@ void few(const Job& job, const Weight* weight, int64_t row, int64_t count, int64
     vectors<Weight, ROWS>(job, weight, row, group);
 }
 
-// Some rows by some groups of outputs: by tiles as many as these take, the last few by vectors.
+// Rows by groups of outputs: most of the rows by tiles, the last few by vector instructions.
 template <class Weight>
 void rows_by(const Job& job, const Weight* weight, bool tiles, int64_t row, int64_t end, int64_t first, int64_t last) {
     for (int64_t left; tiles && (left = end - row) > FEW;) {
@@ -356,7 +354,7 @@ template <class Weight>
 void integers(const Job& job, int64_t top, int64_t bottom, int64_t first, int64_t last) {
     const Tiles<Weight::PARTS> tiles(bottom - top);
     const int64_t spans = job.in / SPAN, line = spans * sizeof(Weight);
-    const int64_t some = bottom - top > MANY ? std::max<int64_t>(1, NEAR / line) : last - first;  // that all rows meet in turn
+    const int64_t some = bottom - top > MANY ? std::max<int64_t>(1, NEAR / line) : last - first;  // groups whose weights stay in cache for all rows
     for (int64_t group = first; group < last; group += some) {
         const Weight* weight = static_cast<const Weight*>(job.weight) + group * spans;
         rows_by(job, weight, tiles.ready, top, bottom, group, std::min(last, group + some));

@@ -1,22 +1,22 @@
-// Whole numbers on ARM, included by integers.hpp: four outputs side by side, bytes multiplied four at a time.
+// Integer products on ARM, included by integers.hpp: four outputs interleaved, bytes multiplied four at a time.
 
-// The activations of one row in one span: numbers of eight bits, or 256 high + low of sixteen.
+// The activations of one row in one span: 8-bit integers, or 16-bit integers as 256 high + low.
 struct Row {
     int8_t number[BYTES ? 1 : 2][SPAN];
-    float back[BYTES ? 4 : 0];  // what RAISED adds, to be taken off again
+    float back[BYTES ? 4 : 0];  // the contribution of RAISED, which is subtracted
     float step, sum;
 };
 static_assert(sizeof(Row) <= SPAN * sizeof(float));
 
-constexpr float RAISED = 3 << 22;  // its bits, read as a whole number, can count some millions up and down
+constexpr float RAISED = 3 << 22;  // 1.5 * 2^23: adding an integer up to 2^22 to its bits adds the integer to its value
 alignas(16) const float raised[4] = {RAISED, RAISED, RAISED, RAISED};
 
-// Where the rows of a block begin: side by side, span by span.
+// Where the rows of a block begin: interleaved, span by span.
 INLINE Row* rows_of(float* x, int64_t in, int64_t row) {
     return reinterpret_cast<Row*>(x) + row / MOST * MOST * (in / SPAN);
 }
 
-// Row r of x as whole numbers, from input `first` to `last`.
+// Round row r of x to integers, from input `first` to `last`.
 INLINE void wholes(const float* given, float* x, int64_t rows, int64_t in, int64_t r, int64_t first, int64_t last) {
     const int64_t beside = std::min<int64_t>(MOST, rows - r / MOST * MOST);
     Row* to = rows_of(x, in, r) + r % MOST;
@@ -58,8 +58,8 @@ INLINE void unpack(const Weight& span, int8x16_t (&weight)[8]) {
     }
 }
 
-// Where sums of bytes begin. Compilers would keep it in a register and copy that for every sum, which takes the turn of a
-// product; a zero made anew takes none, and loads have units of their own. NUMBER tells one from the next, or one it were.
+// The start value of sums. Compilers would keep it in a register and copy it for every sum, which takes the issue slot of a
+// product. A fresh zero or a load takes none. NUMBER makes each one distinct, so that the compiler does not merge them.
 template <int NUMBER>
 INLINE int32x4_t beginning(const Row* rows) {
     int32x4_t sum;
@@ -68,7 +68,7 @@ INLINE int32x4_t beginning(const Row* rows) {
     return sum;
 }
 
-// What COUNT halves of a span come to, from half FIRST on; `sum` is where they begin.
+// Adds the products of COUNT halves of a span, from half FIRST on, to `sum`.
 template <int FIRST, int COUNT>
 INLINE int32x4_t dot(int32x4_t sum, const int8x16_t (&weight)[8], const int8_t* x) {
     each<COUNT>([&](auto h) {
@@ -78,8 +78,8 @@ INLINE int32x4_t dot(int32x4_t sum, const int8x16_t (&weight)[8], const int8_t* 
     return sum;
 }
 
-// Those of row R, times what a step is worth. Of bytes, the bits of the sum are those of a float32 that is too large by RAISED:
-// one instruction takes that off and multiplies, where converting alone takes as long as two.
+// The sum of row R times its step. With 8-bit activations the bits of the sum are a float32 that is too large by RAISED. One
+// instruction subtracts that and multiplies; a conversion alone would take as long as two.
 template <int R, int FIRST, int COUNT>
 INLINE float32x4_t stepped(const int8x16_t (&weight)[8], const Row* rows, float32x2_t step) {
     const int32x4_t high = dot<FIRST, COUNT>(beginning<4 * R + FIRST>(rows), weight, rows[R].number[0]);
@@ -110,7 +110,7 @@ INLINE void rows_by(const Job& job, const Weight* weight, int64_t row, int64_t g
         });
     }
     each<ROWS>([&](auto r) {
-        float line[SIDE];  // whose address is known, as that of the sums must not be if they are to stay in registers
+        float line[SIDE];  // a copy, so that the sums themselves have no address and stay in registers
         vst1q_f32(line, sum[r]);
         finish<SIDE>(job, line, row + r, group * SIDE);
     });

@@ -3,7 +3,7 @@
 namespace linear {
 namespace {
 
-// Take pieces of the result, rows of a tile by groups of a chunk, until none is left.
+// Compute pieces of the result (rows of a tile by groups of a chunk) until none is left.
 void work(Job& job) {
     for (int64_t i; (i = job.next.fetch_add(1, std::memory_order_relaxed)) < job.tiles * job.chunks;) {
         const int64_t top = i / job.chunks * job.tile, bottom = std::min(job.rows, top + job.tile);
@@ -25,7 +25,7 @@ void work(Job& job) {
 
 extern "C" int slipstream_lanes() { return linear::LANES; }
 
-// How many outputs of weights of four and eight bits lie side by side; 0 where there are no such weights.
+// The number of interleaved outputs of integer weights; 0 if they are not supported.
 extern "C" int slipstream_side() {
 #ifdef INTEGERS
     return linear::SIDE;
@@ -34,14 +34,14 @@ extern "C" int slipstream_side() {
 #endif
 }
 
-// The same for whoever has a product to do among other things (`decoder.cpp`): kernels are compiled once.
+// The same for other libraries (`decoder.cpp`), so that these kernels are compiled only once.
 extern "C" void slipstream_work(linear::Job* job) { linear::work(*job); }
 
 // `parallel` runs a function on a team of threads, as GOMP_parallel does.
 extern "C" void slipstream_linear(const linear::Matrix* matrix, const float* x, float* y, int64_t rows, unsigned threads,
                                   void (*parallel)(void (*)(void*), void*, unsigned, unsigned)) {
     static thread_local linear::Scratch scratch;
-    const bool plain = rows == 1 && matrix->kind < linear::FOUR;  // then it lies right as it is
+    const bool plain = rows == 1 && matrix->kind < linear::FOUR;  // needs no rearranging
     float* arranged = plain ? const_cast<float*>(x) : scratch.of(linear::room(rows, matrix->in));
     linear::Job job;
     linear::prepare(job, *matrix, x, arranged, y, rows, threads);

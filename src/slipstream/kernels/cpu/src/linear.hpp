@@ -1,12 +1,12 @@
 // y = x Wᵀ + b for few rows of x, in float32.
 //
 //   x [rows, in], y [rows, out], b [out]   float32, row-major
-//   W [groups, in, GROUP]                  GROUP outputs side by side, one line of them for every input
+//   W [groups, in, GROUP]                  GROUP outputs interleaved: one line of GROUP numbers for every input
 //
-// Vector lanes run over outputs, so each output is one chain of multiply-adds over the inputs in their order, whatever
-// the number of rows or threads: a row's bits depend on that row alone. One row is bound by reading W, which is why
-// bfloat16 weights stay two bytes in memory and are widened in registers; eight rows are bound by arithmetic, which is
-// why a weight that was read meets all of them while it is there.
+// Vector lanes run over outputs, so each output is one chain of multiply-adds over the inputs in their order, for any number
+// of rows or threads. So the result of a row depends on that row alone. One row is bound by reading W, so bfloat16 weights
+// stay two bytes in memory and are widened in registers. Eight rows are bound by arithmetic, so each loaded weight is
+// multiplied with all rows.
 
 #pragma once
 
@@ -47,17 +47,18 @@ constexpr int LANES = 8, REGISTERS = 16;
 constexpr int LANES = 4, REGISTERS = 32;
 #endif
 constexpr int GROUP = 2 * LANES;
-constexpr int MOST = REGISTERS == 32 ? 8 : 6;  // rows whose sums fit the registers beside one group of weights
-constexpr int DIRECT = LANES == 4 ? 7 : MOST;  // rows up to which widening in passing is the faster way, by measurement
+constexpr int MOST = REGISTERS == 32 ? 8 : 6;  // rows whose sums fit in registers together with one group of weights
+constexpr int DIRECT = LANES == 4 ? 7 : MOST;  // rows up to which widening in registers is faster (measured)
 constexpr int64_t TILE = 1 << 17;              // numbers of x that stay in the second-level cache
 
 using Floats = float __attribute__((vector_size(4 * LANES)));
 using Words = uint32_t __attribute__((vector_size(4 * LANES)));
 
-// One line of a group. A bfloat16 is the upper half of a float32; word i holds output i below output LANES + i.
+// One line of a group. A bfloat16 is the upper half of a float32. Word i holds output i in its lower half and output LANES + i
+// in its upper half.
 struct Brain {
     Words words;
-#ifdef NEON  // the same bits; permutations get along with multiply-adds better than shifts do, by a tenth
+#ifdef NEON  // the same bits; measured: with permutations instead of shifts the loop is a tenth faster
     INLINE Floats low() const { return (Floats)vtrn1q_u16(vdupq_n_u16(0), (uint16x8_t)words); }
     INLINE Floats high() const { return (Floats)vtrn2q_u16(vdupq_n_u16(0), (uint16x8_t)words); }
 #else
@@ -71,18 +72,18 @@ struct Single {
     INLINE Floats high() const { return second; }
 };
 
-// How the numbers of a weight are kept; numbered as `KINDS` in linear.py.
-enum Kind : int64_t { SINGLE, BRAIN, FOUR, EIGHT, FOUR_K, FIVE_K, SIX_K };  // from FOUR on whole numbers
+// The storage format of a weight; numbered as `KINDS` in linear.py.
+enum Kind : int64_t { SINGLE, BRAIN, FOUR, EIGHT, FOUR_K, FIVE_K, SIX_K };  // from FOUR on: integers
 
 struct Job {
-    const float* given;  // x as it came
-    float* x;            // blocks of MOST rows, in each one line of a number per row for every input
+    const float* given;  // x as passed in
+    float* x;            // blocks of MOST rows; in each, one line with a number of every row for each input
     const void* weight;
     const float* bias;
     float* y;
     int64_t rows, in, out, groups, tile, tiles, chunk, chunks;
     Kind kind;
-    bool onto;  // the result is added to what y holds
+    bool onto;  // add the result to y
     std::atomic<int64_t> next{0};
 };
 
@@ -104,7 +105,7 @@ struct Scratch {
 constexpr int width(int rows) { return rows == 1 ? 1 : (rows + 3) / 4 * 4; }  // of a line of x
 constexpr int groups_at_once(int rows) { return rows <= REGISTERS / 16 ? 4 : rows <= REGISTERS / 8 ? 2 : 1; }
 
-// f(0), f(1), … f(N - 1), each number known to the compiler: sums stay in registers only if all their indices are.
+// f(0), f(1), … f(N - 1) with compile-time constants: sums stay in registers only if all their indices are constant.
 template <class F, int... I>
 INLINE void each(F f, std::integer_sequence<int, I...>) {
     (f(std::integral_constant<int, I>{}), ...);
@@ -114,12 +115,12 @@ INLINE void each(F f) {
     each(f, std::make_integer_sequence<int, N>{});
 }
 
-// sum[r] += weight * x[r] for all rows: the only arithmetic there is, fused where the processor can.
+// sum[r] += weight * x[r] for all rows, as fused multiply-adds if the processor has them.
 template <int ROWS>
 INLINE void add(Floats (&sum)[ROWS], Floats weight, const float* x) {
     each<ROWS>([&](auto r) {
 #ifdef NEON
-        if constexpr (ROWS > 1)  // left to itself, the compiler loads scalar by scalar and is a fifth slower
+        if constexpr (ROWS > 1)  // otherwise the compiler loads single numbers, which is a fifth slower
             sum[r] = vfmaq_laneq_f32(sum[r], weight, vld1q_f32(x + r / 4 * 4), r % 4);
         else
 #endif
@@ -127,7 +128,7 @@ INLINE void add(Floats (&sum)[ROWS], Floats weight, const float* x) {
     });
 }
 
-// What a row's product with SIZE outputs from `first` on came to, put in its place.
+// Write the product of a row with SIZE outputs from `first` on.
 template <int SIZE>
 INLINE void finish(const Job& job, float* sum, int64_t row, int64_t first) {
     const int64_t count = std::min<int64_t>(SIZE, job.out - first);
@@ -147,12 +148,12 @@ INLINE void finish(const Job& job, float* sum, int64_t row, int64_t first) {
     std::memcpy(y, sum, count * sizeof(float));
 }
 
-// ROWS rows by GROUPS groups of the result. Meanwhile `next`, what the next block will read, comes nearer.
+// ROWS rows by GROUPS groups of the result. `next`: weights of the next block, which are prefetched.
 template <class Weight, int ROWS, int GROUPS, class Stored>
 INLINE void block(const Job& job, const Weight* weight, const Stored* next, const float* x, int64_t row, int64_t group) {
     Floats low[GROUPS][ROWS] = {}, high[GROUPS][ROWS] = {};
     for (int64_t k = 0; k < job.in; ++k) {
-        __builtin_prefetch(next + GROUPS * k, 0, GROUPS > 1 ? 2 : 3);  // many groups would crowd the first-level cache
+        __builtin_prefetch(next + GROUPS * k, 0, GROUPS > 1 ? 2 : 3);  // many groups would fill the first-level cache
         each<GROUPS>([&](auto g) {
             const Weight& line = weight[g * job.in + k];
             add(low[g], line.low(), x + k * width(ROWS));
@@ -200,8 +201,8 @@ void floats(const Job& job, int64_t top, int64_t bottom, int64_t first, int64_t 
 
 #include "integers.hpp"
 
-// Lay the rows of one block side by side, from input `first` to `last`: the numbers that meet one weight are then read
-// together. Weights in few bits meet rows of whole numbers.
+// Interleave the rows of one block, from input `first` to `last`, so that the numbers multiplied with one weight are
+// contiguous. For integer weights, round the rows to integers.
 INLINE void arrange(Kind kind, const float* given, float* x, int64_t rows, int64_t in, int64_t row, int64_t first, int64_t last) {
     const int64_t here = std::min<int64_t>(MOST, rows - row);
     if (kind >= FOUR) {
@@ -223,10 +224,10 @@ INLINE void arrange(Kind kind, const float* given, float* x, int64_t rows, int64
     arrange(kind, given, x, rows, in, row, 0, in);
 }
 
-// How much room arranged rows take.
+// The size of arranged rows.
 int64_t room(int64_t rows, int64_t in) { return (rows + MOST - 1) / MOST * width(MOST) * in; }
 
-// A product still to be done, cut for so many threads; `x` is where its rows lie arranged.
+// A product divided for `threads` threads. `x`: memory for its arranged rows.
 void prepare(Job& job, const Matrix& matrix, const float* given, float* x, float* y, int64_t rows, unsigned threads,
              bool onto = false) {
     const int64_t in = matrix.in, size = matrix.kind >= FOUR ? SIDE : GROUP, groups = (matrix.out + size - 1) / size;

@@ -1,5 +1,5 @@
-// Entries of a cache go to other places of their rows, in every layer at once: an accepted path of a tree lies scattered
-// among the nodes that were rejected, a few entries in each of dozens of tensors.
+// Moves cache entries to other places of their rows, in all layers. The accepted path of a tree lies scattered among rejected
+// nodes: a few entries in each of dozens of tensors.
 
 #include <cstdint>
 #include <cstring>
@@ -7,20 +7,20 @@
 
 namespace {
 
-// [rows, heads, places], lines of so many bytes; laid out as in cpu_move.py.
+// A tensor [rows, heads, places] with lines of `bytes` bytes; laid out as `_CacheTensor` in move.py.
 struct Rectangle {
     char* data;
     int64_t heads, places, bytes;
 };
 
-// One entry: its row, where it lies, and where it shall.
+// One entry: its row, source place and target place.
 struct Move {
     int64_t row, source, target;
 };
 
 }  // namespace
 
-// All entries of a head are read before the first of them is written: one's target may be another's source.
+// All entries of a head are read before the first is written, because a target may be the source of another entry.
 extern "C" void slipstream_move(const Rectangle* rectangles, int64_t count, const Move* moves, int64_t entries) {
     static thread_local std::vector<char> held;
     for (int64_t i = 0; i < count; ++i) {

@@ -1,5 +1,5 @@
-// Random numbers as a function of a key: what they must equal is core/noise.py, number for number. The mixer is the
-// SplitMix64 finaliser, a number between 0 and 1 the upper 52 bits.
+// Counter-based random numbers. The reference is core/noise.py; all numbers are equal to its numbers. The mixer is the
+// SplitMix64 finaliser. A number between 0 and 1 is made of the upper 52 bits.
 
 #pragma once
 
@@ -18,24 +18,23 @@ inline uint64_t mix(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-// The number of a token under a key that was mixed once.
+// The random number of a token for a key that was mixed once.
 inline double uniform(uint64_t mixed, uint64_t token) {
     return (static_cast<double>(mix(mixed + (token + 1) * GOLDEN) >> 12) + 0.5) * 0x1p-52;
 }
 
-// Who is first in a race, or in a part of it: where it stands, -1 for nobody, and its time.
+// The winner of a race or of a part of it: its index (-1: none) and its time.
 struct Lead {
     double time = std::numeric_limits<double>::infinity();
     int64_t first = -1;
 };
 
-// What a probability that is NaN makes of its race: nobody wins, whatever the other parts say.
+// The result of a race with a NaN probability: no winner, whatever the other parts give.
 constexpr Lead BROKEN = {-std::numeric_limits<double>::infinity(), -1};
 
-// Of tokens `begin` to `end` (`ids`, null: 0, 1, …) the one with the least -log(u) / p. `near` gives about its probability,
-// no less than by a millionth of it too little, and `exact` the very number.
-// -log(u) is no less than 1 - u, so a token whose 1 - u is more than the best time so far times p has lost, and hardly ever
-// is there a logarithm to take.
+// The token among `begin` to `end` (`ids`, null: 0, 1, …) with the smallest -log(u) / p. `exact` gives the probability p of a
+// token; `near` gives an approximation that is at most a millionth too small. -log(u) >= 1 - u, so a token with
+// 1 - u > best time * p cannot win. So a logarithm is rarely computed.
 template <class Near, class Exact>
 Lead leader(uint64_t key, const int64_t* ids, int64_t begin, int64_t end, Near near, Exact exact) {
     const uint64_t mixed = mix(key);

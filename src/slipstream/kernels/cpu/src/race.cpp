@@ -1,4 +1,4 @@
-// The race for a token: of each row's candidates the one with the least -log(u) / p (noise.hpp), by a team of threads.
+// The exponential race: the candidate of each row with the smallest -log(u) / p (noise.hpp), by a team of threads.
 
 #include <algorithm>
 #include <atomic>
@@ -10,9 +10,9 @@ namespace {
 
 using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
 
-constexpr int64_t PART = 1 << 12;  // candidates that are worth a thread
+constexpr int64_t PART = 1 << 12;  // candidates per unit of work
 
-// Rows of `count` candidates, cut into parts that threads take one after the other.
+// Rows of `count` candidates, divided into parts; each thread takes the next part.
 struct Race {
     const int64_t *key, *ids;  // null: 0, 1, …
     int64_t step;
@@ -44,7 +44,7 @@ void work(void* data) {
     }
 }
 
-// The least time of all parts of a row, of equal ones the first; -1 where nothing is possible or a probability is NaN.
+// The smallest time over all parts of a row, the first among equal ones; -1 if no token is possible or a probability is NaN.
 void run(Race& race, int64_t* out, unsigned threads, Parallel parallel) {
     static thread_local std::vector<noise::Lead> lead;
     const int64_t few = race.rows < threads ? (threads + race.rows - 1) / race.rows : 1;
@@ -61,11 +61,12 @@ void run(Race& race, int64_t* out, unsigned threads, Parallel parallel) {
     }
 }
 
-// What is left of one law, max(scale * whole - taken, 0), or all of it where nothing is; its sum. Loops are kept apart: a
-// product that is rounded before it is added to is what core/verify/token.py computes.
-double leave(const float* whole, double scale, const int64_t* ids, const float* taken, int64_t many, int64_t count, double* left) {
-    for (int64_t i = 0; i < count; ++i) left[i] = static_cast<double>(whole[i]) * scale;
-    for (int64_t i = 0; i < many; ++i) left[ids ? ids[i] : i] -= static_cast<double>(taken[i]);
+// The residual max(scale * target - draft, 0) of one law, or scale * target if that is 0 everywhere. Returns its sum. The two
+// loops must not be fused: core/verify/token.py rounds the product before it subtracts.
+double residual(const float* target, double scale, const int64_t* ids, const float* draft, int64_t many, int64_t count,
+                double* left) {
+    for (int64_t i = 0; i < count; ++i) left[i] = static_cast<double>(target[i]) * scale;
+    for (int64_t i = 0; i < many; ++i) left[ids ? ids[i] : i] -= static_cast<double>(draft[i]);
     double sums[4] = {};
     int64_t i = 0;
     for (; i + 4 <= count; i += 4)
@@ -73,7 +74,7 @@ double leave(const float* whole, double scale, const int64_t* ids, const float* 
     for (; i < count; ++i) sums[0] += left[i] = std::max(left[i], 0.0);
     double sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
     if (sum > 0) return sum;
-    for (i = 0; i < count; ++i) sum += left[i] = static_cast<double>(whole[i]) * scale;
+    for (i = 0; i < count; ++i) sum += left[i] = static_cast<double>(target[i]) * scale;
     return sum;
 }
 
@@ -87,15 +88,16 @@ extern "C" void slipstream_race(const int64_t* key, const int64_t* ids, int64_t 
     run(race, out, threads, parallel);
 }
 
-// whole [rows, count], scale [rows]; taken [rows, many], of the tokens `ids` [rows, many], or of all where that is null.
-extern "C" void slipstream_rest(const int64_t* key, const float* whole, int64_t stride, const double* scale, const int64_t* ids,
-                                int64_t step, const float* taken, int64_t apart, int64_t many, int64_t rows, int64_t count,
-                                int64_t* out, unsigned threads, Parallel parallel) {
+// A race over residuals. target [rows, count], scale [rows]; draft [rows, many]: the probabilities of the tokens `ids`
+// [rows, many], or of tokens 0, 1, … if that is null. Rows lie `stride`, `step` and `apart` numbers apart.
+extern "C" void slipstream_residual(const int64_t* key, const float* target, int64_t stride, const double* scale,
+                                    const int64_t* ids, int64_t step, const float* draft, int64_t apart, int64_t many,
+                                    int64_t rows, int64_t count, int64_t* out, unsigned threads, Parallel parallel) {
     static thread_local std::vector<double> left, sum;
     left.resize(rows * count), sum.resize(rows);
     for (int64_t r = 0; r < rows; ++r)
-        sum[r] = leave(whole + r * stride, scale[r], ids ? ids + r * step : nullptr, taken + r * apart, many, count,
-                       left.data() + r * count);
+        sum[r] = residual(target + r * stride, scale[r], ids ? ids + r * step : nullptr, draft + r * apart, many, count,
+                          left.data() + r * count);
     Race race{key, nullptr, 0, left.data(), count, 1, rows, count, sum.data(), 1, nullptr};
     run(race, out, threads, parallel);
 }

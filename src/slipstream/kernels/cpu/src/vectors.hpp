@@ -62,7 +62,7 @@ inline Floats larger(Floats a, Floats b) {
     return (Floats)(((Words)a & more) | ((Words)b & ~more));
 }
 
-// e^x for x <= 0, to about one unit in the last place; 0 below what float32 holds.
+// e^x for x <= 0, to about one unit in the last place; 0 below the range of float32.
 inline Floats exponential(Floats x) {
     const Floats low = Floats{} - 87.0f;
     const Words dead = x < low;
