@@ -161,7 +161,7 @@ class DecoderKernel:
         return logits
 
     def draft(self, net: CpuNetwork, cache: CachePointers, rotated: int, draft_args: int, tokens: int) -> None:
-        """Run a draft. `draft_args`: the address of its `_DraftArgs` (`kernels.cpu.draft`). `tokens`: maximum per pass."""
+        """Run a draft. `draft_args`: address of a `_DraftArgs` (`kernels.cpu.draft`). `tokens`: maximum per pass."""
         assert net.row_bits == self.row_bits, "the weights need the library for other activation bits"
         features = addresses([None] * net.layers)
         tables = map(ctypes.addressof, cache.tables)
