@@ -6,7 +6,7 @@ from functools import cache
 
 from slipstream.engines.native.build import build_target
 from slipstream.models.target import Target
-from slipstream.models.weights.precision import FEWER, SHORT, choose
+from slipstream.models.weights.precision import EIGHT_BIT_ACTIVATIONS, EIGHT_BIT_WEIGHTS, choose
 
 
 def build(
@@ -19,7 +19,7 @@ def build(
     trust_remote_code: bool = False,
 ) -> Target:
     """As `build_target`, once for all who ask for the same."""
-    kind = dtype if dtype in (*FEWER, SHORT) else str(choose(dtype))
+    kind = dtype if dtype in (*EIGHT_BIT_WEIGHTS, EIGHT_BIT_ACTIVATIONS) else str(choose(dtype))
     return _built(name, kind, device, context, invariant, package, trust_remote_code)
 
 

@@ -132,4 +132,4 @@ class DraftModel(Drafter):
         """Someone else ran the model over the committed ends of rows that draft, and over all that was drafted in them
         but the last of so many tokens: these were kept."""
         drafting = [r for r, depth in enumerate(depths) if depth > 0]
-        self.model.took([rows[r] for r in drafting], [kept[r][: depths[r] - 1] for r in drafting])
+        self.model.record_written([rows[r] for r in drafting], [kept[r][: depths[r] - 1] for r in drafting])

@@ -34,7 +34,7 @@ from slipstream.engines.job_engine import JobEngine
 from slipstream.engines.peer_checks import check_drafter, check_rule, named_drafter, refuse
 from slipstream.models.sources.load import ModelFiles
 from slipstream.models.text.codec import TextCodec
-from slipstream.models.weights.precision import SHORT
+from slipstream.models.weights.precision import EIGHT_BIT_ACTIVATIONS
 
 RULE = "its own"
 
@@ -98,8 +98,9 @@ class Peer(JobEngine):
         check_rule(self.name, self.capabilities, verify)
         if invariant:
             raise ValueError(f"{self.name} has no invariant mode; the native engine has")
-        if dtype == SHORT:
-            raise ValueError(f"{self.name} has no {SHORT}, activations of eight bits; the native engine has, on a CPU")
+        if dtype == EIGHT_BIT_ACTIVATIONS:
+            name = EIGHT_BIT_ACTIVATIONS
+            raise ValueError(f"{self.name} has no {name}, activations of eight bits; the native engine has, on a CPU")
         drafter, given = named_drafter(self.name, self.capabilities, drafter or "none", dict(options or {}))
         own = read_options(self.config, given, self.name)
         self._rule = verify or RULE

@@ -11,7 +11,7 @@ from slipstream.models.weights.linears import products
 
 
 class TorchTarget(TargetModel):
-    """What a target offers that follows from its running model alone."""
+    """The part of the target interface that follows from the running model alone."""
 
     def __init__(self, model: TorchModel, trust_remote_code: bool = False) -> None:
         self._model, self.trust_remote_code = model, trust_remote_code
@@ -40,8 +40,10 @@ class TorchTarget(TargetModel):
 
 
 class Target(TorchTarget):
-    """A loaded target with its tokenizer, and what it is, for every output. `weights` is what weights were rounded to,
-    if they were. `trust_remote_code`: code that draft models bring along may run, too."""
+    """A loaded target with its files, its tokenizer and a label for outputs.
+
+    `weights`: the type that the weights were rounded to, if they were. `trust_remote_code`: Python code from the
+    repositories of draft models may run, too."""
 
     def __init__(
         self,

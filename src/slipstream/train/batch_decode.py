@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from slipstream.core.array_types import Float, Int, Tensor
-from slipstream.models.run.attention import WHOLE, by_hand, plug_in
+from slipstream.models.run.attention import WHOLE, explicit_attention, plug_in
 from slipstream.models.run.support_check import ModelAnatomy
 
 PREFILL = 1 << 17  # tokens read in one pass
@@ -63,7 +63,7 @@ class BatchCache:
             out = functional.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale)
         else:  # with one query per row, two batched products are faster than the fused kernel
             column = None if sink is None else sink.reshape(key.shape[1], -1).repeat_interleave(queries, 1)[..., None]
-            out = by_hand(folded, keys, values, mask, scale, cap, column)
+            out = explicit_attention(folded, keys, values, mask, scale, cap, column)
         return torch.unflatten(out, 2, (group, queries)).flatten(1, 2).transpose(1, 2)
 
     def _empty(self, like: Tensor) -> Tensor:

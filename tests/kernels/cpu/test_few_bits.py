@@ -26,7 +26,7 @@ def test_found_and_raised_again(kind, outputs):
     assert (found.floor is None) == (kind is eight)
     assert torch.equal(found.weight(), weight)
     for side in (4, 16):
-        assert torch.equal(few_bits.raised(few_bits.laid(found, side), outputs, found.kind), weight)
+        assert torch.equal(few_bits.unpack_blocks(few_bits.pack_blocks(found, side), outputs, found.kind), weight)
 
 
 def test_a_group_of_equal_numbers_has_no_step():

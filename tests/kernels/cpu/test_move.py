@@ -29,7 +29,7 @@ def filled(seed=0):
 
 
 def tensors(made):
-    return [held for _, rectangles in made.whole() for held in rectangles]
+    return [held for _, rectangles in made.all_tensors() for held in rectangles]
 
 
 def test_all_layers_at_once_are_each_by_itself(monkeypatch):

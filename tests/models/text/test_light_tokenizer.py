@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from alphabets import CHATML, byte_level, sentencepiece
 from slipstream.models.sources.catalog import load_text, resolve
 from slipstream.models.text.codec import TextCodec
-from slipstream.models.text.light_tokenizer import LightTokenizer, taken
+from slipstream.models.text.light_tokenizer import LightTokenizer, tokenizer_parts
 
 STATEFUL = "{% set ns = namespace(x=1) %}{% for m in messages %}{{ ns.x }}{{ m.content }}{% endfor %}"
 STRICT = (
@@ -34,7 +34,7 @@ TOKENIZERS = {
 
 
 def words_of(tokenizer) -> LightTokenizer:
-    parts = taken(tokenizer)
+    parts = tokenizer_parts(tokenizer)
     assert parts is not None
     return LightTokenizer(*parts, pytest.fail)
 
@@ -81,7 +81,7 @@ def test_refusals_of_a_template_are_the_same():
 
 def test_what_is_not_plainly_the_same_is_left_to_transformers():
     tokenizer = templated(byte_level(), CHATML)
-    source, facts = taken(tokenizer)
+    source, facts = tokenizer_parts(tokenizer)
     asked = []
     words = LightTokenizer(source, facts, lambda: asked.append(1) or tokenizer)
     parts = [{"role": "user", "content": "hell", "name": "x"}]
@@ -89,7 +89,7 @@ def test_what_is_not_plainly_the_same_is_left_to_transformers():
         parts, add_generation_prompt=True, tokenize=False
     )
     assert asked
-    stateful = LightTokenizer(*taken(templated(byte_level(), STATEFUL)), lambda: asked.append(2) or tokenizer)
+    stateful = LightTokenizer(*tokenizer_parts(templated(byte_level(), STATEFUL)), lambda: asked.append(2) or tokenizer)
     stateful.apply_chat_template([{"role": "user", "content": "hell"}])
     assert asked[-1] == 2
 
@@ -98,8 +98,8 @@ def test_a_tokenizer_that_does_more_is_not_taken(monkeypatch):
     tokenizer = byte_level()
     own = tokenizer.encode
     monkeypatch.setattr(tokenizer, "encode", lambda text, **how: own(text.lower(), **how))
-    assert taken(tokenizer) is None
-    assert taken(object()) is None
+    assert tokenizer_parts(tokenizer) is None
+    assert tokenizer_parts(object()) is None
 
 
 @pytest.mark.model

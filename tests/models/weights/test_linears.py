@@ -107,7 +107,7 @@ def test_without_products_of_bytes_weights_are_rounded_and_angles_are_not(monkey
     monkeypatch.setattr(linears.cpu_linear, "has_integers", lambda: False)
     model = make("LlamaForCausalLM", halved=False)
     weight, angles = model.model.layers[0].mlp.up_proj.weight.detach().clone(), model.model.rotary_emb.inv_freq.clone()
-    linears.prepared(model, whole=True)
+    linears.prepared(model, compact=True)
     assert torch.equal(model.model.layers[0].mlp.up_proj.weight, weight.bfloat16().float())
     assert torch.equal(model.model.rotary_emb.inv_freq, angles)
     assert not torch.equal(angles, angles.bfloat16().float())
@@ -135,7 +135,7 @@ def test_weights_rounded_for_a_gpu_leave_the_embedding_alone_and_say_what_they_a
     assert torch.equal(model.get_input_embeddings().weight, words)
     head = model.lm_head
     assert isinstance(head, RoundedLinear)
-    assert torch.equal(head.weight, head.eighth.wide())
+    assert torch.equal(head.weight, head.int8.wide())
     step = before.abs().amax(1, keepdim=True) / 127
     assert bool(((head.weight - before).abs() <= 0.51 * step).all())
     assert not torch.equal(head.weight, before)

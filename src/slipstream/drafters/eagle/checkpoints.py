@@ -62,9 +62,9 @@ def convert_head(source: str, out: Path) -> Path | None:
     out = out.expanduser().absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists and is not an empty folder; name a new one")
-    with store.spoken(out):
+    with store.readable_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        with store.whole(out) as partial:
+        with store.written_atomically(out) as partial:
             if theirs:
                 import_head(folder, partial)
             else:

@@ -12,7 +12,7 @@ import torch
 from slipstream.drafters.files.shipped import shipped
 from slipstream.kernels.cpu.compile import Unavailable, build_all
 from slipstream.kernels.machine import say, use_cores
-from slipstream.models.compiled.background import BackgroundTask, undisturbed
+from slipstream.models.compiled.background import BackgroundTask, gc_paused
 from slipstream.models.compiled.package import open_package, write_package
 from slipstream.models.compiled.skeleton import NotCompilable
 from slipstream.models.run.invariant import free
@@ -23,7 +23,7 @@ from slipstream.models.sources.folder import read_json
 from slipstream.models.sources.gguf.model import load_restored
 from slipstream.models.target import Target
 from slipstream.models.weights.linears import prepared, rounded
-from slipstream.models.weights.precision import SHORT, choose, choose_device
+from slipstream.models.weights.precision import EIGHT_BIT_ACTIVATIONS, choose, choose_device
 
 if TYPE_CHECKING:
     from slipstream.engines.native.captured.runner import CapturedRunner
@@ -33,7 +33,7 @@ WORTH, MUCH = 1 << 25, 1 << 30  # bytes; models outside are compiled only if tha
 SOON = 0.5  # seconds in which kernels are found that were compiled before
 
 
-@undisturbed()
+@gc_paused()
 def build_target(
     name: str,
     dtype: str = "auto",
@@ -53,10 +53,10 @@ def build_target(
     files = resolve(name, trust_remote_code=trust_remote_code)
     use_cores()
     if place == "cpu":
-        _compile(8 if dtype == SHORT else 16)
+        _compile(8 if dtype == EIGHT_BIT_ACTIVATIONS else 16)
     kind, whole = choose(dtype, place, kernels=True), dtype == "auto"
     wanted = kind.dtype
-    packaged = package and (whole or dtype == SHORT) and place == "cpu" and wanted == torch.float32
+    packaged = package and (whole or dtype == EIGHT_BIT_ACTIVATIONS) and place == "cpu" and wanted == torch.float32
     if not packaged:
         say(f"package: none wanted (dtype {dtype} on {place}); the model is loaded whole")
     if packaged and (ready := open_package(files, kind.row_bits)):
@@ -67,7 +67,7 @@ def build_target(
     own = load_restored(files, kind.row_bits) if place == "cpu" and (whole or kind.weights) else None
     model = prepared(own or load_model(files, wanted, place), bool(invariant), whole, kind.weights, kind.row_bits)
     sure = free(model) if invariant is None else invariant
-    weights = kind.weights if dtype != SHORT or rounded(model) else None
+    weights = kind.weights if dtype != EIGHT_BIT_ACTIVATIONS or rounded(model) else None
     wrapped = TorchModel(model, context=context, invariant=sure)
     target = Target(files, wrapped, load_text(files), weights, trust_remote_code)
     if packaged and WORTH <= store.size(files.path) <= MUCH:
@@ -87,8 +87,10 @@ def _compile(row_bits: int) -> None:
 
 def compile_target(name: str, dtype: str = "auto") -> Path:
     """Write the compiled package of a model; ValueError where it cannot be had."""
-    if dtype not in ("auto", SHORT):
-        raise ValueError(f"dtype is {dtype!r}; a model is compiled for auto or {SHORT}, others are loaded whole")
+    if dtype not in ("auto", EIGHT_BIT_ACTIVATIONS):
+        raise ValueError(
+            f"dtype is {dtype!r}; a model is compiled for auto or {EIGHT_BIT_ACTIVATIONS}, others are loaded whole"
+        )
     target = build_target(name, dtype, device="cpu", package=False)
     try:
         return write_package(target.files, target.model, target.text)

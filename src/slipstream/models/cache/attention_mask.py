@@ -31,9 +31,8 @@ class AttentionMask:
             return None
         lists = [places for piece in self.pieces for places in piece.line.seen[piece.skip :]]
         if window is None and self.device.type == "cpu" and not any(lists):
-            return torch.from_numpy(
-                np.arange(used) < np.array(limit)[:, None]
-            )  # numpy is faster than torch for a few numbers
+            # numpy is faster than torch for a few numbers
+            return torch.from_numpy(np.arange(used) < np.array(limit)[:, None])
         places = torch.arange(used, device=self.device)
         seen = places < ints(limit, self.device)[:, None]
         pairs = [(token, place) for token, extra in enumerate(lists) for place in extra]

@@ -2,8 +2,9 @@
 
 The entries that a row reads in a pass are its *line*: the committed tokens that are not cached yet (at least the last
 one), then its drafted nodes. Entry i of a line lies at place start + i of the row's cache, whatever the tree. Its
-position is that of a token in the text, so siblings have the same position. An entry sees the places below its `limit`
-and the places listed in `seen`. For a chain the limit is enough; a node on a branch does not see the nodes between.
+position is that of a token in the text, so siblings have the same position. An entry attends to the places below its
+`limit` and to the places listed in `seen`. For a chain the limit is enough. A node on a branch lists its ancestors
+beyond the limit, because the places between belong to other branches.
 """
 
 from __future__ import annotations
@@ -111,8 +112,8 @@ def slot_index(lines: Sequence[RowEntries], draft: Draft) -> list[int]:
 def agree(run: Sequence[Entry], line: Sequence[Entry]) -> int:
     """How many leading entries are the same."""
     same = 0
-    for mine, yours in zip(run, line, strict=False):
-        if mine != yours:
+    for ran, entry in zip(run, line, strict=False):
+        if ran != entry:
             break
         same += 1
     return same

@@ -68,12 +68,12 @@ class PrefixIndex:
         tokens = tokens[: self.capacity * PAGE]
         path = self._walk(tokens)
         page, size = path[-1] if path else self._root, len(path) * PAGE
-        begun = self._begun(page, tuple(tokens[size : size + PAGE]))
-        held = size + len(begun.tokens) if begun else size
-        self._use([*path, begun] if begun else path)
-        if begun and held < len(tokens):
-            self._write(begun, tokens[size : size + PAGE])
-        new = [begun] if begun else []
+        partial = self._partial_page(page, tuple(tokens[size : size + PAGE]))
+        held = size + len(partial.tokens) if partial else size
+        self._use([*path, partial] if partial else path)
+        if partial and held < len(tokens):
+            self._write(partial, tokens[size : size + PAGE])
+        new = [partial] if partial else []
         starts = range(size + PAGE * len(new), len(tokens), PAGE)
         for start, index in zip(starts, self._indices(len(starts)), strict=True):
             new.append(PrefixPage(index, new[-1] if new else page))
@@ -91,11 +91,11 @@ class PrefixIndex:
             path.append(page := next_page)
         return path
 
-    def _begun(self, above: PrefixPage, rest: tuple[int, ...]) -> PrefixPage | None:
+    def _partial_page(self, above: PrefixPage, rest: tuple[int, ...]) -> PrefixPage | None:
         """The child page that begins with `rest`, or that `rest` begins with. There is at most one of the latter, since
         no page is a prefix of a sibling."""
-        alike = (page for page in above.below.values() if common(page.tokens, rest) in (len(page.tokens), len(rest)))
-        return next(alike, None) if rest else None
+        pages = (page for page in above.below.values() if common(page.tokens, rest) in (len(page.tokens), len(rest)))
+        return next(pages, None) if rest else None
 
     def _use(self, path: Sequence[PrefixPage]) -> None:
         for page in reversed(path):
@@ -133,15 +133,15 @@ class PrefixIndex:
         assert self.high <= self.capacity, f"{self.high} pages of {self.capacity}"
         assert self.tokens == sum(len(page.tokens) for page in self._order), "tokens are miscounted"
         rank = {page: n for n, page in enumerate(self._order)}
-        reached, todo = 0, [self._root]
-        while todo:
-            page = todo.pop()
+        reached, unvisited = 0, [self._root]
+        while unvisited:
+            page = unvisited.pop()
             assert not page.below or page is self._root or len(page.tokens) == PAGE, "a page not full is followed"
             for tokens, below in page.below.items():
                 assert (tokens, page) == (below.tokens, below.above), "a page is not where its tokens say"
                 assert page is self._root or rank[below] < rank[page], "a page is younger than its parent"
                 reached += 1
-            todo += page.below.values()
+            unvisited += page.below.values()
         assert reached == len(self), f"{reached} pages can be found of {len(self)}"
 
 

@@ -22,7 +22,7 @@ from slipstream.models.cache.tensors import KVCache
 
 WORTH = 16  # tokens; fewer are computed again rather than copied
 PASS = 64  # tokens saved in other rows that justify a pass for reading ahead
-MOST = 512 << 20  # bytes kept in main memory by default, at most
+MAX_BYTES = 512 << 20  # default limit in main memory
 SHARE, GPU_SHARE = 0.05, 0.1  # default share of main memory, and of the free memory of a GPU
 
 
@@ -69,7 +69,7 @@ class PrefixStore:
             return held
         self._cache.reserve(len(places))
         index = self._index(places[held:])
-        for name, rectangles in self._cache.whole():
+        for name, rectangles in self._cache.all_tensors():
             for rectangle, kept in zip(rectangles, self._layers[name], strict=True):
                 rectangle[row, :, held : len(places)] = kept.index_select(1, index)
         self._hits += 1
@@ -103,7 +103,7 @@ class PrefixStore:
 
     def _write(self, row: int, start: int, places: Sequence[int]) -> None:
         index = self._index(places)
-        for name, rectangles in self._cache.whole():
+        for name, rectangles in self._cache.all_tensors():
             for rectangle, kept in zip(rectangles, self._layers[name], strict=True):
                 kept.index_copy_(1, index, rectangle[row, :, start : start + len(places)])
 
@@ -113,7 +113,7 @@ class PrefixStore:
         least = limit if self._cache.device.type == "cpu" else 4 * PAGE
         while self._places < self._pages.high * PAGE:
             self._places = min(max(2 * self._places, least), limit)
-        for name, rectangles in self._cache.whole():
+        for name, rectangles in self._cache.all_tensors():
             old = self._layers.get(name)
             if old is None or old[0].shape[1] < self._places:
                 self._layers[name] = tuple(self._grown(like, n, old) for n, like in enumerate(rectangles))
@@ -137,7 +137,7 @@ class PrefixStore:
 
 
 def default_max_bytes(device: torch.device) -> int:
-    """The default limit: little enough for a laptop, or a share of a GPU's free memory."""
+    """The default limit in bytes: a small share of main memory, or a share of a GPU's free memory."""
     if device.type == "cuda":
         return int(GPU_SHARE * torch.cuda.mem_get_info(device)[0])
-    return min(MOST, int(SHARE * memory()))
+    return min(MAX_BYTES, int(SHARE * memory()))

@@ -6,8 +6,8 @@ A roll-back only shortens a row's length, since a place beyond it is never read 
 Rows and places grow by doubling, so growing costs a constant per token. A sliding-window layer keeps everything too:
 tokens that left the window are visible again when a draft is rolled back.
 
-Rows and places may have grown for different requests, so that the tensors are larger than the open rows need. Where
-growing would pass the limit, the rows in use are moved together in the smallest tensors that hold them.
+Rows and places may have grown for different requests, so that the tensors are larger than the open rows need. If
+growing would exceed the limit, the rows in use are compacted into the smallest tensors that hold them.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from slipstream.core.array_types import Float, Tensor
 from slipstream.core.device import next_power_of_two
 from slipstream.kernels.cpu.move import CacheBlocks, Move, kernel
 
-SMALLEST = 64  # places of a fresh cache
-PLACES, ROWS = 1024, 16  # of a fresh cache on a GPU, where graphs are captured anew when it grows
+SMALLEST = 64  # places of a new cache
+PLACES, ROWS = 1024, 16  # of a new cache on a GPU, where all graphs are captured again when it grows
 
 
 class KVCache:
-    """Rows are handed out lowest first, so that the rows in use mostly lie side by side."""
+    """Rows are allocated lowest first, so that the rows in use are mostly adjacent."""
 
     def __init__(self, places: int = SMALLEST, rows: int = 0) -> None:
         self.rows = rows
         self.places = places
-        self.version = 0  # counts how often tensors had to be replaced
-        self.limit: int | None = None  # rows times places; exceeded only where the rows in use need it
+        self.version = 0  # increases whenever tensors are replaced
+        self.limit: int | None = None  # rows times places; exceeded only if the rows in use need more
         self._free: list[int] = list(range(rows))
         self._layers: dict[object, tuple[Tensor, ...]] = {}
         self._table: CacheBlocks | None = None  # addresses of all tensors; None after one is replaced
@@ -61,8 +61,8 @@ class KVCache:
             self.places *= 2
             self.version += 1
 
-    def crowded(self, more: int, places: int) -> bool:
-        """Whether room for `more` rows and for `places` places would pass the limit."""
+    def would_exceed_limit(self, more: int, places: int) -> bool:
+        """Whether growing by `more` rows, and to `places` places, would exceed the limit."""
         wide, grown = self.places, self.rows
         while wide < places:
             wide *= 2
@@ -70,21 +70,21 @@ class KVCache:
             grown = max(1, 2 * grown)
         return self.limit is not None and (grown, wide) != (self.rows, self.places) and grown * wide > self.limit
 
-    def relay(self, taken: Sequence[int], places: int) -> None:
-        """Move the rows in use together and resize to `places` places. Row n is then what `taken[n]` was."""
+    def compact(self, taken: Sequence[int], places: int) -> None:
+        """Move the rows in use to the front and resize to `places` places. Row `taken[n]` becomes row n."""
         assert len(taken) + len(self._free) == self.rows, "a row is neither free nor taken"
         self.rows, self.places = next_power_of_two(max(1, len(taken))), next_power_of_two(places)
         self.version += 1
         self._free = list(range(len(taken), self.rows))
         self._table = None
         for name, held in self._layers.items():
-            self._layers[name] = tuple(self._laid(old, taken) for old in held)
+            self._layers[name] = tuple(self._compacted(old, taken) for old in held)
 
-    def _laid(self, old: Tensor, taken: Sequence[int]) -> Tensor:
+    def _compacted(self, old: Tensor, taken: Sequence[int]) -> Tensor:
         new = old.new_zeros(self.rows, old.shape[1], self.places, old.shape[3])
         places = min(self.places, old.shape[2])
         for n, row in enumerate(taken):
-            if row < old.shape[0]:  # a layer that was not written since the rows grew holds nothing of the new ones
+            if row < old.shape[0]:  # a layer that was not written since the rows grew lacks the new rows
                 new[n, :, :places] = old[row, :, :places]
         return new
 
@@ -104,7 +104,7 @@ class KVCache:
             self._table = None
         return held
 
-    def whole(self) -> Iterator[tuple[object, tuple[Tensor, ...]]]:
+    def all_tensors(self) -> Iterator[tuple[object, tuple[Tensor, ...]]]:
         """All tensors by name, grown to hold every row and place."""
         for name, held in list(self._layers.items()):
             yield name, self.hold(name, *held)
@@ -146,8 +146,8 @@ class KVCache:
 
     def check_integrity(self, taken: Iterable[int], lengths: Sequence[int]) -> None:
         """Raise AssertionError unless every row is either free or taken, once, and fits the places."""
-        everyone = sorted([*self._free, *taken])
-        assert everyone == list(range(self.rows)), f"free and taken rows are {everyone}, not 0 to {self.rows - 1}"
+        rows = sorted([*self._free, *taken])
+        assert rows == list(range(self.rows)), f"free and taken rows are {rows}, not 0 to {self.rows - 1}"
         assert max(lengths, default=0) <= self.places, f"a row of {max(lengths)} does not fit {self.places} places"
         for name, held in self._layers.items():
             shapes = [(tensor.shape[0], tensor.shape[2]) for tensor in held]

@@ -18,15 +18,15 @@ PAUSE = 10.0  # seconds before deferred work starts, at the lowest priority
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """Turn garbage collection off. Imports and weights create very many objects that all stay; searching them takes a
-    seventh of the time of importing transformers."""
-    searched = gc.isenabled()
+def gc_paused() -> Iterator[None]:
+    """Turn garbage collection off. Imports and weights create very many objects that all stay alive. Searching them
+    takes a seventh of the time of importing transformers."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if searched:
+        if was_enabled:
             gc.enable()
 
 
@@ -36,7 +36,7 @@ class BackgroundTask:
     def __init__(self, work: Callable[[], None], pause: float = PAUSE) -> None:
         self._work: Callable[[], None] | None = work
         self._lock = threading.Lock()
-        timer = threading.Timer(pause, self._aside)
+        timer = threading.Timer(pause, self._run_at_low_priority)
         timer.daemon = True
         timer.start()
         atexit.register(self._at_end)
@@ -47,8 +47,8 @@ class BackgroundTask:
             if work is not None:
                 work()
 
-    def _aside(self) -> None:
-        if sys.platform == "linux":  # where threads have priorities of their own
+    def _run_at_low_priority(self) -> None:
+        if sys.platform == "linux":  # only Linux has priorities of single threads
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         self.run()

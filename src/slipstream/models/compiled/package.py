@@ -1,4 +1,4 @@
-"""A compiled package: all that the next start of a model needs, in one file, in the layout of this machine's kernels.
+"""A compiled package: everything the next start of a model needs, in one file, in the layout of this machine's kernels.
 
 Loading a model on a CPU imports transformers, reads the weights, finds the quantised ones, packs them and compares the
 packed layers with the modules. The result is the same at every start. A package holds it (`skeleton`,
@@ -38,24 +38,25 @@ from slipstream.models.sources import store
 from slipstream.models.sources.load import ModelFiles, configured_ends, load_tokenizer
 from slipstream.models.sources.verify import FileCheck
 from slipstream.models.text.codec import TextCodec
-from slipstream.models.text.light_tokenizer import LightTokenizer, taken
+from slipstream.models.text.light_tokenizer import LightTokenizer, tokenizer_parts
 from slipstream.models.weights import linears
 
 LIBRARIES = ("torch", "transformers", "tokenizers")
-SUFFIX, PARTIAL, WORDS = ".package", ".partial", "tokenizer"
-DAY, KEPT = 24 * 3600, 2
+SUFFIX, PARTIAL = ".package", ".partial"
+TOKENIZER = "tokenizer"  # the name of the tokenizer's tensor, and of its facts
+DAY, KEPT = 24 * 3600, 2  # seconds; packages kept per model
 
 Opened = tuple[Skeleton, ModelAnatomy, TextCodec]
 
 
 def open_package(files: ModelFiles, row_bits: int = 16) -> Opened | None:
-    """The model in its package, for activations of `row_bits` bits; None where there is no usable package."""
+    """The model in its package, for activations of `row_bits` bits; None if there is no usable package."""
     try:
         path = place(files, row_bits)
         facts, tensors = package_file.read(path)
-        skeleton, anatomy = assemble(SkeletonParts(facts["bones"], tensors))
+        skeleton, anatomy = assemble(SkeletonParts(facts["skeleton"], tensors))
         full = functools.cache(lambda: load_tokenizer(files))
-        light = LightTokenizer(tensors.pop(WORDS).numpy().tobytes().decode(), facts["words"], full)
+        light = LightTokenizer(tensors.pop(TOKENIZER).numpy().tobytes().decode(), facts[TOKENIZER], full)
         text = TextCodec(light, configured_ends(files), full)
     except FileNotFoundError:
         say("package: none yet; the model is loaded in full")
@@ -72,19 +73,19 @@ def open_package(files: ModelFiles, row_bits: int = 16) -> Opened | None:
 
 
 def write_package(files: ModelFiles, model: TorchModel, text: TextCodec) -> Path:
-    """Write the package of a model that was loaded in full. NotCompilable where a package cannot hold it."""
+    """Write the package of a model that was loaded in full. NotCompilable if a package cannot hold it."""
     if files.trust_remote_code:
         raise NotCompilable("it brings its own code")
-    light = taken(text.tokenizer)
+    light = tokenizer_parts(text.tokenizer)
     if light is None:
         raise NotCompilable("its tokenizer needs more than the tokenizers library")
     parts = take(model)
     source = torch.frombuffer(bytearray(light[0].encode()), dtype=torch.uint8)
     path = place(files, linears.row_bits(model.model))
-    facts = {"path": str(files.path), "bones": parts.facts, "words": light[1]}
-    with store.spoken(path):
+    facts = {"path": str(files.path), "skeleton": parts.facts, TOKENIZER: light[1]}
+    with store.readable_errors(path):
         make_folder(path.parent)
-        _put(path, lambda partial: package_file.write(partial, facts, {WORDS: source, **parts.tensors}))
+        _put(path, lambda partial: package_file.write(partial, facts, {TOKENIZER: source, **parts.tensors}))
     _tidy(files.path)
     say(f"package: written, {path.stat().st_size / 1e6:.0f} MB ({path})")
     return path
@@ -98,8 +99,9 @@ def forget(folder: Path) -> None:
 
 
 def check_integrity(folder: Path) -> list[FileCheck]:
-    """Compare the packages of a model's folder with their own hashes. Packages of other versions are not checked, and
-    none is without compiled kernels, since they are not used either."""
+    """Compare the packages of a model's folder with their own hashes.
+
+    Packages of other versions are not checked. Without compiled kernels, packages are not used and not checked."""
     checks: list[FileCheck] = []
     for path in _packages(folder):
         problem = None

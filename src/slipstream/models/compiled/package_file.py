@@ -1,6 +1,6 @@
 """The file format of compiled packages: tensors, then an index in JSON, then a trailer.
 
-Tensors begin at multiples of `ALIGN` bytes and are read where they lie in the mapped file. The index holds a hash of
+Tensors begin at multiples of `ALIGN` bytes and are used in place in the mapped file. The index holds a hash of
 the tensors' bytes (`cpu_hash`). The trailer holds the SHA-256 of the index, its length and the format's name. So every
 byte is checked, which takes as long as reading the file.
 """
@@ -46,7 +46,7 @@ def write(path: Path, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None
 
 
 def read_index(path: Path) -> dict[str, Any]:
-    """What the end of a package says of it; ValueError where the file is no whole package."""
+    """The index at the end of a package; ValueError if the file is not a complete package."""
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - TRAILER))
@@ -68,7 +68,7 @@ def read_index(path: Path) -> dict[str, Any]:
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The index and the tensors of a package; ValueError where anything in it was changed."""
+    """The index and the tensors of a package; ValueError if any byte of it was changed."""
     index = read_index(path)
     data = _map(path, index["bytes"])
     if cpu_hash.kernel().hash_blocks(data) != index["xxh64"]:

@@ -133,7 +133,7 @@ def assemble(parts: SkeletonParts) -> tuple[Skeleton, ModelAnatomy]:
 
 
 def take(model: TorchModel) -> SkeletonParts:
-    """The contents of a skeleton, taken from a model. NotCompilable where the model computes more than that."""
+    """The contents of a skeleton, taken from a model. NotCompilable if the model computes more than a skeleton can."""
     whole, anatomy = model.model, model.anatomy
     if not isinstance(model.decoder, CpuDecoder) or not free(whole):
         raise NotCompilable("its layers do not run as one call in float32 on a CPU")

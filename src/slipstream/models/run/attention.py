@@ -43,7 +43,7 @@ class AttentionPass:
     where: tuple[Any, slice, Any]  # row, heads and place each packed token is written to
     spread: Int[Tensor, " rectangle"] | None  # packed token at each place of the rectangle; None: as packed
     gather: Int[Tensor, " tokens"] | None
-    sight: AttentionMask
+    visibility: AttentionMask
     kernel: AttentionKernel | None = None  # computes each token by itself; None: torch's attention over the rectangle
     masks: dict[tuple[int | None, int], Tensor | None] = field(default_factory=dict)
 
@@ -75,7 +75,7 @@ class AttentionPass:
         if cap is None and sink is None:
             out = functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
         else:
-            out = by_hand(query, keys, values, mask, scale, cap, _column(sink, heads // group, queries))
+            out = explicit_attention(query, keys, values, mask, scale, cap, _column(sink, heads // group, queries))
         out = out.reshape(rows, heads, queries, out.shape[-1])
         if single_row:
             return out.transpose(1, 2)
@@ -95,23 +95,23 @@ class AttentionPass:
         window, packed = self.windows[layer], query[0].transpose(0, 1)
         window = window if window is not None and window < self.used else None
         if (window, 0) not in self.masks:
-            self.masks[window, 0] = self.sight.visible(window, self.used)
+            self.masks[window, 0] = self.visibility.visible(window, self.used)
         owner = self.where[0] if isinstance(self.where[0], Tensor) else torch.full((len(packed),), self.where[0])
         factor = packed.shape[-1] ** -0.5 if scale is None else scale
         seen = self.masks[window, 0]
         out = kernel.attend(packed.float(), keys, values, seen, owner, factor, cap or 0.0, self.used)
         return out.to(query.dtype)[None]
 
-    def remember(self, layer: int, state: Float[Tensor, "tokens hidden"]) -> None:
-        """Keep a layer's output for every packed token beside its keys and values."""
+    def store_output(self, layer: int, state: Float[Tensor, "tokens hidden"]) -> None:
+        """Store a layer's output for every packed token in the cache, at the places of its keys and values."""
         (held,) = self.cache.hold(hidden(layer), state[None, None])
         held[self.where] = state[None] if self.shape[0] == 1 else state[:, None]
 
     def mask(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor | None:
-        """0 where a query sees a place, -inf elsewhere, [rows, 1, group x queries, used]; None: all is visible."""
+        """0 if a query attends to a place, otherwise -inf, [rows, 1, group x queries, used]; None: all are visible."""
         window = window if window is not None and window < self.used else None
         if (window, group) not in self.masks:
-            seen = self.sight.visible(window, self.used)
+            seen = self.visibility.visible(window, self.used)
             if seen is not None:
                 seen = seen if self.spread is None else seen[self.spread]
                 seen = seen.view(self.shape[0], 1, self.shape[1], -1).repeat(1, 1, group, 1)
@@ -120,10 +120,10 @@ class AttentionPass:
         return self.masks[window, group]
 
 
-def by_hand(
+def explicit_attention(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None, cap: float | None, sink: Any
 ) -> Tensor:
-    """Attention with soft-capped scores (Gemma 2) or sinks (a score that takes weight and gives nothing)."""
+    """Attention with soft-capped scores (Gemma 2) or attention sinks (an extra score per head without a value)."""
     scores = query @ keys.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if cap is not None:
         scores = torch.tanh(scores / cap) * cap
@@ -136,7 +136,7 @@ def by_hand(
 
 
 def _column(sink: Any, kv_heads: int, queries: int) -> Any:
-    """A score per head, laid beside folded queries: [kv_heads, group x queries, 1]."""
+    """The sink score of each head for folded queries: [kv_heads, group x queries, 1]."""
     return None if sink is None else sink.reshape(kv_heads, -1).repeat_interleave(queries, 1)[..., None]
 
 
@@ -150,12 +150,12 @@ def view(
     """Lay out one pass over the cache."""
     used = max(piece.line.start + len(piece.line) for piece in pieces)
     cache.reserve(used)
-    sight = AttentionMask(pieces, device)
+    mask = AttentionMask(pieces, device)
     if len(pieces) == 1:
         row, start = pieces[0].line.row, pieces[0].line.start + pieces[0].skip
         one_row = (row, slice(None), slice(start, used))
         return AttentionPass(
-            cache, windows, slice(row, row + 1), used, (1, len(pieces[0])), one_row, None, None, sight, kernel
+            cache, windows, slice(row, row + 1), used, (1, len(pieces[0])), one_row, None, None, mask, kernel
         )
     index = [piece.line.row for piece in pieces]
     queries = max(map(len, pieces))
@@ -169,12 +169,15 @@ def view(
     owner = [piece.line.row for piece in pieces for _ in range(len(piece))]
     place = [piece.line.start + i for piece in pieces for i in range(piece.skip, len(piece.line))]
     where = (ints(owner, device), slice(None), ints(place, device))
-    there, back = (None, None) if packed else (ints(spread, device), ints(gather, device))
-    return AttentionPass(cache, windows, rows, used, (len(order), queries), where, there, back, sight, kernel)
+    shape = (len(order), queries)
+    to_rectangle, to_packed = (None, None) if packed else (ints(spread, device), ints(gather, device))
+    return AttentionPass(cache, windows, rows, used, shape, where, to_rectangle, to_packed, mask, kernel)
 
 
 def _rows(index: list[int], device: torch.device) -> tuple[dict[int, int], slice | Tensor]:
-    """Cache rows that lie close together are read as one slice, with the few other rows between; else gathered."""
+    """The position of each cache row in the rectangle, and the rows to read.
+
+    Rows that lie close together are read as one slice, including the few rows between; otherwise they are gathered."""
     low, high = min(index), max(index) + 1
     if high - low <= 2 * len(index):
         return {row: row - low for row in range(low, high)}, slice(low, high)
@@ -214,8 +217,8 @@ def _plain(sees: Callable[..., Tensor], window: int | None) -> bool:
     """Whether a mask function is causal, with or without a sliding window: no chunks, no blocks, no later tokens."""
     reach = window or 1000
     here = torch.tensor(3 * reach)
-    wanted = {1: False, 0: True, 1 - reach: True, -reach: window is None}
-    return all(bool(sees(torch.tensor(0), torch.tensor(0), here, here + step)) == see for step, see in wanted.items())
+    expected = {1: False, 0: True, 1 - reach: True, -reach: window is None}
+    return all(bool(sees(torch.tensor(0), torch.tensor(0), here, here + step)) == see for step, see in expected.items())
 
 
 def plug_in(model: Any) -> None:

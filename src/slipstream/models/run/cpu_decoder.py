@@ -46,7 +46,7 @@ class CpuDecoder:
         self._kinds = tuple(dict.fromkeys(self._windows))
         self._like = torch.empty(1, _sizes(layers[0]).kv_heads, 1, _sizes(layers[0]).dim)
         self.state_like = torch.empty(1, len(base.norm.weight))  # one hidden state
-        self._stay: tuple[KVCache, int, CachePointers] | None = None
+        self._pointers: tuple[KVCache, int, CachePointers] | None = None
 
     def forward(
         self,
@@ -74,9 +74,9 @@ class CpuDecoder:
         outputs = {layer: torch.empty_like(state) if into is None else into[layer] for layer in watched}
         watched_out = [outputs.get(i) for i in range(self._net.layers)]
         args = PassArgs(state, angles, row, place, used, views, watched_out, *span, kept)
-        return self._kernel.run(self._net, self._where(cache), args), outputs, (row, place)
+        return self._kernel.run(self._net, self._cache_pointers(cache), args), outputs, (row, place)
 
-    def takes(self, pieces: Sequence[RowSlice]) -> bool:
+    def supports(self, pieces: Sequence[RowSlice]) -> bool:
         """Whether this decoder can run a pass."""
         return True
 
@@ -91,24 +91,25 @@ class CpuDecoder:
         assert logits is not None
         return logits
 
-    def _where(self, cache: KVCache) -> CachePointers:
-        if self._stay is None or self._stay[0] is not cache or self._stay[1] != cache.version:
-            held = [cache.layer(i, self._like, self._like) for i in range(self._net.layers)]
-            self._stay = cache, cache.version, CachePointers([keys for keys, _ in held], [values for _, values in held])
-        return self._stay[2]
+    def _cache_pointers(self, cache: KVCache) -> CachePointers:
+        if self._pointers is None or self._pointers[0] is not cache or self._pointers[1] != cache.version:
+            layers = [cache.layer(i, self._like, self._like) for i in range(self._net.layers)]
+            pointers = CachePointers([keys for keys, _ in layers], [values for _, values in layers])
+            self._pointers = cache, cache.version, pointers
+        return self._pointers[2]
 
 
 class RotaryTable:
     """Cosines and sines of positions by a model's own rotary embedding.
 
-    Where they depend on the position only, they are computed once and looked up. The module takes ten torch calls,
-    which would delay every pass. Some modules depend on the longest position; those are called every time.
+    If they depend on the position only, they are computed once and looked up, because the module takes ten torch calls.
+    Some modules depend on the longest position of a pass. Those are called every time.
     """
 
     def __init__(self, module: Any) -> None:
         self._module = module
         self._cos, self._sin = torch.empty(2, 0, 0)
-        self._fixed = self._steady()
+        self._fixed = self._is_fixed()
 
     def __call__(
         self, state: Float[Tensor, "tokens hidden"], position: Int[Tensor, " tokens"], below: int
@@ -121,16 +122,16 @@ class RotaryTable:
             self._cos, self._sin = self._of(torch.arange(next_power_of_two(max(below, FIRST_POSITIONS))))
         return self._cos.index_select(0, position), self._sin.index_select(0, position)
 
-    def _of(self, position: Int[Tensor, " n"]) -> Float[Tensor, "2 n turned"]:
+    def _of(self, position: Int[Tensor, " n"]) -> Float[Tensor, "2 n rotated"]:
         cos, sin = self._module(torch.empty(1, len(position), 1), position[None])
         return torch.stack([cos[0], sin[0]])
 
-    def _steady(self) -> bool:
+    def _is_fixed(self) -> bool:
         """Whether the angles of a position do not depend on the other positions of the call."""
         near = torch.arange(PROBE)
         with torch.inference_mode():
-            alone, beside = self._of(near), self._of(torch.cat([near, torch.tensor([FAR])]))[:, :PROBE]
-            return torch.equal(alone, beside) and torch.equal(alone, self._of(near))
+            alone, with_far = self._of(near), self._of(torch.cat([near, torch.tensor([FAR])]))[:, :PROBE]
+            return torch.equal(alone, with_far) and torch.equal(alone, self._of(near))
 
 
 def packed(pieces: Sequence[RowSlice]) -> tuple[Int[Tensor, " tokens"], ...]:
@@ -139,7 +140,7 @@ def packed(pieces: Sequence[RowSlice]) -> tuple[Int[Tensor, " tokens"], ...]:
     for piece in pieces:
         line, skip = piece.line, piece.skip
         count = len(line.entries) - skip
-        token += [word for word, _ in line.entries[skip:]]
+        token += [entry_token for entry_token, _ in line.entries[skip:]]
         position += line.position[skip:]
         row += [line.row] * count
         place += range(line.start + skip, line.start + skip + count)
@@ -147,7 +148,7 @@ def packed(pieces: Sequence[RowSlice]) -> tuple[Int[Tensor, " tokens"], ...]:
 
 
 def _embedding(module: Any) -> Callable[[Int[Tensor, " tokens"]], Float[Tensor, "tokens hidden"]]:
-    """A lookup in the embedding's table, or the module itself where it does more than that."""
+    """A lookup in the embedding's table, or the module itself if it does more than a lookup."""
     table, probe = module.weight.detach(), torch.arange(PROBE)
     with torch.inference_mode():
         plain = torch.equal(module(probe), table[probe])

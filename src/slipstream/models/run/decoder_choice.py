@@ -1,8 +1,8 @@
 """Which implementation runs a model's layers: kernels, captured graphs, or the model's own modules.
 
-A model is not judged by its name. Its parts are looked up (`layer_parts`), and then a few tokens go through the model's
-own modules and through the kernels. Where the output of any layer or a logit differs by more than rounding, the
-modules are used.
+The choice does not depend on a model's name. Its parts are looked up (`layer_parts`), and then a few tokens run through
+the model's own modules and through the kernels. If the output of any layer or a logit differs by more than rounding,
+the modules are used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from slipstream.models.run.gpu.passes import GpuPasses
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 1e-2}
-"""Relative to the norm of what is compared: rounding of the type. Another activation or a missing bias is far off."""
+"""Relative to the norm of the compared tensor. It covers rounding; another activation or a missing bias exceeds it."""
 INT8_TOLERANCE = 3e-2  # for int8 activations: a difference in the last digit may round one to its neighbour
 PROBE = 5  # tokens
 
@@ -88,9 +88,7 @@ def captured_modules(model: Any, anatomy: ModelAnatomy) -> tuple[GpuPasses | Non
                 if _near(logits, expected):
                     return modules, f"{label}{failure}"
             failure = f" (not {label}: the numbers differ)"
-        except (
-            Exception
-        ) as error:  # a model's own code may do anything that cannot be captured; it then runs uncaptured
+        except Exception as error:  # a model's own code may do anything; if it cannot be captured, it runs uncaptured
             failure = f" (not {label}: {type(error).__name__}: {str(error).partition(chr(10))[0]})"
     return None, f"one by one{failure}"
 

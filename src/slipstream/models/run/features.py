@@ -1,4 +1,4 @@
-"""The hidden states that drafters read: which layers' outputs are kept, and where they lie in the KV cache."""
+"""The hidden states that drafters read: which layers' outputs are kept, and where they are stored in the KV cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slipstream.models.cache.tensors import KVCache, hidden
 
 
 class FeatureStore:
-    """Keeps the output of declared layers beside the keys and values of the same tokens."""
+    """Stores the outputs of declared layers in the KV cache, at the places of the same tokens."""
 
     def __init__(self, cache: KVCache, layer_count: int) -> None:
         self.layers: tuple[int, ...] = ()  # in effect: their outputs are kept
@@ -23,10 +23,10 @@ class FeatureStore:
 
     def declare(self, layers: Iterable[int]) -> None:
         """Add layers. They take effect at the next `apply_declared`, so any thread may call this at any time."""
-        for layer in (wanted := tuple(layers)):
+        for layer in (new := tuple(layers)):
             if not 0 <= layer < self._layer_count:
                 raise ValueError(f"features names layer {layer}; the model has layers 0 to {self._layer_count - 1}")
-        self._declared = tuple(dict.fromkeys((*self._declared, *wanted)))
+        self._declared = tuple(dict.fromkeys((*self._declared, *new)))
 
     def apply_declared(self) -> bool:
         """Put the declared layers into effect. Returns whether that changed which layers are kept."""

@@ -62,7 +62,7 @@ class ForwardPass:
             if places is not None:
                 logits, outputs, _ = self.decoder.forward(self._cache, pieces, span, given, watched, keep, places)
                 return logits, outputs
-        if self.decoder is not None and self.decoder.takes(pieces):
+        if self.decoder is not None and self.decoder.supports(pieces):
             logits, outputs, where = self.decoder.forward(self._cache, pieces, span, given, watched, keep)
             for layer in self.features.layers:
                 if layer in outputs:
@@ -74,10 +74,10 @@ class ForwardPass:
         token = [token for piece in pieces for token, _ in piece.line.entries[piece.skip :]]
         position = [place for piece in pieces for place in piece.line.position[piece.skip :]]
         token_ids, position_ids = torch.tensor([token, position], device=self._device)
-        with nullcontext() if self._activations is None else self._activations.lent():
+        with nullcontext() if self._activations is None else self._activations.applied():
             logits, outputs = self._modules.run(token_ids, position_ids, context, span, given, watched, keep)
         for layer in outputs.keys() & set(self.features.layers):
-            context.remember(layer, outputs[layer])
+            context.store_output(layer, outputs[layer])
         return logits, outputs
 
     def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:

@@ -77,8 +77,8 @@ class InvariantActivations:
         modules = [module for module in model.modules() if type(module) in classes]
         self._forwards = [(module, partial(apply_by_steps, module.forward)) for module in modules]
 
-    def lent(self) -> AbstractContextManager[None]:
-        """Put these in place of the model's own for the length of a block."""
+    def applied(self) -> AbstractContextManager[None]:
+        """Use these instead of the model's own activations within a `with` block."""
         return replaced(self._forwards)
 
 

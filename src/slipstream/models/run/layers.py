@@ -21,8 +21,8 @@ Layers = Sequence[nn.Module]
 
 
 @contextmanager
-def watch(layers: Layers, wanted: Iterable[int]) -> Iterator[dict[int, Tensor]]:
-    """A dictionary that fills with the output of each wanted layer, [tokens, hidden], while the model runs."""
+def watch(layers: Layers, indices: Iterable[int]) -> Iterator[dict[int, Tensor]]:
+    """A dictionary that receives the outputs of these layers, [tokens, hidden], while the model runs."""
     outputs: dict[int, Tensor] = {}
 
     def hook(index: int) -> Callable[[nn.Module, Any, Any], None]:
@@ -31,7 +31,7 @@ def watch(layers: Layers, wanted: Iterable[int]) -> Iterator[dict[int, Tensor]]:
 
         return keep
 
-    handles = [layers[index].register_forward_hook(hook(index)) for index in wanted]
+    handles = [layers[index].register_forward_hook(hook(index)) for index in indices]
     try:
         yield outputs
     finally:
@@ -40,7 +40,7 @@ def watch(layers: Layers, wanted: Iterable[int]) -> Iterator[dict[int, Tensor]]:
 
 
 @contextmanager
-def only(
+def run_only(
     layers: Layers, first: int, last: int, hidden: Float[Tensor, "tokens hidden"] | None, as_tuple: bool
 ) -> Iterator[None]:
     """Run only layers `first` to `last` - 1. `hidden` is the input of layer `first` if that is not layer 0."""
@@ -65,7 +65,7 @@ def only(
 
 @contextmanager
 def replaced(forwards: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
-    """Run each function in place of its module's own `forward` for the length of a block."""
+    """Run each function instead of its module's own `forward` within a `with` block."""
     try:
         for module, forward in forwards:
             module.forward = forward
@@ -85,8 +85,8 @@ class CompiledLayers:
         free = [part for layer in layers for part in layer.children() if not _attends(part)]
         self._parts = [(part, torch.compile(part.forward, dynamic=True)) for part in free]
 
-    def lent(self) -> AbstractContextManager[None]:
-        """Put the compiled parts in place of the model's own for the length of a block."""
+    def applied(self) -> AbstractContextManager[None]:
+        """Use the compiled parts instead of the model's own within a `with` block."""
         return replaced(self._parts)
 
 
@@ -119,7 +119,7 @@ class ModuleRunner:
         """
         trim = {"logits_to_keep": keep} if keep is not None and self._trims else {}
         module = self.model.base_model if keep is None else self.model
-        with only(self.layers, *span, given, self._as_tuple), watch(self.layers, watched) as outputs:
+        with run_only(self.layers, *span, given, self._as_tuple), watch(self.layers, watched) as outputs:
             output = module(
                 token[None],
                 attention_mask=self._whole,
@@ -134,7 +134,7 @@ class ModuleRunner:
     def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
         """The model's own final norm and head on hidden states; no layer runs."""
         count, token = len(self.layers), torch.zeros(len(hidden), dtype=torch.long, device=hidden.device)
-        with only(self.layers, count, count, hidden, self._as_tuple):
+        with run_only(self.layers, count, count, hidden, self._as_tuple):
             output = self.model(token[None], attention_mask=self._whole, position_ids=token[None], use_cache=False)
         logits: Tensor = output[0][0]
         return logits

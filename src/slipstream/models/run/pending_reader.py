@@ -61,13 +61,13 @@ class PendingReader:
             self._prefixes.publish(row)
 
     def _share(self, rows: Sequence[Row]) -> None:
-        """Where rows begin alike, let one of them read the common prefix and the others recall it."""
+        """If rows have a common prefix, one of them reads it and the others copy it."""
         while True:
             for row in rows:
                 self._prefixes.recall(row)
-            ahead = self._prefixes.leaders(rows)
-            if not ahead:
+            leaders = self._prefixes.leaders(rows)
+            if not leaders:
                 return
             states = self._rows.states
-            while counts := {row: left for row, size in ahead.items() if (left := size - len(states[row].tokens))}:
+            while counts := {row: left for row, size in leaders.items() if (left := size - len(states[row].tokens))}:
                 self._feed(list(counts), [min(left, self.chunk) for left in counts.values()])

@@ -15,7 +15,7 @@ from slipstream.models.run.row_table import RowTable
 
 
 class PrefixReuse:
-    """Copies cached prefixes from rows to the prefix store, and from the store to rows that begin alike."""
+    """Copies cached prefixes from rows to the prefix store, and from the store to rows with the same prefix."""
 
     def __init__(
         self, rows: RowTable, features: FeatureStore, device: torch.device, tokens: int, max_bytes: int | None
@@ -71,9 +71,9 @@ class PrefixReuse:
             self.store.keep(state.index, state.tokens)
 
     def leaders(self, rows: Sequence[Row]) -> dict[Row, int]:
-        """Of rows that are to begin alike in one pass, which should read ahead, up to which length of text.
+        """The rows that should read a common prefix before the others, and how many tokens of it.
 
-        The other rows then recall what these have read. Empty where reading ahead does not pay.
+        The other rows then copy it. Empty if no common prefix is long enough.
         """
         states = self._rows.states
         fresh = [row for row in rows if len(self._rows.pending(row)) > WORTH and not states[row].hidden]

@@ -30,11 +30,11 @@ class RowTable:
         self.states[row] = RowState(self.cache.take(), features=features)
 
     def reserve(self, more_rows: int, places: int) -> None:
-        """Before rows or places grow beyond the cache's limit, move the rows in use together."""
-        if self.cache.crowded(more_rows, places):
+        """Compact the cache if growing by `more_rows`, and to `places` places, would exceed its limit."""
+        if self.cache.would_exceed_limit(more_rows, places):
             states = list(self.states.values())
             held = max((len(state.tokens) + len(state.uncommitted) for state in states), default=1)
-            self.cache.relay([state.index for state in states], max(held, places))
+            self.cache.compact([state.index for state in states], max(held, places))
             for n, state in enumerate(states):
                 state.index = n
 

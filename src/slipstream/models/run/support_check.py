@@ -94,7 +94,7 @@ class ProbeView:
 
 
 def probe(model: Any) -> ModelAnatomy:
-    """Plug our attention into the model and learn its structure. A model that is refused gets its own back."""
+    """Put our attention into the model and record its structure. A refused model gets its own attention back."""
     own = model.config._attn_implementation
     config = model.config.get_text_config()
     count = config.num_hidden_layers
@@ -102,10 +102,10 @@ def probe(model: Any) -> ModelAnatomy:
     try:
         expected = None if own == NAME else model(token, use_cache=False)[0][0]
         plug_in(model)
-        witness = ProbeView(_probe_view(count, model.device))
-        _call(model, token, witness, mask=None)
-        windows = _windows(model, witness, count)
-        layers = _layers(model, witness.modules)
+        recorder = ProbeView(_probe_view(count, model.device))
+        _call(model, token, recorder, mask=None)
+        windows = _windows(model, recorder, count)
+        layers = _layers(model, recorder.modules)
         logits, as_tuple = _numbers(model, token, layers, windows)
         if expected is not None and not _close(logits, expected):
             raise refuse(model, "its logits change when its attention is replaced by an equal one")
@@ -131,16 +131,16 @@ def _call(model: Any, token: Tensor, context: Any, mask: Tensor | None) -> Float
     return logits
 
 
-def _windows(model: Any, witness: ProbeView, count: int) -> dict[int, int | None]:
-    """The window of every layer. Refuses a model whose layers do not each call the interface once, as expected."""
-    indices = [getattr(module, "layer_idx", None) for module in witness.modules]
+def _windows(model: Any, recorder: ProbeView, count: int) -> dict[int, int | None]:
+    """The window of every layer. Refuses a model whose layers do not each call the attention interface once."""
+    indices = [getattr(module, "layer_idx", None) for module in recorder.modules]
     if indices != list(range(count)):
         raise refuse(model, f"it bypasses the attention interface: {len(indices)} calls came from its {count} layers")
-    if witness.others.get("position_bias") is not None:
+    if recorder.others.get("position_bias") is not None:
         raise refuse(model, "its attention is biased by position")
-    if not all(getattr(mask, "plain", False) for mask in witness.masks):
+    if not all(getattr(mask, "plain", False) for mask in recorder.masks):
         raise refuse(model, "its attention mask is neither causal nor a sliding window")
-    return {index: mask.window for index, mask in enumerate(witness.masks)}
+    return {index: mask.window for index, mask in enumerate(recorder.masks)}
 
 
 def _layers(model: Any, attentions: Sequence[nn.Module]) -> Sequence[nn.Module]:
@@ -173,12 +173,12 @@ def _close(logits: Tensor, expected: Tensor) -> bool:
     return bool(error <= TOLERANCE * expected.float().norm())
 
 
-def longest_row(model: Any, wanted: int | None) -> int:
-    """The longest row in tokens: the configuration's limit, or `wanted` if that is lower."""
+def longest_row(model: Any, context: int | None) -> int:
+    """The longest row in tokens: the configuration's limit, or `context` if that is lower."""
     config = model.config.get_text_config()
-    longest = next((value for name in LIMITS if isinstance(value := getattr(config, name, None), int)), wanted)
+    longest = next((value for name in LIMITS if isinstance(value := getattr(config, name, None), int)), context)
     if longest is None:
         raise refuse(model, "its configuration names no longest context; give one as `context`")
-    if wanted is not None and not 1 <= integer("context", wanted) <= longest:
-        raise ValueError(f"context is {wanted}; the model takes 1 to {longest}")
-    return longest if wanted is None else wanted
+    if context is not None and not 1 <= integer("context", context) <= longest:
+        raise ValueError(f"context is {context}; the model takes 1 to {longest}")
+    return longest if context is None else context

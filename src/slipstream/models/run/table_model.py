@@ -20,7 +20,9 @@ from slipstream.core.types import Draft, Row, Scores, Verdict
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """`probs[c]` is the law after the last `order` tokens, c their number in base `vocab`; missing ones count as 0."""
+    """`probs[c]` is the law after the last `order` tokens.
+
+    c is the number whose digits in base `vocab` are these tokens. Missing tokens count as 0."""
 
     probs: Float[Tensor, "contexts vocab"]
     order: int
@@ -75,6 +77,8 @@ class Table:
 
 
 class TableModel(Model):
+    """A model that reads its laws from a `Table`."""
+
     def __init__(self, table: Table, context: int = 1 << 30) -> None:
         self.table, self.vocab, self.context = table, table.vocab, context
         self._cache: dict[Row, list[int]] = {}

@@ -4,11 +4,11 @@ The layers are the model's own, or kernels that compute the same (`decoder_choic
 rows of a cycle run as one packed sequence: each row's committed tokens that are not cached yet, then its drafted nodes
 (`packing`). The output matrix, often the largest of all, is applied to slots only.
 
-The duties lie in parts that `TorchModel` puts together:
+`TorchModel` combines these parts:
 
 - `row_table`: the open rows and what the cache holds of each,
 - `features`: hidden states kept for drafters,
-- `prefix_reuse`: rows that begin alike compute their beginning once,
+- `prefix_reuse`: rows with a common prefix compute it once,
 - `pending_reader`: prefill in chunks,
 - `draft_scorer`: scoring, partial passes and commits,
 - `forward_pass`: one pass over packed entries.
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class TorchModel(Model):
-    """Wraps `model`: its attention is ours until `set_attn_implementation` puts another in."""
+    """Wraps `model`. Its attention is ours until `set_attn_implementation` replaces it."""
 
     def __init__(
         self,
@@ -53,10 +53,10 @@ class TorchModel(Model):
         invariant: bool = False,
         kernels: bool = True,
     ) -> None:
-        """`anatomy` is what an earlier wrapper learned about a model that has our attention in it again. `retained`
-        tokens are kept for rows that begin alike, in at most `max_bytes` (`retain`); 0 computes everything anew.
-        `invariant`: a row's numbers depend on its own tokens only, to the bit. Without `kernels` the model's own
-        modules run, with their weights unchanged."""
+        """`anatomy`: the result of an earlier probe of this model, whose attention is ours already. `retained` and
+        `max_bytes`: limits of the prefix store (`retain`); 0 turns prefix reuse off. `invariant`: the numbers of a row
+        depend on its own tokens only, to the bit. `kernels=False`: the model's own modules run, with their weights
+        unchanged."""
         check_config(model)
         self.model = model.eval()
         with torch.inference_mode():
@@ -65,7 +65,7 @@ class TorchModel(Model):
         self.context = longest_row(model, context)
         self.device, self.dtype = torch.device(model.device), model.dtype
         self.invariant = invariant
-        # The GPU's invariant sums run over places, and the places of a tree's nodes are not those of their positions.
+        # On a GPU, invariant sums run in the order of cache places, which for nodes of a tree is not the order of text.
         self.branches = not (invariant and self.device.type == "cuda")
         self.cache = KVCache.on(self.device)
         self.rows = RowTable(self.cache)
@@ -80,7 +80,7 @@ class TorchModel(Model):
     @torch.inference_mode()
     def open(self, rows: Sequence[Row]) -> None:
         if self._features.apply_declared():
-            self.prefixes.restart()  # what was kept so far lacks the new layers
+            self.prefixes.restart()  # stored prefixes lack the new layers
             for state in self.rows.states.values():
                 state.drop_uncommitted()
         for row in rows:
@@ -103,8 +103,9 @@ class TorchModel(Model):
 
     @torch.inference_mode()
     def prefill(self, rows: Sequence[Row], limit: int) -> list[int]:
-        """Read up to `limit` more committed tokens of each row, never the last one; how many each row gained. A row
-        with a kept prefix gets that prefix instead, however long it is."""
+        """Read up to `limit` further committed tokens of each row, never the last one. Returns the tokens gained.
+
+        A row with a stored prefix gets that prefix instead, of any length."""
         return self._reader.read(rows, limit)
 
     @torch.inference_mode()
@@ -124,8 +125,8 @@ class TorchModel(Model):
 
     @torch.inference_mode()
     def commit(self, rows: Sequence[Row], verdict: Verdict, draft: Draft | None = None) -> None:
-        """`draft` is the one the verdict is about, if that is not the one scored last. Its nodes that never ran are
-        not kept, and are read again as committed text."""
+        """`draft`: the draft that was verified, if it is not the last scored one. Accepted nodes that never ran are
+        read again as committed tokens."""
         self._scorer.commit(rows, verdict, draft)
 
     def check_integrity(self) -> None:
@@ -133,7 +134,7 @@ class TorchModel(Model):
         self.rows.check_integrity()
         self.prefixes.check_integrity()
 
-    # What drafters read
+    # Features for drafters
 
     def declare(self, features: Iterable[int]) -> None:
         """Keep the output of these layers too, for the rows that open from now on. Any thread may call this."""
@@ -154,7 +155,7 @@ class TorchModel(Model):
         state = self.rows.states[row]
         return self._features.read(state.features, state.index, start, len(state.tokens))
 
-    # What writes the cache on a device, past the passes of this class
+    # Access for captured cycles, which write the cache without this class
 
     @property
     def decoder(self) -> CpuDecoder | GpuPasses | None:
@@ -181,8 +182,8 @@ class TorchModel(Model):
         """The cache tensors that hold the outputs of these layers. `like` is one such output."""
         return self._features.tensors(layers, like)
 
-    def took(self, rows: Sequence[Row], tokens: Sequence[Sequence[int]]) -> None:
-        """Record that the pending tokens of rows, and `tokens` after them, were written to the cache in all layers."""
+    def record_written(self, rows: Sequence[Row], tokens: Sequence[Sequence[int]]) -> None:
+        """Record that the pending tokens of rows, and `tokens` after them, are in the cache of all layers."""
         for row, more in zip(rows, tokens, strict=True):
             self.rows.extend(row, more)
             self.prefixes.publish(row)

@@ -78,9 +78,9 @@ def convert(source: str, folder: str | Path, *, trust_remote_code: bool = False)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise CatalogError(f"{folder} exists and is not an empty folder; name a new one")
     files = resolve(source, trust_remote_code=trust_remote_code)
-    with store.spoken(target):
+    with store.readable_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with store.whole(target) as partial:
+        with store.written_atomically(target) as partial:
             for path in files.path.iterdir():
                 if path.is_file():  # follows the links of the hub's cache
                     shutil.copyfile(path, partial / path.name)

@@ -14,7 +14,7 @@ from slipstream.models.sources.store import CatalogError, manifest, sha256
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-USUAL = frozenset({"llama", "mistral", "qwen2"})  # known to be causal, so that transformers need not be imported to ask
+USUAL = frozenset({"llama", "mistral", "qwen2"})  # causal: saves importing transformers for the check
 OWN_CODE = "brings its own code; if you trust its author, --trust-remote-code (trust_remote_code=True) runs it"
 ONLY = "only safetensors or GGUF are loaded"
 

@@ -9,8 +9,8 @@ from typing import Any
 from slipstream.models.sources.folder import missing
 from slipstream.models.sources.store import CatalogError
 
-WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
-UNWANTED = ["*/*", "consolidated*"]  # other formats in sub-folders, and a second copy of the weights
+FETCHED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
+IGNORED = ["*/*", "consolidated*"]  # other formats in sub-folders, and a second copy of the weights
 
 
 # models whose ids had no owner when the hub began
@@ -38,7 +38,7 @@ def snapshot(repo: str, revision: str | None = None, fetch: bool = True) -> Path
     except LocalEntryNotFoundError as error:
         if not fetch:
             raise CatalogError(f"{repo} is not in the Hugging Face cache of this machine") from error
-    return _download(repo, revision, {"allow_patterns": WANTED, "ignore_patterns": UNWANTED})
+    return _download(repo, revision, {"allow_patterns": FETCHED, "ignore_patterns": IGNORED})
 
 
 def fetch_again(repo: str, revision: str | None, files: Sequence[str]) -> Path:
@@ -55,7 +55,7 @@ def _download(repo: str, revision: str | None, options: Mapping[str, Any]) -> Pa
         if getattr(error, "errno", None) is not None:
             raise  # a full or read-only disk
         raise _refusal(repo, revision, error) from error
-    except Exception as error:  # which library carries the network, and so its errors, changes between versions
+    except Exception as error:  # the network library, and so its error classes, depends on the hub's version
         raise _refusal(repo, revision, error) from error
 
 

@@ -31,7 +31,7 @@ def remove(name: str) -> int:
         if model.name == name:
             from slipstream.models.compiled.package import forget
 
-            with store.spoken(model.path), store.locked(model.path):
+            with store.readable_errors(model.path), store.locked(model.path):
                 store.remove_tree(model.path)
                 forget(model.path)
             return model.bytes

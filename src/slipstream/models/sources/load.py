@@ -20,9 +20,8 @@ from slipstream.models.weights.precision import choose
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-OUTPUTS = frozenset(
-    {"lm_head.weight", "embed_out.weight"}
-)  # where these are not stored, the input embedding is the output matrix
+# names of the output matrix; if none is stored, the input embedding is the output matrix
+OUTPUTS = frozenset({"lm_head.weight", "embed_out.weight"})
 
 
 @dataclass(frozen=True)
@@ -113,9 +112,7 @@ def describe(files: ModelFiles) -> dict[str, Any]:
     """A model's properties as JSON values. The weights are not loaded; only headers and hash are read."""
     config = read_json(files.path / "config.json")
     text = load_text(files)
-    inner = config.get(
-        "text_config", config
-    )  # multimodal models have a configuration of their own for the language part
+    inner = config.get("text_config", config)  # multimodal models have a separate configuration of the language part
     stored = tensors(files.path)
     heads = inner.get("num_attention_heads", inner.get("n_head"))
     return {

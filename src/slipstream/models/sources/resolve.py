@@ -33,17 +33,12 @@ def resolve(name: str, *, fetch: bool = True, trust_remote_code: bool = False, r
         return _scaled(name, fetch, trust_remote_code, repair)
     if name and path.is_dir():
         return _folder(name, path, "folder", trust_remote_code)
-    if (
-        BARE_NAME.fullmatch(name)
-        and name.endswith(".gguf")
-        and not path.exists()
-        and store.manifest(store.home() / name)
-    ):
+    if not path.exists() and _names_kept_gguf(name):
         return _kept_gguf(name, fetch, repair)
     if path.is_file() or name.lower().endswith(".gguf"):
         return _gguf(name, path, repair)
     if match := HUB_ID.fullmatch(name):
-        with store.spoken(path):
+        with store.readable_errors(path):
             folder = _hub(match["repo"], match["revision"], fetch, repair)
         return _folder(name, folder, "hub", trust_remote_code)
     if name in (model.name for model in installed()):
@@ -104,6 +99,7 @@ def _gguf(name: str, path: Path, repair: bool) -> ModelFiles:
 
 
 def _names_kept_gguf(name: str) -> bool:
+    """Whether a name is that of a GGUF file in slipstream's own cache."""
     is_bare = BARE_NAME.fullmatch(name) is not None
     return is_bare and name.endswith(".gguf") and store.manifest(store.home() / name) is not None
 

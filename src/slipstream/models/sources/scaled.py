@@ -1,14 +1,17 @@
 """Cost-scaled targets: the function of a small model at the cost of a large one.
 
-Acceptance depends on the target's distribution, and the gain of a draft on the target's cost. Where no large weights
-are at hand, a small model that is enlarged without changing its function has real acceptance and real cost.
+Acceptance depends on the target's distribution, and the speedup on the target's cost. If no large model is available, a
+small model can be enlarged without changing its function. It then has real acceptance rates and the cost of a large
+one.
 
-Widening by k repeats every channel, head and neuron k times. A layer that reads k equal copies of its input and gives k
-equal copies of its output has W' = W/k in every block of k × k, the root mean square of k copies is that of one, and
-the last norm divided by k makes up for logits that are summed over k copies. With k a power of two every weight keeps
-its digits, so the functions are equal, and computed values differ only by the order of summation. Deepening adds blocks
-of random weights whose two output projections are zero: they cost what a block costs and add nothing. Output, quality
-and acceptance are the small model's; only the cost is that of the larger shape.
+- Widening by k repeats every channel, head and neuron k times. A layer reads k equal copies of its input and writes k
+  equal copies of its output, with W' = W/k in each of the k × k blocks. Root mean squares do not change. The last norm
+  is divided by k, because logits are summed over k copies. k is a power of two, so every weight is divided exactly and
+  results differ only by the order of summation.
+- Deepening adds blocks of random weights whose two output projections are zero. They cost as much as other blocks and
+  add nothing.
+
+Output, quality and acceptance are those of the small model. Only the cost is that of the larger shape.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from safetensors.torch import save_file
 
 from slipstream.core.array_types import Tensor
 from slipstream.models.sources.folder import read_json, tensors, weight_files, weights_sha256
-from slipstream.models.sources.gguf import weights as kept
+from slipstream.models.sources.gguf import weights as gguf_weights
 from slipstream.models.sources.store import MANIFEST, CatalogError
 
 NAME = re.compile(r"scaled:(?P<source>.+):(?P<width>\d+)x(?:\+(?P<layers>\d+))?")
@@ -88,7 +91,7 @@ def write_scaled(source: Path, folder: Path, scale: CostScale) -> dict[str, Any]
     listed = {"metadata": {"total_size": size}, "weight_map": index}
     (folder / "model.safetensors.index.json").write_text(json.dumps(listed, indent=1))
     (folder / "config.json").write_text(json.dumps(scaled_config(config, scale, order), indent=1) + "\n")
-    weights = {"model.safetensors.index.json", kept.FILE, *(path.name for path in weight_files(source))}
+    weights = {"model.safetensors.index.json", gguf_weights.FILE, *(path.name for path in weight_files(source))}
     skipped = {"config.json", MANIFEST, *weights}
     for path in source.iterdir():
         if path.is_file() and path.name not in skipped:

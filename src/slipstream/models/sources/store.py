@@ -20,7 +20,7 @@ from typing import Any
 
 from slipstream.kernels.cpu.library import make_folder
 
-LAYOUT = 2  # raised when a conversion changes, so that older ones are made anew
+LAYOUT = 2  # version of the conversion; folders of older versions are converted again
 MANIFEST, WEIGHTS = "slipstream.json", "model.safetensors"
 DAY = 24 * 3600
 
@@ -53,14 +53,14 @@ def build(folder: Path, make: Callable[[Path], dict[str, Any]], need: int = 0, a
     """
     if manifest(folder) is not None and not again:
         return folder
-    with spoken(folder):
+    with readable_errors(folder):
         make_folder(folder.parent)
         with locked(folder) as alone:
             if manifest(folder) is not None and not again:  # built by another process while this one waited
                 return folder
             _sweep(folder, alone)
             _check_room(folder.parent, need)
-            with whole(folder) as partial:
+            with written_atomically(folder) as partial:
                 about = {"layout": LAYOUT, **make(partial)}
                 about["files"] = files = _checksums(partial)
                 if WEIGHTS in files:
@@ -87,7 +87,7 @@ def locked(folder: Path) -> Iterator[bool]:
 
 
 @contextmanager
-def spoken(place: Path) -> Iterator[None]:
+def readable_errors(place: Path) -> Iterator[None]:
     """Turn errors of the operating system into one sentence for the user."""
     try:
         yield
@@ -105,7 +105,7 @@ def spoken(place: Path) -> Iterator[None]:
 
 
 @contextmanager
-def whole(folder: Path) -> Iterator[Path]:
+def written_atomically(folder: Path) -> Iterator[Path]:
     """A hidden folder that is renamed to `folder` at the end, or removed if an error occurs."""
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
     try:
@@ -121,8 +121,8 @@ def whole(folder: Path) -> Iterator[Path]:
 def _sweep(folder: Path, alone: bool) -> None:
     """Remove what killed processes left: of this model at once if we hold its lock, of others after a day."""
     for partial in folder.parent.glob(".*.partial"):
-        mine = alone and partial.name.startswith(f".{folder.name}.")
-        if mine or time.time() - partial.stat().st_mtime > DAY:
+        of_this_model = alone and partial.name.startswith(f".{folder.name}.")
+        if of_this_model or time.time() - partial.stat().st_mtime > DAY:
             shutil.rmtree(partial, ignore_errors=True)
 
 

@@ -159,8 +159,10 @@ def _decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], Any]:
 
 
 def _of_bytes(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether each token is a fixed sequence of bytes. Converted tokenizers may have steps for other kinds of tokens;
-    these change nothing where the vocabulary has no such tokens."""
+    """Whether each token is a fixed sequence of bytes.
+
+    Converted tokenizers may have decoding steps for other kinds of tokens. These steps have no effect if the vocabulary
+    has no such tokens."""
     decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
     if not isinstance(decoder, Chain):
         return isinstance(decoder, ByteLevel)
@@ -179,22 +181,22 @@ def _wants_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of the vocabulary without padding tokens. It is equal where one model may draft for another."""
-    lines = (f"{i} {token}\n" for i, token in sorted(_meaning(tokenizer).items()))
+    """A hash of the vocabulary without padding tokens. A draft model must have the fingerprint of its target."""
+    lines = (f"{i} {token}\n" for i, token in sorted(_tokens_by_id(tokenizer).items()))
     return hashlib.sha256("".join(lines).encode(errors="surrogatepass")).hexdigest()
 
 
 def same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> str | None:
-    """None where every id means the same to both, padding aside; else a sentence with the first difference."""
-    ours, theirs = _meaning(a), _meaning(b)
-    different = [i for i in ours.keys() | theirs.keys() if ours.get(i) != theirs.get(i)]
+    """None if both tokenizers have the same token for every id, except padding; else a sentence with a difference."""
+    vocab_a, vocab_b = _tokens_by_id(a), _tokens_by_id(b)
+    different = [i for i in vocab_a.keys() | vocab_b.keys() if vocab_a.get(i) != vocab_b.get(i)]
     if not different:
         return None
     first = min(different)
-    said = [repr(words[first]) if first in words else "nothing" for words in (ours, theirs)]
-    sizes = f"{len(ours)} and {len(theirs)} tokens"
-    return f"the tokenizers differ ({sizes}): id {first} is {said[0]} in one and {said[1]} in the other"
+    token_a, token_b = (repr(vocab[first]) if first in vocab else "nothing" for vocab in (vocab_a, vocab_b))
+    sizes = f"{len(vocab_a)} and {len(vocab_b)} tokens"
+    return f"the tokenizers differ ({sizes}): id {first} is {token_a} in one and {token_b} in the other"
 
 
-def _meaning(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+def _tokens_by_id(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
     return {i: token for token, i in tokenizer.get_vocab().items() if not PADDING.fullmatch(token)}

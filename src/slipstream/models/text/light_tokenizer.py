@@ -1,8 +1,8 @@
 """A tokenizer without transformers: the methods that `TextCodec` needs, by the tokenizers library only.
 
-transformers' tokenizers wrap the same library, but take seconds to import. What the wrapper does differently (messages
-with more than a role and a text, templates that keep state) is left to it; `full` loads it then. `taken` compares both
-on a few texts and chats before a `LightTokenizer` is used.
+transformers' tokenizers wrap the same library, but take seconds to import. Some features exist only in the wrapper:
+messages with more than a role and a text, and templates that keep state. For these, `full` loads the wrapper.
+`tokenizer_parts` compares both on a few texts and chats before a `LightTokenizer` is used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-BEYOND = re.compile(r"\b(namespace|generation|dict)\b")  # template features that transformers handles in its own way
+WRAPPER_ONLY = re.compile(
+    r"\b(namespace|generation|dict)\b"
+)  # template features that transformers handles in its own way
 TEXTS = (
     "",
     " ",
@@ -34,7 +36,7 @@ CHATS = (
 
 
 class LightTokenizer:
-    """The tokenizer of a compiled package. `facts` come from `taken`; methods are named as in transformers."""
+    """The tokenizer of a compiled package. `facts`: from `tokenizer_parts`. Methods are named as in transformers."""
 
     def __init__(self, source: str, facts: Mapping[str, Any], full: Callable[[], Any]) -> None:
         self._backend, self._full = Tokenizer.from_str(source), full
@@ -68,7 +70,7 @@ class LightTokenizer:
         self, messages: Any, tools: Any = None, add_generation_prompt: bool = True, tokenize: bool = False
     ) -> Any:
         template = self.chat_template or ""
-        if tools or tokenize or not _plain(messages) or BEYOND.search(template):
+        if tools or tokenize or not _plain(messages) or WRAPPER_ONLY.search(template):
             return self._full().apply_chat_template(
                 messages, tools=tools, add_generation_prompt=add_generation_prompt, tokenize=tokenize
             )
@@ -101,17 +103,17 @@ def _compiled(template: str) -> Any:
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
-    def written(value: Any, **how: Any) -> str:
-        return json.dumps(value, **{"ensure_ascii": False, **how})
+    def to_json(value: Any, **options: Any) -> str:
+        return json.dumps(value, **{"ensure_ascii": False, **options})
 
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = written
+    environment.filters["tojson"] = to_json
     environment.globals |= {"raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
     return environment.from_string(template)
 
 
-def taken(tokenizer: Any) -> tuple[str, dict[str, Any]] | None:
-    """The source and the facts of a `LightTokenizer` equal to a tokenizer of transformers; None if there is none."""
+def tokenizer_parts(tokenizer: Any) -> tuple[str, dict[str, Any]] | None:
+    """The source and the facts of a `LightTokenizer` that equals a tokenizer of transformers; None if none does."""
     backend, template = getattr(tokenizer, "backend_tokenizer", None), getattr(tokenizer, "chat_template", None)
     if backend is None or not (template is None or isinstance(template, str)):
         return None
@@ -142,11 +144,12 @@ def _same(light: LightTokenizer, tokenizer: Any) -> bool:
             return False
         if light.decode(ids) != tokenizer.decode(ids, clean_up_tokenization_spaces=False):
             return False
-    return not light.chat_template or all(_said(light, chat) == _said(tokenizer, chat) for chat in CHATS)
+    return not light.chat_template or all(_rendered(light, chat) == _rendered(tokenizer, chat) for chat in CHATS)
 
 
-def _said(tokenizer: Any, chat: list[dict[str, str]]) -> tuple[str, str]:
+def _rendered(tokenizer: Any, chat: list[dict[str, str]]) -> tuple[str, str]:
+    """("text", the rendered chat) or (the error's class, its message)."""
     try:
-        return "said", tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        return "text", tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     except Exception as error:  # templates may raise any error; both must raise the same
         return type(error).__name__, str(error)

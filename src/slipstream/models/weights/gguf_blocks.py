@@ -1,8 +1,8 @@
-"""GGUF's blocks as whole numbers with scales and floors, number for number (`kernels.cpu.few_bits.Grid`).
+"""GGUF's blocks as integers with scales and floors, without rounding (`kernels.cpu.few_bits.QuantizedGrid`).
 
-A block holds the numbers of 32 inputs, or of 256 in the K types, whose scales are whole numbers themselves and share a
-float16 factor. Products of these two are exact in float32, so nothing is rounded on the way: a grid's weight is what
-GGUF's own reader gives, to the bit. Layouts are those of ggml's `block_q*` structures.
+A block holds the numbers of 32 inputs, or of 256 in the K types. Scales of the K types are integers that share a
+float16 factor. The product of the two is exact in float32, so a grid's weight equals that of GGUF's own reader to the
+bit. Layouts are those of ggml's `block_q*` structures.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Bytes = UInt8[Tensor, "out blocks bytes"]
 
 
 def grid(raw: UInt8[Tensor, "out bytes"], kind: str) -> QuantizedGrid:
-    """Rows of blocks, as they lie in the file, of one of `TYPES`."""
+    """The integers of rows of blocks of a type in `TYPES`. `raw`: the bytes as stored in the file."""
     size, read = TYPES[kind]
     number, scale, floor = read(_cut(raw, -1, size))
     number = number.reshape(len(raw), -1, SPAN)
@@ -57,13 +57,13 @@ def _q4_k(raw: Bytes) -> QuantizedGrid:
 
 
 def _q5_k(raw: Bytes) -> QuantizedGrid:
-    fifth = raw[..., 16:48, None] >> torch.arange(8, dtype=torch.uint8) & 1  # bit k: of span k
+    fifth = raw[..., 16:48, None] >> torch.arange(8, dtype=torch.uint8) & 1  # bit k belongs to span k
     number = _pairs(raw[..., 48:]) | fifth.transpose(-1, -2) << 4
     return QuantizedGrid(number.view(torch.int8), *_six_bits(raw))
 
 
 def _q6_k(raw: Bytes) -> QuantizedGrid:
-    low = _cut(raw[..., :128], 2, 1, 64) >> _shifts(0, 4) & 15  # of 64 bytes first the lower halves
+    low = _cut(raw[..., :128], 2, 1, 64) >> _shifts(0, 4) & 15  # 64 lower halves, then 64 upper halves
     high = _cut(raw[..., 128:192], 2, 1, 32) >> _shifts(0, 2, 4, 6) & 3
     number = _cut(low.flatten(-3), 8, 32) | high.flatten(-3, -2) << 4
     scale = raw[..., 192:208].contiguous().view(torch.int8) * _half(raw, 208).float()
@@ -76,23 +76,23 @@ def _half(raw: Bytes, at: int) -> Tensor:
 
 
 def _nibbles(raw: Bytes) -> Tensor:
-    """Inputs below 16 are the lower halves of 16 bytes, the others the upper ones."""
+    """4-bit integers of 16 bytes: the lower halves are inputs 0 to 15, the upper halves inputs 16 to 31."""
     raw = raw.contiguous()
     return torch.cat([raw & 15, raw >> 4], -1)
 
 
 def _bits(raw: Bytes) -> Tensor:
-    """One bit an input, in words of 32."""
+    """One bit per input, from 32-bit words."""
     return (raw.contiguous().view(torch.int32) >> torch.arange(SPAN, dtype=torch.int32) & 1).to(torch.uint8)
 
 
 def _pairs(raw: Bytes) -> Tensor:
-    """[..., 8, 32]: of 32 bytes the lower halves are a span, the upper ones the next."""
+    """[..., 8, 32]: the lower halves of 32 bytes are one span, the upper halves the next."""
     return (_cut(raw, 4, 1, 32) >> _shifts(0, 4) & 15).flatten(-3, -2)
 
 
 def _cut(raw: UInt8[Tensor, "..."], *sizes: int) -> Tensor:
-    """The last axis in several."""
+    """Split the last axis into axes of these sizes."""
     return raw.view(*raw.shape[:-1], *sizes)
 
 
@@ -101,8 +101,9 @@ def _shifts(*by: int) -> Tensor:
 
 
 def _six_bits(raw: Bytes) -> tuple[Tensor, Tensor]:
-    """Scales and floors of the eight spans of a K block: numbers of six bits, whose upper two lie with those of the
-    first four spans where they belong to the last four."""
+    """Scales and floors of the eight spans of a K block, 6-bit integers in 12 bytes.
+
+    The upper two bits of the last four spans are stored in the bytes of the first four spans."""
     first, second, last = _cut(raw[..., 4:16].contiguous(), 3, 4).unbind(-2)
     scale = torch.cat([first & 63, last & 15 | first >> 2 & 48], -1)
     floor = torch.cat([second & 63, last >> 4 | second >> 2 & 48], -1)
@@ -110,6 +111,8 @@ def _six_bits(raw: Bytes) -> tuple[Tensor, Tensor]:
 
 
 class BlockType(NamedTuple):
+    """A block type of GGUF and its reader."""
+
     size: int  # bytes of a block
     read: Callable[[Tensor], QuantizedGrid]
 

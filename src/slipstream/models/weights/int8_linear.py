@@ -1,7 +1,7 @@
 """Linear layers with weights rounded to eight bits, for a GPU. The rounded model is not the one on disk.
 
-Every output has a scale. The module computes with the rounded weights in the model's type; kernels that read eight bits
-(`kernels.gpu.matmul`) take them from `eighth`.
+Every output has a scale. The module computes with the rounded weights in the model's type. Kernels that read 8-bit
+weights (`kernels.gpu.matmul`) use `int8`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class RoundedLinear(nn.Linear):
 
     def __init__(self, linear: nn.Linear, kind: str) -> None:
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
-        self.kind, self.eighth = kind, rounded(linear.weight.detach(), kind)
-        self.weight = nn.Parameter(self.eighth.wide(), requires_grad=False)
+        self.kind, self.int8 = kind, rounded(linear.weight.detach(), kind)
+        self.weight = nn.Parameter(self.int8.wide(), requires_grad=False)
         self.bias = linear.bias
 
 

@@ -56,22 +56,22 @@ class PackedLinear(nn.Module):
 
 
 def prepared(
-    model: Any, invariant: bool = False, whole: bool = False, weights: str | None = None, row_bits: int = 16
+    model: Any, invariant: bool = False, compact: bool = False, weights: str | None = None, row_bits: int = 16
 ) -> Any:
     """Give a model the linear layers that are fastest for its device and type, in place.
 
-    On a CPU, packed layers are used in float32, where they are faster, and for invariant mode. With `whole`, weights
+    On a CPU, packed layers are used in float32, where they are faster, and for invariant mode. With `compact`, weights
     take as few bytes as possible: quantised ones stay quantised if the processor has integer products, and are rounded
-    to bfloat16 if not. `weights` names a type that all weights are rounded to. `row_bits` are the bits of the
-    activations that quantised weights are multiplied with.
+    to bfloat16 otherwise. `weights`: a type that all weights are rounded to. `row_bits`: bits of the activations that
+    quantised weights are multiplied with.
     """
     if weights and model.device.type != "cpu":
         round_linears(model, weights)
     if model.device.type == "cpu" and (model.dtype == torch.float32 or invariant):
-        if whole and model.dtype == torch.float32 and cpu_linear.available() and not cpu_linear.has_integers():
+        if compact and model.dtype == torch.float32 and cpu_linear.available() and not cpu_linear.has_integers():
             for weight in model.parameters():  # not buffers: rotary frequencies are not weights
                 weight.data = weight.data.bfloat16().float()
-        pack_linears(model, integers=whole or weights is not None, rounded=weights is not None, row_bits=row_bits)
+        pack_linears(model, integers=compact or weights is not None, rounded=weights is not None, row_bits=row_bits)
     return model
 
 

@@ -26,8 +26,8 @@ NAMES = {
 }
 
 
-FEWER = ("int8", "fp8")  # weights rounded to eight bits; the computation has the type of "auto"
-SHORT = "a8"  # activations of eight bits too, with weights that are quantised or rounded to int8
+EIGHT_BIT_WEIGHTS = ("int8", "fp8")  # weights are rounded to 8 bits; the computation has the type of "auto"
+EIGHT_BIT_ACTIVATIONS = "a8"  # activations are rounded to 8 bits; weights are quantised, or rounded to int8
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,13 @@ def choose(dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu"
         return Precision(dtype, "as asked for")
     if dtype in NAMES:
         return Precision(NAMES[dtype], "as asked for")
-    if dtype in FEWER:
-        return _rounded(dtype, torch.device(device).type, choose("auto", device, kernels))
-    if dtype == SHORT:
-        return _short(torch.device(device).type)
+    if dtype in EIGHT_BIT_WEIGHTS:
+        return _rounded_weights(dtype, torch.device(device).type, choose("auto", device, kernels))
+    if dtype == EIGHT_BIT_ACTIVATIONS:
+        return _rounded_activations(torch.device(device).type)
     if dtype != "auto":
-        raise ValueError(f"dtype is {dtype!r}; it must be auto, {', '.join((*NAMES, *FEWER, SHORT))}")
+        legal = ", ".join((*NAMES, *EIGHT_BIT_WEIGHTS, EIGHT_BIT_ACTIVATIONS))
+        raise ValueError(f"dtype is {dtype!r}; it must be auto, {legal}")
     if kernels and torch.device(device).type == "cpu" and cpu_linear.available():
         return Precision(torch.float32, "this processor has kernels made for few tokens, in float32")
     if has_bfloat16(torch.device(device)):
@@ -79,13 +80,13 @@ def choose(dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu"
     return Precision(torch.float32, f"{_place(device)} has no bfloat16 instructions")
 
 
-def _rounded(weights: str, device: str, computed: Precision) -> Precision:
+def _rounded_weights(weights: str, device: str, computed: Precision) -> Precision:
     if device == "cpu" and (weights != "int8" or not cpu_linear.has_integers()):
         raise ValueError(f"{weights} weights need a GPU; a processor that multiplies bytes has int8 alone")
     return Precision(computed.dtype, computed.why, weights)
 
 
-def _short(device: str) -> Precision:
+def _rounded_activations(device: str) -> Precision:
     if device == "cpu" and (reason := cpu_linear.why_not(8)):
         raise ValueError(f"a8, activations of eight bits, needs compiled kernels: {reason}; auto runs everywhere")
     if device != "cpu" or not cpu_linear.has_integers(8):
@@ -105,14 +106,17 @@ def has_bfloat16(device: torch.device) -> bool:
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type != "cpu":
         return False
-    if platform.machine().lower() in ("x86_64", "amd64"):  # oneDNN calls any AVX-512 enough, though it only emulates
-        return _ask("_is_avx512_bf16_supported") or _ask("_is_amx_tile_supported")
+    if platform.machine().lower() in (
+        "x86_64",
+        "amd64",
+    ):  # oneDNN accepts any AVX-512, on which it only emulates bfloat16
+        return _cpu_supports("_is_avx512_bf16_supported") or _cpu_supports("_is_amx_tile_supported")
     try:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     except (AttributeError, RuntimeError):  # builds without oneDNN
         return False
 
 
-def _ask(question: str) -> bool:
-    answer = getattr(torch.cpu, question, None)  # the names are torch's own and may go away
-    return bool(answer()) if answer else False
+def _cpu_supports(name: str) -> bool:
+    check = getattr(torch.cpu, name, None)  # private names of torch, which may be removed
+    return bool(check()) if check else False

@@ -149,7 +149,7 @@ class CapturedRunner:
         self._latest = None if self._captured or read else (graphs, key, len(rows))
         results = cycle.told(record)
         accepted = [result.kept for result in results]
-        self._model.took(rows, accepted)
+        self._model.record_written(rows, accepted)
         device.commit(rows, budget, accepted, cycle)
         return results
 

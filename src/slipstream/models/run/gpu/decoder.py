@@ -99,14 +99,14 @@ def _block(layer: Any) -> GpuLayer:
     gate_up, none = _fused([mlp.gate_proj, mlp.up_proj])
     if none is not None or mlp.down_proj.bias is not None:
         raise TypeError("the feed-forward part has biases")
-    before, between = layer.input_layernorm, layer.post_attention_layernorm
+    attention_norm, mlp_norm = layer.input_layernorm, layer.post_attention_layernorm
     return GpuLayer(
         qkv,
         _weight(attention.o_proj),
         gate_up,
         _weight(mlp.down_proj),
-        Norm(before.weight.detach(), before.variance_epsilon),
-        Norm(between.weight.detach(), between.variance_epsilon),
+        Norm(attention_norm.weight.detach(), attention_norm.variance_epsilon),
+        Norm(mlp_norm.weight.detach(), mlp_norm.variance_epsilon),
         bias,
         attention.o_proj.bias,
         _head_norms(layer),
@@ -127,7 +127,7 @@ def _fused(modules: Sequence[Any]) -> tuple[Weight, Tensor | None]:
         raise TypeError("some of the linear layers that are fused have a bias and some have none")
     bias = None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
     if all(isinstance(module, RoundedLinear) for module in modules):
-        return fused([module.eighth for module in modules]), bias
+        return fused([module.int8 for module in modules]), bias
     parts = [_plain(module) for module in modules]
     weight = _side_by_side(parts) if _adjacent(parts) else torch.cat(parts)
     start = 0
@@ -150,7 +150,7 @@ def _side_by_side(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _weight(module: Any) -> Weight:
-    return module.eighth if isinstance(module, RoundedLinear) else _plain(module)
+    return module.int8 if isinstance(module, RoundedLinear) else _plain(module)
 
 
 def _plain(module: Any) -> Tensor:

@@ -19,7 +19,7 @@ from slipstream.kernels.gpu.decoder import Held, Watched
 from slipstream.models.cache.packing import RowEntries, RowSlice
 from slipstream.models.cache.tensors import KVCache
 from slipstream.models.run.attention import AttentionPass, view
-from slipstream.models.run.gpu.passes import SIZES, GpuPasses, rehearsal
+from slipstream.models.run.gpu.passes import SIZES, GpuPasses, sync_forbidden
 from slipstream.models.run.layers import CompiledLayers, ModuleRunner
 from slipstream.models.run.support_check import ModelAnatomy
 
@@ -75,10 +75,10 @@ class GpuModules(GpuPasses):
         self.entries = [(layer.key, layer.value) for layer in seen]
         self.deepest = min([self.deepest, *(window for window in windows.values() if window is not None)])
 
-    def takes(self, pieces: Sequence[RowSlice]) -> bool:
-        """Passes of few tokens whose trees no window cuts. Prompts run faster uncaptured."""
+    def supports(self, pieces: Sequence[RowSlice]) -> bool:
+        """Whether a pass has few tokens and no sliding window cuts its trees. Prompts run faster uncaptured."""
         deep = max((len(seen) for piece in pieces for seen in piece.line.seen), default=0)
-        return sum(map(len, pieces)) <= SIZES[-1] and deep <= self.deepest and super().takes(pieces)
+        return sum(map(len, pieces)) <= SIZES[-1] and deep <= self.deepest and super().supports(pieces)
 
     def passing(self, tokens: int, parts: int) -> ModulePass:
         return ModulePass(self, tokens, parts)
@@ -111,7 +111,7 @@ class ModulePass:
         context = GpuView(self, layout, held, tree)
         ids, given = (self._none, self.hidden) if token is None else (token, None)
         keep = self._all if out is not None and kept is None else kept
-        with self._owner.fused.lent() if self._owner.fused else nullcontext():
+        with self._owner.fused.applied() if self._owner.fused else nullcontext():
             logits, outputs = self._owner.modules.run(ids, layout.position, context, span, given, list(watched), keep)
         for layer, use in watched.items():
             use(outputs[layer])
@@ -148,8 +148,8 @@ class GpuView:
         space = self.room.space(heads, query)
         space.query.copy_(query[0].transpose(0, 1))
         out = torch.empty_like(space.query)
-        manner = AttentionOptions(self.room.window(layer), cap, sink)
-        attend(self.layout, keys, values, space, out, heads, self.tree, manner)
+        options = AttentionOptions(self.room.window(layer), cap, sink)
+        attend(self.layout, keys, values, space, out, heads, self.tree, options)
         return out[None]
 
 
@@ -162,13 +162,13 @@ def record(
     """
     modules, cache, other = ModuleRunner(model, anatomy.layers, anatomy.as_tuple), KVCache(), KVCache()
     piece, again = (RowSlice(RowEntries.of(held.take(), 0, list(token))) for held in (cache, other))
-    witness = CallRecorder(view(cache, anatomy.windows, [piece], model.device))
+    recorder = CallRecorder(view(cache, anatomy.windows, [piece], model.device))
     ids, position = torch.tensor(token, device=model.device), torch.arange(len(token), device=model.device)
-    expected, _ = modules.run(ids, position, witness, (0, len(anatomy.layers)), keep=position)
-    with rehearsal():
-        modules.run(ids, position, witness.view, (0, len(anatomy.layers)), keep=position)
+    expected, _ = modules.run(ids, position, recorder, (0, len(anatomy.layers)), keep=position)
+    with sync_forbidden():
+        modules.run(ids, position, recorder.view, (0, len(anatomy.layers)), keep=position)
     fused = CompiledLayers(anatomy.layers) if fuse else None
-    passes = GpuModules(modules, anatomy.windows, witness.layers, anatomy.vocab, fused)
+    passes = GpuModules(modules, anatomy.windows, recorder.layers, anatomy.vocab, fused)
     logits, _, _ = passes.forward(other, [again], (0, passes.layers), None, (), position)
     assert expected is not None
     assert logits is not None

@@ -29,23 +29,11 @@ from slipstream.models.cache.tensors import KVCache
 Where = tuple[Int[Tensor, " tokens"], Int[Tensor, " tokens"]]
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 128)  # tokens of captured passes
 LARGER = (
-    160,
-    192,
-    224,
-    256,
-    320,
-    384,
-    448,
-    512,
-    640,
-    768,
-    896,
-    1024,
-    1280,
-    1536,
-    1792,
-    2048,
-)  # tokens, for small models
+    *range(160, 257, 32),
+    *range(320, 513, 64),
+    *range(640, 1025, 128),
+    *range(1280, 2049, 256),
+)  # for small models
 MANY = 8  # captured passes of the sizes in LARGER, at most
 EVEN = 16  # passes that are not captured have room for a multiple of this many tokens
 ONCE = 1  # uncaptured runs of a size before it is captured
@@ -105,7 +93,7 @@ class GpuPasses(ABC):
         """Whether trees of this depth can run, and their paths can be moved in all layers at once."""
         return levels <= self.deepest and len({key.shape for key, _ in self.entries}) == 1
 
-    def takes(self, pieces: Sequence[RowSlice]) -> bool:
+    def supports(self, pieces: Sequence[RowSlice]) -> bool:
         """Whether every branch is narrow enough for the visibility bits."""
         reach = (
             seen[-1] - limit for p in pieces for seen, limit in zip(p.line.seen, p.line.limit, strict=True) if seen
@@ -194,8 +182,8 @@ class CapturedPass:
     def _run(self) -> None:
         token = None if self._resumed else self._table[-1]
         watched = {layer: state.copy_ for layer, state in self.watched.items()}
-        wanted = (self.logits, self._kept) if len(self._kept) else ()
-        self._pass.run(token, self._layout, self._held, self._span, watched, self._tree, *wanted)
+        logits = (self.logits, self._kept) if len(self._kept) else ()
+        self._pass.run(token, self._layout, self._held, self._span, watched, self._tree, *logits)
 
 
 def capture(run: Callable[[], None]) -> Callable[[], None]:
@@ -205,10 +193,10 @@ def capture(run: Callable[[], None]) -> Callable[[], None]:
     unusable, so each one has a stream of its own. Garbage collection is off meanwhile: it might free an old graph,
     which is not allowed during a capture.
     """
-    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    aside.wait_stream(torch.cuda.current_stream())
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(aside):
+    with torch.cuda.stream(stream):
         for _ in range(2):
             run()
         torch.cuda.synchronize()
@@ -221,13 +209,13 @@ def capture(run: Callable[[], None]) -> Callable[[], None]:
             graph.capture_end()
             if collecting:
                 gc.enable()
-    torch.cuda.current_stream().wait_stream(aside)
+    torch.cuda.current_stream().wait_stream(stream)
     return graph.replay
 
 
 @contextmanager
-def rehearsal() -> Iterator[None]:
-    """Raise an error where code in this block reads a number back from the device, which no graph can record.
+def sync_forbidden() -> Iterator[None]:
+    """Raise an error if code in this block reads a number back from the device, which no graph can record.
 
     Failing here is better than failing within a capture.
     """

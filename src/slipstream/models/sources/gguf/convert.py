@@ -87,7 +87,7 @@ def _read_model(gguf: Path, dtype: torch.dtype) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
     options: dict[str, Any] = {"gguf_file": gguf.name, "dtype": dtype, "local_files_only": True}
-    try:  # from 5.19 transformers keeps the blocks packed unless told; before, it had no such option
+    try:  # from 5.19 on transformers keeps the blocks packed by default; earlier versions have no such option
         from transformers import GgufConfig
     except ImportError:
         pass
@@ -122,10 +122,10 @@ def _keep_specials(tokenizer: PreTrainedTokenizerBase, fields: dict[str, Any]) -
         if i is not None and getattr(tokenizer, f"{role}_token_id") != i:  # before 5.19 transformers sets EOS to BOS
             setattr(tokenizer, f"{role}_token", tokenizer.convert_ids_to_tokens(int(i)))
     # files with SentencePiece vocabularies often lack the entry
-    wanted = bool(fields.get("tokenizer.ggml.add_bos_token", fields.get("tokenizer.ggml.model") == "llama"))
+    add_bos = bool(fields.get("tokenizer.ggml.add_bos_token", fields.get("tokenizer.ggml.model") == "llama"))
     bos = tokenizer.bos_token_id
-    if bos is not None and wanted != (tokenizer.encode("a")[:1] == [bos]):
-        tokenizer.add_bos_token = wanted
+    if bos is not None and add_bos != (tokenizer.encode("a")[:1] == [bos]):
+        tokenizer.add_bos_token = add_bos
 
 
 def _fields(gguf: Path) -> dict[str, Any]:

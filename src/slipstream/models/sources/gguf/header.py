@@ -30,9 +30,8 @@ def reading_once() -> Iterator[None]:
             self._bytes = mapped.view(np.ndarray)  # slicing an ndarray takes a third of the time of slicing a memmap
 
     cached_reader, originals = cache(CachedGgufReader), (gguf.GGUFReader, gguf.get_tensor_name_map)
-    gguf.GGUFReader = lambda path, mode="c": cached_reader(
-        os.fspath(path), "c"
-    )  # copy on write: the file is not changed
+    # copy on write: the file is not changed
+    gguf.GGUFReader = lambda path, mode="c": cached_reader(os.fspath(path), "c")
     gguf.get_tensor_name_map = cache(originals[1])
     try:
         yield

@@ -25,7 +25,7 @@ from slipstream.models.weights import gguf_blocks as blocks
 FILE = "few_bits.blocks"  # not .safetensors: some tools load every file of that name
 KINDS = "kinds"
 PLAIN = frozenset({"F32", "F16", "BF16"})
-GLANCE, CHUNK = 64, 1 << 13  # rows compared first; rows compared at a time
+PROBE, CHUNK = 64, 1 << 13  # rows compared first; rows compared at a time
 HEADS = ("num_attention_heads", "num_key_value_heads")
 
 
@@ -49,7 +49,7 @@ class GgufWeights:
 
     def rounds(self, name: str, weight: Float[Tensor, "..."]) -> bool:
         """Whether the first rows of a kept weight round to those of `weight`. The folder may have been overwritten."""
-        return _rounds(self._file.get_slice(name)[:GLANCE], self.kinds[name], weight[:GLANCE])
+        return _rounds(self._file.get_slice(name)[:PROBE], self.kinds[name], weight[:PROBE])
 
 
 def opened(folder: Path) -> GgufWeights | None:
@@ -113,10 +113,10 @@ def _ordered(data: Any, kind: str, weight: Tensor, heads: list[int]) -> Tensor |
     raw, rows = torch.from_numpy(data), torch.arange(len(weight))
     orders = [rows.view(n, -1, 2).transpose(1, 2).flatten() for n in heads if len(rows) % (2 * n) == 0]
     for order in (None, *orders) if len(raw) == len(weight) else ():
-        glance = raw[:GLANCE] if order is None else raw[order[:GLANCE]]
-        if _rounds(glance, kind, weight[:GLANCE]):
-            whole = raw if order is None else raw[order]
-            return whole if _rounds(whole, kind, weight) else None
+        first_rows = raw[:PROBE] if order is None else raw[order[:PROBE]]
+        if _rounds(first_rows, kind, weight[:PROBE]):
+            all_rows = raw if order is None else raw[order]
+            return all_rows if _rounds(all_rows, kind, weight) else None
     return None
 
 
