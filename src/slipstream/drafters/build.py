@@ -27,8 +27,9 @@ def drafter_kind(name: str) -> str:
 
 
 def build_drafter(name: str, target: TargetModel, options: Options | None = None) -> Drafter:
-    """A drafter by its name, the folder of a trained one, or a model's name or folder for a draft model. The target
-    keeps the hidden states that it needs from now on."""
+    """A drafter by its registered name, by the folder of a trained one, or by the name or folder of a draft model.
+
+    The target stores the hidden states that the drafter needs from now on."""
     options, kind = dict(options or {}), drafter_kind(name)
     drafter_class = drafters.get(kind)
     if kind != name:

@@ -21,11 +21,13 @@ from slipstream.models.sources.load import load_config
 from slipstream.models.text.codec import same_tokenizer
 from slipstream.models.weights.linears import prepared, products, row_bits
 
-PREFIX_SHARE = 4  # a draft model may keep a quarter of the bytes that its target may keep for prompts that begin alike
+PREFIX_SHARE = 4  # the prefix store of a draft model has a quarter of the bytes of its target's
 
 
 @dataclass(frozen=True)
 class DraftModelOptions:
+    """The options of `draft_model`."""
+
     model: str | None = None  # a model's name or folder; default: the one shipped for the target, else the target
     layers: str | None = None  # of that model, such as 0-9; the others are left out
     dtype: str | None = None  # default: the target's
@@ -34,13 +36,13 @@ class DraftModelOptions:
 def load_draft_model(
     target: TargetModel, options: DraftModelOptions
 ) -> tuple[TorchModel, Int[Tensor, " draft_vocab"] | None]:
-    """The draft model, and the tokens it gives logits for where these are not the first ones."""
-    integers = products(target.model.model) is not None and options.dtype is None  # whole numbers, as the target
+    """The draft model, and the token id of each of its logits; None if these are the first ids of the vocabulary."""
+    integers = products(target.model.model) is not None and options.dtype is None  # integer products, as in the target
     trained = _trained_folder(target, options)
     if trained is not None:
         model, ids = load_draft(trained, target.model.model, target.output, _config(target))
         return _wrapped(model, target, integers), ids
-    return _wrapped(_whole_model(target, options, integers), target, integers), None
+    return _wrapped(_full_vocabulary_model(target, options, integers), target, integers), None
 
 
 def _trained_folder(target: TargetModel, options: DraftModelOptions) -> Path | None:
@@ -54,13 +56,13 @@ def _trained_folder(target: TargetModel, options: DraftModelOptions) -> Path | N
 
 
 def _config(target: TargetModel) -> Any:
-    """The target's configuration, which a compiled package holds only a part of."""
+    """The target's full configuration. A compiled package holds only a part of it."""
     model = target.model.model
     return load_config(target.files) if isinstance(model, Skeleton) else model.config
 
 
-def _whole_model(target: TargetModel, options: DraftModelOptions, integers: bool) -> Any:
-    """A model with a vocabulary of the target's own, or the target itself, loaded once more."""
+def _full_vocabulary_model(target: TargetModel, options: DraftModelOptions, integers: bool) -> Any:
+    """Another model with the target's vocabulary, or the target itself, loaded a second time."""
     files = target.files
     if options.model is not None:
         files = resolve(options.model, trust_remote_code=target.trust_remote_code)
@@ -77,8 +79,8 @@ def _whole_model(target: TargetModel, options: DraftModelOptions, integers: bool
 
 
 def _wrapped(model: Any, target: TargetModel, integers: bool) -> TorchModel:
-    """With `integers`, weights are of eight bits, rounded where they are not of few: a drafter may be any."""
-    exact = target.model.invariant  # then drafts are repeatable too
+    """Wrap the model for drafting. With `integers`, all weights are rounded to 8 bits, which a drafter may be."""
+    exact = target.model.invariant  # drafts of an invariant target are repeatable, too
     model = prepared(model, exact, weights="int8" if integers else None, row_bits=row_bits(target.model.model))
     max_bytes = target.model.prefixes.max_bytes // PREFIX_SHARE
     invariant = exact and why_not(model) is None

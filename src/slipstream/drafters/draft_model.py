@@ -1,8 +1,8 @@
 """Drafting with a smaller model, token by token under the request's own sampling parameters.
 
-Its cache follows the verdicts: what was accepted stays, the rest is forgotten, and whatever the row committed meanwhile
-(a recovered token, plain steps, another drafter's turn) is read with the next step. Vocabularies may differ by padding:
-ids only the draft knows get no probability, ids only the target knows are never drafted.
+After each verdict its KV cache keeps the accepted tokens and drops the others. Committed tokens that it has not read (a
+recovered token, tokens of plain cycles or of another drafter) are read with the next step. The vocabularies may differ
+by padding: ids that only the draft model has get probability 0, and ids that only the target has are never drafted.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from slipstream.models.run.torch_model import TorchModel
 
 @dataclass(frozen=True, eq=False)
 class Proposal:
-    """What `observe` must know of a draft that was proposed."""
+    """The data of a proposed draft that `observe` needs."""
 
-    run: Draft  # what the draft model has run of it
-    number: Int[Tensor, " nodes"]  # where each node of the draft stands in `run`, -1 for one that was never run
+    run: Draft  # the nodes that the draft model has run
+    number: Int[Tensor, " nodes"]  # index of each drafted node in `run`; -1 if the model has not run it
 
 
 class DraftModel(Drafter):
-    """`vocab` is the target's; `ids` are the tokens the model gives logits for, where these are not the first ones."""
+    """`vocab`: size of the target's vocabulary. `ids`: token id of each logit, if these are not the first ids."""
 
     options_type = DraftModelOptions
 
     def __init__(self, model: TorchModel, vocab: int, ids: Int[Tensor, " draft_vocab"] | None = None) -> None:
         self.model, self.vocab = model, vocab
-        self._words = None if ids is None else DraftVocabulary(ids, vocab)
-        # the latest one of each row: in one cycle, rows under another rule have a proposal of their own
+        self._vocabulary = None if ids is None else DraftVocabulary(ids, vocab)
+        # the latest proposal of each row; in one cycle, rows with different rules have separate proposals
         self._proposals: dict[Row, Proposal] = {}
 
     @classmethod
@@ -57,8 +57,8 @@ class DraftModel(Drafter):
 
     @property
     def ids(self) -> Int[Tensor, " draft_vocab"] | None:
-        """The tokens it gives logits for, where these are not the first ones."""
-        return None if self._words is None else self._words.ids
+        """Token id of each logit; None if these are the first ids of the vocabulary."""
+        return None if self._vocabulary is None else self._vocabulary.ids
 
     def open(self, rows: Sequence[Row]) -> None:
         self.model.open(rows)
@@ -70,18 +70,19 @@ class DraftModel(Drafter):
 
     def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:
         room = [
-            min(spend.depth, max(0, self.model.context - row.length)) for spend, row in zip(budget, rows, strict=True)
+            min(row_budget.depth, max(0, self.model.context - row.length))
+            for row_budget, row in zip(budget, rows, strict=True)
         ]
-        budget = [replace(spend, depth=depth) for depth, spend in zip(room, budget, strict=True)]
-        ranking = any(spend.shape and spend.siblings is Siblings.CHOSEN for spend in budget)
+        budget = [replace(row_budget, depth=depth) for depth, row_budget in zip(room, budget, strict=True)]
+        ranking = any(row_budget.shape and row_budget.siblings is Siblings.CHOSEN for row_budget in budget)
         run = self._chosen(Tree.chains([0] * len(rows)), torch.zeros(0, dtype=torch.long))
 
         def next_law(tree: Tree, token: Tensor, slots: list[int]) -> Law:
             nonlocal run
             run = self._chosen(tree, token)
-            everywhere = places(rows, tree, token.tolist())
+            slot_places = places(rows, tree, token.tolist())
             states = self._states(rows, run, slots)
-            return self._law(self.model.logits(states), [everywhere[slot] for slot in slots], ranking)
+            return self._law(self.model.logits(states), [slot_places[slot] for slot in slots], ranking)
 
         draft = grow(rows, budget, noise, next_law, self.vocab)
         number = torch.tensor(locate(draft, run.tree, run.token), dtype=torch.long)
@@ -89,7 +90,7 @@ class DraftModel(Drafter):
         return draft
 
     def _states(self, rows: Sequence[Row], run: Draft, slots: Sequence[int]) -> Float[Tensor, "slots hidden"]:
-        """The draft model's last hidden state at these slots; only what is new is read, and only of rows that go on."""
+        """The draft model's last hidden state at these slots. Only new tokens of the rows of these slots are read."""
         owner = run.tree.slot_row.tolist()
         active = sorted({owner[slot] for slot in slots})
         tree, kept = run.tree.select(active)
@@ -101,8 +102,8 @@ class DraftModel(Drafter):
         return Draft(tree, token, OneHot(token, self.vocab))
 
     def _law(self, logits: Float[Tensor, "n draft_vocab"], where: Sequence[Place], ranking: bool) -> Law:
-        if self._words is not None:
-            return self._words.law_at(logits, where, ranking)
+        if self._vocabulary is not None:
+            return self._vocabulary.law_at(logits, where, ranking)
         return law_at(self._fit(logits), where, ranking)
 
     def _fit(self, logits: Float[Tensor, "n draft_vocab"]) -> Float[Tensor, "n vocab"]:
@@ -113,13 +114,13 @@ class DraftModel(Drafter):
         return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
 
     def observe(self, rows: Sequence[Row], verdict: Verdict, scores: Scores) -> None:
-        """`rows` are those of one proposal, in its order."""
+        """Commit the accepted path to the draft model's cache. `rows` are those of one proposal, in its order."""
         proposal = self._proposals[rows[0]]
         number = torch.cat([proposal.number, proposal.number.new_full((1,), -1)]).to(verdict.path.device)
         self.model.commit(rows, replace(verdict, path=number[verdict.path]), proposal.run)
 
     def device_form(self, target: Any) -> DeviceDrafter | None:
-        """A draft model drafts on the device where its own passes can be captured."""
+        """A draft model drafts on the device if its own passes can be captured."""
         try:
             from slipstream.drafters.device.draft_model import DraftModelDevice
             from slipstream.models.run.gpu.passes import GpuPasses
@@ -128,8 +129,9 @@ class DraftModel(Drafter):
         passes = self.model.decoder
         return DraftModelDevice(self, passes) if isinstance(passes, GpuPasses) else None
 
-    def stepped(self, rows: Sequence[Row], depths: Sequence[int], kept: Sequence[Sequence[int]]) -> None:
-        """Someone else ran the model over the committed ends of rows that draft, and over all that was drafted in them
-        but the last of so many tokens: these were kept."""
+    def record_steps(self, rows: Sequence[Row], depths: Sequence[int], accepted: Sequence[Sequence[int]]) -> None:
+        """Record that a captured cycle ran the model over the committed end and the draft of each drafting row.
+
+        The last of `depths[r]` drafted tokens was not run. `accepted`: the accepted tokens of each row."""
         drafting = [r for r, depth in enumerate(depths) if depth > 0]
-        self.model.record_written([rows[r] for r in drafting], [kept[r][: depths[r] - 1] for r in drafting])
+        self.model.record_written([rows[r] for r in drafting], [accepted[r][: depths[r] - 1] for r in drafting])

@@ -1,9 +1,12 @@
-"""The growth of one row's draft: decides where to draw next, from what is known before drawing.
+"""The growth of one row's draft: decides after which nodes to draw, and how many candidates.
 
-A static shape says so beforehand. Best-first shapes follow the drafter's own path probability, the product of its
-probabilities along a path. Where candidates are *chosen*, nothing is random: more of them than wanted are looked at,
-and the best are kept, as EAGLE-2 does (arXiv 2406.16858). Where they are *drawn*, none may be dropped, so the share of
-each level is settled first and dealt out among its slots by what a draw there promises.
+- A static shape fixes both beforehand.
+- A best-first shape follows the drafter's path probability, the product of its probabilities along a path.
+- Chosen candidates are not random: more are ranked than needed, and the best are kept, as in EAGLE-2 (arXiv
+2406.16858).
+- Sampled candidates must not be dropped. So the number of each level is fixed first, and then distributed over its
+slots
+  by their expected gain.
 """
 
 from __future__ import annotations
@@ -16,44 +19,44 @@ from slipstream.core.tree import Shape, Siblings
 from slipstream.core.types import Budget, Row
 
 Open = tuple[int, Sequence[float]]
-"""A slot something may follow: its node, -1 for the committed end, and the largest probabilities of its law."""
+"""An open slot: its node, -1 for the committed end, and the largest probabilities of its law, in descending order."""
 
 
 class DraftGrowth(ABC):
-    """The nodes of one row so far, numbered within it in the order of drawing, and the decisions about the next."""
+    """The nodes of one row so far, numbered in the order of drawing, and the decisions about the next ones."""
 
-    def __init__(self, row: Row, spend: Budget, width: int) -> None:
-        self.depth, self.width = spend.depth, width
+    def __init__(self, row: Row, budget: Budget, width: int) -> None:
+        self.depth, self.width = budget.depth, width
         self.token: list[int] = []
         self.parent: list[int] = []
         self.chance: list[float] = []  # probability of each node after its parent
-        self.weight: list[float] = []  # and along its whole path
-        self._floor, self._ends = spend.stop_below, row.request.ends
-        self._fresh = 0  # nodes of earlier levels
+        self.weight: list[float] = []  # path probability of each node
+        self._stop_below, self._ends = budget.stop_below, row.request.ends
+        self._earlier = 0  # number of nodes of earlier levels
 
-    def wants(self, slots: Sequence[Open]) -> list[int]:
-        """How many candidates to draw after each open slot: none where nothing is possible, or likely enough."""
-        counts = self.share(slots)
+    def candidate_counts(self, slots: Sequence[Open]) -> list[int]:
+        """How many candidates to draw after each open slot: 0 if none is possible or probable enough."""
+        counts = self.planned_counts(slots)
         return [
-            n if best and best[0] > 0 and best[0] >= self._floor else 0
+            n if best and best[0] > 0 and best[0] >= self._stop_below else 0
             for n, (_, best) in zip(counts, slots, strict=True)
         ]
 
     def add(self, parent: int, token: int, chance: float) -> int:
-        """A candidate was drawn after a slot; its number."""
+        """Add a candidate after a node. Returns its number."""
         self.token.append(token)
         self.parent.append(parent)
         self.chance.append(min(1.0, chance))
-        self.weight.append(self.reach(parent) * self.chance[-1])
+        self.weight.append(self.path_probability(parent) * self.chance[-1])
         return len(self.token) - 1
 
-    def reach(self, node: int) -> float:
+    def path_probability(self, node: int) -> float:
         return 1.0 if node < 0 else self.weight[node]
 
-    def opens(self, depth: int) -> list[int]:
-        """The nodes of the level just drawn that something is to follow; `depth` levels are drawn."""
-        level = [i for i in range(self._fresh, len(self.token)) if self.token[i] not in self._ends]
-        self._fresh = len(self.token)
+    def nodes_to_open(self, depth: int) -> list[int]:
+        """The nodes of the last level that get successors. `depth`: levels drawn so far."""
+        level = [i for i in range(self._earlier, len(self.token)) if self.token[i] not in self._ends]
+        self._earlier = len(self.token)
         return self.choose(level, depth) if depth < self.depth else []
 
     def kept(self) -> list[int]:
@@ -61,21 +64,21 @@ class DraftGrowth(ABC):
         return list(range(len(self.token)))
 
     @abstractmethod
-    def share(self, slots: Sequence[Open]) -> list[int]:
-        """Candidates after each open slot."""
+    def planned_counts(self, slots: Sequence[Open]) -> list[int]:
+        """The number of candidates after each open slot, before the check of `stop_below`."""
 
     @abstractmethod
     def choose(self, level: Sequence[int], depth: int) -> list[int]:
-        """Which of these nodes to open, in their order."""
+        """Which of these nodes to open, in ascending order."""
 
 
 class ChainGrowth(DraftGrowth):
-    """One path: a place for the next token after the last one."""
+    """A chain: one candidate after the last token."""
 
-    def __init__(self, row: Row, spend: Budget) -> None:
-        super().__init__(row, spend, 1)
+    def __init__(self, row: Row, budget: Budget) -> None:
+        super().__init__(row, budget, 1)
 
-    def share(self, slots: Sequence[Open]) -> list[int]:
+    def planned_counts(self, slots: Sequence[Open]) -> list[int]:
         return [1]
 
     def choose(self, level: Sequence[int], depth: int) -> list[int]:
@@ -83,67 +86,73 @@ class ChainGrowth(DraftGrowth):
 
 
 class StaticTreeGrowth(DraftGrowth):
-    """A shape given beforehand. The n-th candidate drawn after a slot takes the n-th place the shape has there. Where a
-    token is drawn twice, nothing is drawn after the second of the two: what it should have had goes to the first."""
+    """A static shape. The n-th candidate drawn after a node takes the n-th child of that node's place in the shape.
 
-    def __init__(self, row: Row, spend: Budget, parents: Sequence[int]) -> None:
-        self._places: list[list[int]] = [[] for _ in parents]
+    If a token is drawn twice after a slot, the second node gets no successors; those of its place go to the first."""
+
+    def __init__(self, row: Row, budget: Budget, parents: Sequence[int]) -> None:
+        self._children: list[list[int]] = [[] for _ in parents]  # of each place in the shape
         first: list[int] = []
         for i, p in enumerate(parents):
-            (first if p < 0 else self._places[p]).append(i)
-        self._due: dict[int, list[int]] = {-1: first}  # places to fill after each node
-        self._next: dict[int, int] = {}  # how many of them are filled
-        self._twins: dict[tuple[int, int], int] = {}
-        super().__init__(row, spend, max(map(len, [first, *self._places]), default=1))
+            (first if p < 0 else self._children[p]).append(i)
+        self._places: dict[int, list[int]] = {-1: first}  # places of the shape to fill after each node
+        self._filled: dict[int, int] = {}  # how many of them are filled
+        self._first_with: dict[tuple[int, int], int] = {}  # first node with a (parent, token)
+        super().__init__(row, budget, max(map(len, [first, *self._children]), default=1))
 
-    def share(self, slots: Sequence[Open]) -> list[int]:
-        return [len(self._due[node]) for node, _ in slots]
+    def planned_counts(self, slots: Sequence[Open]) -> list[int]:
+        return [len(self._places[node]) for node, _ in slots]
 
     def add(self, parent: int, token: int, chance: float) -> int:
         node = super().add(parent, token, chance)
-        number = self._next.get(parent, 0)
-        self._next[parent] = number + 1
-        self._due[node] = []
-        first = self._twins.setdefault((parent, token), node)
-        self._due[first] += self._places[self._due[parent][number]]
+        number = self._filled.get(parent, 0)
+        self._filled[parent] = number + 1
+        self._places[node] = []
+        first = self._first_with.setdefault((parent, token), node)
+        self._places[first] += self._children[self._places[parent][number]]
         return node
 
     def choose(self, level: Sequence[int], depth: int) -> list[int]:
-        return [node for node in level if self._due[node]]
+        return [node for node in level if self._places[node]]
 
 
 class SampledTreeGrowth(DraftGrowth):
-    """Best-first where candidates are drawn. Early levels get more of the nodes, the share falling evenly to the last;
-    a draw that promises less than the likeliest path would at its end is left out."""
+    """Best-first growth with sampled candidates.
 
-    def __init__(self, row: Row, spend: Budget, shape: Shape, distinct: bool) -> None:
-        super().__init__(row, spend, shape.width)
+    The number of nodes per level falls linearly with depth. A draw is left out if its expected gain is below that of
+    extending the most probable path to the full depth."""
+
+    def __init__(self, row: Row, budget: Budget, shape: Shape, distinct: bool) -> None:
+        super().__init__(row, budget, shape.width)
         self._nodes, self._distinct = shape.nodes, distinct
         self._levels = 0
 
-    def share(self, slots: Sequence[Open]) -> list[int]:
-        left = self.depth - self._levels
+    def planned_counts(self, slots: Sequence[Open]) -> list[int]:
+        levels = self.depth - self._levels
         self._levels += 1
-        quota = self._quota(left)
-        ends = [self.reach(node) * self._promise(best, 0) * best[0] ** (left - 1) for node, best in slots if best]
-        least = max(ends, default=0.0)
-        offers = sorted(
-            (-self.reach(node) * self._promise(best, n), n, i)
+        gains = [
+            (-self.path_probability(node) * self._gain(best, n), n, i)
             for i, (node, best) in enumerate(slots)
             for n in range(self.width)
+        ]
+        deepest = (
+            self.path_probability(node) * self._gain(best, 0) * best[0] ** (levels - 1) for node, best in slots if best
         )
+        least = max(deepest, default=0.0)
         counts = [0] * len(slots)
-        for worth, _, i in offers[:quota]:
-            counts[i] += -worth >= least > 0
+        for negative_gain, _, i in sorted(gains)[: self._quota(levels)]:
+            counts[i] += -negative_gain >= least > 0
         return counts
 
-    def _quota(self, left: int) -> int:
-        """Of the nodes not drawn yet, the share of the first of `left` levels."""
-        return ceil(2 * (self._nodes - len(self.token)) / (left + 1))
+    def _quota(self, levels: int) -> int:
+        """The number of nodes in the next level, if `levels` levels are still to be drawn."""
+        return ceil(2 * (self._nodes - len(self.token)) / (levels + 1))
 
-    def _promise(self, best: Sequence[float], n: int) -> float:
-        """The probability that the n-th draw brings what follows, were the law true. Without replacement the n-th
-        largest probability stands for it; with replacement it is the chance to hit what no earlier draw has hit."""
+    def _gain(self, best: Sequence[float], n: int) -> float:
+        """The estimated probability that the n-th draw after a slot gives the next token, if the draft law were true.
+
+        Without replacement it is the n-th largest probability. With replacement it is the probability of drawing the
+        next token when no earlier draw did."""
         if self._distinct:
             return best[n] if n < len(best) else 0.0
         return sum(p * p * (1 - p) ** n for p in best)
@@ -157,36 +166,37 @@ class SampledTreeGrowth(DraftGrowth):
 
 
 class TopTreeGrowth(DraftGrowth):
-    """Best-first where candidates are chosen: the likeliest `nodes` of all paths looked at."""
+    """Best-first growth with chosen candidates: keeps the `nodes` nodes with the largest path probability."""
 
-    def __init__(self, row: Row, spend: Budget, shape: Shape) -> None:
-        super().__init__(row, spend, shape.width)
+    def __init__(self, row: Row, budget: Budget, shape: Shape) -> None:
+        super().__init__(row, budget, shape.width)
         self._nodes = shape.nodes
 
-    def share(self, slots: Sequence[Open]) -> list[int]:
+    def planned_counts(self, slots: Sequence[Open]) -> list[int]:
         return [sum(p > 0 for p in best[: self.width]) for _, best in slots]
 
     def choose(self, level: Sequence[int], depth: int) -> list[int]:
-        """The best of the level that stand among the best of all: what follows the others could not come to count."""
+        """The best nodes of the level that would be kept. Successors of other nodes could not be kept either."""
         top = set(self.kept())
         ranked = sorted(level, key=lambda node: (-self.weight[node], node))[: self.width]
         return sorted(node for node in ranked if node in top)
 
     def kept(self) -> list[int]:
         ranked = sorted(range(len(self.token)), key=lambda node: (-self.weight[node], node))
-        return sorted(ranked[: self._nodes])  # a child never outweighs its parent, and stands after it
+        return sorted(ranked[: self._nodes])  # a child has at most its parent's weight and a higher number
 
 
-def plan_for(row: Row, spend: Budget, vocab: int) -> DraftGrowth:
-    shape = spend.shape
+def plan_for(row: Row, budget: Budget, vocab: int) -> DraftGrowth:
+    """The growth that a row's budget asks for."""
+    shape = budget.shape
     if shape is None:
-        return ChainGrowth(row, spend)
-    if spend.siblings is None:
+        return ChainGrowth(row, budget)
+    if budget.siblings is None:
         raise ValueError("the rule verifies chains; draft chains or use a rule for trees")
     if shape.widest > vocab:
         raise ValueError(f"the tree has {shape.widest} candidates after one token; the model has {vocab} tokens")
     if shape.parents:
-        return StaticTreeGrowth(row, spend, shape.parents)
-    if spend.siblings is Siblings.CHOSEN:
-        return TopTreeGrowth(row, spend, shape)
-    return SampledTreeGrowth(row, spend, shape, spend.siblings is Siblings.DISTINCT)
+        return StaticTreeGrowth(row, budget, shape.parents)
+    if budget.siblings is Siblings.CHOSEN:
+        return TopTreeGrowth(row, budget, shape)
+    return SampledTreeGrowth(row, budget, shape, budget.siblings is Siblings.DISTINCT)

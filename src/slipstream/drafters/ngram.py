@@ -1,12 +1,14 @@
 """Prompt lookup: proposes the tokens that followed the last occurrence of the same n-gram.
 
-The longest suffix of the text that occurred before is looked up, and what came after it is copied; a copy that runs
-into the end of the text goes on copying itself, as LZ77 does. The index grows token by token, so a guess costs the
-same at any length of context. For a tree, other places where the suffix occurred are copied too, the latest first.
+The longest suffix of the text that occurred before is looked up, and the tokens after it are copied. A copy that
+reaches the end of the text continues with its own beginning, as in LZ77. The index grows with the text, so a guess
+takes the same time for any context length. For a tree, other occurrences of the suffix are copied too, the latest
+first.
 
-With a reference (the text to be corrected, rewritten or quoted) the draft follows a pointer into it from its first
-token, which is input-guided "aggressive" decoding (arXiv 2106.04970). Where the output diverges, the pointer is found
-again as soon as the last tokens of the output occur in the reference, first after the old place, then anywhere.
+A reference is a text that the output is likely to follow, such as a text to correct or to rewrite. The draft then
+copies from a pointer into the reference, beginning at its first token (input-guided "aggressive" decoding, arXiv
+2106.04970). If the output diverges, the pointer is set again when the last tokens of the output occur in the reference.
+Occurrences after the old position come first.
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ from slipstream.core.interfaces import TargetModel
 from slipstream.core.types import Row
 from slipstream.drafters.per_row import PerRow, RowDrafter
 
-LOOK = 64  # occurrences that are looked at for a tree
+MAX_OCCURRENCES = 64  # of the suffix, that are tried for a tree
 
 
 @dataclass(frozen=True)
 class NGramOptions:
+    """The options of `ngram`."""
+
     longest: int = 3  # tokens of the longest suffix that is looked up
     shortest: int = 1  # tokens of the shortest one
     reference: str | None = None  # the path of a text that the output is likely to follow
@@ -38,7 +42,7 @@ class NGramOptions:
 
 
 class NGramIndex:
-    """Where every n-gram of a growing text was followed by something: n-gram -> positions of what followed."""
+    """The positions after each occurrence of every n-gram of a growing text."""
 
     def __init__(self, options: NGramOptions) -> None:
         self.sizes = range(options.longest, options.shortest - 1, -1)
@@ -54,7 +58,9 @@ class NGramIndex:
             self.text.append(token)
 
     def find(self, suffix: Sequence[int], after: int | None = None) -> int | None:
-        """Position after the longest suffix found: the latest one, or the first at or past `after` if there is one."""
+        """The position after an occurrence of the longest suffix that occurs.
+
+        The latest one; with `after`, the first one at or after that position, or else the first of all."""
         for size in self.sizes:
             places = self.follows.get(tuple(suffix[-size:])) if size <= len(suffix) else None
             if places:
@@ -63,13 +69,13 @@ class NGramIndex:
         return None
 
     def places(self, suffix: Sequence[int]) -> Iterator[int]:
-        """Positions after every occurrence of the longest suffix found, then of shorter ones, the latest first."""
+        """The positions after all occurrences of the longest suffix, then of shorter ones, each the latest first."""
         for size in self.sizes:
             if size <= len(suffix):
                 yield from reversed(self.follows.get(tuple(suffix[-size:]), ()))
 
     def copy(self, start: int, depth: int) -> list[int]:
-        """`depth` tokens from `start` on, going round where the copy reaches the end of the text."""
+        """`depth` tokens from `start` on. At the end of the text the copy continues at `start`."""
         period = len(self.text) - start
         return [self.text[start + i % period] for i in range(depth)] if period else []
 
@@ -89,7 +95,7 @@ class PromptLookup(RowDrafter):
     def guesses(self, tokens: Sequence[int], depth: int, count: int) -> list[list[int]]:
         first = self.guess(tokens, depth)
         guesses = {tuple(first): None}
-        for start in islice(self.index.places(tokens[-self.options.longest :]), LOOK):
+        for start in islice(self.index.places(tokens[-self.options.longest :]), MAX_OCCURRENCES):
             guesses.setdefault(tuple(self.index.copy(start, depth)))
             if len(guesses) == count:
                 break
@@ -97,14 +103,15 @@ class PromptLookup(RowDrafter):
 
 
 class ReferenceLookup(RowDrafter):
-    """Guesses for one row along a reference text, falling back to its own text while the two are apart."""
+    """Guesses for one row from a reference text. While the output diverges from it, from the row's own text."""
 
     def __init__(self, options: NGramOptions, reference: Sequence[int], prompt: int) -> None:
         self.options = options
         self.reference = NGramIndex(options)
         self.reference.extend(reference)
         self.own = PromptLookup(options)
-        self.seen, self.at, self.lost = prompt, 0, False
+        self.seen = prompt  # tokens of the row that were compared with the reference
+        self.at, self.lost = 0, False  # the pointer, and whether the output has diverged from it
 
     def guess(self, tokens: Sequence[int], depth: int) -> list[int]:
         for token in tokens[self.seen :]:
@@ -129,7 +136,7 @@ class NGram(PerRow):
     options_type = NGramOptions
 
     def __init__(self, vocab: int, options: NGramOptions | None = None, reference: Sequence[int] = ()) -> None:
-        """`reference` are the tokens of the reference text."""
+        """`reference`: the tokens of the reference text."""
         super().__init__(vocab)
         self.options, self.reference = options or NGramOptions(), reference
 

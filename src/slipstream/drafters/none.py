@@ -18,6 +18,8 @@ from slipstream.drafters.device.interface import DeviceDrafter, PlainDecoding
 
 
 class NoDrafter(Drafter):
+    """Proposes empty drafts."""
+
     def __init__(self, vocab: int) -> None:
         self.vocab = vocab
 
@@ -26,14 +28,14 @@ class NoDrafter(Drafter):
         return cls(target.vocab)
 
     def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:
-        return nothing(len(rows), self.vocab)
+        return empty_draft(len(rows), self.vocab)
 
     def device_form(self, target: Any) -> DeviceDrafter:
         return PlainDecoding()
 
 
 @cache
-def nothing(rows: int, vocab: int) -> Draft:
-    """A draft without a token; one for all who draft nothing."""
+def empty_draft(rows: int, vocab: int) -> Draft:
+    """A draft without tokens, cached by its size."""
     none = torch.zeros(0, dtype=torch.long)
     return Draft(Tree.chains([0] * rows), none, OneHot(none, vocab))

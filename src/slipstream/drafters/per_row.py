@@ -1,4 +1,4 @@
-"""Drafters that choose tokens for one row at a time, on the host: their guesses become one packed draft."""
+"""Drafters that choose tokens for one row at a time, on the host. The guesses of all rows become one packed draft."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from slipstream.core.tree import Shape, Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row
 from slipstream.drafters.device.host import HostDeviceDrafter
 from slipstream.drafters.device.interface import DeviceDrafter
-from slipstream.drafters.none import nothing
+from slipstream.drafters.none import empty_draft
 
 
 class RowDrafter(ABC):
-    """Chooses tokens for one row: no randomness, so each law is one-hot."""
+    """Chooses tokens for one row without randomness, so that each law is one-hot."""
 
     @abstractmethod
     def guess(self, tokens: Sequence[int], depth: int) -> list[int]:
-        """At most `depth` tokens that may follow. `tokens` only ever grows between calls."""
+        """At most `depth` tokens that may follow the committed `tokens`, which only grow between calls."""
 
     def guesses(self, tokens: Sequence[int], depth: int, count: int) -> list[list[int]]:
         """Up to `count` different continuations, the best one first."""
@@ -31,7 +31,7 @@ class RowDrafter(ABC):
 
 
 class PerRow(Drafter):
-    """One `RowDrafter` per open row, made by `new`. Several guesses are laid over one another as a tree."""
+    """One `RowDrafter` per open row, made by `new`. Several guesses of a row are merged into a tree."""
 
     siblings: ClassVar[frozenset[Siblings]] = frozenset({Siblings.CHOSEN})
 
@@ -41,12 +41,12 @@ class PerRow(Drafter):
 
     @classmethod
     def build(cls, target: TargetModel, options: Any) -> PerRow:
-        """Make the drafter for a target. One with options of its own has a `build` of its own."""
+        """Make the drafter for a target. A subclass with options overrides it."""
         return cls(target.vocab)
 
     @abstractmethod
     def new(self, row: Row) -> RowDrafter:
-        """The drafter of a row that opens."""
+        """Make the drafter of a new row."""
 
     def open(self, rows: Sequence[Row]) -> None:
         self._rows |= {row: self.new(row) for row in rows}
@@ -57,62 +57,67 @@ class PerRow(Drafter):
 
     def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:
         row, parent, token = list[int](), list[int](), list[int]()
-        for r, (mine, spend) in enumerate(zip(rows, budget, strict=True)):
+        for r, (request_row, row_budget) in enumerate(zip(rows, budget, strict=True)):
             start = len(token)
-            for p, word in self._guess(mine, spend):
+            for p, guessed in self._guess(request_row, row_budget):
                 row.append(r)
                 parent.append(p + start if p >= 0 else -1)
-                token.append(word)
+                token.append(guessed)
         if not token:
-            return nothing(len(rows), self.vocab)
+            return empty_draft(len(rows), self.vocab)
         tree, tokens = Tree.of(len(rows), row, parent), torch.tensor(token, dtype=torch.long)
         return Draft(tree, tokens, OneHot(tokens, self.vocab), Siblings.CHOSEN)
 
     def chains(self, rows: Sequence[Row], budget: Sequence[Budget]) -> list[list[int]]:
-        """The tokens of each row's chain alone."""
-        return [[token for _, token in self._guess(row, spend)] for row, spend in zip(rows, budget, strict=True)]
+        """The drafted tokens of each row, without laws. The budgets must be those of chains."""
+        return [
+            [token for _, token in self._guess(row, row_budget)] for row, row_budget in zip(rows, budget, strict=True)
+        ]
 
     def device_form(self, target: Any) -> DeviceDrafter:
         return HostDeviceDrafter(self)
 
-    def _guess(self, row: Row, spend: Budget) -> list[tuple[int, int]]:
+    def _guess(self, row: Row, row_budget: Budget) -> list[tuple[int, int]]:
         """(parent, token) of every node of a row."""
-        if not spend.depth:
+        if not row_budget.depth:
             return []
         drafter, ends = self._rows[row], row.request.ends
-        if spend.shape is None:
-            return lay([drafter.guess(row.tokens, spend.depth)], Shape(nodes=spend.depth), ends)
-        if spend.siblings is None:
+        if row_budget.shape is None:
+            return merge_guesses([drafter.guess(row.tokens, row_budget.depth)], Shape(nodes=row_budget.depth), ends)
+        if row_budget.siblings is None:
             raise ValueError("the rule verifies chains; draft chains or use a rule for trees")
-        return lay(drafter.guesses(row.tokens, spend.depth, spend.shape.size), spend.shape, ends)
+        return merge_guesses(
+            drafter.guesses(row.tokens, row_budget.depth, row_budget.shape.size), row_budget.shape, ends
+        )
 
 
-def lay(guesses: Sequence[Sequence[int]], shape: Shape, ends: frozenset[int]) -> list[tuple[int, int]]:
-    """Guesses over one another, the best one first, as far as the shape has room; nothing follows an end token. Gives
-    (parent, token) of every node."""
+def merge_guesses(guesses: Sequence[Sequence[int]], shape: Shape, ends: frozenset[int]) -> list[tuple[int, int]]:
+    """Merge guesses into a tree of this shape, the best guess first. Returns (parent, token) of every node.
+
+    Guesses with a common prefix share its nodes. Nothing follows an end token. A guess is cut where the shape is full."""
     nodes: list[tuple[int, int]] = []
     place: dict[int, int] = {-1: -1}  # of each node in a static shape
     child: dict[tuple[int, int], int] = {}
 
-    def vacancy(at: int) -> int | None:
-        """The place in the shape of a further candidate after a node; None where there is no room."""
-        taken = sum(parent == at for parent, _ in nodes)
+    def free_place(node: int) -> int | None:
+        """The place in the shape of a further candidate after a node; None if there is no room."""
+        count = sum(parent == node for parent, _ in nodes)
         if not shape.parents:
-            return -1 if taken < shape.width and len(nodes) < shape.nodes else None
-        places = [i for i, parent in enumerate(shape.parents) if parent == place[at]]
-        return places[taken] if taken < len(places) else None
+            return -1 if count < shape.width and len(nodes) < shape.nodes else None
+        places = [i for i, parent in enumerate(shape.parents) if parent == place[node]]
+        return places[count] if count < len(places) else None
 
     for guess in guesses:
-        at = -1
+        node = -1
         for token in guess:
-            if (at, token) not in child:
-                free = vacancy(at)
+            if (node, token) not in child:
+                free = free_place(node)
                 if free is None:
                     break
                 place[len(nodes)] = free
-                child[at, token] = len(nodes)
-                nodes.append((at, token))
-            at = child[at, token]
+                child[node, token] = len(nodes)
+                nodes.append((node, token))
+            node = child[node, token]
             if token in ends:
                 break
     return nodes

@@ -1,4 +1,4 @@
-"""Drafts from a probability table: the exact draft model of proofs and tests."""
+"""Drafts from a probability table: the draft model of proofs and tests."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from slipstream.models.run.table_model import Table
 
 
 class TableDrafter(Drafter):
+    """Drafts chains and trees with the laws of a `Table`."""
+
     def __init__(self, table: Table) -> None:
         self.table = table
 
     def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:
-        ranking = any(spend.siblings is Siblings.CHOSEN for spend in budget)
+        ranking = any(row_budget.siblings is Siblings.CHOSEN for row_budget in budget)
 
         def next_law(tree: Tree, token: Tensor, slots: list[int]) -> Law:
-            everywhere = places(rows, tree, token.tolist())
-            where = [everywhere[slot] for slot in slots]
+            slot_places = places(rows, tree, token.tolist())
+            where = [slot_places[slot] for slot in slots]
             logits = torch.stack([self.table.law([*row.tokens, *path]) for row, path in where]).log()
             return law_at(logits, where, ranking)
 

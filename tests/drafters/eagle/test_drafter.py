@@ -23,7 +23,7 @@ from slipstream.core.tree import Shape, Siblings
 from slipstream.core.types import Budget, Request, Row
 from slipstream.drafters.build import build_drafter
 from slipstream.drafters.eagle import cache as slots
-from slipstream.drafters.eagle.cpu_draft import how
+from slipstream.drafters.eagle.cpu_draft import candidate_mode
 from slipstream.drafters.eagle.folder import save_head
 from slipstream.drafters.eagle.network import EagleConfig, EagleNet
 from slipstream.drafters.grow import grow
@@ -187,7 +187,7 @@ def tiny_pair(*requests):
     """A target, a head on it for which there is a kernel, and rows that both hold."""
     target = TorchModel(build("llama"))
     drafter = eagle(target, SOME)
-    if not drafter.slots.whole:
+    if not drafter.slots.has_kernel:
         pytest.skip("no kernel here")
     rows = [Row(request) for request in requests]
     target.open(rows)
@@ -248,7 +248,7 @@ def test_drafts_in_one_call_are_what_grows_step_by_step(kind, temperature, sibli
         alone = (turn + 1) % len(rows)
         for some in (slice(None), slice(alone, alone + 1)):
             noise = CounterNoise(rows[some], [shared] * len(rows[some]))
-            assert how(rows[some], budget[some], noise.has_fields, VOCAB) is kind
+            assert candidate_mode(rows[some], budget[some], noise.has_fields, VOCAB) is kind
             one = drafter.propose(rows[some], budget[some], noise)
             assert_same(one, stepwise(drafter, rows[some], budget[some], noise))
             sizes.add(len(one.tree))
@@ -270,11 +270,11 @@ def test_what_someone_else_has_a_say_in_grows_step_by_step():
     for request, spend in asked:
         target, drafter, rows = tiny_pair(request, Request([4, 5], Sampling(0)))
         target.prefill(rows, 3)
-        assert how(rows, [spend, best], False, VOCAB) is None
-        assert how(rows, [replace(spend, depth=0), best], False, VOCAB) is CandidateMode.LIKELY
+        assert candidate_mode(rows, [spend, best], False, VOCAB) is None
+        assert candidate_mode(rows, [replace(spend, depth=0), best], False, VOCAB) is CandidateMode.LIKELY
         assert len(drafter.propose(rows[:1], [spend], CounterNoise(rows[:1], [False])).tree) > 0
-    assert how(rows, [replace(best, shape=None), best], False, VOCAB) is None  # a chain beside a tree
-    assert how(rows, [best, best], False, 2) is None
+    assert candidate_mode(rows, [replace(best, shape=None), best], False, VOCAB) is None  # a chain beside a tree
+    assert candidate_mode(rows, [best, best], False, 2) is None
 
 
 def test_rows_come_and_go_and_leave_nothing_behind():
@@ -425,7 +425,7 @@ def test_the_shipped_heads_trees_in_one_call_are_what_grows_level_by_level(tempe
 
     found = target()
     drafter = build_drafter("eagle", found)
-    if not drafter.slots.whole:
+    if not drafter.slots.has_kernel:
         pytest.skip("no kernel here")
     text = found.text.encode("def merge(left, right):\n    # two sorted lists as one\n    result = []\n", raw=True)
     row = Row(Request(text[:6], Sampling(temperature, seed=5), 100))
@@ -435,7 +435,8 @@ def test_the_shipped_heads_trees_in_one_call_are_what_grows_level_by_level(tempe
         row.tokens.append(token)
         found.model.prefill([row], 40)
         noise = CounterNoise([row], [siblings is Siblings.DISTINCT])
-        assert how([row], [spend], noise.has_fields, found.model.vocab) in (CandidateMode.LIKELY, CandidateMode.RACED)
+        mode = candidate_mode([row], [spend], noise.has_fields, found.model.vocab)
+        assert mode in (CandidateMode.LIKELY, CandidateMode.RACED)
         one, slow = drafter.propose([row], [spend], noise), stepwise(drafter, [row], [spend], noise)
         same.append(one.token.tolist() == slow.token.tolist() and one.tree.lists == slow.tree.lists)
         assert len(one.tree) == 24

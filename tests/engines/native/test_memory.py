@@ -60,13 +60,13 @@ def test_rows_that_stay_are_laid_together_and_go_on_as_if_nothing_had_happened()
     """Long and short requests come and go at random; every output is what rows that never move give."""
     limits, rng = Limits(rows=8, tokens=512, prefill=16, retained=0), random.Random(7)
     batch, model = real(limits)
-    jobs, moved, relay = [], [0], model.cache.relay
+    jobs, moved, compact = [], [0], model.cache.compact
 
     def counted(taken, places):
         moved[0] += bool(taken)
-        relay(taken, places)
+        compact(taken, places)
 
-    model.cache.relay = counted  # type: ignore[method-assign]
+    model.cache.compact = counted  # type: ignore[method-assign]
     for n in range(48):
         size = 90 if n % 12 == 11 else rng.randrange(3, 10)
         jobs.append(ask(batch, rng, size, rng.randrange(4, 30), rng.choice([None, 0, 2, 4])))

@@ -56,7 +56,7 @@ def test_products_are_far_closer_than_bfloat16_activations_give(kind, rows):
     x = normal(rows, 192, seed=2)
     x[:, 5] *= 40  # an outlier takes precision from its own group only
     packed = cpu_linear.pack(weight, bias, integers=True)
-    assert packed.whole
+    assert packed.is_integer
     assert packed.data.numel() * 8 / weight.numel() < (9 if kind is eight else 5.5)
     exact = x.double() @ weight.double().T + bias
     error = (cpu_linear.linear(x, packed) - exact).norm()
@@ -92,4 +92,4 @@ def test_a_row_of_zeros_gives_the_bias():
 
 
 def test_only_where_they_may():
-    assert not cpu_linear.pack(four(normal(8, 64))).whole
+    assert not cpu_linear.pack(four(normal(8, 64))).is_integer

@@ -107,7 +107,7 @@ def test_every_form_is_multiplied_by_plain_arithmetic_to_the_bit(rows: int, kind
     found, x = random_grid(kind, 37, 160), numbers(rows, 160, seed=3) * 5
     x[rows // 2, 32:64] = 0
     packed = cpu_linear.pack_grid(found, row_bits=row_bits)
-    assert (packed.kind, packed.whole, packed.row_bits) == (kind, True, row_bits)
+    assert (packed.kind, packed.is_integer, packed.row_bits) == (kind, True, row_bits)
     assert torch.equal(packed.unpack(), found.weight())
     assert torch.equal(cpu_linear.linear(x, packed), by_plain_arithmetic(x, found, row_bits))
 

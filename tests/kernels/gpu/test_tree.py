@@ -78,11 +78,11 @@ def expected(r: int, told: CycleControl, logits: list[torch.Tensor], ids: torch.
     level = [-1] if int(told.depth[r]) > 0 and int(told.nodes[r]) else []
     for depth, some in enumerate(logits, 1):
         laws = [some[r * (width if depth > 1 else 1) + j].cpu().softmax(-1).topk(plan.width) for j in range(len(level))]
-        counts = plan.wants([(node, law.values.tolist()) for node, law in zip(level, laws, strict=True)])
+        counts = plan.candidate_counts([(node, law.values.tolist()) for node, law in zip(level, laws, strict=True)])
         for node, law, count in zip(level, laws, counts, strict=True):
             for chance, at in list(zip(law.values.tolist(), law.indices.tolist(), strict=True))[:count]:
                 plan.add(node, int(ids[at]), chance)
-        level = plan.opens(depth)
+        level = plan.nodes_to_open(depth)
     return plan
 
 

@@ -12,7 +12,7 @@ from grids import eight, quantise
 from slipstream.core.law import OneHot
 from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Request, Row
-from slipstream.drafters.eagle.cpu_layer import eagle_call
+from slipstream.drafters.eagle.cpu_layer import cpu_layer
 from slipstream.drafters.eagle.network import EagleConfig, EagleNet
 from slipstream.engines import open_engine
 from slipstream.engines.native.build import compile_target
@@ -90,7 +90,7 @@ def test_products_of_sixteen_bits_and_of_eight_do_not_share_a_call():
 def test_a_head_of_eight_bits_drafts_by_the_library_of_its_own():
     net = EagleNet(EagleConfig(64, 4, 2, 16, 96, (0, 1), 32), eight(torch.randn(32, 64)))
     pack_linears(net, integers=True, rounded=True, row_bits=8)
-    call = eagle_call(net)
+    call = cpu_layer(net)
     assert call is not None
     assert call._kernel is cpu_decoder.kernel(8)
     assert call._net.row_bits == 8

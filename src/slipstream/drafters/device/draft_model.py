@@ -1,7 +1,7 @@
 """The device form of a draft model: chains of tokens, each step one pass of the draft model.
 
-The first step reads the last two committed tokens. The draft model has never read the last one. It has not read the one
-before it where its whole draft was accepted.
+The first step reads the last two committed tokens. The draft model has not read the last one yet. It has not read the
+one before either, if its whole draft was accepted.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 
 class DraftModelState(DeviceDraft):
+    """A draft model's part of one captured graph."""
+
     def __init__(self, passes: GpuPasses, held: Held, ids: Tensor, slot_of: Tensor) -> None:
         self.passes, self.held, self.ids, self.slot_of = passes, held, ids, slot_of
 
@@ -31,6 +33,8 @@ class DraftModelState(DeviceDraft):
 
 
 class DraftModelSteps:
+    """The steps of a chain in each row."""
+
     def __init__(self, model: DraftModelState, rows: int, depth: int, parts: int) -> None:
         passes, device = model.passes, model.passes.like.device
         assert model.ids is not None
@@ -46,8 +50,9 @@ class DraftModelSteps:
         self._wide = torch.zeros(rows, passes.vocab, device=device) if wide else None
 
     def begin(self, control: CycleControl) -> None:
-        """Rows that draft read their last two tokens, one place before where the target begins. Drafted tokens then lie
-        at their own places of the text, one beyond a head's slots."""
+        """Set up the first step: drafting rows read their last two tokens, from one place before the target's start.
+
+        Drafted tokens are written to the places of their text positions."""
         drafting = torch.where(control.depth > 0, 1, -1)
         before = control.of_draft(control.start - 1, drafting, control.before)
         lay(before, self._ends, self._far, self._layout)
@@ -69,6 +74,8 @@ class DraftModelSteps:
 
 
 class DraftModelDevice(DeviceDrafter):
+    """A draft model between captured cycles."""
+
     def __init__(self, drafter: DraftModel, passes: GpuPasses) -> None:
         self._drafter, self._passes, device = drafter, passes, drafter.model.device
         common = torch.arange(min(passes.vocab, drafter.vocab), device=device)
@@ -89,14 +96,15 @@ class DraftModelDevice(DeviceDrafter):
         return self._drafter.model.index(row)
 
     def behind(self, rows: Sequence[Row]) -> int:
-        """A cycle reads the last two tokens of a row."""
+        """Unread tokens of the rows, without the last two, which a cycle reads anyway."""
         cached = self._drafter.model.cached
         return sum(max(0, row.length - 2 - cached(row)) for row in rows)
 
     def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, int]:
-        """Prefill what the draft model has not read of rows that draft."""
+        """Prefill the unread tokens of rows that draft."""
         model = self._drafter.model
-        late = [row for row, spend in zip(rows, budget, strict=True) if spend.depth > 0 and self.behind([row])]
+        drafting = [row for row, row_budget in zip(rows, budget, strict=True) if row_budget.depth > 0]
+        late = [row for row in drafting if self.behind([row])]
         missing = self.behind(late)
         while late:
             model.prefill(late, model.prefill_chunk)
@@ -106,4 +114,4 @@ class DraftModelDevice(DeviceDrafter):
     def commit(
         self, rows: Sequence[Row], budget: Sequence[Budget], accepted: Sequence[Sequence[int]], cycle: Any
     ) -> None:
-        self._drafter.stepped(rows, [spend.depth for spend in budget], accepted)
+        self._drafter.record_steps(rows, [row_budget.depth for row_budget in budget], accepted)

@@ -30,20 +30,22 @@ class HostDraft(DeviceDraft):
 
 
 class HostDeviceDrafter(DeviceDrafter):
+    """A host drafter between captured cycles."""
+
     def __init__(self, drafter: ChainSource) -> None:
         self._drafter, self._tokens = drafter, list[list[int]]()
-        self._ahead: list[list[int]] | None = None  # drafted before the size of the cycle was chosen
+        self._drafted: list[list[int]] | None = None  # drafted by `ready`, before the size of the cycle was chosen
 
     def ready(self, rows: Sequence[Row], depth: int) -> list[int]:
-        self._ahead = self._drafter.chains(rows, [Budget(depth)] * len(rows))
-        return [len(tokens) for tokens in self._ahead]
+        self._drafted = self._drafter.chains(rows, [Budget(depth)] * len(rows))
+        return [len(tokens) for tokens in self._drafted]
 
     def draft_on_host(self, rows: Sequence[Row], budget: Sequence[Budget]) -> Sequence[Budget]:
-        ahead, self._ahead = self._ahead, None
-        if ahead is None:
-            ahead = self._drafter.chains(rows, [replace(spend, shape=None) for spend in budget])
-        self._tokens = [tokens[: spend.depth] for tokens, spend in zip(ahead, budget, strict=True)]
-        return [replace(spend, depth=len(tokens)) for spend, tokens in zip(budget, self._tokens, strict=True)]
+        drafted, self._drafted = self._drafted, None
+        if drafted is None:
+            drafted = self._drafter.chains(rows, [replace(row_budget, shape=None) for row_budget in budget])
+        self._tokens = [tokens[: row_budget.depth] for tokens, row_budget in zip(drafted, budget, strict=True)]
+        return [replace(row_budget, depth=len(tokens)) for row_budget, tokens in zip(budget, self._tokens, strict=True)]
 
     def part(self, places: int) -> HostDraft:
         return HostDraft()

@@ -1,7 +1,7 @@
 """Device drafters: a drafter's part of cycles that are captured as CUDA graphs.
 
-`DeviceDrafter` is what the host keeps of a drafter between captured cycles. It keeps the drafter's cache and the
-ordinary path in the same state. `DeviceDraft` is what one captured graph is built from: buffers, steps and vocabulary.
+`DeviceDrafter` is the drafter on the host between captured cycles. It keeps the drafter's cache consistent with the
+ordinary host loop. `DeviceDraft` is the drafter's part of one captured graph: buffers, steps and vocabulary.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class DraftSteps(Protocol):
-    """A chain in each row, drafted one token after the other."""
+    """The steps that draft a chain in each row, one token per step."""
 
-    def begin(self, control: CycleControl) -> None: ...
+    def begin(self, control: CycleControl) -> None:
+        """Set up the first step."""
 
     def run(self, n: int, token: Int[Tensor, "rows width"], out: Float[Tensor, "rows draft_vocab"]) -> None:
-        """Logits after the n-th of these tokens: the committed end, then what was drafted."""
+        """Write the logits after token n of each row to `out`. Token 0 is the committed end; drafted ones follow."""
 
 
 class CommittedRead:
-    """Buffers for what was committed in a cycle, up to `width` tokens of each row. A drafter that reads the committed
-    tokens at the end of the cycle overrides `run`."""
+    """Buffers for the tokens that a cycle commits, up to `width` per row.
+
+    A drafter that reads the committed tokens at the end of the cycle overrides `run`."""
 
     def __init__(self, rows: int, width: int, chunk: int, like: Float[Tensor, "1 hidden"]) -> None:
         from slipstream.kernels.gpu.cycle import chain_layout
@@ -45,7 +47,7 @@ class CommittedRead:
         self.state = torch.zeros(rows, like.shape[1], device=device)
 
     def run(self, stack: Tensor) -> None:
-        """Read the committed tokens; `stack` holds the target's features at each of them."""
+        """Read the committed tokens. `stack` holds the target's features at each of them."""
 
 
 class DeviceDraft:
@@ -89,7 +91,7 @@ class TreeKernels(Protocol):
 
 
 class TreeDraft(DeviceDraft):
-    """A part that can also draft trees: `part` of a device drafter that `branches` is one."""
+    """A part that can also draft trees. `DeviceDrafter.part` returns one if `branches` is True."""
 
     kernels: TreeKernels
     held: Held
@@ -104,23 +106,23 @@ class DeviceDrafter(ABC):
 
     @property
     def version(self) -> int:
-        """Changes when its cache moves in memory: graphs that refer to the old place are dropped."""
+        """Changes when its cache moves in memory. Graphs with the old addresses are then dropped."""
         return 0
 
     def ready(self, rows: Sequence[Row], depth: int) -> list[int] | None:
-        """Tokens that each row has to draft, where that is known beforehand."""
+        """The number of tokens that each row can draft, at most `depth`; None if that is not known beforehand."""
         return None
 
     def behind(self, rows: Sequence[Row]) -> int:
-        """Tokens that it would have to read before it drafts, beyond the usual ones."""
+        """Unread tokens that it must read before it can draft, beyond those of a usual cycle."""
         return 0
 
     def draft_on_host(self, rows: Sequence[Row], budget: Sequence[Budget]) -> Sequence[Budget]:
-        """How far each row is drafted, where the host drafts."""
+        """Draft now, if it drafts on the host. Returns the budgets with the depths that were drafted."""
         return budget
 
     def part(self, places: int) -> DeviceDraft:
-        """Its part of a graph, with room for so many places in its cache."""
+        """Its part of a graph, with at least `places` places in its cache."""
         return DeviceDraft()
 
     def index(self, row: Row) -> int:
@@ -129,18 +131,18 @@ class DeviceDrafter(ABC):
 
     @abstractmethod
     def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, int]:
-        """Prepare a cycle: the state it starts from, where that is not what the last cycle left, and how many tokens
-        had to be read for it."""
+        """Prepare a cycle. Returns its start state, None if that is in the buffers of the last cycle, and the number of
+        tokens that were read for it."""
 
     @abstractmethod
     def commit(
         self, rows: Sequence[Row], budget: Sequence[Budget], accepted: Sequence[Sequence[int]], cycle: Any
     ) -> None:
-        """The tokens that were accepted in each row, before the rows grow by them."""
+        """Record the accepted tokens of each row. Called before the rows are extended by them."""
 
 
 class PlainDecoding(DeviceDrafter):
-    """The device form of drafting nothing."""
+    """The device form of `NoDrafter`."""
 
     drafts = False
 
@@ -153,7 +155,7 @@ class PlainDecoding(DeviceDrafter):
 
 
 def inverse(ids: Int[Tensor, " draft_vocab"], vocab: int, device: torch.device) -> Int[Tensor, " vocab"]:
-    """The place of each token among `ids`; -1 where it has none."""
+    """The index of each token in `ids`; -1 if it is not there."""
     places = torch.full((vocab,), -1, device=device)
     places[ids] = torch.arange(len(ids), device=device)
     return places

@@ -1,7 +1,7 @@
 """The device form of an EAGLE head: chains and trees.
 
-The head steps from the state it gave at a row's last slot. At the end of a cycle it reads what was committed, so that
-the next cycle can begin there.
+A draft starts from the head's state at a row's last slot. At the end of a cycle the head reads the committed tokens, so
+that the next cycle can start from their last slot.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ MAX_SLOTS = 8192  # slots that a head reads in one pass
 
 
 class HeadState(TreeDraft):
-    """`features`: where the target's states are kept, by layer, [rows, 1, places, hidden]."""
+    """The head's part of one captured graph.
+
+    `features`: cache tensors of the target's hidden states by layer, [rows, 1, places, hidden]."""
 
     def __init__(
         self, kernels: GpuEagleLayer, held: Held, features: Mapping[int, Tensor], ids: Tensor, slot_of: Tensor
@@ -46,6 +48,8 @@ class HeadState(TreeDraft):
 
 
 class HeadSteps:
+    """The steps of a chain in each row."""
+
     def __init__(self, head: HeadState, rows: int, depth: int, parts: int, state: Tensor) -> None:
         self._head, self._rows, self._depth, self._state = head, rows, depth, state
         self._room = PassBuffers(head.kernels.net, rows, parts)
@@ -66,7 +70,7 @@ class HeadSteps:
 
 
 class HeadRead(CommittedRead):
-    """The head reads what was committed, so that the next draft begins there."""
+    """Reads the committed tokens at the end of a cycle."""
 
     def __init__(self, head: HeadState, rows: int, width: int, parts: int, like: Tensor) -> None:
         super().__init__(rows, width, head.kernels.net.heads.chunk(width, rows * width), like)
@@ -81,6 +85,8 @@ class HeadRead(CommittedRead):
 
 
 class EagleDeviceDrafter(DeviceDrafter):
+    """An EAGLE head between captured cycles."""
+
     branches = True
 
     def __init__(self, drafter: Eagle, target: TorchModel, like: Float[Tensor, "1 hidden"]) -> None:
@@ -88,7 +94,8 @@ class EagleDeviceDrafter(DeviceDrafter):
         slots, vocabulary = drafter.slots, drafter.vocabulary
         self._kernels = GpuEagleLayer(slots.net, slots.embedding, target.context)
         self._slot_of = inverse(vocabulary.ids, vocabulary.size, target.device)
-        self._left: tuple[dict[Row, tuple[int, int]], Any] | None = None  # index and length of each row in a cycle
+        # the last cycle, with the index and the length of each of its rows
+        self._last_cycle: tuple[dict[Row, tuple[int, int]], Any] | None = None
 
     @property
     def version(self) -> int:
@@ -106,18 +113,19 @@ class EagleDeviceDrafter(DeviceDrafter):
         return self._drafter.slots.index(row)
 
     def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, int]:
-        """The head's state at the last slot of each row: what the last cycle left, or read anew."""
-        (left, before), self._left = self._left or ({}, None), None
-        if before is None or any(row not in left or left[row][1] != row.length for row in rows):
+        """The head's state at the last slot of each row, from the last cycle if it holds all of them."""
+        (places, last), self._last_cycle = self._last_cycle or ({}, None), None
+        if last is None or any(row not in places or places[row][1] != row.length for row in rows):
             return self._read_ends(rows)
-        index = [left[row][0] for row in rows]
-        if before is cycle and index == list(range(len(rows))):
+        index = [places[row][0] for row in rows]
+        if last is cycle and index == list(range(len(rows))):
             return None, 0
-        return before.state[torch.tensor(index, device=before.state.device)], 0
+        return last.state[torch.tensor(index, device=last.state.device)], 0
 
     def _read_ends(self, rows: Sequence[Row]) -> tuple[Tensor, int]:
-        """Read all slots that the head has not read: its states at the rows' last slots, and how many it read."""
-        head, pieces = self.part(max(row.length for row in rows)), [self._drafter.slots.rest(row) for row in rows]
+        """Read all unread slots. Returns the head's states at the rows' last slots, and the number of slots read."""
+        head = self.part(max(row.length for row in rows))
+        pieces = [self._drafter.slots.take_unread(row) for row in rows]
         states, begin = list[Tensor](), 0
         while begin < len(rows):
             end, slots = begin + 1, len(pieces[begin])
@@ -133,13 +141,15 @@ class EagleDeviceDrafter(DeviceDrafter):
     ) -> None:
         lengths = [row.length + len(tokens) + 1 for row, tokens in zip(rows, accepted, strict=True)]
         for row, length in zip(rows, lengths, strict=True):
-            self._drafter.slots.hold(row, length - 1)
-        self._left = {row: (n, length) for n, (row, length) in enumerate(zip(rows, lengths, strict=True))}, cycle
+            self._drafter.slots.record_cached(row, length - 1)
+        places = {row: (n, length) for n, (row, length) in enumerate(zip(rows, lengths, strict=True))}
+        self._last_cycle = places, cycle
 
 
 def read_slots(head: HeadState, pieces: Sequence[RowSlice], rows: Sequence[int]) -> Float[Tensor, "pieces hidden"]:
-    """The head's state at the last slot of each piece, after an uncaptured pass over all their slots. `rows` are the
-    pieces' rows in the target's cache."""
+    """The head's state at the last slot of each piece, after an uncaptured pass over all their slots.
+
+    `rows`: the pieces' rows in the target's cache."""
     kernels, sizes = head.kernels, list(map(len, pieces))
     device, tokens = kernels.embedding.device, size_of(sum(sizes), 0)
     chunk = kernels.net.heads.chunk(max(sizes), tokens)

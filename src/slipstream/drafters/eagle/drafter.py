@@ -1,10 +1,9 @@
 """The EAGLE drafter: one decoder layer that reads the target's hidden states, with a small draft vocabulary.
 
-What the target knew at each committed position is the best guide to what comes next, so the head never guesses it: a
-committed slot always reads the target's states, and the head's own states lead only from there on (`network`). A row
-whose prompt the target has not read yet drafts nothing. Nothing is learnt from verdicts: what a row committed, and the
-target's states of it, say it all, after rejections, plain steps and another drafter's turn alike. Only a prompt is read
-as soon as the target has read it, so that the first draft costs what every draft costs.
+A committed slot reads the target's hidden states, and a drafted slot the head's own state (`network`). A row drafts
+nothing until the target has read its prompt. The head's cache depends only on the committed tokens and the target's
+states of them, so verdicts are not used. `observe` reads prompts as soon as the target has read them, so that the first
+draft takes no longer than later ones.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from slipstream.core.tree import Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
 from slipstream.drafters.device.interface import DeviceDrafter
 from slipstream.drafters.eagle.cache import HeadCache
-from slipstream.drafters.eagle.cpu_draft import draft_whole
+from slipstream.drafters.eagle.cpu_draft import draft_in_one_call
 from slipstream.drafters.eagle.folder import load_head
 from slipstream.drafters.eagle.network import EagleNet
 from slipstream.drafters.files.shipped import shipped, shipped_for
 from slipstream.drafters.grow import NextLaw, grow
-from slipstream.drafters.none import nothing
+from slipstream.drafters.none import empty_draft
 from slipstream.drafters.vocabulary import DraftVocabulary
 from slipstream.models.cache.packing import Entry
 from slipstream.models.weights.linears import pack_linears, products, row_bits
@@ -38,11 +37,13 @@ from slipstream.models.weights.linears import pack_linears, products, row_bits
 
 @dataclass(frozen=True)
 class EagleOptions:
+    """The options of `eagle`."""
+
     model: str | None = None  # the head's folder, or the name of a shipped one; default: the one shipped for the target
 
 
 class Eagle(Drafter):
-    """`draft_ids` are the tokens `net` gives logits for, of the `vocab` tokens that `embedding` has rows for."""
+    """`draft_ids`: token id of each logit of `net`. `embedding` and `vocab` are the target's."""
 
     options_type = EagleOptions
 
@@ -82,26 +83,26 @@ class Eagle(Drafter):
     @torch.inference_mode()
     def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:
         ready = [
-            spend if spend.depth == 0 or self.slots.ready(row) else replace(spend, depth=0)
-            for row, spend in zip(rows, budget, strict=True)
+            row_budget if row_budget.depth == 0 or self.slots.ready(row) else replace(row_budget, depth=0)
+            for row, row_budget in zip(rows, budget, strict=True)
         ]
-        if not any(spend.depth for spend in ready):
-            return nothing(len(rows), self.vocabulary.size)
-        whole = draft_whole(self.slots, rows, ready, noise, self.vocabulary)
-        if whole is not None:
-            return whole
-        ranking = any(spend.shape and spend.siblings is Siblings.CHOSEN for spend in budget)
+        if not any(row_budget.depth for row_budget in ready):
+            return empty_draft(len(rows), self.vocabulary.size)
+        draft = draft_in_one_call(self.slots, rows, ready, noise, self.vocabulary)
+        if draft is not None:
+            return draft
+        ranking = any(row_budget.shape and row_budget.siblings is Siblings.CHOSEN for row_budget in budget)
         return grow(rows, ready, noise, self.laws(rows, ranking), self.vocabulary.size)
 
     def laws(self, rows: Sequence[Row], ranking: bool = False) -> NextLaw:
-        """The laws of a draft that grows."""
+        """The laws for a draft of these rows that grows level by level."""
         run = HeadDraft(self.slots, rows)
 
         def next_law(tree: Tree, token: Tensor, slots: list[int]) -> Law:
-            words = token.tolist()
-            everywhere = places(rows, tree, words)
-            logits = self.slots.logits(run.after(tree.lists, words, slots))
-            return self.vocabulary.law_at(logits, [everywhere[slot] for slot in slots], ranking)
+            tokens = token.tolist()
+            slot_places = places(rows, tree, tokens)
+            logits = self.slots.logits(run.states(tree.lists, tokens, slots))
+            return self.vocabulary.law_at(logits, [slot_places[slot] for slot in slots], ranking)
 
         return next_law
 
@@ -122,41 +123,43 @@ def _head_folder(target: TargetModel, options: EagleOptions) -> Path:
 
 
 class HeadDraft:
-    """One draft while it grows: what the head gave at each slot, and the nodes it ran over."""
+    """One draft while it grows: the head's state at each slot, and the nodes that the head has run."""
 
     def __init__(self, slots: HeadCache, rows: Sequence[Row]) -> None:
         self._slots, self._rows = slots, rows
-        self._states: list[Float[Tensor, "some hidden"]] = []
-        self._line: dict[int, int] = {}  # slot -> where its state stands in these, laid end to end
-        self._run: list[list[Entry]] = [[] for _ in rows]  # nodes of each row, in the order they were run
-        self._number: list[int] = []  # of each node in that order
+        self._states: list[Float[Tensor, "level hidden"]] = []  # by level
+        self._index: dict[int, int] = {}  # slot -> index of its state in the concatenated levels
+        self._run: list[list[Entry]] = [[] for _ in rows]  # nodes of each row, in the order in which they ran
+        self._number: list[int] = []  # index of each node within its row, in that order
 
-    def after(
-        self, nodes: Sequence[tuple[int, int]], token: Sequence[int], asked: Sequence[int]
-    ) -> Float[Tensor, "asked hidden"]:
-        """The head's states at these slots: row ends at first, then the nodes that are new, row after row; `nodes` and
-        `token` are the draft so far, (row, parent) and token."""
+    def states(
+        self, nodes: Sequence[tuple[int, int]], token: Sequence[int], slots: Sequence[int]
+    ) -> Float[Tensor, "slots hidden"]:
+        """The head's states at these slots: in the first call row ends, later the new nodes, row after row.
+
+        `nodes` and `token`: (row, parent) and token of all nodes of the draft so far."""
         if len(self._number) == len(nodes):
-            state = self._slots.ends([self._rows[slot] for slot in asked])
+            state = self._slots.end_states([self._rows[slot] for slot in slots])
         else:
             state = self._step(nodes[len(self._number) :], token[len(self._number) :])
-        self._line |= {slot: len(self._line) + n for n, slot in enumerate(asked)}
+        self._index |= {slot: len(self._index) + n for n, slot in enumerate(slots)}
         self._states.append(state)
         return state
 
-    def _step(self, new: Sequence[tuple[int, int]], token: Sequence[int]) -> Float[Tensor, "new hidden"]:
-        touched = list(dict.fromkeys(r for r, _ in new))
-        skip = [len(self._run[r]) for r in touched]
-        for (r, parent), word in zip(new, token, strict=True):
+    def _step(self, new: Sequence[tuple[int, int]], tokens: Sequence[int]) -> Float[Tensor, "new hidden"]:
+        """Run new nodes, given as (row, parent) and token."""
+        active = list(dict.fromkeys(r for r, _ in new))
+        skip = [len(self._run[r]) for r in active]
+        for (r, parent), token in zip(new, tokens, strict=True):
             self._number.append(len(self._run[r]))
-            self._run[r].append((word, self._number[parent] if parent >= 0 else -1))
+            self._run[r].append((token, self._number[parent] if parent >= 0 else -1))
         before = self._at([r if parent < 0 else parent + len(self._rows) for r, parent in new])
-        rows, run = [self._rows[r] for r in touched], [self._run[r] for r in touched]
+        rows, run = [self._rows[r] for r in active], [self._run[r] for r in active]
         return self._slots.step(rows, run, skip, before)
 
     def _at(self, slots: Sequence[int]) -> Float[Tensor, "slots hidden"]:
-        """In a chain each slot follows the one before, so the states wanted are mostly those that came last."""
-        lines, last = [self._line[slot] for slot in slots], self._states[-1]
-        if lines == list(range(len(self._line) - len(last), len(self._line))):
+        """The states at these slots. In a chain these are all states of the last level, which are returned as is."""
+        indices, last = [self._index[slot] for slot in slots], self._states[-1]
+        if indices == list(range(len(self._index) - len(last), len(self._index))):
             return last
-        return torch.cat(self._states)[torch.tensor(lines, device=last.device)]
+        return torch.cat(self._states)[torch.tensor(indices, device=last.device)]

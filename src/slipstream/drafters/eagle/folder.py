@@ -20,7 +20,7 @@ def save_head(
     precision: str = "int8",
     about: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a head. `about` is put into its configuration as it is: where it came from, what it reached."""
+    """Write a head. `about`: further entries of its configuration, such as its origin and its measured tau."""
     _check_ids(draft_ids, net.config.draft_vocab)
     write(folder, KIND, net.state_dict(), draft_ids, precision, net.config.as_dict(), about)
 
@@ -28,7 +28,7 @@ def save_head(
 def load_head(
     folder: Path, embedding: Float[Tensor, "vocab hidden"], output: Float[Tensor, "vocab hidden"]
 ) -> tuple[EagleNet, Int[Tensor, " draft_vocab"]]:
-    """A head for the target with this embedding and output matrix, in their type and place, and its vocabulary."""
+    """A head for the target with this embedding and output matrix, in their type and on their device, and its ids."""
     stored, weights, ids = read(folder, KIND)
     config = EagleConfig.of(stored)
     if config.hidden != embedding.shape[1]:
@@ -47,7 +47,7 @@ def load_head(
 
 
 def _check_ids(ids: Tensor, count: int, vocab: int | None = None) -> None:
-    """Ascending, so that the first of equally likely ones is the lowest id in both vocabularies."""
+    """Check that ids ascend: the first of equally probable tokens is then the same in both vocabularies."""
     if len(ids) != count or bool((ids[1:] <= ids[:-1]).any()):
         raise ValueError(f"the draft vocabulary must be {count} token ids in ascending order; it holds {len(ids)}")
     if vocab is not None and not 0 <= int(ids[0]) <= int(ids[-1]) < vocab:

@@ -16,18 +16,20 @@ from slipstream.kernels.gpu.residual import Norm
 
 
 class GpuEagleLayer:
+    """The head's layer, final norm and output matrix on GPU kernels."""
+
     def __init__(self, net: EagleNet, embedding: Float[Tensor, "vocab hidden"], positions: int) -> None:
         c = net.config
         self.config, self.embedding, self.scale, self._fc = c, embedding, net.scale, net.fc.weight.detach()
-        between, last, self._norms = Norm(net.norm_mlp.weight, c.eps), Norm(net.norm.weight, c.eps), _norms(net)
+        mlp_norm, last, self._norms = Norm(net.norm_mlp.weight, c.eps), Norm(net.norm.weight, c.eps), _norms(net)
         qkv, output, gate_up, down = (part.weight.detach() for part in (net.qkv, net.o, net.gate_up, net.down))
-        block = GpuLayer(qkv, output, gate_up, down, None, between)
+        block = GpuLayer(qkv, output, gate_up, down, None, mlp_norm)
         angle = torch.arange(positions, device=embedding.device)[:, None] * net.frequency.float()
         heads = AttentionHeads(c.heads, c.kv_heads, c.head_dim, c.head_dim**-0.5)
         self.net = GpuNetwork([block], last, net.output.detach(), heads, (angle.cos(), angle.sin()))
 
     def fuse(self, stacked: Float[Tensor, "n stacked"], out: Float[Tensor, "n hidden"]) -> None:
-        """The target's states at each position, scaled and side by side, as one."""
+        """Fuse the target's scaled states of several layers, concatenated per position, into one state."""
         product(stacked, self._fc, out, few=self.net.few(len(stacked)))
 
     def step(
@@ -40,14 +42,15 @@ class GpuEagleLayer:
         stride: int = 1,
         tree: bool = False,
     ) -> None:
-        """What the head gives at slots that read these tokens, `stride` apart, beside the states in `room.hidden`,
-        where it is left."""
+        """Run slots that read these tokens, `stride` apart in `token`, and the states in `room.hidden`.
+
+        The outputs replace the states in `room.hidden`."""
         pair(token, stride, self.embedding, room.hidden, self._norms, both)
         few = self.net.few(len(room.hidden))
         layer(self.net, self.net.blocks[0], room, both, layout, held[0], self.net.norm, tree, few)
 
     def begin(self, room: PassBuffers, state: Float[Tensor, "n hidden"]) -> None:
-        """Take up the states that the last slots gave."""
+        """Start from the head's states at the last slots."""
         room.hidden.copy_(state)
         room.stream.begin(self.net.norm)
 

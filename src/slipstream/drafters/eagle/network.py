@@ -1,13 +1,14 @@
 """The EAGLE network: one decoder layer that reads the target's hidden states (arXiv 2401.15077, 2408.15766).
 
-Slot t reads the embedding of token t + 1 beside a state of position t, attends over the slots before it, and says how
-token t + 2 is distributed. The state is the target's own, hidden states of a low, a middle and a high layer fused into
-one, as far as the target has read; beyond that it is what this layer itself gave one slot earlier. Embeddings and
-output matrix are the target's and are not stored; of the output matrix only the rows of a small draft vocabulary are
-used, which is most of what a drafted token would cost otherwise.
+Slot t reads the embedding of token t + 1 and a state of position t, attends to the slots before it, and predicts token
+t + 2. For positions that the target has read, the state is the target's: hidden states of a low, a middle and a high
+layer, fused into one. For later positions it is the output of this layer one slot earlier.
 
-The parts of the layer stand apart (`fuse`, `project`, `finish`, `logits`) because attention lies between them: drafting
-attends over a cache, training over several roll-outs at once.
+Embeddings and output matrix are the target's and are not stored. Only the output rows of a small draft vocabulary are
+used, because the full output matrix would be most of the cost of a drafted token.
+
+The layer has separate methods (`fuse`, `project`, `finish`, `logits`), because attention differs: drafting attends to a
+cache, training to several roll-outs at once.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from slipstream.core.array_types import Float, Int, Tensor
 
 @dataclass(frozen=True)
 class EagleConfig:
+    """The sizes of a head."""
+
     hidden: int
     heads: int
     kv_heads: int
@@ -33,11 +36,11 @@ class EagleConfig:
     draft_vocab: int
     rope_theta: float = 10000.0
     eps: float = 1e-5
-    own_output: bool = False  # whether the output rows are the head's own and stored with it, not the target's
+    own_output: bool = False  # whether the head has its own output rows, which are stored with it
 
     @staticmethod
     def of(values: dict[str, Any]) -> EagleConfig:
-        """From a folder's JSON; keys of others are left alone."""
+        """Read a config from a folder's JSON. Other keys are ignored."""
         names = {f.name for f in fields(EagleConfig)}
         missing = names - {"rope_theta", "eps", "own_output"} - values.keys()
         if missing:
@@ -61,7 +64,7 @@ class RMSNorm(nn.Module):
 
 
 class EagleNet(nn.Module):
-    """`output` holds the rows of the target's output matrix that the draft vocabulary names, or rows of its own."""
+    """`output`: the rows of the target's output matrix for the draft vocabulary, or the head's own rows."""
 
     scale: Tensor
     output: Tensor
@@ -71,7 +74,7 @@ class EagleNet(nn.Module):
         super().__init__()
         self.config = c = config
         inner = c.heads * c.head_dim
-        self.register_buffer("scale", torch.ones(len(c.features)))  # evens out what layers differ in size; linear
+        self.register_buffer("scale", torch.ones(len(c.features)))  # of each layer's states, whose sizes differ
         self.fc = nn.Linear(len(c.features) * c.hidden, c.hidden, bias=False)
         self.norm_embedding, self.norm_state = RMSNorm(c.hidden, c.eps), RMSNorm(c.hidden, c.eps)
         self.qkv = nn.Linear(2 * c.hidden, inner + 2 * c.kv_heads * c.head_dim, bias=False)
@@ -86,7 +89,7 @@ class EagleNet(nn.Module):
         self.register_buffer("frequency", frequency.float(), persistent=False)
 
     def fuse(self, features: Float[Tensor, "*n stacked"]) -> Float[Tensor, "*n hidden"]:
-        """The target's hidden states at one position, side by side, made one state."""
+        """Fuse the target's hidden states of several layers, concatenated per position, into one state."""
         parts = features.view(*features.shape[:-1], len(self.scale), self.config.hidden)
         fused: Tensor = self.fc((parts * self.scale.to(features.dtype)[:, None]).flatten(-2))
         return fused
@@ -94,17 +97,17 @@ class EagleNet(nn.Module):
     def project(
         self, embedding: Float[Tensor, "*n hidden"], state: Float[Tensor, "*n hidden"], position: Int[Tensor, " *n"]
     ) -> tuple[Float[Tensor, "*n heads dim"], Float[Tensor, "*n kv_heads dim"], Float[Tensor, "*n kv_heads dim"]]:
-        """Query, key and value of slots, turned to their positions."""
+        """Query, key and value of slots, with rotary embedding."""
         c = self.config
         both = torch.cat([self.norm_embedding(embedding), self.norm_state(state)], -1)
         packed = self.qkv(both).unflatten(-1, (-1, c.head_dim))
-        turned, value = packed.split((c.heads + c.kv_heads, c.kv_heads), -2)
-        turned = self._turn(turned, position)
-        query, key = torch.split(turned, [c.heads, c.kv_heads], -2)
+        query_key, value = packed.split((c.heads + c.kv_heads, c.kv_heads), -2)
+        rotated = self._rotate(query_key, position)
+        query, key = torch.split(rotated, [c.heads, c.kv_heads], -2)
         return query, key, value
 
-    def _turn(self, x: Float[Tensor, "*n heads dim"], position: Int[Tensor, " *n"]) -> Float[Tensor, "*n heads dim"]:
-        """Rotary positions, halves against each other."""
+    def _rotate(self, x: Float[Tensor, "*n heads dim"], position: Int[Tensor, " *n"]) -> Float[Tensor, "*n heads dim"]:
+        """Rotary embedding that pairs the two halves of each head."""
         angle = position[..., None, None].to(self.frequency.dtype) * self.frequency
         cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
         left, right = x.chunk(2, -1)
@@ -113,7 +116,7 @@ class EagleNet(nn.Module):
     def finish(
         self, state: Float[Tensor, "*n hidden"], attended: Float[Tensor, "*n inner"]
     ) -> Float[Tensor, "*n hidden"]:
-        """What the layer gives after attention: the next slot's state."""
+        """The layer's output after attention: the state of the next slot."""
         state = state + self.o(attended)
         gate, up = self.gate_up(self.norm_mlp(state)).chunk(2, -1)
         out: Tensor = state + self.down(functional.silu(gate) * up)

@@ -11,11 +11,11 @@ from slipstream.models.sources import store
 from slipstream.models.sources.folder import read_json, tensors
 from slipstream.models.sources.verify import FileCheck, check_files
 
-LEFT_OUT = frozenset({KIND, "target_sha256", "training", "answered_tokens"})  # how it was trained is in its README
+LEFT_OUT = frozenset({KIND, "target_sha256", "training", "answered_tokens"})  # details of training are in its README
 
 
 def drafter_folder(name: str) -> Path | None:
-    """The folder of a shipped drafter by its name, or of another one by its path; None where it is no drafter's."""
+    """The folder of a shipped drafter by its name, or of another one by its path; None if it holds no drafter."""
     folder = shipped().get(name, Path(name).expanduser())
     return folder if trained_kind(folder) else None
 
@@ -30,7 +30,7 @@ def summaries() -> list[dict[str, Any]]:
 
 
 def describe_drafter(name: str, folder: Path) -> dict[str, Any]:
-    """Plain values, fit for JSON: its kind, target, sizes, hash, and the tau it reached on held-out prompts."""
+    """A drafter's properties as JSON values: kind, target, sizes, hash, and its tau on held-out prompts."""
     config = read_json(folder / CONFIG)
     if problem := next((str(check) for check in verify_drafter(folder) if check.problem), None):
         raise ValueError(f"the drafter {name} cannot be used: {problem}")

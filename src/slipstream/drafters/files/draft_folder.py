@@ -1,6 +1,6 @@
 """A distilled draft model as a folder: some layers of its target, and its small draft vocabulary.
 
-Embeddings and output rows are the target's own and are not stored; the rest is written as heads are (`folder`).
+Embeddings and output rows are the target's own and are not stored. The rest is stored in the format of `folder`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ def save_draft(
     precision: str = "int8",
     about: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a decoder made of the target's `layers`; `net` has no embeddings of its own."""
+    """Write a decoder made of the target's `layers`. `net` has no embeddings."""
     write(folder, "draft_model", net.state_dict(), draft_ids, precision, {"layers": layers}, about)
 
 
 def load_draft(
     folder: Path, target: Any, output: Float[Tensor, "vocab hidden"], config: Any
 ) -> tuple[Any, Int[Tensor, " draft_vocab"]]:
-    """A draft model for `target`, which lends its embeddings, its output rows and its `config`uration, and the tokens
-    it can say."""
+    """A draft model that uses the embeddings, output rows and configuration of `target`, and its token ids."""
     from transformers import AutoModelForCausalLM
 
     stored, weights, ids = read(folder, "draft_model")

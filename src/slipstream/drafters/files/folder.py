@@ -1,13 +1,12 @@
 """A trained drafter of any kind as a folder: `config.json`, which names the kind, and `model.safetensors`.
 
-Trained drafters are shipped, so their size counts. Matrices are stored as bfloat16, or as int8 with one scale for each
-of their rows, `<name>.scale`. Either way they load as bfloat16 numbers, whatever the target computes in. A drafter is
-therefore the same on every machine, and the kernel for few rows reads two bytes per weight (`kernels.cpu.linear`).
-After int8, rounding to bfloat16 adds a few hundredths to the error. Norms are a thousandth of the weights and stay
-float32.
+Trained drafters are shipped, so they should be small. Matrices are stored as bfloat16, or as int8 with one scale per
+row, `<name>.scale`. Either way they are loaded as bfloat16 numbers, whatever type the target computes in. So a drafter
+is the same on every machine, and the CPU kernels read two bytes per weight (`kernels.cpu.linear`). After int8, rounding
+to bfloat16 increases the error by a few percent. Norms are a thousandth of the weights and stay float32.
 
-The configuration is written last and names the hash of the weights. A reader finds the old drafter, the new one, or a
-mismatch that is refused.
+The configuration is written last and holds the hash of the weights. A reader sees the old drafter, the new one, or a
+mismatch, which is refused.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.models.sources.folder import read_json
 from slipstream.models.sources.store import sha256
 
-KIND = "slipstream_drafter"  # the key by which a folder says what it is
+KIND = "slipstream_drafter"  # the key of a drafter's kind in its configuration
 WEIGHTS, CONFIG, IDS, SCALE = "model.safetensors", "config.json", "draft_ids", ".scale"
 PRECISIONS = ("int8", "bf16")
 
 
 def trained_kind(folder: Path) -> str | None:
-    """The registered kind of the trained drafter in a folder; None where there is no drafter in it."""
+    """The registered kind of the trained drafter in a folder; None if the folder holds none."""
     if not (folder / CONFIG).is_file():
         return None
     kind = read_json(folder / CONFIG).get(KIND)
@@ -49,7 +48,7 @@ def write(
     config: Mapping[str, Any],
     about: Mapping[str, Any] | None = None,
 ) -> None:
-    """Weights in a precision, the draft vocabulary beside them, and a configuration that names their hash."""
+    """Write weights in a precision, the draft vocabulary, and a configuration with the hash of the weights."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision is {precision!r}; one of {', '.join(PRECISIONS)}")
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,9 +90,7 @@ def _read(path: Path, expected: Any) -> dict[str, Tensor]:
     try:
         actual = sha256(path)
         if actual != expected:
-            raise ValueError(
-                f"{path} is damaged or not the one its {CONFIG} speaks of: sha256 {actual}, not {expected}"
-            )
+            raise ValueError(f"{path} is damaged or does not belong to its {CONFIG}: sha256 {actual}, not {expected}")
         return load_file(path)
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
@@ -102,7 +99,7 @@ def _read(path: Path, expected: Any) -> dict[str, Tensor]:
 
 
 def _put(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file under another name and rename it, which file systems do in one step."""
+    """Write a file under a temporary name and rename it, which is atomic."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)
     partial = Path(name)

@@ -11,12 +11,12 @@ FOLDER = Path(__file__).parents[1] / "trained"
 
 
 def shipped() -> dict[str, Path]:
-    """Their folders by name."""
+    """The folders of the shipped drafters by name."""
     return {path.parent.name: path.parent for path in sorted(FOLDER.glob("*/config.json"))}
 
 
 def shipped_for(kind: str, name: str, sha256: str | None) -> Path | None:
-    """The drafter of a kind that was trained for a target, known by its catalog name or by its weights."""
+    """The shipped drafter of a kind for a target, given by its catalog name or the hash of its weights; or None."""
     for folder in shipped().values():
         about = read_json(folder / "config.json")
         if trained_kind(folder) == kind and (name == about.get("target") or sha256 == about.get("target_sha256")):

@@ -19,7 +19,7 @@ from slipstream.core.interfaces import Drafter, Model, Policy, Verifier
 from slipstream.core.loop import NoiseFactory, check_fits, read
 from slipstream.core.shaping import places
 from slipstream.core.types import Budget, Draft, RowOutcome, Scores, Verdict
-from slipstream.drafters.none import nothing
+from slipstream.drafters.none import empty_draft
 from slipstream.engines.checks import check_token_ids
 from slipstream.engines.job import Job
 from slipstream.engines.logprobs import token_logprobs
@@ -205,7 +205,7 @@ class Batch:
 
     def _proposed(self, group: Group, jobs: Sequence[Job]) -> Draft:
         if group.asleep:
-            return nothing(len(jobs), self.model.vocab)
+            return empty_draft(len(jobs), self.model.vocab)
         budget = limited(jobs, group.rule, group.drafter, self.model.context)
         return group.drafter.propose([job.row for job in jobs], budget, group.noise)
 

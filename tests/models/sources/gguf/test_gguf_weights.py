@@ -73,7 +73,7 @@ def test_a_restored_model_has_the_weights_of_the_file_to_the_bit(file, files):
         assert torch.equal(mine[name], value), name
     head = model.get_output_embeddings()
     assert torch.equal(head.weight, exact.get_output_embeddings().weight)
-    assert all(m.packed.whole for m in model.modules() if isinstance(m, PackedLinear))
+    assert all(m.packed.is_integer for m in model.modules() if isinstance(m, PackedLinear))
     assert (head.held is not None and head.held.data_ptr() == model.get_input_embeddings().weight.data_ptr()) == bool(
         tied
     )

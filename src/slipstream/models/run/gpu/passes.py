@@ -28,12 +28,7 @@ from slipstream.models.cache.tensors import KVCache
 
 Where = tuple[Int[Tensor, " tokens"], Int[Tensor, " tokens"]]
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 128)  # tokens of captured passes
-LARGER = (
-    *range(160, 257, 32),
-    *range(320, 513, 64),
-    *range(640, 1025, 128),
-    *range(1280, 2049, 256),
-)  # for small models
+LARGER = [step * n for step in (32, 64, 128, 256) for n in range(5, 9)]  # 160 to 2048 tokens, for small models
 MANY = 8  # captured passes of the sizes in LARGER, at most
 EVEN = 16  # passes that are not captured have room for a multiple of this many tokens
 ONCE = 1  # uncaptured runs of a size before it is captured
