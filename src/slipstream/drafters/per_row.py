@@ -94,7 +94,7 @@ class PerRow(Drafter):
 def merge_guesses(guesses: Sequence[Sequence[int]], shape: Shape, ends: frozenset[int]) -> list[tuple[int, int]]:
     """Merge guesses into a tree of this shape, the best guess first. Returns (parent, token) of every node.
 
-    Guesses with a common prefix share its nodes. Nothing follows an end token. A guess is cut where the shape is full."""
+    Guesses with a common prefix share its nodes. Nothing follows an end token. A guess is cut where the shape ends."""
     nodes: list[tuple[int, int]] = []
     place: dict[int, int] = {-1: -1}  # of each node in a static shape
     child: dict[tuple[int, int], int] = {}

@@ -15,7 +15,7 @@ from slipstream.drafters.eagle.network import EagleNet
 from slipstream.kernels.cpu import decoder as cpu_decoder
 from slipstream.kernels.cpu.decoder import CachePointers, CpuLayer, CpuNetwork, DecoderKernel, LayerSizes, PassArgs
 from slipstream.kernels.cpu.draft import CandidateMode, DraftedNodes, EmbeddingTables, RowDraftArgs, drafts
-from slipstream.kernels.cpu.linear import pack
+from slipstream.kernels.cpu.linear import PackedWeight, pack
 from slipstream.models.cache.attention_mask import AttentionMask, ints
 from slipstream.models.cache.packing import RowSlice
 from slipstream.models.cache.tensors import KVCache
@@ -30,13 +30,13 @@ class CpuEagleLayer:
     def __init__(self, net: EagleNet, kernel: DecoderKernel) -> None:
         c = net.config
         self._kernel, self._frequency = kernel, net.frequency
-        rows = c.heads * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim
-        query, key, value = net.qkv.weight.detach().split(rows)
+        rows = [c.heads * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim]
+        query, key, value = torch.split(net.qkv.weight.detach(), rows)
         gate, up = net.gate_up.weight.detach().chunk(2)
         products = (query, key, value, net.o.weight, gate, up, net.down.weight)
         norms = (net.norm_state.weight, net.norm_mlp.weight, net.norm_embedding.weight)
         packed = [pack(weight, integers=True, row_bits=kernel.row_bits) for weight in (*products, net.output)]
-        block = CpuLayer(*packed[:-1], *(norm.detach() for norm in norms))
+        block = _layer(packed[:-1], [norm.detach() for norm in norms])
         sizes = LayerSizes(c.heads, c.kv_heads, c.head_dim, c.eps, c.head_dim**-0.5)
         self._net = CpuNetwork([block], net.norm.weight.detach(), packed[-1], sizes)
         self._like = torch.empty(1, c.kv_heads, 1, c.head_dim)
@@ -106,6 +106,11 @@ class CpuEagleLayer:
             keys, values = cache.layer(0, self._like, self._like)
             self._pointers = cache.version, CachePointers([keys], [values])
         return self._pointers[1]
+
+
+def _layer(products: list[PackedWeight], norms: list[Tensor]) -> CpuLayer:
+    query, key, value, output, gate, up, down = products
+    return CpuLayer(query, key, value, output, gate, up, down, *norms)
 
 
 def cpu_layer(net: EagleNet) -> CpuEagleLayer | None:
