@@ -10,7 +10,7 @@ import torch
 
 import letters
 from slipstream.audit.planted.chain import residual_is_target
-from slipstream.audit.real import RealPair, captured, continued, pass_seconds, replayed
+from slipstream.audit.real import RealPair, check_continuations, check_recorded, check_same_tokens, pass_seconds
 from slipstream.core.interfaces import Verifier
 from slipstream.core.sampling import Sampling
 from slipstream.core.verify.match import Greedy
@@ -66,15 +66,15 @@ def pair(even: bool = False) -> RealPair:
     [pytest.param(Token(), True, marks=pytest.mark.slow), (Token(residual=residual_is_target), False)],
 )
 def test_continuations_are_counted_without_a_cut(rule: Verifier, right: bool):
-    found = continued("token", pair(), rule, 4000, 0.6)
+    found = check_continuations("token", pair(), rule, 4000, 0.6)
     assert found.passed is right, found.detail
 
 
 def test_continuations_without_a_draft_test_nothing():
     idle = replace(pair(), drafter=NoDrafter(len(letters.TOKENS)))
     for check in (
-        continued("token", idle, Token(), 200, 1.0),
-        captured("token", idle, Token(), Sampling(seed=1)),
+        check_continuations("token", idle, Token(), 200, 1.0),
+        check_recorded("token", idle, Token(), Sampling(seed=1)),
     ):
         assert not check.passed
         assert "nothing was drafted" in check.detail
@@ -85,12 +85,12 @@ def test_a_pass_takes_some_time():
 
 
 def test_flipped_ties_are_told():
-    found = replayed("greedy", pair(even=True), Greedy(), Sampling(temperature=0), 12)
+    found = check_same_tokens("greedy", pair(even=True), Greedy(), Sampling(temperature=0), 12)
     assert found.passed, found.detail
     assert "all at ties" in found.detail
 
 
 def test_a_wrong_token_is_no_tie():
-    found = replayed("greedy", pair(), Astray(), Sampling(temperature=0), 12)
+    found = check_same_tokens("greedy", pair(), Astray(), Sampling(temperature=0), 12)
     assert not found.passed
     assert "apart where ways to compute them differ" in found.detail

@@ -1,9 +1,9 @@
 """The audit of a loaded pair: its rows of p and q, its sampled continuations, its seeds.
 
-Outside invariant mode a pass over one token and a pass over many round differently, so the target's law is known only
-up to rounding. Continuations are then sampled without top-k, because rounding would move the border of top-k. Where two
-texts of one seed differ, the logits of that position are computed in several ways: a tie within rounding is reported,
-anything else fails.
+Outside invariant mode, passes over one token and over many tokens round differently, so the target's law is known only
+up to rounding. Continuations are then sampled without top-k, because rounding could change the set of kept tokens. If
+two texts of one seed differ, the logits of that position are computed in several ways. A tie within rounding is
+reported, anything else fails.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.core.shaping import law_at
 from slipstream.core.tree import Shape
 from slipstream.core.types import Draft, Request, Row, Verdict
-from slipstream.drafters.none import NoDrafter
+from slipstream.drafters.none import NoDrafter, empty_draft
 from slipstream.engines.agreement import Agreement
 from slipstream.engines.native.compare import agreement
 from slipstream.models.run.torch_model import TorchModel
@@ -63,7 +63,7 @@ class RealPair:
 
 
 class Recorder(Verifier):
-    """Verifies as another rule does; keeps the rows of p and q that it saw."""
+    """Verifies as another rule does, and records the rows of p and q."""
 
     name, lossless = "recorder", True
 
@@ -109,20 +109,21 @@ def plan_real(pair: RealPair, names: Sequence[str], samples: int, temperature: f
         drafts = "trees" if pair.branches(rule) else "chains"
         if name == "greedy" or temperature == 0:
             title = f"{name}: same tokens as plain decoding, {drafts}"
-            plan.append(planned(title, replayed, pair, rule, Sampling(temperature=0), cost=REPLAY_COST))
+            plan.append(planned(title, check_same_tokens, pair, rule, Sampling(temperature=0), cost=REPLAY_COST))
             continue
         if name in ("token", "block", "replace", "no_replace"):
             title = f"{name}: accepted + residual = p"
-            plan.append(planned(title, captured, pair, rule, Sampling(temperature, seed=1), cost=CAPTURE_COST))
+            plan.append(planned(title, check_recorded, pair, rule, Sampling(temperature, seed=1), cost=ROWS_COST))
         if name == "coupled":
             title = "coupled: one seed, same tokens"
-            plan.append(planned(title, replayed, pair, rule, Sampling(temperature, seed=1), cost=REPLAY_COST))
+            plan.append(planned(title, check_same_tokens, pair, rule, Sampling(temperature, seed=1), cost=REPLAY_COST))
         title = f"{name}: sampled continuations, {drafts}"
-        plan.append(planned(title, continued, pair, rule, samples, temperature, cost=SAMPLE_COST * samples))
+        cost = SAMPLE_COST * samples
+        plan.append(planned(title, check_continuations, pair, rule, samples, temperature, cost=cost))
     return plan
 
 
-REPLAY_COST, CAPTURE_COST, SAMPLE_COST = 500, 80, 8.0  # in passes of one row, measured with the default model
+REPLAY_COST, ROWS_COST, SAMPLE_COST = 500, 80, 8.0  # in passes of one row, measured with the default model
 
 
 @torch.inference_mode()
@@ -137,7 +138,7 @@ def pass_seconds(pair: RealPair, passes: int = 12) -> float:
 
 
 @torch.inference_mode()
-def captured(name: str, pair: RealPair, rule: Verifier, sampling: Sampling, tokens: int = 12) -> Check:
+def check_recorded(name: str, pair: RealPair, rule: Verifier, sampling: Sampling, tokens: int = 12) -> Check:
     """`check_rows` on the rows of p and q that the pair produces."""
     recorder = Recorder(rule)
     for prompt in pair.prompts:
@@ -148,10 +149,10 @@ def captured(name: str, pair: RealPair, rule: Verifier, sampling: Sampling, toke
 
 
 @torch.inference_mode()
-def continued(name: str, pair: RealPair, rule: Verifier, samples: int, temperature: float) -> Check:
+def check_continuations(name: str, pair: RealPair, rule: Verifier, samples: int, temperature: float) -> Check:
     """Three tokens after a short prompt, many times, against their exact joint law under the target.
 
-    Where drafts may branch they do at every position, so that second and later candidates are judged too.
+    If drafts may be trees, they branch at every position, so that later candidates are verified too.
     """
     texts: list[list[int]] = []
     counting = Counted(rule)
@@ -172,13 +173,13 @@ def continued(name: str, pair: RealPair, rule: Verifier, samples: int, temperatu
 
 
 NOTHING_DRAFTED = "nothing was drafted, so nothing was tested; try another drafter"
-LENGTH, TOP = 3, 4  # length of the counted continuations, and tokens that are told apart at each position
+LENGTH, TOP = 3, 4  # length of the counted continuations, and tokens that are distinguished at each position
 
 
 def outcomes(
     pair: RealPair, texts: Sequence[Sequence[int]], sampling: Sampling
 ) -> tuple[Counter[Hashable], dict[Hashable, float]]:
-    """How often every continuation was seen, and its probability."""
+    """The count of every continuation, and its probability."""
 
     def laws(paths: Sequence[Path]) -> list[dict[int, float]]:
         best = [next_law(pair, [*pair.short, *path], sampling).topk(TOP) for path in paths]
@@ -195,24 +196,14 @@ def next_law(pair: RealPair, tokens: Sequence[int], sampling: Sampling) -> Float
     row = Row(Request(tokens, sampling, 1))
     pair.model.open([row])
     try:
-        nothing = NoDrafter(pair.model.vocab).propose([row], [], _NoNoise())
-        logits = pair.model.score([row], nothing).logits
+        logits = pair.model.score([row], empty_draft(1, pair.model.vocab)).logits
     finally:
         pair.model.close([row])
     return law_at(logits.double(), [(row, ())]).dense()[0].double()
 
 
-class _NoNoise(Noise):
-    """For a pass that draws nothing."""
-
-    def flip(self, *_: object, **__: object) -> Tensor:
-        raise AssertionError("nothing is drawn here")
-
-    draw = flip
-
-
 @torch.inference_mode()
-def replayed(name: str, pair: RealPair, rule: Verifier, sampling: Sampling, tokens: int = 32) -> Check:
+def check_same_tokens(name: str, pair: RealPair, rule: Verifier, sampling: Sampling, tokens: int = 32) -> Check:
     """Plain decoding against speculation at two depths, alone and in a batch."""
     requests = [Request(prompt, sampling, tokens) for prompt in pair.prompts]
 

@@ -1,1 +1,1 @@
-"""Training drafters for a user's own target: the target answers prompts, a small network learns to foresee it."""
+"""Training drafters for a user's own target: the target answers prompts, and a small network learns to predict it."""

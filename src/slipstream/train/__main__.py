@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("-o", "--option", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--minutes", type=float)
-    words = parser.parse_args()
+    arguments = parser.parse_args()
     began = time.monotonic()
 
     def show(phase: str, done: int, total: int, figures: dict[str, Any]) -> None:
@@ -30,22 +30,22 @@ def main() -> None:
             seconds = time.monotonic() - began
             print(f"{seconds:7.1f} s  {phase} {done}/{total} {figures or ''}", file=sys.stderr, flush=True)
 
-    options = dict(word.partition("=")[::2] for word in words.option)
+    options = dict(option.partition("=")[::2] for option in arguments.option)
     try:
         outcome = train(
-            words.method,
-            words.model,
-            words.data,
-            words.out,
+            arguments.method,
+            arguments.model,
+            arguments.data,
+            arguments.out,
             options,
-            device=words.device,
-            minutes=words.minutes,
+            device=arguments.device,
+            minutes=arguments.minutes,
             on_progress=show,
         )
     except ValueError as error:
         sys.exit(f"slipstream: {error}")
     write_card(outcome, " ".join(["python -m slipstream.train", *sys.argv[1:]]), "unknown")
-    draw_curves(words.out)
+    draw_curves(arguments.out)
     print(json.dumps(summary(outcome)))
 
 

@@ -1,7 +1,7 @@
 """Plain decoding of thousands of rows in one static batch, for the target's answers to train on.
 
-Only throughput counts here, not latency. All rows start together, their keys and values lie in one tensor as long as
-the longest row, and finished rows are dropped every few steps. Nothing is drafted, because passes over such batches are
+Only throughput counts here, not latency. All rows start together. Their keys and values are in one tensor as long as
+the longest row. Finished rows are dropped every few steps. Nothing is drafted, because passes over such batches are
 bound by arithmetic.
 """
 

@@ -24,6 +24,8 @@ from slipstream.train.teacher import Teacher, TeacherOutput
 
 
 class DraftModelMethod(Method):
+    """Distillation of a draft model from layers of the target."""
+
     name: ClassVar[str] = "draft_model"
     options: ClassVar[type] = DraftModelTrainOptions
     drafts_in_prefill: ClassVar[bool] = True

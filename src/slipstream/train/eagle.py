@@ -26,6 +26,8 @@ from slipstream.train.teacher import Teacher, TeacherOutput
 
 
 class EagleMethod(Method):
+    """Training of an EAGLE head."""
+
     name: ClassVar[str] = "eagle"
     options: ClassVar[type] = EagleTrainOptions
     drafts_in_prefill: ClassVar[bool] = False

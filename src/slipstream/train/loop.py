@@ -67,7 +67,7 @@ class TrainingLoop:
     def run(
         self, corpus: Corpus, held: Corpus, every: int, until: float, on_step: Callable[[int, dict[str, Any]], None]
     ) -> None:
-        """Train until the last step or the time `until`; evaluate every so many steps and at the end."""
+        """Train until the last step or the time `until`. Evaluate every `every` steps and at the end."""
         saved, log_every = time.monotonic(), max(1, min(LOG_EVERY, self.schedule.steps // 20))
         batches = islice(corpus.batches(self.schedule.tokens, self.schedule.seed), self.step, None)
         try:
@@ -91,7 +91,7 @@ class TrainingLoop:
                 self.save()
 
     def _mean_loss(self) -> dict[str, float]:
-        """The mean loss since the last entry, where there was a step."""
+        """The mean loss since the last entry; empty if there was no step."""
         if not self._losses:
             return {}
         loss = float(torch.stack(self._losses).mean())
@@ -155,7 +155,7 @@ def read_journal(folder: Path) -> list[dict[str, Any]]:
 
 
 def mean_tau(by_task: dict[str, Sums]) -> dict[str, float]:
-    """Mean tau over the tasks it was measured on, greedy and at temperature 1; a tau without any is left out."""
+    """Mean tau over the tasks, greedy and at temperature 1. A tau that was measured on no task is left out."""
     by_name = {
         "tau_greedy": [sums.greedy for sums in by_task.values()],
         "tau_sampled": [sums.sampled for sums in by_task.values()],

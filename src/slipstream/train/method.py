@@ -19,17 +19,17 @@ from slipstream.train.teacher import TeacherOutput
 class Guess:
     """The n-th drafted token from every base, given that the drafted tokens before it were right.
 
-    A row whose text is committed up to token s + 1 drafts from base s. Its first drafted token is token s + 2, whose
-    distribution stands at position s + 1.
+    A row whose text is committed up to token s + 1 drafts from base s. Its first drafted token is token s + 2. The
+    target's output at position s + 1 is the distribution of that token.
     """
 
-    right: Bool[Tensor, "rows length"]  # the likeliest token is the one in the answer
-    log_prob: Float[Tensor, "rows length"]  # that the drafter gives to the token in the answer
-    position: Int[Tensor, "rows length"]  # whose distribution was guessed; -1 where there is none
+    right: Bool[Tensor, "rows length"]  # whether the most probable token is that of the answer
+    log_prob: Float[Tensor, "rows length"]  # the drafter's log-probability of the answer's token
+    position: Int[Tensor, "rows length"]  # whose distribution is predicted; -1 if there is none
 
 
 class Method(ABC):
-    """Built for one teacher; `net` holds the trained weights and nothing else."""
+    """A training method for one teacher. `net` holds the trained weights and nothing else."""
 
     name: ClassVar[str]
     options: ClassVar[type]
@@ -39,7 +39,7 @@ class Method(ABC):
     ids: Int[Tensor, " draft_vocab"]  # tokens that can be drafted
 
     def prepare(self, output: TeacherOutput, supervised: Bool[Tensor, "rows length"]) -> None:
-        """Look at the teacher's output on a first batch before training begins."""
+        """Initialise from the teacher's output on a first batch, before training begins."""
 
     @abstractmethod
     def loss(self, batch: SampleBatch, output: TeacherOutput) -> Tensor:

@@ -1,4 +1,4 @@
-"""Parses the options of a training, and compares them with those that a folder was begun with."""
+"""Parses the options of a training, and compares them with those of a training to resume."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parse_options(method: Any, options: Mapping[str, Any]) -> tuple[CommonOption
 
 
 def check_resume(work: Path, settings: dict[str, Any]) -> None:
-    """Write the settings into the working folder; refuse a folder that was begun with others."""
+    """Write the settings into the working folder. ValueError if it holds a training with other settings."""
     path = work / "settings.json"
     if path.exists():
         began = json.loads(path.read_text())

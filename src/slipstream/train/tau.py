@@ -1,7 +1,7 @@
 """Tau of a drafter that is still being trained, from one pass over answers of the target.
 
-Greedy: a drafted token is accepted while it is the one that the target chose. Decoding therefore walks along a greedy
-answer, and each cycle is as long as the run of right guesses at its base. This tau is exact.
+Greedy: drafted tokens are accepted while they equal the target's choices. So decoding follows a greedy answer, and each
+cycle accepts the run of right guesses at its base. This tau is exact.
 
 Temperature 1: the probability that the first j drafted tokens are all accepted is the mean of prod min(1, q/p) over the
 target's own answers, because q min(1, p/q) = p min(1, q/p). Every base of an answer sampled at temperature 1 counts.
@@ -43,7 +43,7 @@ class Sums:
 
 @torch.no_grad()
 def measure(method: Method, teacher: Teacher, batches: Iterable[SampleBatch], depth: int) -> dict[str, Sums]:
-    """Sums by task."""
+    """The sums of each task."""
     by_task: dict[str, Sums] = defaultdict(Sums)
     method.net.eval()
     for batch in batches:

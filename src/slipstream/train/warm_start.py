@@ -45,14 +45,14 @@ class TrainedDrafter:
 
     def copy_weights_to(self, student: Method) -> None:
         """Load the weights into a network of the same shape."""
-        for name, ours in student.shape.items():
-            if (theirs := self.config.get(name, ours)) != ours:
-                raise self._mismatch(name, _as_text(theirs), _as_text(ours))
+        for name, needed in student.shape.items():
+            if (stored := self.config.get(name, needed)) != needed:
+                raise self._mismatch(name, _as_text(stored), _as_text(needed))
         own = student.net.state_dict()
         for name in sorted(own.keys() | self.weights.keys()):
-            theirs, ours = (tuple(part[name].shape) if name in part else "absent" for part in (self.weights, own))
-            if theirs != ours:
-                raise self._mismatch(name, theirs, ours)
+            stored, needed = (tuple(part[name].shape) if name in part else "absent" for part in (self.weights, own))
+            if stored != needed:
+                raise self._mismatch(name, stored, needed)
         student.net.load_state_dict({name: weight.float() for name, weight in self.weights.items()})
 
     def check_ids(self, vocab: int) -> None:
@@ -61,15 +61,16 @@ class TrainedDrafter:
             last = int(self.ids.max()) if len(self.ids) else None
             raise self._mismatch("the last drafted token", last, f"at most {vocab - 1}")
 
-    def _mismatch(self, name: str, theirs: Any, ours: Any) -> ValueError:
+    def _mismatch(self, name: str, stored: Any, needed: Any) -> ValueError:
         return ValueError(
-            f"a drafter for this target cannot start from {self.folder}: {name} is {theirs} there and {ours} here"
+            f"a drafter for this target cannot start from {self.folder}: {name} is {stored} there and {needed} here"
         )
 
 
 def find_trained(name: str, method: str, target: ModelFiles) -> TrainedDrafter | None:
-    """The trained drafter of this method: a folder, a shipped drafter by name, or the one shipped for the target where
-    the name is the method's own. None where no name is given."""
+    """The trained drafter of this method to start from; None if no name is given.
+
+    `name`: a folder, a shipped drafter, or the method's own name for the drafter that is shipped for the target."""
     if not name:
         return None
     folder = shipped_for(method, target.name, target.sha256) if name == method else shipped().get(name)

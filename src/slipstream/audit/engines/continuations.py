@@ -1,7 +1,7 @@
 """Short continuations of a prompt as a finite set of outcomes, and their joint law.
 
-A model has too many continuations to count. So at every position only the likeliest tokens are told apart. Any other
-token, or an end token, ends the outcome there. The probabilities of all outcomes sum to 1, so a test covers all texts.
+A model has too many continuations to count. So at every position only the most probable tokens are distinguished. Any
+other token, or an end token, ends the outcome. The probabilities of all outcomes sum to 1, so a test covers all texts.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-REST = -1  # any token that is not told apart
+REST = -1  # any token that is not distinguished
 Path = tuple[int, ...]
 Laws = Callable[[Sequence[Path]], list[dict[int, float]] | None]
-"""Gives the probabilities of at least the likeliest tokens after each path; None where they are not known."""
+"""The probabilities of at least the most probable tokens after each path; None if they are not known."""
 
 
 @dataclass(frozen=True)
 class Continuations:
-    """The tokens that are told apart after every path, chosen by a reference law."""
+    """The tokens that are distinguished after every path, chosen by a reference law."""
 
     shown: dict[Path, tuple[int, ...]]
     ends: frozenset[int]
@@ -51,7 +51,7 @@ class Continuations:
         return Counter(self.outcome(text) for text in texts)
 
     def joint(self, laws: Laws) -> dict[Hashable, float] | None:
-        """The probability of every outcome; None where a law lacks a token that is told apart."""
+        """The probability of every outcome; None if a law lacks a token that is distinguished."""
         paths = list(self.shown)
         path_laws = laws(paths)
         if path_laws is None:

@@ -3,8 +3,8 @@
 Two laws are compared. The *reference* is computed here in float32 from the same weights. An engine that runs in
 bfloat16 or quantised has a slightly different law of its own. That is a numerical difference and not a bias; it is
 measured from the engine's logprobs. Speculation must keep the engine's *own* law. So continuations sampled with
-speculation are tested against the engine's own law, where its logprobs tell it, and always against the engine's own
-plain sampling.
+speculation are tested against the engine's own law, if its logprobs give it, and always against the engine's own plain
+sampling.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class EngineAudit:
     def _fast(self) -> tuple[Counter[Hashable], int]:
         """Continuations with speculation, and how many tokens were drafted for them.
 
-        The seeds differ from those of plain sampling. An engine that keeps its seeds would else give one sample twice.
+        The seeds differ from those of plain sampling: with equal seeds an engine may give the same sample twice.
         """
         before = self._subject.fast.stats["drafted"]
         counts = self._tree.count(self._subject.sample(self._subject.fast, self._samples, self._samples))

@@ -20,7 +20,7 @@ from slipstream.drafters.none import NoDrafter
 from slipstream.engines.base import Completion
 
 NUMERICS = 0.15  # total variation of a next-token law above which the weights are not the same
-WIDTH = 3  # tokens told apart at a position
+WIDTH = 3  # tokens that are distinguished at each position
 NUMERICS_CHECK = "next-token laws against float32"
 GREEDY_CHECK = "temperature 0, speculation on and off"
 SEED_CHECKS = (
@@ -138,7 +138,7 @@ def seeds(subject: EngineSubject, tokens: int = 16) -> Iterator[Check]:
 
 
 def excluded(name: str, done: Sequence[Completion], subject: EngineSubject, side: str) -> Check:
-    """The smallest surprise in float32. Rounding moves it a little; a token of another law moves it by many orders."""
+    """The smallest surprise in float32. Rounding changes it little; a token of another law by orders of magnitude."""
     texts = [(subject.prompts[i % len(subject.prompts)], completion.token_ids) for i, completion in enumerate(done)]
     with torch.inference_mode():
         values = [s for prompt, tokens in texts for s in surprises(subject.model, prompt, tokens, subject.temperature)]
@@ -150,7 +150,7 @@ def excluded(name: str, done: Sequence[Completion], subject: EngineSubject, side
 
 
 def unseen(subject: EngineSubject, law: dict[Hashable, float], samples: int) -> Check:
-    """The resolution of this audit: a smaller bias is not seen."""
+    """The resolution of this audit: a smaller bias is not detected."""
     chance = by_chance(law, samples)
     hidden = f"acceptance and residual probabilities, draws that are used twice, and tokens after the first {LENGTH}"
     detail = f"a bias below a total variation of about {3 * chance:.2f} on these {len(law)} outcomes; {hidden}"

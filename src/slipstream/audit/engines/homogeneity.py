@@ -22,6 +22,8 @@ FAR = ALARM / 100
 
 @dataclass(frozen=True)
 class Homogeneity:
+    """The result of the test."""
+
     tail: float  # the smallest, times two and the number of outcomes
     worst: Hashable
     chi_squared: float

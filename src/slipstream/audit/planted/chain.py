@@ -36,8 +36,8 @@ class ShiftedModel(TableModel):
 class Misreporting(Drafter):
     """Draws from one law and reports another."""
 
-    def __init__(self, table: Table, draw: Sampling | None, tell: Callable[[Tensor, Sampling], Law]) -> None:
-        self._inner, self._table, self._draw, self._tell = TableDrafter(table), table, draw, tell
+    def __init__(self, table: Table, draw: Sampling | None, report: Callable[[Tensor, Sampling], Law]) -> None:
+        self._inner, self._table, self._draw, self._report = TableDrafter(table), table, draw, report
 
     def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:
         drawn = [_with_sampling(row, self._draw) for row in rows]
@@ -48,7 +48,7 @@ class Misreporting(Drafter):
         if not texts:
             return draft
         logits = torch.stack([self._table.law(text[:-1]) for text in texts]).log()
-        return replace(draft, law=self._tell(logits, rows[0].request.sampling))
+        return replace(draft, law=self._report(logits, rows[0].request.sampling))
 
 
 def _with_sampling(row: Row, draw: Sampling | None) -> Row:
@@ -59,20 +59,20 @@ def _with_sampling(row: Row, draw: Sampling | None) -> Row:
     return other
 
 
-def tell_temperature_one(logits: Tensor, asked: Sampling) -> Law:
+def report_temperature_one(logits: Tensor, asked: Sampling) -> Law:
     return sampling.law(logits, [Sampling()] * len(logits))
 
 
-def tell_low_precision(logits: Tensor, asked: Sampling) -> Law:
+def report_low_precision(logits: Tensor, asked: Sampling) -> Law:
     return Dense(sampling.law(logits, [asked] * len(logits)).dense().bfloat16().double())
 
 
-def tell_as_asked(logits: Tensor, asked: Sampling) -> Law:
+def report_as_asked(logits: Tensor, asked: Sampling) -> Law:
     return sampling.law(logits, [asked] * len(logits))
 
 
 class Regretting(Drafter):
-    """Drops a drawn token where it is unlikely."""
+    """Drops a drawn token if it is improbable."""
 
     def __init__(self, table: Table) -> None:
         self._inner = TableDrafter(table)
@@ -170,14 +170,14 @@ PLANTED: dict[str, Subject] = PLANTED_TREES | {
     "noise shared between draft and residual": replace(HONEST, noise=share_with_residual),
     "draws reused across cycles": replace(HONEST, noise=reuse_across_cycles),
     "draft temperature not applied to q": replace(
-        HONEST, sampling=COOL, drafter=lambda table: Misreporting(table, None, tell_temperature_one)
+        HONEST, sampling=COOL, drafter=lambda table: Misreporting(table, None, report_temperature_one)
     ),
-    "law in low precision": replace(HONEST, drafter=lambda table: Misreporting(table, None, tell_low_precision)),
+    "law in low precision": replace(HONEST, drafter=lambda table: Misreporting(table, None, report_low_precision)),
     "bonus from the wrong row": replace(HONEST, rule=WrongBonus),
     "reseeding before every draw": replace(HONEST, noise=reseed),
     "acceptance ratio upside down": replace(HONEST, rule=lambda: Token(acceptance=acceptance_upside_down)),
     "stopping looks at the drawn token": replace(HONEST, drafter=Regretting),
     "q truncated by top-p in verification only": replace(
-        HONEST, sampling=NUCLEUS, drafter=lambda table: Misreporting(table, Sampling(), tell_as_asked)
+        HONEST, sampling=NUCLEUS, drafter=lambda table: Misreporting(table, Sampling(), report_as_asked)
     ),
 }

@@ -1,8 +1,7 @@
 """The output laws of the tree rules in exact fractions, written a second time from the papers.
 
-At a slot a rule accepts each candidate with some probability, and has a law for the token where it accepts none. A
-cycle grows a tree of a given shape from its slots. Two cycles, continued by the target itself, must give exactly the
-target's joint law.
+At a slot a rule accepts each candidate with some probability, and has a law for the token if it accepts none. A cycle
+drafts a tree of a given shape. Two cycles, continued by the target itself, must give exactly the target's joint law.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ from slipstream.audit.rational.chain import ONE, ZERO, Cycle, Laws, Row, Text, e
 from slipstream.audit.rational.transport import DRAWN, Candidates, without
 
 Judged = tuple[list[Fraction], Row]
-"""The probability that each candidate is the accepted one, and the unnormalised law of the token where none is."""
+"""The probability that each candidate is the accepted one, and the unnormalised law of the token if none is."""
 
 
 def one_by_one(p: Row, laws: Sequence[Row], xs: Candidates) -> Judged:
     """Verify candidates in turn against the residual of p; each has the law it was drawn from given those before."""
-    left, mass, taken = p, ONE, []
+    residual, mass, taken = p, ONE, []
     for q, x in zip(laws, xs, strict=True):
-        accept = min(ONE, left[x] / q[x])
+        accept = min(ONE, residual[x] / q[x])
         taken.append(mass * accept)
         mass *= 1 - accept
-        left = normal(excess(ONE, left, q))
-    return taken, [mass * r for r in left]
+        residual = normal(excess(ONE, residual, q))
+    return taken, [mass * r for r in residual]
 
 
 def judge_chosen(p: Row, q: Row, xs: Candidates) -> Judged:
@@ -51,10 +50,10 @@ def judge_spectr(p: Row, q: Row, xs: Candidates) -> Judged:
         accept = min(ONE, p[x] / (rho * q[x]))
         taken.append(mass * accept)
         mass *= 1 - accept
-    owed = gain(b, len(xs))
-    rest = normal([a - owed * c for a, c in zip(p, both, strict=True)])
-    assert min(rest) >= 0, "the factor is too small"
-    return taken, [mass * r for r in rest]
+    g = gain(b, len(xs))
+    residual = normal([a - g * c for a, c in zip(p, both, strict=True)])
+    assert min(residual) >= 0, "the factor is too small"
+    return taken, [mass * r for r in residual]
 
 
 def gain(b: Fraction, count: int) -> Fraction:

@@ -1,7 +1,7 @@
-"""Expected times of the checks on tables, so that an audit can say how long it will take.
+"""Expected times of the checks on tables, so that an audit can announce its duration.
 
-The unit is the time of 1,000 sampled continuations, which `unit_seconds` measures on the machine at hand. The figures
-were measured on two cores of an Intel Xeon and only have to be right within a factor of two.
+The unit is the time of 1,000 sampled continuations, which `unit_seconds` measures. The figures were measured on two
+cores of an Intel Xeon. They need to be right only within a factor of two.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ REFERENCE = 4**6  # sequences of two cycles of depth 2 on four tokens
 
 @dataclass(frozen=True)
 class Costs:
+    """Expected times, in units."""
+
     exact: float  # an enumeration of two cycles
     replay: float
 

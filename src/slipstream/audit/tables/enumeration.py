@@ -24,6 +24,8 @@ Key = tuple[int, int, int, int]  # committed length at the start of the cycle, n
 
 @dataclass
 class Universe:
+    """One path through the tree of decisions."""
+
     script: list[int]
     prob: float = 1.0
     taken: list[int] = field(default_factory=list)
@@ -73,6 +75,8 @@ class Scripted(Noise):
 
 @dataclass(frozen=True)
 class Outcome:
+    """A finished universe."""
+
     prob: float
     row: Row
     faults: set[str]

@@ -36,7 +36,7 @@ class FixedNoise(Noise):
     """The draws of one cycle from fixed fields."""
 
     def __init__(self, rows: Sequence[Row], fields: Mapping[Row, Sequence[Field]]) -> None:
-        self._ahead = [fields[row][len(row.output) :] for row in rows]
+        self._next_fields = [fields[row][len(row.output) :] for row in rows]
 
     def flip(self, prob: Float[Tensor, " n"], site: Site) -> Bool[Tensor, " n"]:
         raise AssertionError("a rule on a shared field flips no coin")
@@ -44,7 +44,7 @@ class FixedNoise(Noise):
     def draw(self, law: Law, site: Site, purpose: Purpose, stage: int = 0) -> Int[Tensor, " n"]:
         ids, probs = law.support()
         places = zip(site.row.tolist(), site.depth.tolist(), strict=True)
-        times = torch.tensor([self._ahead[r][depth] for r, depth in places], dtype=torch.float64)
+        times = torch.tensor([self._next_fields[r][depth] for r, depth in places], dtype=torch.float64)
         return ids.gather(1, (times.gather(1, ids) / probs).argmin(1, keepdim=True))[:, 0]
 
 
@@ -57,11 +57,10 @@ def orders(vocab: int) -> Iterator[Field]:
 def check_fields(name: str, subject: Subject, pair: Pair, shapes: Mapping[str, Shape | None], length: int = 3) -> Check:
     """The text on combinations of fields over `length` positions, for every shape and depth."""
     fields = list(orders(pair.target.vocab))
-    every = max(1, len(fields) ** length // LIMIT)
-    every += next(
-        n for n in range(len(fields)) if gcd(every + n, len(fields)) == 1
-    )  # so that every position sees all fields
-    tried = list(islice(product(fields, repeat=length), 0, None, every))
+    step = max(1, len(fields) ** length // LIMIT)
+    while gcd(step, len(fields)) > 1:  # coprime, so that every position gets all fields
+        step += 1
+    tried = list(islice(product(fields, repeat=length), 0, None, step))
     expected = [_target_choices(pair, fields) for fields in tried]
     apart = []
     for shape_name, shape in shapes.items():
