@@ -133,11 +133,11 @@ def run_letters(engine: str, drafter: str, options: dict[str, str], work: Path, 
     from slipstream.engines.native.build import build_target
 
     target, noisy = (str(letters_folder.write(work / name, noise)) for name, noise in (("letters", 0), ("noisy", 0.08)))
-    shared = {"threads": "1"} if engine == "llamacpp" else {}
+    engine_options = {"threads": "1"} if engine == "llamacpp" else {}
     started, plan = time.time(), (noisy if drafter == "noisy" else drafter)
     with (
-        open_engine(engine, target, plan, None, 3, options | shared) as fast,
-        open_engine(engine, target, "none", options=shared) as plain,
+        open_engine(engine, target, plan, None, 3, options | engine_options) as fast,
+        open_engine(engine, target, "none", options=engine_options) as plain,
     ):
         prompts = [[letters.TOKENS.index(c) for c in text] for text in ("abcabcabcab", "ponmponm", "hhgghhg", "aceg")]
         subject = EngineSubject(fast, plain, build_target(target, "float32").model, frozenset({0}), prompts[0], prompts)
@@ -158,7 +158,7 @@ def run_quick(engine: str, words: list[str]) -> dict[str, Any]:
     from slipstream.audit.engines.engine_checks import greedy, seeds
     from slipstream.audit.engines.engine_subject import EngineSubject
     from slipstream.audit.prompts import PROMPTS
-    from slipstream.cli.options import settings, shared
+    from slipstream.cli.options import engine_options, settings
     from slipstream.engines import open_engine
     from slipstream.engines.native.build import build_target
 
@@ -167,7 +167,7 @@ def run_quick(engine: str, words: list[str]) -> dict[str, Any]:
     prompts = [target.text.encode(prompt) for prompt in PROMPTS]
     with (
         open_engine(engine, MODEL, drafter, None, 3, options) as fast,
-        open_engine(engine, MODEL, "none", options=shared(options)) as plain,
+        open_engine(engine, MODEL, "none", options=engine_options(options)) as plain,
     ):
         subject = EngineSubject(fast, plain, target.model, target.text.ends, prompts[0], prompts)
         checks = [vars(check) for check in (*seeds(subject), greedy(subject))]

@@ -12,7 +12,15 @@ import pytest
 from slipstream.bench.measure.measurement import Measurement
 from slipstream.cli.generate import pairs as module
 from slipstream.cli.generate.completion_report import why_undrafted
-from slipstream.cli.generate.pairs import LEAST, MOST, Pairs, described, measure_pairs, speed_of, why_not_measured
+from slipstream.cli.generate.pairs import (
+    MAX_PAIRS,
+    MIN_PAIRS,
+    Pairs,
+    measure_pairs,
+    ratio_report,
+    speed_of,
+    why_not_measured,
+)
 from slipstream.cli.generation import Run
 from slipstream.engines.base import Completion, Guarantee, SpeculationStats
 from slipstream.plan.drafting_cost import DraftingCost
@@ -32,12 +40,12 @@ def ignore(done: int, least: int) -> None:
 def test_which_is_first_alternates_and_the_least_is_enough_where_nothing_varies():
     order = []
     pairs = measure_pairs(lambda: order.append("fast") or run(13.0), lambda: order.append("plain") or run(10.0), ignore)
-    assert order == (["fast", "plain", "plain", "fast"] * LEAST)[: 2 * LEAST]
-    report = described(pairs)
+    assert order == (["fast", "plain", "plain", "fast"] * MIN_PAIRS)[: 2 * MIN_PAIRS]
+    report = ratio_report(pairs)
     assert report["gain"] is True
     assert report["ratio"] == pytest.approx(1.3)
-    assert report["pairs"] == LEAST
-    assert described(Pairs(pairs.plain, pairs.fast))["gain"] is False
+    assert report["pairs"] == MIN_PAIRS
+    assert ratio_report(Pairs(pairs.plain, pairs.fast))["gain"] is False
 
 
 def test_noise_is_measured_longer_and_is_no_gain():
@@ -47,8 +55,8 @@ def test_noise_is_measured_longer_and_is_no_gain():
     for _ in range(100):
         noisy = lambda: run(10 * math.exp(rng.gauss(0, 0.2)))  # noqa: E731
         pairs = measure_pairs(noisy, noisy, ignore)
-        assert len(pairs.plain) > LEAST
-        wrong += described(pairs)["gain"] is not None
+        assert len(pairs.plain) > MIN_PAIRS
+        wrong += ratio_report(pairs)["gain"] is not None
     assert wrong <= 12, "an interval of 95 % misses one time in twenty"
 
 
@@ -56,13 +64,13 @@ def test_the_time_is_limited(monkeypatch):
     clock = count(0, 50)
     monkeypatch.setattr(module.time, "perf_counter", lambda: float(next(clock)))
     pairs = measure_pairs(run, run, ignore)
-    assert 1 <= len(pairs.plain) < LEAST
-    assert len(Pairs([1.0] * MOST, [1.0, 2.0] * (MOST // 2) + [1.0]).fast) == MOST
-    assert Pairs([1.0] * MOST, [1.0, 2.0] * (MOST // 2) + [1.0]).enough(0.0)
+    assert 1 <= len(pairs.plain) < MIN_PAIRS
+    assert len(Pairs([1.0] * MAX_PAIRS, [1.0, 2.0] * (MAX_PAIRS // 2) + [1.0]).fast) == MAX_PAIRS
+    assert Pairs([1.0] * MAX_PAIRS, [1.0, 2.0] * (MAX_PAIRS // 2) + [1.0]).enough(0.0)
 
 
 def test_one_pair_has_no_interval_and_is_no_gain():
-    report = described(Pairs([20.0], [10.0]))
+    report = ratio_report(Pairs([20.0], [10.0]))
     assert (report["gain"], report["ratio_low"], report["ratio_high"]) == (None, None, None)
 
 
@@ -107,4 +115,4 @@ def test_an_interrupted_run_ends_the_comparison():
     with pytest.raises(KeyboardInterrupt):
         measure_pairs(lambda: next(speeds), lambda: next(speeds), ignore)
     assert speed_of(run(tokens=1)) == 0.0
-    assert described(Pairs([0.0], [1.0]))["ratio"] is None
+    assert ratio_report(Pairs([0.0], [1.0]))["ratio"] is None

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a verb. A user's mistake is one sentence and exit code 2; `--debug` shows the traceback instead."""
+    """Run a command. A user's mistake gives one sentence and exit code 2; `--debug` shows the traceback instead."""
     from slipstream.cli.app import app
     from slipstream.cli.output.show import INTERRUPTED
 
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in words
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments
     try:
-        check_text(words)
+        check_text(arguments)
         try:
-            app([word for word in words if word != "--debug"], prog_name="slipstream")
+            app([argument for argument in arguments if argument != "--debug"], prog_name="slipstream")
         finally:
             sys.stdout.flush()  # a full disk is reported here, not when the interpreter ends
     except (ValueError, FloatingPointError, OSError) as error:
@@ -28,17 +28,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(INTERRUPTED)
 
 
-def check_text(words: Sequence[str]) -> None:
-    """Refuse arguments that are no UTF-8, which no tokenizer and no terminal takes."""
-    for word in words:
+def check_text(arguments: Sequence[str]) -> None:
+    """Refuse arguments that are not UTF-8, which tokenizers and terminals cannot use."""
+    for argument in arguments:
         try:
-            word.encode()
+            argument.encode()
         except UnicodeEncodeError as error:
-            raise ValueError(f"the argument {os.fsencode(word)!r} is not UTF-8 text") from error
+            raise ValueError(f"the argument {os.fsencode(argument)!r} is not UTF-8 text") from error
 
 
 def _system_error(error: OSError) -> str:
-    """What the system refused. Only writing, to stdout or to an open file, fails without a name."""
+    """A sentence about an error of the operating system. Only writes to open files have no file name."""
     if error.strerror is None:
         return str(error)
     return f"cannot write: {error.strerror}" if error.filename is None else f"{error.filename}: {error.strerror}"

@@ -1,4 +1,4 @@
-"""The verbs."""
+"""The commands."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ app.command(epilog=options_help())(train)
 app.add_typer(models, name="models")
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         print(f"slipstream {__version__}")
         raise typer.Exit
 
 
 @app.callback()
-def verbs(
+def commands(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from slipstream.cli import options as given
+from slipstream.cli import options as flags
 from slipstream.cli.output.show import Json, print_json
 
 
 def bench(
-    model: given.ModelName = "smollm2-135m",
+    model: flags.ModelName = "smollm2-135m",
     engine: Annotated[
         list[str] | None, typer.Option(help="native, transformers, llamacpp or vllm; may be given several times.")
     ] = None,
@@ -22,28 +22,28 @@ def bench(
         typer.Option("-d", "--drafter", help="As in generate, or ENGINE:DRAFTER; may be given several times."),
     ] = None,
     verify: Annotated[
-        str, typer.Option(help="Rules, such as block,coupled; auto is block, and a peer's own.")
+        str, typer.Option(help="Rules, such as block,coupled; auto is block, and the own rule of other engines.")
     ] = "auto",
     depth: Annotated[str, typer.Option(help="Drafted tokens per cycle, such as auto,2,4 or 1-6.")] = "auto",
     option: Annotated[
         list[str] | None,
-        typer.Option("-o", "--option", metavar="KEY=VALUE", help="Of the drafters, or NAME.KEY=VALUE of one of them."),
+        typer.Option(
+            "-o", "--option", metavar="KEY=VALUE", help="An option of all drafters, or NAME.KEY=VALUE of one."
+        ),
     ] = None,
-    temperature: Annotated[str, typer.Option(help="Such as 0,0.8.")] = "0",
-    batch: Annotated[str, typer.Option(help="Requests at once, such as 1,8.")] = "1",
+    temperature: Annotated[str, typer.Option(help="Temperatures, such as 0,0.8.")] = "0",
+    batch: Annotated[str, typer.Option(help="Numbers of simultaneous requests, such as 1,8.")] = "1",
     workload: Annotated[str, typer.Option(help="Names or .jsonl files, such as code,chat:3.")] = "code,chat",
-    max_tokens: given.MaxTokens = 64,
+    max_tokens: flags.MaxTokens = 64,
     repeats: Annotated[
-        int, typer.Option(help="Measurements of every cell, taking turns; five give useful intervals.")
+        int, typer.Option(help="Interleaved measurements of every cell; five give useful intervals.")
     ] = 5,
-    hold: Annotated[
-        int | None, typer.Option(help="Engines open at a time, where memory is short; all if not given.")
-    ] = None,
-    dtype: given.Dtype = "auto",
-    device: given.Device = "auto",
-    trust_remote_code: given.TrustRemoteCode = False,
+    hold: Annotated[int | None, typer.Option(help="Engines in memory at a time; all by default.")] = None,
+    dtype: flags.Dtype = "auto",
+    device: flags.Device = "auto",
+    trust_remote_code: flags.TrustRemoteCode = False,
     out: Annotated[
-        Path | None, typer.Option(help="A folder for results and report; a killed run goes on there.")
+        Path | None, typer.Option(help="A folder for results and report; an interrupted run resumes there.")
     ] = None,
     against: Annotated[Path | None, typer.Option(help="Compare with the results.json of another run.")] = None,
     as_json: Json = False,
@@ -55,7 +55,7 @@ def bench(
     from slipstream.bench.table import show
 
     engines, drafters = tuple(engine or Matrix().engines), tuple(drafter or Matrix().drafters)
-    matrix = Matrix(engines, drafters, depth, verify, batch, temperature, given.settings(option))
+    matrix = Matrix(engines, drafters, depth, verify, batch, temperature, flags.settings(option))
     command = ["slipstream", *sys.argv[1:]]
     load, place = (workload, max_tokens, repeats), (hold, device, trust_remote_code)
     results = measure(BenchOptions(model, matrix, *load, out, against, dtype, command, *place))

@@ -1,4 +1,4 @@
-"""One generation as `generate` and its comparison run it: started, shown, timed, and ended by Ctrl-C."""
+"""Runs one generation: submits it, shows its chunks, measures its times, and handles Ctrl-C."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ Show = Callable[[Chunk], None]
 
 @dataclass(frozen=True)
 class GenerationTask:
-    """What is generated."""
+    """A prompt with its sampling parameters and options."""
 
     prompt: Prompt
     sampling: Sampling
     options: GenerationOptions
 
     def plain(self) -> GenerationTask:
-        """The same without speculation."""
+        """The same task without speculation."""
         return replace(self, options=replace(self.options, speculation=Speculation(off=True)))
 
 
 @dataclass(frozen=True)
 class Run:
-    """The samples of one task, and how long they took. Speed is that of decoding, after the first tokens."""
+    """The samples of one task and their times. The speed is that of decoding, without the time to the first token."""
 
     samples: list[Completion]
     times: Measurement
@@ -49,7 +49,7 @@ class Run:
 
     @property
     def stats(self) -> SpeculationStats:
-        """Counts of all samples together."""
+        """The sum over all samples."""
         total = SpeculationStats()
         for sample in self.samples:
             total.merge(sample.stats)
@@ -61,17 +61,18 @@ class Run:
 
 
 def run_task(
-    engine: Engine, task: GenerationTask, show: Show | None = None, between: Callable[[int], None] | None = None
+    engine: Engine, task: GenerationTask, show: Show | None = None, on_sample: Callable[[int], None] | None = None
 ) -> Run:
-    """Generate once. `show` is given the chunks of one sample after another, `between` the number of each that begins.
-    Ctrl-C ends it with what there is."""
+    """Generate once. Ctrl-C ends the generation, and the result holds the tokens so far.
+
+    `show` is called with the chunks of one sample after the other, `on_sample` with the number of each further one."""
     handles = engine.submit(task.prompt, task.sampling, task.options)
     started = time.perf_counter()
     listeners = [Listener(handle) for handle in handles]
     interrupted = False
     try:
-        _listen(listeners, show, between)
-    except BaseException as error:  # a full disk ends it too
+        _listen(listeners, show, on_sample)
+    except BaseException as error:  # Ctrl-C, or an error of `show` such as a full disk
         for handle in handles:
             handle.cancel()
         if not isinstance(error, KeyboardInterrupt):
@@ -83,28 +84,28 @@ def run_task(
     return Run(samples, times, interrupted)
 
 
-def _listen(listeners: Sequence[Listener], show: Show | None, between: Callable[[int], None] | None) -> None:
-    """Follow all samples at once, and show one after another."""
+def _listen(listeners: Sequence[Listener], show: Show | None, on_sample: Callable[[int], None] | None) -> None:
+    """Read all samples at the same time, and show one after the other."""
     first, *others = listeners
     for other in others:
         other.thread.start()
     first.listen(show)
     for number, other in enumerate(others, 1):
         other.thread.join()
-        if show and between:
-            between(number)
+        if show and on_sample:
+            on_sample(number)
         if show:
             for chunk in other.chunks:
                 show(chunk)
 
 
 class Listener:
-    """Reads the chunks of one handle as they come, in the thread that calls `listen` or in one of its own."""
+    """Reads the chunks of one request, in the thread that calls `listen` or in its own thread."""
 
     def __init__(self, handle: RequestHandle) -> None:
         self.handle = handle
         self.chunks: list[Chunk] = []
-        self.stamps: list[tuple[float, int]] = []  # when, how many tokens
+        self.stamps: list[tuple[float, int]] = []  # time in seconds, number of tokens
         self.thread = threading.Thread(target=self.listen, daemon=True)
 
     def listen(self, show: Show | None = None) -> None:
@@ -116,7 +117,7 @@ class Listener:
                 show(chunk)
 
     def result(self) -> Completion:
-        if self.thread.ident is not None:  # two readers of one handle would share its chunks
+        if self.thread.ident is not None:  # a handle must not have two readers at a time
             self.thread.join()
         sample = self.handle.result()
         if sample.error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slipstream.cli import options as given
+from slipstream.cli import options as flags
 from slipstream.cli.output.show import Json, print_json
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def list_models(as_json: Json = False) -> None:
 
 
 @models.command()
-def pull(name: Name, trust_remote_code: given.TrustRemoteCode = False) -> None:
+def pull(name: Name, trust_remote_code: flags.TrustRemoteCode = False) -> None:
     """Fetch a model and make it ready; one that is here already is checked, and fetched again if damaged."""
     from slipstream.models.sources import catalog
 
@@ -58,8 +58,8 @@ def pull(name: Name, trust_remote_code: given.TrustRemoteCode = False) -> None:
 
 
 @models.command()
-def inspect(name: ModelOrDrafter, trust_remote_code: given.TrustRemoteCode = False, as_json: Json = False) -> None:
-    """What a model or a drafter is made of."""
+def inspect(name: ModelOrDrafter, trust_remote_code: flags.TrustRemoteCode = False, as_json: Json = False) -> None:
+    """Show the properties of a model or a drafter."""
     from slipstream.drafters.files.describe import describe_drafter, drafter_folder
     from slipstream.models.sources import catalog
 
@@ -110,7 +110,7 @@ def _check(name: str) -> list[FileCheck]:
 
 
 def _verdict(name: str, checks: list[FileCheck]) -> list[str]:
-    """Lines for a terminal: every problem, or what was compared."""
+    """Lines for a terminal: every problem, or the number of compared files."""
     if problems := [check for check in checks if check.problem]:
         remedy = f"`slipstream models pull {name}` fetches or converts a model again"
         return [*(f"DAMAGED {name}: {check}" for check in problems), f"        {remedy}"]
@@ -130,7 +130,7 @@ def _files(count: int) -> str:
 def convert(
     source: ModelOrDrafter,
     folder: Annotated[Path, typer.Argument(help="Where to write safetensors and tokenizer.")],
-    trust_remote_code: given.TrustRemoteCode = False,
+    trust_remote_code: flags.TrustRemoteCode = False,
 ) -> None:
     """Write a model as a folder of safetensors; an eagle head for vLLM, or a published EAGLE-3 head as one of ours."""
     from slipstream.drafters.eagle.checkpoints import convert_head
@@ -143,9 +143,9 @@ def convert(
 @models.command("compile")
 def compile_model(
     name: Name,
-    dtype: Annotated[str, typer.Option(help="auto, or a8: to run with activations of eight bits.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, or a8 for 8-bit activations.")] = "auto",
 ) -> None:
-    """Make a model start faster on this CPU; after a first use that is done anyway."""
+    """Compile a model so that it starts faster on this CPU. The first use of a model does this in the background."""
     from slipstream.engines.native.build import compile_target
 
     path = compile_target(name, dtype)

@@ -1,4 +1,4 @@
-"""Options several verbs share."""
+"""Flags that several commands share, and the parsing of `-o key=value`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ DrafterName = Annotated[
         "-d", "--drafter", help=f"{', '.join(drafters.names())}, the folder of a trained drafter, or a model's name."
     ),
 ]
-EngineName = Annotated[
-    str, typer.Option("-e", "--engine", help="Who runs the model: native, transformers, llamacpp or vllm.")
-]
+EngineName = Annotated[str, typer.Option("-e", "--engine", help="The engine: native, transformers, llamacpp or vllm.")]
 AnyRule = Annotated[
     str | None,
     typer.Option(
@@ -29,62 +27,60 @@ AnyRule = Annotated[
         "Default: coupled with --seed, else block, for trees no_replace.",
     ),
 ]
-Depth = Annotated[
-    int | None, typer.Option(help="Drafted tokens per cycle; chosen by cost and acceptance if not given.")
-]
+Depth = Annotated[int | None, typer.Option(help="Drafted tokens per cycle. Default: chosen by cost and acceptance.")]
 Shape = Annotated[
     str | None,
     typer.Option("--tree", metavar="SHAPE", help="Draft trees: 24 (nodes), 4x2x1 (by level) or -1,-1,0 (parents)."),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("-o", "--option", metavar="KEY=VALUE", help="An option of the drafter, or of a peer."),
+    typer.Option("-o", "--option", metavar="KEY=VALUE", help="An option of the drafter or of the engine."),
 ]
 Dtype = Annotated[
     str,
     typer.Option(
-        help="auto, float32, bfloat16, float16, weights rounded to int8 or fp8, or a8: activations of eight bits."
+        help="auto, float32, bfloat16 or float16; int8 or fp8 for weights rounded to 8 bits; a8 for 8-bit activations."
     ),
 ]
 Invariant = Annotated[
     bool | None,
     typer.Option(
         "--invariant/--no-invariant",
-        help="A row's numbers depend on its own tokens only, to the bit; default: float32 on a CPU, where it is free.",
+        help="Results do not depend on other requests, to the bit. Default: on for float32 on a CPU.",
         show_default=False,
     ),
 ]
 TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run the Python code that a model brings along; off by default.")
+    bool, typer.Option("--trust-remote-code", help="Run Python code from a model's repository; off by default.")
 ]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
-TopK = Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]
-TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens up to this mass.")]
-MinP = Annotated[float, typer.Option(help="Keep tokens of at least this share of the likeliest.")]
+TopK = Annotated[int, typer.Option(help="Keep the k most probable tokens; 0 keeps all.")]
+TopP = Annotated[float, typer.Option(help="Keep the most probable tokens up to this total probability.")]
+MinP = Annotated[float, typer.Option(help="Keep tokens of at least this share of the largest probability.")]
 Seed = Annotated[
     int | None,
     typer.Option(
-        help="The same seed gives the same text, by the rule coupled. "
-        "With --verify block, token or a tree rule it does so only at a fixed --depth with the same drafter."
+        help="The same seed gives the same text under the rule coupled. "
+        "Under other rules it does so only with a fixed --depth and the same drafter."
     ),
 ]
-MaxTokens = Annotated[int, typer.Option(help="Stop after so many tokens.")]
-MinTokens = Annotated[int, typer.Option(help="Do not end before so many tokens.")]
-Samples = Annotated[int, typer.Option("-n", "--n", help="So many samples of the prompt.")]
+MaxTokens = Annotated[int, typer.Option(help="The maximum number of generated tokens.")]
+MinTokens = Annotated[int, typer.Option(help="The minimum number of generated tokens.")]
+Samples = Annotated[int, typer.Option("-n", "--n", help="The number of samples.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")]
 StopTokenIds = Annotated[list[int] | None, typer.Option(help="End after this token id; may be given several times.")]
-IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's own end tokens.")]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Continue after the model's own end tokens.")]
 RepetitionPenalty = Annotated[
     float, typer.Option(help="Divide positive logits of tokens seen so far, prompt included; 1 is none.")
 ]
 PresencePenalty = Annotated[float, typer.Option(help="Subtract once from logits of generated tokens; 0 is none.")]
-FrequencyPenalty = Annotated[float, typer.Option(help="Subtract for every time a token was generated; 0 is none.")]
+FrequencyPenalty = Annotated[float, typer.Option(help="Subtract for each time a token was generated; 0 is none.")]
 LogitBias = Annotated[
     list[str] | None,
     typer.Option(metavar="TOKEN=VALUE", help="Add to a token's logit; TOKEN is an id, or text of one token."),
 ]
 Logprobs = Annotated[
-    int | None, typer.Option(metavar="N", help="Each token's log probability and those of the N likeliest.")
+    int | None, typer.Option(metavar="N", help="Report log probabilities of each token and the N most probable.")
 ]
 JsonSchema = Annotated[
     str | None,
@@ -96,25 +92,26 @@ GrammarSource = Annotated[
 ]
 System = Annotated[str | None, typer.Option(help="A system prompt, before the prompt in the chat template.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Raw = Annotated[bool, typer.Option("--raw", help="Take the prompt as it is, without the chat template.")]
+Raw = Annotated[bool, typer.Option("--raw", help="Use the prompt without the chat template.")]
 
 
-PLAIN = frozenset(
+# options of engines, which plain decoding uses too; all other options belong to a drafter
+ENGINE_OPTIONS = frozenset(
     {"python", "threads", "rows", "cache", "eager", "memory", "tensor_parallel", "pipeline_parallel", "data_parallel"}
 )
 
 
-def settings(words: Sequence[str] | None) -> dict[str, str]:
-    """`-o key=value` pairs."""
+def settings(arguments: Sequence[str] | None) -> dict[str, str]:
+    """The values of `-o key=value`."""
     pairs = {}
-    for word in words or ():
-        key, equals, value = word.partition("=")
+    for argument in arguments or ():
+        key, equals, value = argument.partition("=")
         if not (key and equals):
-            raise ValueError(f"option {word!r} is not of the form key=value")
+            raise ValueError(f"option {argument!r} is not of the form key=value")
         pairs[key] = value
     return pairs
 
 
-def shared(options: Mapping[str, str]) -> dict[str, str]:
-    """The options that also belong to plain decoding: an interpreter, threads, rows; the others are a drafter's."""
-    return {key: value for key, value in options.items() if key in PLAIN}
+def engine_options(options: Mapping[str, str]) -> dict[str, str]:
+    """The options that plain decoding uses too."""
+    return {key: value for key, value in options.items() if key in ENGINE_OPTIONS}

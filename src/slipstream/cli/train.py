@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-from slipstream.cli import options as given
+from slipstream.cli import options as flags
 from slipstream.cli.output.show import Json, console, print_json
 from slipstream.train.options import GROUPS, describe
 
 
 def options_help() -> str:
-    """Every option of `-o` with its default, by method. A line with \\b keeps the help's line breaks."""
+    """Every option of `-o` with its default, by method. A line with \\b tells click to keep line breaks."""
     paragraphs = []
     for group, kind in GROUPS.items():
         lines = [f"Options of {group}, -o KEY=VALUE:"]
@@ -34,13 +34,13 @@ def train(
     ],
     data: Annotated[list[Path], typer.Option(help="JSONL prompts, plain or .gz; may be given several times.")],
     out: Annotated[Path, typer.Option(help="A folder for the drafter; an interrupted training resumes there.")],
-    model: given.ModelName = "smollm2-135m",
+    model: flags.ModelName = "smollm2-135m",
     option: Annotated[
         list[str] | None,
         typer.Option("-o", "--option", metavar="KEY=VALUE", help="An option of the training; all are listed below."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    trust_remote_code: given.TrustRemoteCode = False,
+    trust_remote_code: flags.TrustRemoteCode = False,
     minutes: Annotated[float | None, typer.Option(help="Stop after this time; the same command resumes.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -60,7 +60,7 @@ def train(
             text = ", ".join(f"{key.replace('_', ' ')} {value:.3f}" for key, value in latest.items())
             bars.update(tasks[phase], completed=done, description=f"{phase} {text}".strip())
 
-        settings = given.settings(option)
+        settings = flags.settings(option)
         loading: dict[str, Any] = {"device": device, "trust_remote_code": trust_remote_code}
         try:
             outcome = run(method, model, data, out, settings, **loading, minutes=minutes, on_progress=show)
@@ -103,7 +103,7 @@ def _show(outcome: Any, model: str, curves: Path | None) -> None:
 
 
 def _commit() -> str:
-    """The commit of the sources, where they are a checkout."""
+    """The commit of the sources, if they are a git checkout."""
     done = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True
     )

@@ -21,7 +21,7 @@ from slipstream.models.run.torch_model import TorchModel
 
 @dataclass
 class ModelRecord:
-    """What is kept about a model. It holds no reference to the model itself."""
+    """The result of probing a model, and its lock. It holds no reference to the model itself."""
 
     lock: Any = field(default_factory=threading.RLock)
     modules: tuple[int, ...] = ()

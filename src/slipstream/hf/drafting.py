@@ -37,7 +37,7 @@ def decoding_plan(drafter: Any, depth: int | None, verify: str | None, sampled: 
 
 
 def draft_models(drafter: Any, options: Options | None) -> list[Any]:
-    """The models that the drafter consists of: one where it was passed as a model, else none."""
+    """The drafter as a list, if it was passed as a model; otherwise an empty list."""
     if isinstance(drafter, str):
         return []
     if not isinstance(drafter, PreTrainedModel):
@@ -74,7 +74,7 @@ def by_name(name: str, options: Options, target: TorchModel, tokenizer: Any) -> 
 
 
 class CallerTarget(TorchTarget):
-    """The caller's model as a target. Its files and its tokenizer are looked for when a drafter asks for them."""
+    """The caller's model as a target. Its files and its tokenizer are looked up when a drafter needs them."""
 
     def __init__(self, model: TorchModel, tokenizer: Any, drafter: str) -> None:
         super().__init__(model)

@@ -38,18 +38,18 @@ class LogitsRecorder(Model):
     def commit(self, rows: Sequence[Row], verdict: Verdict) -> None:
         assert self._last is not None, "commit follows score"
         draft, scores = self._last
-        for r, (row, news) in enumerate(zip(rows, read(draft, verdict), strict=True)):
-            slots = [r, *(len(rows) + node for node in news.path)]
+        for r, (row, outcome) in enumerate(zip(rows, read(draft, verdict), strict=True)):
+            slots = [r, *(len(rows) + node for node in outcome.path)]
             self._kept[row] += scores.logits[slots].float().unbind()
         self._model.commit(rows, verdict)
 
     def logits(self, row: Row) -> list[Float[Tensor, " vocab"]]:
-        """The logits before each token that the row emitted; a few more may follow where the row was cut short."""
+        """The logits of each token that the row emitted. A few more may follow if the row was cut short."""
         return self._kept[row]
 
 
 def stack_steps(rows: Sequence[Sequence[Float[Tensor, " vocab"]]], device: torch.device) -> tuple[Tensor, ...]:
-    """One [batch, vocab] per step, as plain `generate` returns them; zeros where a row had ended."""
+    """One [batch, vocab] tensor per step, as plain `generate` returns them; zeros for rows that had ended."""
     zeros = torch.zeros_like(rows[0][0], device=device)
     steps = range(max(map(len, rows)))
     return tuple(torch.stack([own[n].to(device) if n < len(own) else zeros for own in rows]) for n in steps)

@@ -1,4 +1,4 @@
-"""Rows of a running batch: where each ends, and what a streamer receives."""
+"""The rows of a running batch: stopping criteria, scores, and tokens for a streamer."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from slipstream.plan.policy import Adaptive
 
 
 class OutputRow:
-    """One row. `output` is what plain `generate` would have so far: criteria were called after each of its tokens.
+    """One row. `output` holds its tokens so far. The criteria were called after each of them, as in plain `generate`.
 
-    Scores are kept only where there is a recorder. Criteria receive them only where the user requested scores.
+    Scores are kept only if there is a recorder. Criteria receive them only if the user requested scores.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class OutputRow:
         self.scores: list[Float[Tensor, " vocab"]] = []
 
     def update(self) -> None:
-        """Append newly emitted tokens one by one. Where a criterion stops the row, later tokens are dropped."""
+        """Append newly emitted tokens one by one. If a criterion stops the row, later tokens are dropped."""
         row = self.job.row
         for token in row.output[len(self.output) :]:
             if self._recorder is not None:

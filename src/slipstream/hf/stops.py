@@ -15,6 +15,8 @@ from slipstream.hf.processors import read_ends
 
 @dataclass(frozen=True)
 class StopConditions:
+    """End tokens, the maximum length, and all other criteria."""
+
     ends: frozenset[int]
     longest: int  # prompt and padding included
     criteria: StoppingCriteriaList
@@ -42,7 +44,7 @@ def _stop_strings(strings: Any, tokenizer: Any) -> Any:
 
 
 def padding(config: Any, stops: StopConditions, rows: int) -> int:
-    """The token that pads a row that ended early: as in transformers, the first end token where none is configured."""
+    """The token that pads a row that ended early. If none is configured, the first end token, as in transformers."""
     for token in (config.pad_token_id, config.eos_token_id):
         if token is not None:
             return int(torch.as_tensor(token).reshape(-1)[0])

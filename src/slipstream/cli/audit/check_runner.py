@@ -65,7 +65,7 @@ def run_checks(out: Console, plan: Sequence[Planned[Check]], unit: float) -> lis
 
 
 def print_line(out: Console, number: str, passed: bool, name: str, width: int, layer: str, detail: str) -> None:
-    """One line per check. Where a terminal is too narrow, the detail follows on a line of its own."""
+    """Print one line per check. On a narrow terminal the detail is on the next line."""
     indent = 8 + len(number)
     line = Text.assemble(mark(passed), f" {number} {name:{width}} ", (f"{layer:8}", "dim"))
     if out.is_terminal and indent + width + 10 + len(detail) > out.width:
@@ -83,7 +83,7 @@ def print_layers(out: Console, layers: Mapping[str, str], used: Sequence[Check])
 
 
 def conclude(passed: bool, verdict: str, report: Mapping[str, Any], as_json: bool) -> None:
-    """Print the verdict, and the report where JSON was requested; exit code 1 where the audit failed."""
+    """Print the verdict, and the report if JSON was requested. Exit code 1 if the audit failed."""
     console().print(verdict, style=f"bold {'green' if passed else 'red'}")
     if as_json:
         print_json({"passed": passed, **report})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slipstream.cli import options as given
+from slipstream.cli import options as flags
 from slipstream.cli.audit.check_runner import conclude, print_layers, run_checks, run_planned
 from slipstream.cli.output.show import Json, console, mark
 
@@ -27,28 +27,28 @@ def audit(
         str | None,
         typer.Option("-e", "--engine", help="Audit this engine from outside: native, transformers, llamacpp or vllm."),
     ] = None,
-    drafter: given.DrafterName = "ngram",
+    drafter: flags.DrafterName = "ngram",
     verify: Annotated[str | None, typer.Option(help="One rule; all of them by default.")] = None,
     depth: Annotated[int | None, typer.Option(help="Drafted tokens per cycle: 2 on tables, 4 on a model.")] = None,
-    option: given.Settings = None,
-    tree: given.Shape = None,
-    temperature: given.Temperature = 1.0,
-    dtype: given.Dtype = "auto",
-    device: given.Device = "auto",
-    trust_remote_code: given.TrustRemoteCode = False,
-    invariant: given.Invariant = None,
+    option: flags.Settings = None,
+    tree: flags.Shape = None,
+    temperature: flags.Temperature = 1.0,
+    dtype: flags.Dtype = "auto",
+    device: flags.Device = "auto",
+    trust_remote_code: flags.TrustRemoteCode = False,
+    invariant: flags.Invariant = None,
     table: Annotated[Path | None, typer.Option(help="Audit on these tables (JSON) instead of random ones.")] = None,
-    seed: Annotated[int, typer.Option(help="Which random tables.")] = 2,
+    seed: Annotated[int, typer.Option(help="The seed of the random tables.")] = 2,
     samples: Annotated[
         int | None, typer.Option(help="Sampled continuations per rule: 20000 on tables, 256 on a model.")
     ] = None,
     self_test: Annotated[bool, typer.Option("--self-test", help="Plant known bugs and show which are caught.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Prove and test that speculation keeps the target's distribution. Exit code 1 where it does not."""
+    """Prove and test that speculation keeps the target's distribution. Exit code 1 if it does not."""
     _check_scope(model, engine, tree, dtype, device, trust_remote_code)
     loading: dict[str, Any] = {"device": device, "trust_remote_code": trust_remote_code}
-    settings = given.settings(option)
+    settings = flags.settings(option)
     if engine is not None:
         from slipstream.cli.audit.engine_audit import audit_peer
 
@@ -68,7 +68,7 @@ def audit(
 def _check_scope(
     model: str | None, engine: str | None, tree: str | None, dtype: str, device: str, trust_remote_code: bool
 ) -> None:
-    """Refuse flags that the chosen kind of audit does not use."""
+    """Raise ValueError for flags that the chosen kind of audit does not use."""
     if tree is not None and (engine is not None or model is None):
         raise ValueError(
             "--tree is for the audit of a model, -m NAME, without --engine; tables have trees of their own"

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from slipstream.cli.audit.check_runner import conclude, print_layers, run_checks
-from slipstream.cli.options import shared
+from slipstream.cli.options import engine_options
 from slipstream.cli.output.show import console
 
 SAMPLES = 512
@@ -44,7 +44,9 @@ def audit_peer(
     out = console()
     with ExitStack() as opened:
         fast = opened.enter_context(open_engine(engine, model, drafter, verify, depth or 3, options, **loading))
-        plain = opened.enter_context(open_engine(engine, model, "none", verify, options=shared(options), **loading))
+        plain = opened.enter_context(
+            open_engine(engine, model, "none", verify, options=engine_options(options), **loading)
+        )
         target = build_target(model, "float32", **loading)
         ends = frozenset(token for token in target.text.ends if token < target.model.vocab)
         prompts = [target.text.encode(prompt) for prompt in PROMPTS]

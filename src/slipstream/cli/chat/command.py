@@ -1,11 +1,11 @@
-"""`slipstream chat`: a conversation with history. Answers go to stdout, everything about them to stderr."""
+"""`slipstream chat`: a conversation with history. Answers go to stdout, all other output to stderr."""
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING, Any
 
-from slipstream.cli import options as given
+from slipstream.cli import options as flags
 from slipstream.cli.chat.line_input import read_line
 from slipstream.cli.chat.slash_commands import run_command
 from slipstream.cli.flag_groups import EngineFlags, LoadingFlags, SamplingFlags, with_groups
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 def chat(
     *,
     source: EngineFlags,
-    tree: given.Shape = None,
-    option: given.Settings = None,
-    system: given.System = None,
+    tree: flags.Shape = None,
+    option: flags.Settings = None,
+    system: flags.System = None,
     sampling: SamplingFlags,
-    max_tokens: given.MaxTokens = 512,
+    max_tokens: flags.MaxTokens = 512,
     loading: LoadingFlags,
 ) -> None:
     """Talk to a model. /help lists the commands; Ctrl-C ends an answer, Ctrl-D the conversation."""
@@ -32,32 +32,38 @@ def chat(
     from slipstream.engines import open_engine
 
     params, depth = sampling.sampling(), source.depth
-    more: dict[str, Any] = dict(vars(loading))
+    engine_arguments: dict[str, Any] = dict(vars(loading))
     if tree is not None:
         if source.engine != "native":
             raise ValueError(f"--tree needs the native engine; {source.engine} drafts as it does")
-        more["shape"] = tree
-    switches = source.engine == "native"  # then every request names its depth, and /depth auto can be asked for
-    built_depth, depth = (None, depth) if switches else (depth, None)
+        engine_arguments["shape"] = tree
+    per_request = source.engine == "native"  # the native engine takes a depth per request, so /depth can change it
+    engine_depth, depth = (None, depth) if per_request else (depth, None)
     with open_engine(
-        source.engine, source.model, source.drafter, source.verify, built_depth, given.settings(option), **more
-    ) as opened:
-        talk = Conversation(opened, params, max_tokens, depth, system)
-        talk.check_template()
-        _note(f"{opened.label}. /help lists the commands; Ctrl-D ends the conversation.")
+        source.engine,
+        source.model,
+        source.drafter,
+        source.verify,
+        engine_depth,
+        flags.settings(option),
+        **engine_arguments,
+    ) as engine:
+        conversation = Conversation(engine, params, max_tokens, depth, system)
+        conversation.check_template()
+        _note(f"{engine.label}. /help lists the commands; Ctrl-D ends the conversation.")
         if console().is_terminal and source.drafter != "none":
             console(stderr=True).print(legend(), soft_wrap=False)
-        _converse(talk)
+        _converse(conversation)
 
 
-def _converse(talk: Conversation) -> None:
-    """Read lines until there are no more. A mistake in one of them does not end the conversation."""
+def _converse(conversation: Conversation) -> None:
+    """Handle lines until the input ends. A mistake in a line does not end the conversation."""
     while True:
         try:
             line = read_line()
             if line is None or line == "/quit":
                 return
-            _take(talk, line)
+            _handle_line(conversation, line)
         except (ValueError, FloatingPointError) as error:
             _note(str(error), "red")
         except KeyboardInterrupt:
@@ -66,13 +72,13 @@ def _converse(talk: Conversation) -> None:
             _note("\nCtrl-D or /quit ends the conversation")
 
 
-def _take(talk: Conversation, line: str) -> None:
+def _handle_line(conversation: Conversation, line: str) -> None:
     if line.startswith("//"):
-        talk.answer(line[1:])
+        conversation.answer(line[1:])
     elif line.startswith("/"):
-        _note(run_command(talk, line))
+        _note(run_command(conversation, line))
     elif line:
-        talk.answer(line)
+        conversation.answer(line)
 
 
 def _note(text: str, style: str = "dim") -> None:

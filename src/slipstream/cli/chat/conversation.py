@@ -1,4 +1,4 @@
-"""A conversation with a model: its messages, its answers as they stream, and what they took."""
+"""A conversation with a model: its messages, its streamed answers and their statistics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Message = dict[str, Any]
 
 @dataclass
 class Conversation:
-    """`messages` are those of user and assistant in turn; `system` stands before them in every request."""
+    """`messages` are those of user and assistant in turn. `system` precedes them in every request."""
 
     engine: Engine
     sampling: Sampling
@@ -30,16 +30,16 @@ class Conversation:
     messages: list[Message] = field(default_factory=list)
     last: Run | None = None  # the last answer
     answers: int = 0
-    total: Measurement = field(default_factory=Measurement)  # of all answers, those that were taken back included
+    total: Measurement = field(default_factory=Measurement)  # of all answers, including undone ones
 
     def check_template(self) -> None:
-        """ValueError where the model has no chat template, or one that refuses the system prompt."""
+        """Raise ValueError if the model has no chat template, or if the template refuses the system prompt."""
         if not self.engine.text.instruct:
             raise ValueError(f"{self.engine.label} has no chat template; use generate --raw")
         self.engine.text.encode(self._request({"role": "user", "content": "hi"}))
 
     def answer(self, line: str) -> None:
-        """Send a message and show what comes; Ctrl-C ends the answer and keeps what there is of it."""
+        """Send a message and show the answer. Ctrl-C ends the answer and keeps the part so far."""
         message = {"role": "user", "content": line}
         options = GenerationOptions(max_tokens=self.max_tokens, speculation=Speculation(depth=self.depth))
         view = TokenView(console())
@@ -47,13 +47,13 @@ class Conversation:
         view.end()
         if run.times.tokens:
             self.messages += [message, {"role": "assistant", "content": run.samples[0].text}]
-            self._book(run)
+            self._add_statistics(run)
 
     def _request(self, message: Message) -> list[Message]:
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, *self.messages, message]
 
-    def _book(self, run: Run) -> None:
+    def _add_statistics(self, run: Run) -> None:
         self.last = run
         self.answers += 1
         for name in ("tokens", "seconds", "decoded", "decoding"):

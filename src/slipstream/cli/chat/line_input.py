@@ -9,8 +9,9 @@ PROMPT = "> "
 
 
 def read_line() -> str | None:
-    """The next line without the spaces around it; None at the end of the input. ValueError where it is not UTF-8: the
-    line is lost, and the next one can be read."""
+    """The next line without leading and trailing spaces; None at the end of the input.
+
+    ValueError if the line is not UTF-8. The next line can then be read."""
     try:
         line = _typed() if sys.stdin.isatty() else _piped()
         if line is not None:
@@ -21,7 +22,7 @@ def read_line() -> str | None:
 
 
 def _typed() -> str | None:
-    """A line from a terminal, with history and editing where the platform has them."""
+    """A line from a terminal, with history and editing if the platform supports them."""
     if not sys.stdout.isatty():
         print(PROMPT, end="", file=sys.stderr, flush=True)
         return _piped()

@@ -25,8 +25,8 @@ COMMANDS = {
 }
 
 
-def run_command(talk: Conversation, line: str) -> str:
-    """Carry out a command; what to say about it. ValueError where it is none, or its argument is wrong."""
+def run_command(conversation: Conversation, line: str) -> str:
+    """Run a command and return its message. ValueError if the command or its argument is wrong."""
     word, _, rest = line.partition(" ")
     command = _ACTIONS.get(word)
     if command is None:
@@ -36,59 +36,61 @@ def run_command(talk: Conversation, line: str) -> str:
     rest = rest.strip()
     if rest and word not in ("/system", "/depth"):
         raise ValueError(f"{word} takes no argument, and {rest!r} was given")
-    return command(talk, rest)
+    return command(conversation, rest)
 
 
-def _help(talk: Conversation, rest: str) -> str:
+def _help(conversation: Conversation, rest: str) -> str:
     return "\n".join(f"{command:14}{meaning}" for command, meaning in COMMANDS.items())
 
 
-def _undo(talk: Conversation, rest: str) -> str:
-    if not talk.messages:
+def _undo(conversation: Conversation, rest: str) -> str:
+    if not conversation.messages:
         raise ValueError("there is nothing to take back")
-    del talk.messages[-2:]
-    return f"taken back; {_exchanges(talk)} left"
+    del conversation.messages[-2:]
+    return f"taken back; {_exchanges(conversation)} left"
 
 
-def _clear(talk: Conversation, rest: str) -> str:
-    forgotten = _exchanges(talk)
-    talk.messages.clear()
+def _clear(conversation: Conversation, rest: str) -> str:
+    forgotten = _exchanges(conversation)
+    conversation.messages.clear()
     return f"{forgotten} forgotten"
 
 
-def _exchanges(talk: Conversation) -> str:
-    count = len(talk.messages) // 2
+def _exchanges(conversation: Conversation) -> str:
+    count = len(conversation.messages) // 2
     return f"{count} exchange{'' if count == 1 else 's'}"
 
 
-def _system(talk: Conversation, rest: str) -> str:
-    before, talk.system = talk.system, rest or None
+def _system(conversation: Conversation, rest: str) -> str:
+    before, conversation.system = conversation.system, rest or None
     try:
-        talk.check_template()
+        conversation.check_template()
     except ValueError:
-        talk.system = before
+        conversation.system = before
         raise
     return "system prompt set" if rest else "no system prompt"
 
 
-def _depth(talk: Conversation, rest: str) -> str:
+def _depth(conversation: Conversation, rest: str) -> str:
     if rest != "auto" and not rest.isdecimal():
         raise ValueError(f"depth is {rest!r}; it must be a number of tokens, 0 for plain decoding, or auto")
-    if not talk.engine.capabilities.switch:
-        raise ValueError(f"{talk.engine.version} drafts alike for all answers; start chat with --depth {rest}")
-    talk.depth = None if rest == "auto" else int(rest)
+    if not conversation.engine.capabilities.switch:
+        raise ValueError(f"{conversation.engine.version} drafts alike for all answers; start chat with --depth {rest}")
+    conversation.depth = None if rest == "auto" else int(rest)
     return f"depth is {rest}"
 
 
-def _stats(talk: Conversation, rest: str) -> str:
-    if talk.last is None:
+def _stats(conversation: Conversation, rest: str) -> str:
+    if conversation.last is None:
         raise ValueError("there is no answer yet")
-    (answer,) = talk.last.samples
+    (answer,) = conversation.last.samples
     prompt = f"after a prompt of {answer.prompt_tokens} ({answer.finish_reason})"
-    last = f"{_speed(talk.last.times)} {prompt}, {_drafting(talk.last.stats)}, {_promise(answer)}"
-    lines = [talk.engine.label, f"last answer: {last}"]
-    if talk.answers > 1:
-        lines.append(f"all {talk.answers} answers: {_speed(talk.total)}, {_drafting(talk.total.tally)}")
+    last = f"{_speed(conversation.last.times)} {prompt}, {_drafting(conversation.last.stats)}, {_guarantee(answer)}"
+    lines = [conversation.engine.label, f"last answer: {last}"]
+    if conversation.answers > 1:
+        lines.append(
+            f"all {conversation.answers} answers: {_speed(conversation.total)}, {_drafting(conversation.total.tally)}"
+        )
     return "\n".join(lines)
 
 
@@ -96,8 +98,8 @@ def _speed(times: Measurement) -> str:
     return f"{times.tokens} tokens, {times.speed:.1f} per second"
 
 
-def _promise(completion: Completion) -> str:
-    """The rule an answer was verified by, and whether the same seed gives it again."""
+def _guarantee(completion: Completion) -> str:
+    """The rule that an answer was verified by, and whether the same seed gives it again."""
     return f"rule {completion.rule}{REPEATS.get(completion.repeatable or '', '')}"
 
 

@@ -1,4 +1,4 @@
-"""What `generate` reports of a run, as JSON: OpenAI's and vLLM's names where they have one."""
+"""The JSON report of a run of `generate`. Names are those of OpenAI and vLLM if they have one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def completion_report(run: Run, engine: Engine, drafter: str) -> dict[str, Any]:
-    """One sample stands in the report itself, several under `choices`."""
+    """The report of a run. A single sample is in the report itself, several are under `choices`."""
     first, samples = run.samples[0], [_sample(sample, engine.text) for sample in run.samples]
     body = samples[0] if len(samples) == 1 else {"completion_tokens": run.times.tokens, **_drafting(run.stats)}
     choices = {} if len(samples) == 1 else {"choices": [{"index": i, **each} for i, each in enumerate(samples)]}
@@ -72,7 +72,7 @@ def count_tokens(count: int) -> str:
 
 
 def why_undrafted(run: Run, drafter: str, depth: int | None, cost: DraftingCost | None) -> str | None:
-    """A sentence where a drafter was chosen and the policy had it draft next to nothing."""
+    """A sentence if the policy let the chosen drafter draft almost nothing; otherwise None."""
     if drafter == "none" or depth is not None or not run.times.tokens or run.drafted >= FEW * run.times.tokens:
         return None
     start = f"only {count_tokens(run.drafted)} drafted" if run.drafted else "nothing was drafted"

@@ -1,4 +1,4 @@
-"""Options that constrain or bias tokens, as they are written on the command line."""
+"""Parses the command-line options that constrain or bias tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def read_constraint(json_schema: str | None, regex: str | None, grammar: str | None) -> dict[str, Any]:
-    """The one of the three that is given, as an option of `GenerationOptions`."""
+    """The constraint as an option of `GenerationOptions`. At most one of the three may be given."""
     options = {"--json-schema": json_schema, "--regex": regex, "--grammar": grammar}
     given = [name for name, value in options.items() if value is not None]
     if len(given) > 1:
@@ -45,17 +45,17 @@ def _contents(path: str, option: str) -> str:
         raise ValueError(f"{path} is not UTF-8 text (byte {error.start})") from error
 
 
-def read_biases(words: Iterable[str] | None) -> list[tuple[str, float]]:
-    """`TOKEN=VALUE` pairs; the token is everything before the last equals sign."""
+def read_biases(arguments: Iterable[str] | None) -> list[tuple[str, float]]:
+    """`TOKEN=VALUE` pairs. The token is everything before the last equals sign."""
     pairs = []
-    for word in words or ():
-        token, equals, value = word.rpartition("=")
+    for argument in arguments or ():
+        token, equals, value = argument.rpartition("=")
         try:
             pairs.append((token, float(value)))
         except ValueError:
             equals = ""
         if not (token and equals):
-            raise ValueError(f"logit bias {word!r} is not of the form TOKEN=VALUE, such as 1234=-5 or ' the'=2.5")
+            raise ValueError(f"logit bias {argument!r} is not of the form TOKEN=VALUE, such as 1234=-5 or ' the'=2.5")
     return pairs
 
 

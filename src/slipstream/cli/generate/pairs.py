@@ -1,7 +1,7 @@
-"""Two ways of decoding run in pairs that take turns, and what the ratio of their speeds may be called.
+"""Measures the ratio of two decoding speeds with interleaved runs.
 
-One run of each says nothing: two runs of one command differ by a third on a busy machine. So pairs are run in
-alternating order until the interval of the ratio is narrow or the time is up.
+One run of each is not enough: two runs of one command differ by a third on a busy machine. So pairs are run in
+alternating order until the confidence interval of the ratio is narrow or the time is up.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Any
 from slipstream.bench.statistics import Estimate, estimate, ratio, verdict
 from slipstream.cli.generation import Run
 
-LEAST, MOST = 5, 25  # pairs
-NARROW = 1.08  # upper end of the interval by lower end, at which enough pairs were run
-SECONDS, LIMIT = 20.0, 120.0  # for a narrow interval; for the least number of pairs
-FEW = 0.1  # drafted tokens for each emitted one, below which both ways do the same work
+MIN_PAIRS, MAX_PAIRS = 5, 25
+NARROW = 1.08  # upper end of the interval divided by its lower end, below which measuring stops
+SECONDS, LIMIT = 20.0, 120.0  # time after which measuring stops: with at least MIN_PAIRS, and with fewer
+FEW = 0.1  # drafted tokens per emitted token, below which speculation and plain decoding do the same work
 
-Once = Callable[[], Run]
-Told = Callable[[int, int], None]  # of the pairs done, and the least number to do
+RunOnce = Callable[[], Run]
+OnPair = Callable[[int, int], None]
+"""Called before each pair with the number of finished pairs and the minimum number of pairs."""
 
 
 @dataclass
@@ -32,16 +33,16 @@ class Pairs:
 
     @property
     def ratio(self) -> Estimate | None:
-        """None where a run decoded nothing after its first tokens."""
+        """Speculation's speed divided by plain decoding's; None if a run decoded nothing after its first tokens."""
         speeds = [*self.fast, *self.plain]
         return ratio(self.fast, self.plain) if speeds and min(speeds) > 0 else None
 
     def enough(self, seconds: float) -> bool:
-        """Whether to stop after so many seconds. It does not depend on where the interval lies, only on its width."""
+        """Whether to stop after `seconds`. The decision depends on the width of the interval, not on its position."""
         done = len(self.plain)
-        if done < LEAST:
+        if done < MIN_PAIRS:
             return done > 0 and seconds > LIMIT
-        return done == MOST or seconds > SECONDS or _narrow(self.ratio)
+        return done == MAX_PAIRS or seconds > SECONDS or _narrow(self.ratio)
 
 
 def _narrow(estimate_of_ratio: Estimate | None) -> bool:
@@ -51,27 +52,27 @@ def _narrow(estimate_of_ratio: Estimate | None) -> bool:
     return high < NARROW * low
 
 
-def measure_pairs(fast: Once, plain: Once, told: Told) -> Pairs:
-    """Run both in turn; which is first alternates. Ctrl-C in either run ends all of it."""
+def measure_pairs(fast: RunOnce, plain: RunOnce, on_pair: OnPair) -> Pairs:
+    """Run pairs of both in alternating order. Ctrl-C in a run ends the measurement."""
     pairs, started = Pairs(), time.perf_counter()
     while not pairs.enough(time.perf_counter() - started):
         done = len(pairs.plain)
-        told(done, LEAST)
-        turn = [(fast, pairs.fast), (plain, pairs.plain)]
-        for once, speeds in turn if done % 2 == 0 else reversed(turn):
-            speeds.append(speed_of(once()))
+        on_pair(done, MIN_PAIRS)
+        both = [(fast, pairs.fast), (plain, pairs.plain)]
+        for run_once, speeds in both if done % 2 == 0 else reversed(both):
+            speeds.append(speed_of(run_once()))
     return pairs
 
 
 def speed_of(run: Run) -> float:
-    """Tokens per second after the first tokens; 0 where none came after them."""
+    """Tokens per second after the first tokens; 0 if there were no later tokens."""
     if run.interrupted:
         raise KeyboardInterrupt
     return run.times.decoded / run.times.decoding if run.times.decoding else 0.0
 
 
 def why_not_measured(run: Run) -> str | None:
-    """Why a run of speculation cannot differ from plain decoding in speed; None where it can."""
+    """Why a run of speculation cannot differ from plain decoding in speed; None if it can."""
     if not run.times.tokens:
         return "nothing was generated: no difference to measure"
     if not run.drafted:
@@ -81,8 +82,8 @@ def why_not_measured(run: Run) -> str | None:
     return None
 
 
-def described(pairs: Pairs) -> dict[str, Any]:
-    """The ratio for reports. `gain` is True or False only where the whole interval lies above or below 1."""
+def ratio_report(pairs: Pairs) -> dict[str, Any]:
+    """The ratio as JSON values. `gain` is True or False only if the whole interval lies above or below 1."""
     speed_ratio = pairs.ratio
     if speed_ratio is None:
         return not_measured("all tokens came at once: no difference to measure")

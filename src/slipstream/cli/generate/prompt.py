@@ -1,4 +1,4 @@
-"""The prompt of `generate`: an argument or a file, followed by what is piped in."""
+"""The prompt of `generate`: an argument or a file, followed by piped standard input."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 2.0  # seconds without a byte after which a note says what is waited for
+PATIENCE = 2.0  # seconds without input after which a message explains the wait
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The argument or the file, a blank line, then standard input where it is a pipe or a file.
+    """The argument or the file, then a blank line and standard input if that is a pipe or a file.
 
-    Without argument and file, or where the argument is "-", standard input is read whatever it is.
+    Without argument and file, or if the argument is "-", standard input is read in any case.
     """
     if prompt is not None and file is not None:
         raise ValueError("give the prompt as an argument or with --file, not both")
@@ -40,8 +40,9 @@ def as_conversation(prompt: str, system: str | None) -> str | list[dict[str, str
 
 
 def _is_piped(stream: Any) -> bool:
-    """Whether standard input is a pipe or a file, not a terminal or /dev/null. A stream without a descriptor was put
-    there to be read."""
+    """Whether standard input is a pipe or a file, not a terminal or /dev/null.
+
+    A stream without a file descriptor counts as a pipe: a test or a program put it there."""
     if stream is None:  # closed by the shell
         return False
     try:
@@ -52,7 +53,7 @@ def _is_piped(stream: Any) -> bool:
 
 
 def _stdin_bytes(announce: bool) -> bytes:
-    """All of standard input. A pipe that nobody writes to is waited for, and `announce` says so."""
+    """All of standard input. `announce`: print a message if a pipe has no input for a while."""
     if sys.stdin is None:
         return b""
     if announce and not _readable_soon(sys.stdin):

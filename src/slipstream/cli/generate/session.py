@@ -1,4 +1,4 @@
-"""One call of `generate` from the opened engine to the last line: text, statistics, comparison, tree."""
+"""One run of `generate` after the engine is open: text, statistics, comparison and tree."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from slipstream.cli.generate.comparison import compare, compare_apart
 from slipstream.cli.generate.completion_report import completion_report, why_undrafted
 from slipstream.cli.generate.statistics_view import show_logprobs, show_statistics
-from slipstream.cli.generate.tree_view import Onlooker, drawing
+from slipstream.cli.generate.tree_view import BestDraft, drawing
 from slipstream.cli.generation import GenerationTask, Run, run_task
-from slipstream.cli.options import shared
+from slipstream.cli.options import engine_options
 from slipstream.cli.output.show import console, print_json
 from slipstream.cli.output.token_view import TokenView, legend
 from slipstream.engines import open_engine
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Opening:
-    """Which engine is opened, and how."""
+class EngineSetup:
+    """The engine to open, and its arguments."""
 
     engine: str
     model: str
@@ -34,14 +34,14 @@ class Opening:
     loading: Mapping[str, Any]
     tree: str | None = None
     show_tree: bool = False
-    onlooker: Onlooker = field(default_factory=Onlooker)
+    best_draft: BestDraft = field(default_factory=BestDraft)
 
     def open(self) -> Engine:
         native: dict[str, Any] = {}
         if self.engine == "native":
-            native["limits"] = Limits(retained=0)  # one prompt: nothing to keep for another
+            native["limits"] = Limits(retained=0)  # one prompt needs no prefix store
             native |= {"shape": self.tree} if self.tree else {}
-            native |= {"watch": self.onlooker} if self.show_tree else {}
+            native |= {"watch": self.best_draft} if self.show_tree else {}
         elif self.tree or self.show_tree:
             raise ValueError(f"--tree and --show-tree need the native engine; {self.engine} drafts as it does")
         return open_engine(
@@ -49,60 +49,62 @@ class Opening:
         )
 
     def open_plain(self) -> Engine:
-        """A peer once more, without a drafter."""
-        return open_engine(self.engine, self.model, "none", options=shared(self.options), **self.loading)
+        """The same engine without a drafter."""
+        return open_engine(self.engine, self.model, "none", options=engine_options(self.options), **self.loading)
 
 
-def generated(opening: Opening, engine: Engine, task: GenerationTask, comparing: bool, as_json: bool) -> dict[str, Any]:
-    """Generate, show and compare; the report. After Ctrl-C it says so and nothing is compared any more."""
-    run = _shown(engine, task, as_json)
-    report = completion_report(run, engine, opening.drafter)
-    report["drafting_note"] = why_undrafted(run, opening.drafter, opening.depth, engine.drafting_cost)
+def run_generate(
+    setup: EngineSetup, engine: Engine, task: GenerationTask, comparing: bool, as_json: bool
+) -> dict[str, Any]:
+    """Generate, show and compare. Returns the report. After Ctrl-C nothing is compared."""
+    run = _run_and_show(engine, task, as_json)
+    report = completion_report(run, engine, setup.drafter)
+    report["drafting_note"] = why_undrafted(run, setup.drafter, setup.depth, engine.drafting_cost)
     report["interrupted"] = run.interrupted
     if comparing and not run.interrupted:
         try:
-            report |= _compared(opening, engine, task, run)
+            report |= _compare(setup, engine, task, run)
         except KeyboardInterrupt:
             report["interrupted"] = True
-    if opening.show_tree:
-        report["tree"] = opening.onlooker.nodes
+    if setup.show_tree:
+        report["tree"] = setup.best_draft.nodes
     if as_json:
         print_json(report)
     else:
-        _show_report(report, opening, engine)
+        _show_report(report, setup, engine)
     return report
 
 
-def _shown(engine: Engine, task: GenerationTask, quiet: bool) -> Run:
-    """The run whose text the user sees."""
+def _run_and_show(engine: Engine, task: GenerationTask, quiet: bool) -> Run:
+    """Run the task and show its text, unless `quiet`."""
     if quiet:
         return run_task(engine, task)
     view = TokenView(console())
 
-    def between(number: int) -> None:
+    def on_sample(number: int) -> None:
         view.end()
         console(stderr=True).print(f"sample {number + 1} of {task.options.n}", style="dim")
 
-    run = run_task(engine, task, view.show, between)
+    run = run_task(engine, task, view.show, on_sample)
     view.end()
     return run
 
 
-def _compared(opening: Opening, engine: Engine, task: GenerationTask, run: Run) -> dict[str, Any]:
+def _compare(setup: EngineSetup, engine: Engine, task: GenerationTask, run: Run) -> dict[str, Any]:
     with console(stderr=True).status("comparing with plain decoding") as status:
 
-        def told(done: int, least: int) -> None:
+        def on_pair(done: int, least: int) -> None:
             status.update(f"comparing with plain decoding: pair {done + 1} of at least {least}; Ctrl-C ends it")
 
         if engine.capabilities.switch:
-            return compare(engine, task, run, told)
-        return compare_apart(engine, opening.open_plain, task, run, told)
+            return compare(engine, task, run, on_pair)
+        return compare_apart(engine, setup.open_plain, task, run, on_pair)
 
 
-def _show_report(report: dict[str, Any], opening: Opening, engine: Engine) -> None:
+def _show_report(report: dict[str, Any], setup: EngineSetup, engine: Engine) -> None:
     notes = console(stderr=True)
-    if opening.onlooker.nodes:
-        notes.print(drawing(opening.onlooker, lambda token: engine.text.decode([token])))
+    if setup.best_draft.nodes:
+        notes.print(drawing(setup.best_draft, lambda token: engine.text.decode([token])))
     show_logprobs(report)
     if console().is_terminal and report["drafted"]:
         notes.print(legend())

@@ -1,4 +1,4 @@
-"""What `generate` says about a text: on stderr, so that stdout holds the text alone."""
+"""Prints the statistics of `generate` to stderr, so that stdout holds the text alone."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ REPEATS = {"bit for bit": ", repeatable bit for bit", "up to ties": ", repeatabl
 
 
 def show_statistics(report: dict[str, Any]) -> None:
-    """Speed and drafting of a finished run, and its comparison where there is one."""
+    """Print speed and acceptance of a finished run, and its comparison if there is one."""
     out = console(stderr=True)
     lossless = {True: ", lossless", False: ", lossy", None: ""}[report["lossless"]]
-    promise = f"rule {report['rule']}{lossless}{REPEATS.get(report['repeatable'], '')}"
-    how = "plain decoding" if report["drafter"] == "none" else f"drafted by {report['drafter']}"
-    out.print(f"{report['model']}, {how}, {promise}", style="dim")
+    guarantee = f"rule {report['rule']}{lossless}{REPEATS.get(report['repeatable'], '')}"
+    drafter = "plain decoding" if report["drafter"] == "none" else f"drafted by {report['drafter']}"
+    out.print(f"{report['model']}, {drafter}, {guarantee}", style="dim")
     out.print(
         f"{report['completion_tokens']} tokens ({_finish(report)}), {report['tokens_per_second']} per second; "
         f"tau {report['tau']}, {_accepted(report)}",
@@ -77,7 +77,7 @@ def _show_difference(out: Console, place: dict[str, Any]) -> None:
 
 
 def show_logprobs(report: dict[str, Any]) -> None:
-    """Each token with its probability and the likeliest alternatives."""
+    """Print each token with its probability and the most probable alternatives."""
     for choice in report.get("choices", [report]):
         if "logprobs" not in choice:
             continue

@@ -1,4 +1,4 @@
-"""A step's draft as a tree: what was drafted, how likely it was to drafter and target, and what was kept of it."""
+"""Draws the draft of one cycle as a tree: its tokens, their draft and target probabilities, and the accepted path."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ COLOURS = {"accepted": "green", "rejected": "dim", "recovered": "yellow", "bonus
 
 
 @dataclass
-class Onlooker:
-    """Keeps the step that accepted most, the largest draft among equals."""
+class BestDraft:
+    """Records the draft with the most accepted tokens, and the largest among equal ones."""
 
-    best: tuple[int, int] = (-1, 0)  # its accepted and its drafted tokens
+    best: tuple[int, int] = (-1, 0)  # accepted and drafted tokens
     nodes: list[dict[str, Any]] = field(default_factory=list)
 
     def __call__(self, draft: Draft, target: Law, verdict: Verdict) -> None:
@@ -31,7 +31,7 @@ class Onlooker:
 
 
 def _nodes(draft: Draft, target: Law, verdict: Verdict, path: list[int]) -> list[dict[str, Any]]:
-    """Every drafted token, and last the one that verification added."""
+    """Every drafted token, followed by the token that verification added."""
     target_prob = target.select(draft.tree.origin).prob(draft.token).tolist()
     chance = draft.chance.tolist() if draft.chance is not None else [None] * len(draft.tree)
     nodes: list[dict[str, Any]] = [
@@ -47,13 +47,13 @@ def _nodes(draft: Draft, target: Law, verdict: Verdict, path: list[int]) -> list
     return [*nodes, {**last, "kind": kind}]
 
 
-def drawing(onlooker: Onlooker, decode: Callable[[int], str]) -> Tree:
-    """The kept step, for a terminal."""
-    accepted, drafted = onlooker.best
+def drawing(draft: BestDraft, decode: Callable[[int], str]) -> Tree:
+    """The recorded draft for a terminal."""
+    accepted, drafted = draft.best
     title = f"the step that went furthest: {drafted} drafted, {accepted} accepted (q drafter, p target)"
     root = Tree(Text(title, style="bold"), guide_style="dim")
     branches = {-1: root}
-    for i, node in enumerate(onlooker.nodes):
+    for i, node in enumerate(draft.nodes):
         line = Text(f"{decode(node['token'])!r}", style=COLOURS[node["kind"]])
         line.append(f"  {_figures(node)}", style="dim")
         branches[i] = branches[node["parent"]].add(line)

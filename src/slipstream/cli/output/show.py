@@ -1,6 +1,7 @@
-"""What verbs print: results on stdout, everything about them on stderr, JSON as the last line where asked for.
+"""Output of commands: results on stdout, all other messages on stderr, JSON as the last line if requested.
 
-Consoles read no markup: file names and errors hold square brackets. Styles are given as arguments or as `Text`.
+Consoles do not interpret markup, because file names and errors may hold square brackets. Styles are arguments or
+`Text`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Generated text as it streams: in colours and wrapped between words on a terminal, byte for byte elsewhere."""
+"""Prints streamed text: coloured and word-wrapped on a terminal, unchanged elsewhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MEANINGS = {
 
 
 class TokenView:
-    """Prints one text, chunk by chunk. Only a terminal is given colours, since rich replaces tabs and control codes."""
+    """Prints one text, chunk by chunk. rich is used for terminals only: it replaces tabs and control codes."""
 
     def __init__(self, out: Console) -> None:
         self._out = out
@@ -39,13 +39,13 @@ class TokenView:
         self._out.print(self._wrap.feed(chunk.text[len("".join(chunk.pieces)) :]), end="")
 
     def end(self) -> None:
-        """The word that was held back, and a newline."""
+        """Print the last word and a newline."""
         if self._wrap is not None:
             self._out.print(self._wrap.flush(), end="")
         self._out.print()
 
 
 def legend() -> Text:
-    """What the colours mean."""
+    """The meaning of the colours."""
     entries = (Text.assemble((name, COLOURS[name]), (f" {meaning}", "dim")) for name, meaning in MEANINGS.items())
     return Text.assemble(("colours: ", "dim"), Text(", ").join(entries))

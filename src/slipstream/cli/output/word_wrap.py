@@ -1,4 +1,4 @@
-"""Word wrap for text that streams in: lines are broken between words, and never inside a code block."""
+"""Word wrap for streamed text. Lines are broken between words, and not inside code blocks."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ TAB = " " * 4
 
 
 class WordWrap:
-    """A word is held back until the character after it has come; `flush` gives the last one."""
+    """Holds a word back until it is complete. `flush` returns the last word."""
 
     def __init__(self, width: int) -> None:
         self.width = width
         self._column = 0
         self._line = ""  # the text of the current line as the model wrote it
         self._code = False
-        self._inside = False  # the word before goes on
+        self._inside = False  # whether the last part was cut inside a word
         self._space, self._word = Text(), Text()
 
     def feed(self, text: str, style: str = "") -> Text:
-        """What can be shown now that more text has come."""
+        """Add text. Returns the text that can be printed now."""
         ready = Text()
         for part in PARTS.findall(text.replace("\t", TAB)):
             if part == "\n":
@@ -48,11 +48,11 @@ class WordWrap:
         return ready
 
     def flush(self) -> Text:
-        """What is left at the end."""
+        """The remaining text."""
         return self._end_word()
 
     def _end_word(self) -> Text:
-        """The held word after its space, or on a new line where it does not fit any more."""
+        """The held word after its space, or on a new line if it does not fit."""
         if not self._word:
             return Text()
         space, word = self._space, self._word
