@@ -12,7 +12,7 @@ import pytest
 from slipstream.bench.against import compare, read_results
 from slipstream.bench.journal import Journal, write_whole
 from slipstream.bench.matrix import Cell, Setup
-from slipstream.bench.measure.measurement import Measurement, book_times, groups
+from slipstream.bench.measure.measurement import Measurement, add_times, groups
 from slipstream.bench.measure.roofline import Machine, Weights, bytes_per_token, held_weights, intensity, probe_machine
 from slipstream.bench.records import RecordContext, records
 from slipstream.bench.table import ResultTable, tables, text
@@ -56,10 +56,10 @@ def test_groups_are_full():
 def test_decoding_is_timed_from_when_every_row_has_begun():
     found = Measurement()
     early, late = [(1.0, 1), (2.0, 3), (5.0, 2)], [(3.0, 2), (4.0, 1), (7.0, 4)]
-    book_times(found, [early, late], start=0.5, end=7.5)
+    add_times(found, [early, late], start=0.5, end=7.5)
     assert (found.decoded, found.decoding) == (2 + 1 + 4, 4.0)
     assert (found.seconds, found.first) == (7.0, [0.5, 2.5])
-    book_times(found, [[(8.0, 5)], []], start=7.5, end=9.0)  # all at once, and nothing at all
+    add_times(found, [[(8.0, 5)], []], start=7.5, end=9.0)  # all at once, and nothing at all
     assert (found.decoded, found.decoding, found.seconds) == (7, 4.0, 8.5)
 
 

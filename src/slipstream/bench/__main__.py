@@ -1,4 +1,4 @@
-"""`python -m slipstream.bench`: the verb for machines with torch, transformers and numpy alone."""
+"""`python -m slipstream.bench`: `slipstream bench` for machines with only torch, transformers and numpy."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from slipstream.bench.session import BenchOptions, bench, rounded
 from slipstream.bench.table import show
 
 
-def parse(words: Sequence[str]) -> argparse.Namespace:
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m slipstream.bench", description=bench.__doc__)
-    add, fixed, shown = parser.add_argument, BenchOptions(), Matrix()
-    add("-m", "--model", default=fixed.model, help="a catalog name, Hugging Face id, folder or GGUF file")
-    add("--engine", action="append", help=f"may be repeated; {shown.engines[0]} if not given")
+    add, defaults, matrix = parser.add_argument, BenchOptions(), Matrix()
+    add("-m", "--model", default=defaults.model, help="a catalog name, Hugging Face id, folder or GGUF file")
+    add("--engine", action="append", help=f"may be repeated; default: {matrix.engines[0]}")
     add("-d", "--drafter", action="append", help="may be repeated; plain decoding is always measured too")
-    add("--depth", default=shown.depth, help="such as auto,2,4 or 1-6")
-    add("--verify", default=shown.verify, help="such as block,coupled; auto is block, and a peer's own")
-    add("--batch", default=shown.batch, help="such as 1,8")
-    add("--temperature", default=shown.temperature, help="such as 0,0.8")
-    add("--workload", default=fixed.workload, help="names or .jsonl files, such as code,chat:3,my.jsonl")
-    add("--max-tokens", type=int, default=fixed.max_tokens)
-    add("--repeats", type=int, default=fixed.repeats)
-    add("--hold", type=int, help="engines open at a time, where memory is short; all if not given")
-    add("--dtype", default=fixed.dtype, help="auto, float32, bfloat16, float16, int8, fp8 or a8")
-    add("--device", default=fixed.device, help="auto, cpu or cuda")
+    add("--depth", default=matrix.depth, help="such as auto,2,4 or 1-6")
+    add("--verify", default=matrix.verify, help="such as block,coupled; auto is block, and the own rule of others")
+    add("--batch", default=matrix.batch, help="numbers of simultaneous requests, such as 1,8")
+    add("--temperature", default=matrix.temperature, help="such as 0,0.8")
+    add("--workload", default=defaults.workload, help="names or .jsonl files, such as code,chat:3,my.jsonl")
+    add("--max-tokens", type=int, default=defaults.max_tokens)
+    add("--repeats", type=int, default=defaults.repeats)
+    add("--hold", type=int, help="engines in memory at a time; default: all")
+    add("--dtype", default=defaults.dtype, help="auto, float32, bfloat16, float16, int8, fp8 or a8")
+    add("--device", default=defaults.device, help="auto, cpu or cuda")
     add("-o", "--option", action="append", metavar="KEY=VALUE", help="an option of the drafters, or NAME.KEY=VALUE")
-    add("--out", type=Path, help="a folder for journal, results and report; a killed run goes on there")
+    add("--out", type=Path, help="a folder for journal, results and report; an interrupted run resumes there")
     add("--against", type=Path, help="compare with the results.json of another run")
     add("--json", action="store_true", help="print one JSON object as the last line")
-    return parser.parse_args(words)
+    return parser.parse_args(arguments)
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    given = list(sys.argv[1:] if words is None else words)
-    args = parse(given)
+def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    args = parse(arguments)
     try:
-        results = bench(_options(args, ["python", "-m", "slipstream.bench", *given]))
+        results = bench(_options(args, ["python", "-m", "slipstream.bench", *arguments]))
     except (ValueError, FloatingPointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -54,10 +54,10 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _options(args: argparse.Namespace, command: Sequence[str]) -> BenchOptions:
     options = {}
-    for word in args.option or ():
-        key, equals, value = word.partition("=")
+    for option in args.option or ():
+        key, equals, value = option.partition("=")
         if not (key and equals):
-            raise ValueError(f"option {word!r} is not of the form key=value")
+            raise ValueError(f"option {option!r} is not of the form key=value")
         options[key] = value
     matrix = Matrix(
         tuple(args.engine or Matrix().engines),

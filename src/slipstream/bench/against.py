@@ -21,8 +21,10 @@ def read_results(path: Path) -> dict[str, Any]:
 
 
 def compare(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """Cells both have, on the same prompts. A cell is called faster or slower only where the two intervals are apart.
-    `differs` names what else changed, such as the machine."""
+    """Compare the cells that both results have, on the same prompts.
+
+    A cell is called faster or slower only if the two intervals do not overlap. `differs` names other changes, such as
+    the machine."""
     old = {axes(record): record for record in before["records"]}
     pairs = [(record, old[axes(record)]) for record in now["records"] if axes(record) in old]
     usable = [(a, b) for a, b in pairs if a["workload_digest"] == b["workload_digest"]]
@@ -42,7 +44,7 @@ def axes(record: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _differs(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
-    """What else changed, which makes speeds no measure of the code."""
+    """Changes other than the code, which make the speeds incomparable."""
     different = [name for name in SAME if now.get(name) != before.get(name)]
     if now.get("hardware") != before.get("hardware"):
         different.append("hardware")

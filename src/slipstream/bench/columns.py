@@ -1,4 +1,4 @@
-"""The columns of a result's tables: how each cell reads, and what each column means."""
+"""The columns of the result tables: the text of each cell, and the meaning of each column."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Column:
+    """A column: its title, and the text of its cell for a record."""
+
     title: str
     show: Callable[[Row], str]
     left: bool = False
-    needed: bool = False  # also where there is little room
+    needed: bool = False  # shown on narrow terminals, too
 
 
 def number(name: str, digits: int = 2, unit: str = "") -> Callable[[Row], str]:
@@ -28,7 +30,7 @@ def number(name: str, digits: int = 2, unit: str = "") -> Callable[[Row], str]:
 
 
 def interval(name: str, bounds: str, digits: int) -> Callable[[Row], str]:
-    """A value with its interval; from one repeat the value alone."""
+    """A value with its interval, or the value alone if there is one repeat."""
 
     def show(row: Row) -> str:
         if row.get(name) is None:
@@ -43,8 +45,8 @@ def interval(name: str, bounds: str, digits: int) -> Callable[[Row], str]:
 
 
 def ratio(name: str) -> Callable[[Row], str]:
-    """A ratio of speeds with its interval. Where the interval holds 1 it is shown alone: the ratio would
-    read as a gain or a loss."""
+    """A ratio of speeds with its interval. If the interval contains 1, only the interval is shown, because the ratio
+    would look like a gain or a loss."""
 
     def show(row: Row) -> str:
         if row.get(name) is None or (name != "ratio_to_reference" and row["verdict"] == NOT_DRAFTED):
@@ -58,7 +60,7 @@ def ratio(name: str) -> Callable[[Row], str]:
 
 
 def against_plain(row: Row) -> str:
-    """The ratio to plain decoding and what it may be called."""
+    """The ratio to plain decoding and its verdict."""
     if row.get("ratio_to_plain") is None:
         return "-"
     if row["verdict"] in (ONE_REPEAT, NOT_DRAFTED):
@@ -136,16 +138,16 @@ MEANINGS = {
 
 
 def legend(records: Sequence[Row]) -> dict[str, str]:
-    """What the columns mean that are shown."""
+    """The meanings of the columns that are shown."""
     return {
         column.title: MEANINGS[column.title]
         for column in COLUMNS
-        if column.title in MEANINGS and worth(column, records)
+        if column.title in MEANINGS and has_values(column, records)
     }
 
 
-def worth(column: Column, records: Sequence[Row]) -> bool:
-    """Whether a column says anything here."""
+def has_values(column: Column, records: Sequence[Row]) -> bool:
+    """Whether a column has a value for any record."""
     if column.title == "to reference" and len({record["engine"] for record in records}) == 1:
         return False
     return any(column.show(record) != "-" for record in records)

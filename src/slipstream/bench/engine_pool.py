@@ -1,4 +1,4 @@
-"""Holds engines open at the same time, so that setups can take turns: all, or as many as memory allows."""
+"""Keeps engines open at the same time for interleaved runs: all of them, or as many as memory allows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = ("transformers", "llamacpp")  # engines that take the requests decoded to
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What every engine loads, and for how many rows at once."""
+    """The model that every engine loads, and the number of simultaneous requests."""
 
     model: str
     rows: int = 1
@@ -32,14 +32,16 @@ class EngineSettings:
 
     @property
     def loading(self) -> dict[str, Any]:
-        """The arguments with which every engine loads its model."""
+        """The arguments for loading the model."""
         return {"dtype": self.dtype, "device": self.device, "trust_remote_code": self.trust_remote_code}
 
 
 class EnginePool:
-    """Opens an engine when it is first asked for. Native engines share one target; where an engine lets requests
-    choose their depth, one serves all depths. Nothing is kept between prompts, so that every repeat reads its own.
-    With `hold`, only so many are open at a time: the one that was used least recently makes room for the next."""
+    """Opens an engine on first use.
+
+    Native engines share one target. If requests can choose their depth, one engine serves all depths. The prefix store
+    is off, so that every repeat reads its prompts. `hold`: maximum number of open engines; the least recently used one
+    is closed to make room."""
 
     def __init__(self, settings: EngineSettings, matrix: Matrix, hold: int | None = None) -> None:
         if hold is not None and hold < 1:
@@ -47,66 +49,66 @@ class EnginePool:
         self.settings, self.matrix, self.hold = settings, matrix, hold
         self._engines: dict[Setup, Engine] = {}
         self._target: Target | None = None
-        self._alone: dict[tuple[str, str], float | None] = {}
+        self._draft_speeds: dict[tuple[str, str], float | None] = {}
 
     def check(self) -> None:
-        """Refuse what cannot run before anything is loaded."""
+        """Raise ValueError for setups that cannot run, before anything is loaded."""
         for setup in self.matrix.setups():
-            offers = engines.get(setup.engine).capabilities
+            capabilities = engines.get(setup.engine).capabilities
             check_installed(setup.engine, self.matrix.options_of(setup))
-            kind_of(setup, offers.drafters)
-            if setup.rule is not None and setup.rule not in offers.rules:
-                legal = ", ".join(("auto", *offers.rules))
+            kind_of(setup, capabilities.drafters)
+            if setup.rule is not None and setup.rule not in capabilities.rules:
+                legal = ", ".join(("auto", *capabilities.rules))
                 raise ValueError(f"the engine {setup.engine} has no rule {setup.rule}; it takes {legal}")
         self.matrix.check_options()
 
     def open(self, setup: Setup) -> Engine:
-        own = opened_for(setup)
-        if own not in self._engines:
-            self._make_room(own.engine)
-            self._engines[own] = self._make(own)
-        self._engines[own] = self._engines.pop(own)  # the last one used stands last
-        return self._engines[own]
+        key = opened_for(setup)
+        if key not in self._engines:
+            self._make_room(key.engine)
+            self._engines[key] = self._make(key)
+        self._engines[key] = self._engines.pop(key)  # the most recently used engine is last
+        return self._engines[key]
 
     def speculation(self, setup: Setup) -> Speculation:
-        """What a request says for itself; the rest was said when its engine was opened."""
+        """The speculation options of a request. Other options were set when the engine was opened."""
         if setup.plain or not _switches(setup):
             return Speculation()
         return Speculation(depth=setup.depth)
 
     def draft_alone(self, setup: Setup, prompt: str, tokens: int = 32) -> float | None:
-        """Tokens per second of the draft model by itself in the same engine; None where no model drafts."""
+        """Tokens per second of the draft model by itself in the same engine; None if the drafter is not a model."""
         key = setup.engine, setup.drafter
-        if key not in self._alone:
-            self._alone[key] = self._draft_speed(setup, prompt, tokens)
-        return self._alone[key]
+        if key not in self._draft_speeds:
+            self._draft_speeds[key] = self._draft_speed(setup, prompt, tokens)
+        return self._draft_speeds[key]
 
     def close(self) -> None:
-        self._leave(0)
+        self._close_all_but(0)
         self._target = None
 
     @contextmanager
     def explain_memory_errors(self, setup: Setup) -> Iterator[None]:
-        """Turn an error for lack of memory into one sentence that says what helps."""
+        """Turn an out-of-memory error into one sentence with a remedy."""
         try:
             yield
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            words = (str(error).splitlines() or ["MemoryError"])[0].rstrip(". ")
-            helps = "a smaller model may" if self.hold == 1 else "--hold 1, which keeps one engine open at a time, may"
-            raise ValueError(f"there is not memory enough for {setup.title} ({words}); {helps} help") from error
+            message = (str(error).splitlines() or ["MemoryError"])[0].rstrip(". ")
+            remedy = "a smaller model may" if self.hold == 1 else "--hold 1, which keeps one engine open at a time, may"
+            raise ValueError(f"there is not memory enough for {setup.title} ({message}); {remedy} help") from error
 
     def _make_room(self, engine: str) -> None:
-        """Room for one more; the native target goes with the last engine that ran it, unless the next one does."""
+        """Close engines to make room for one more. The native target is freed if no open or new engine needs it."""
         if self.hold is None:
             return
-        self._leave(self.hold - 1)
-        if engine != "native" and all(own.engine != "native" for own in self._engines):
+        self._close_all_but(self.hold - 1)
+        if engine != "native" and all(key.engine != "native" for key in self._engines):
             self._target = None
         release_memory()
 
-    def _leave(self, count: int) -> None:
+    def _close_all_but(self, count: int) -> None:
         while len(self._engines) > count:
             self._engines.pop(next(iter(self._engines))).close()
 
@@ -122,8 +124,7 @@ class EnginePool:
         return open_engine(setup.engine, model, setup.drafter, rule, setup.depth, options, **loading)
 
     def _draft_speed(self, setup: Setup, prompt: str, tokens: int) -> float | None:
-        offers = engines.get(setup.engine).capabilities
-        if kind_of(setup, offers.drafters) != "draft_model":
+        if kind_of(setup, engines.get(setup.engine).capabilities.drafters) != "draft_model":
             return None
         if setup.engine == "native":  # its draft model may be some layers of the target, which has no name
             engine = self.open(setup)
@@ -150,14 +151,14 @@ def _switches(setup: Setup) -> bool:
 
 
 def opened_for(setup: Setup) -> Setup:
-    """What is opened for a setup: where requests choose their depth, one engine for all depths."""
+    """The setup that an engine is opened with: one for all depths if requests can choose their depth."""
     if setup.plain or not _switches(setup):
         return setup
     return Setup(setup.engine, setup.drafter, None, setup.rule)
 
 
 def kind_of(setup: Setup, legal: Collection[str]) -> str:
-    """A drafter's kind: its own name where the engine knows it, `draft_model` where it is a model."""
+    """A drafter's kind: its own name if the engine has it, `draft_model` if it is a model. ValueError otherwise."""
     try:
         kind = setup.drafter if setup.drafter in legal else drafter_kind(setup.drafter)
     except ValueError:

@@ -1,7 +1,7 @@
 """Writes every finished measurement to disk at once, so that a killed run can resume.
 
-A line is written by one call to the operating system and brought to the disk before the next measurement begins. What a
-killed process left half written at the end is cut off; anything else that cannot be read is named.
+A line is written by one system call and synced to disk before the next measurement begins. An incomplete last line of a
+killed process is removed. Any other unreadable line is reported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Self
 
 
 class Journal:
-    """Entries by key; in memory only where there is no folder. One run at a time writes to a folder."""
+    """Entries by key, in memory only if there is no folder. One run at a time can write to a folder."""
 
     def __init__(self, folder: Path | None) -> None:
         self._path = folder / "journal.jsonl" if folder else None
@@ -27,7 +27,7 @@ class Journal:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (held as long as the journal)
                 try:
-                    _hold(self._file, self._path)
+                    _lock(self._file, self._path)
                     self._read(self._path)
                 except BaseException:
                     self._file.close()
@@ -51,12 +51,12 @@ class Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let another run write here."""
+        """Release the lock of the folder."""
         if self._path is not None:
             self._file.close()
 
     def _append(self, file: int, line: bytes) -> None:
-        """The whole line or nothing of it."""
+        """Write the whole line or nothing."""
         before = os.fstat(file).st_size
         try:
             written = os.write(file, line)
@@ -69,10 +69,10 @@ class Journal:
 
     def _read(self, path: Path) -> None:
         data = path.read_bytes()
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):
-            os.truncate(path, whole)
-        for number, line in enumerate(data[:whole].splitlines(), 1):
+        complete = data.rfind(b"\n") + 1  # bytes of complete lines
+        if complete < len(data):
+            os.truncate(path, complete)
+        for number, line in enumerate(data[:complete].splitlines(), 1):
             try:
                 record = json.loads(line)
                 self._entries[_name(record["key"])] = record["entry"]
@@ -80,8 +80,8 @@ class Journal:
                 raise ValueError(f"{path}, line {number} is no measurement; remove the line or the file") from error
 
 
-def _hold(file: FileIO, path: Path) -> None:
-    """Keep other runs out; where the system or the file system has no locks, trust the user."""
+def _lock(file: FileIO, path: Path) -> None:
+    """Lock the journal against other runs, if the system and the file system have locks."""
     try:
         import fcntl
 
@@ -98,7 +98,7 @@ def _name(key: Mapping[str, Any]) -> str:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """What the operating system refuses, as one sentence."""
+    """Turn errors of the operating system into one sentence."""
     try:
         yield
     except OSError as error:
@@ -109,7 +109,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """A file that is there whole or not at all."""
+    """Write a file atomically."""
     partial = path.with_name(f".{path.name}.partial")
     with writing(path):
         try:

@@ -1,9 +1,9 @@
-"""The matrix: engines × drafters × depths × rules × batches × temperatures × workloads, from a few words to cells.
+"""The matrix engines × drafters × depths × rules × batches × temperatures × workloads, parsed into cells.
 
     -d none -d ngram --depth auto,2-4 --verify block,coupled --batch 1,8 --temperature 0,0.8 --workload code,chat
 
-What cannot differ is measured once: plain decoding has neither depth nor rule, and at temperature 0 every rule is the
-greedy one. Plain decoding of every engine is always among the cells, because all others are held against it.
+Equivalent cells are measured once: plain decoding has neither depth nor rule, and at temperature 0 every rule is
+greedy. Plain decoding of every engine is always among the cells, because all others are compared with it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from slipstream.core.rules import rules
 from slipstream.engines import engines
 
 PLAIN = "none"
-OWN_RULE = {"native": "block"}  # what `--verify auto` means there; elsewhere the peer's own rule
+OWN_RULE = {"native": "block"}  # the meaning of `--verify auto`; other engines have their own rule
 
 
 @dataclass(frozen=True)
 class Setup:
-    """One way to decode: what an engine is opened with."""
+    """One way to decode: the arguments of an engine."""
 
     engine: str
     drafter: str
@@ -53,7 +53,7 @@ class Cell:
 
     @property
     def rule(self) -> str:
-        """The rule as it is reported."""
+        """The rule's name in reports."""
         if self.setup.plain:
             return "plain"
         return "greedy" if self.temperature == 0 else self.setup.rule or OWN_RULE.get(self.setup.engine, "own")
@@ -67,7 +67,7 @@ class Cell:
         return f"{self.setup.title}, {self.workload}, batch {self.batch}, temperature {self.temperature:g}"
 
     def key(self) -> dict[str, Any]:
-        """What names a record: the seven axes."""
+        """The key of a record: the seven axes."""
         depth = "auto" if self.setup.depth is None else self.setup.depth
         load = {"batch": self.batch, "temperature": self.temperature, "workload": self.workload}
         return {"engine": self.setup.engine, "drafter": self.setup.drafter, "depth": depth, "rule": self.rule} | load
@@ -75,7 +75,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Matrix:
-    """The words of the command line, each a list as it was typed."""
+    """The arguments of the command line, each a list as the user wrote it."""
 
     engines: Sequence[str] = ("native",)
     drafters: Sequence[str] = (PLAIN, "ngram")
@@ -123,7 +123,7 @@ class Matrix:
         return own_options
 
     def check_options(self) -> None:
-        """Refuse a scope that nothing has."""
+        """Raise ValueError for an option whose scope is not measured."""
         setups = self.setups()
         names = {name for setup in setups for name in (setup.engine, setup.drafter)} - {PLAIN}
         for word in self.options:
@@ -133,12 +133,12 @@ class Matrix:
                     f"option {word} is for {scope}, which is not measured; one of {', '.join(sorted(names))}"
                 )
 
-    def described(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"engines": list(self.engines), "drafters": list(self.drafters)}
 
 
 def _settled(setup: Setup, temperature: float) -> Setup:
-    """At temperature 0 rules do not differ, so that a list of them is one cell."""
+    """The setup without its rule at temperature 0, where rules do not differ."""
     if temperature == 0 and setup.rule is not None:
         return Setup(setup.engine, setup.drafter, setup.depth, None)
     return setup

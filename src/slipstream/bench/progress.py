@@ -1,4 +1,4 @@
-"""Shows the progress of a run on standard error: a bar on a terminal with rich, lines elsewhere."""
+"""Shows the progress of a run on standard error: a bar on a terminal if rich is installed, otherwise lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Say = Callable[[str], None]
 
 @contextmanager
 def progress(total: int, done: int = 0) -> Iterator[Say]:
-    """Yields what is to be called with the title of each measurement before it begins."""
+    """Yields a function to call with the title of each measurement before it begins."""
     try:
         from rich.console import Console
     except ImportError:

@@ -1,4 +1,4 @@
-"""From measurements to records: one per engine, drafter, depth, rule, batch, temperature and workload."""
+"""Turns measurements into records: one per engine, drafter, depth, rule, batch, temperature and workload."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class RecordContext:
-    """What records need beside their measurements."""
+    """Data for records that is not in their measurements."""
 
     machine: Machine
-    targets: Mapping[Cell, Weights]  # as the cell's engine holds them
-    drafts: Mapping[Cell, Weights] = field(default_factory=dict)  # where a model drafts and its size is known
-    draft_speeds: Mapping[Cell, float] = field(default_factory=dict)
-    reference: str = "native"  # the engine whose plain decoding all others are held against
-    labels: Mapping[Cell, str] = field(default_factory=dict)  # the model as the cell's engine runs it
+    targets: Mapping[Cell, Weights]  # as the cell's engine stores them
+    drafts: Mapping[Cell, Weights] = field(default_factory=dict)  # of draft models whose size is known
+    draft_speeds: Mapping[Cell, float] = field(default_factory=dict)  # tokens per second of the draft model alone
+    reference: str = "native"  # the engine whose plain decoding all cells are compared with
+    labels: Mapping[Cell, str] = field(default_factory=dict)  # the engine's own label of the model
 
 
 def records(
     measured: Mapping[Cell, Sequence[Measurement]], workloads: Mapping[str, Workload], context: RecordContext
 ) -> list[Record]:
-    """One record per cell. Ratios are taken repeat by repeat, so every cell has all its repeats."""
+    """One record per cell. Ratios are computed per repeat, so every cell must have all its repeats."""
     return [_record(cell, runs, measured, workloads[cell.workload], context) for cell, runs in measured.items()]
 
 
@@ -83,23 +83,27 @@ def _plain(cell: Cell, measured: Mapping[Cell, Sequence[Measurement]], engine: s
 
 
 def _ratios(cell: Cell, runs: Sequence[Measurement], plain: Sequence[Measurement] | None) -> Record:
-    """Against plain decoding of the same engine, without and with the prompts, and what the first may be called."""
+    """Ratios to plain decoding of the same engine, of decoding alone and of whole calls, and the verdict on the first."""
     decoding = None if cell.setup.plain else _ratio(runs, plain)
-    whole = None if cell.setup.plain else _ratio(runs, plain, whole=True)
+    end_to_end = None if cell.setup.plain else _ratio(runs, plain, end_to_end=True)
     proposed = any(sum(run.tally.drafted) or run.tally.tau > 1 for run in runs)
     return {
         **_estimated("ratio_to_plain", decoding),
-        **_estimated("ratio_to_plain_end_to_end", whole),
+        **_estimated("ratio_to_plain_end_to_end", end_to_end),
         "verdict": verdict(decoding, proposed) if decoding else None,
     }
 
 
-def _ratio(ours: Sequence[Measurement], theirs: Sequence[Measurement] | None, whole: bool = False) -> Estimate | None:
-    """Repeat by repeat; None against nothing, and against the same measurements."""
-    if theirs is None or theirs is ours:
+def _ratio(
+    runs: Sequence[Measurement], base: Sequence[Measurement] | None, end_to_end: bool = False
+) -> Estimate | None:
+    """The ratio of speeds per repeat; None if there is no base, or if both are the same measurements."""
+    if base is None or base is runs:
         return None
-    pairs = [(a.whole_speed, b.whole_speed) if whole else (a.speed, b.speed) for a, b in zip(ours, theirs, strict=True)]
-    return ratio([a for a, _ in pairs], [b for _, b in pairs]) if all(b for _, b in pairs) else None
+    speeds, base_speeds = (
+        [run.whole_speed if end_to_end else run.speed for run in measurements] for measurements in (runs, base)
+    )
+    return ratio(speeds, base_speeds) if all(base_speeds) else None
 
 
 def _estimated(name: str, value: Estimate | None) -> Record:
@@ -107,7 +111,7 @@ def _estimated(name: str, value: Estimate | None) -> Record:
 
 
 def _drafting(runs: Sequence[Measurement]) -> Record:
-    """Counts over all repeats; `survival` is the share of cycles that kept a position, and with one makes tau."""
+    """Counts over all repeats. `survival`: the share of cycles that accepted each position; 1 plus its sum is tau."""
     tally = SpeculationStats()
     for run in runs:
         tally.merge(run.tally)
@@ -145,9 +149,9 @@ def _limits(cell: Cell, runs: Sequence[Measurement], context: RecordContext) -> 
 
 
 def _energy(runs: Sequence[Measurement]) -> Record:
-    """Of whole calls, prompts included; only repeats long enough for the counter tell of it."""
-    told = [(run.joules, run.idle, run.tokens) for run in runs if run.joules and run.idle is not None and run.tokens]
+    """Energy of whole calls, prompts included. Repeats that were too short for the counter are left out."""
+    metered = [(run.joules, run.idle, run.tokens) for run in runs if run.joules and run.idle is not None and run.tokens]
     return {
-        "joules_per_token": median([joules / tokens for joules, _, tokens in told]) if told else None,
-        "idle_share": median([idle / joules for joules, idle, _ in told]) if told else None,
+        "joules_per_token": median([joules / tokens for joules, _, tokens in metered]) if metered else None,
+        "idle_share": median([idle / joules for joules, idle, _ in metered]) if metered else None,
     }

@@ -1,8 +1,9 @@
-"""Runs a benchmark: measures every cell the requested number of times, in turns, and stores each result at once.
+"""Runs a benchmark: measures every cell the requested number of times, interleaved, and stores each result at once.
 
-Repeats are the outer loop and the setups of one load the inner one, begun one place further in each repeat: what slows
-the machine for a while slows all of them, and none always comes first. Where only so many engines are held open, those
-take turns first, then the next ones: each repeat opens every engine once at most, and one that was opened is warmed up.
+Repeats are the outer loop and the setups of one load the inner loop, which starts one setup later in each repeat. So a
+temporary slowdown of the machine affects all setups, and none is always first. If only some engines can be open at a
+time (`hold`), those are interleaved first, then the next ones. Each repeat opens every engine at most once, and an
+engine that was opened is warmed up first.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from slipstream.bench.progress import progress
 from slipstream.bench.workloads import Workload
 from slipstream.engines.base import Engine
 
-SEEDS = 1000  # between the first seeds of two repeats
-Some = TypeVar("Some")
+SEEDS = 1000  # distance between the first seeds of two repeats
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class BenchSchedule:
-    """What is run: cells, on which prompts, how often."""
+    """The cells, their prompts, and the number of repeats."""
 
     cells: Sequence[Cell]
     workloads: Mapping[str, Workload]
     repeats: int
     max_tokens: int
-    identity: Mapping[str, Any]  # of model, precision and machine: what else a measurement depends on
+    identity: Mapping[str, Any]  # model, precision and machine, which measurements depend on, too
     hold: int | None = None  # engines open at a time; None: all
 
     def __post_init__(self) -> None:
@@ -42,7 +43,7 @@ class BenchSchedule:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
 
     def key(self, cell: Cell, repeat: int, options: Mapping[str, str]) -> dict[str, Any]:
-        """All that a measurement depends on, so that one is taken up only where it is the same."""
+        """Everything a measurement depends on. A stored measurement is reused only if its key is equal."""
         digest = self.workloads[cell.workload].digest
         return {
             **cell.key(),
@@ -55,55 +56,56 @@ class BenchSchedule:
 
     def order(self) -> Iterator[tuple[int, Cell]]:
         for repeat in range(self.repeats):
-            for held in self._held(repeat):
-                for load in grouped(held, lambda cell: cell.load):
+            for cells in self._open_together(repeat):
+                for load in grouped(cells, lambda cell: cell.load):
                     yield from ((repeat, cell) for cell in rotated(load, repeat))
 
-    def _held(self, repeat: int) -> list[list[Cell]]:
-        """Cells whose engines are open at the same time: those of one name side by side, for what they share."""
-        names = rotated(grouped(self.cells, lambda cell: cell.setup.engine), repeat)
-        mine = [cells for name in names for cells in rotated(_opened(name), repeat)]
-        size = self.hold or len(mine)
-        if size >= len(mine):
+    def _open_together(self, repeat: int) -> list[list[Cell]]:
+        """Groups of cells whose engines are open at the same time. Engines of one name follow each other, because they
+        share a target."""
+        by_name = rotated(grouped(self.cells, lambda cell: cell.setup.engine), repeat)
+        by_engine = [cells for name in by_name for cells in rotated(_by_engine(name), repeat)]
+        size = self.hold or len(by_engine)
+        if size >= len(by_engine):
             return [list(self.cells)]
-        return [[cell for cells in mine[i : i + size] for cell in cells] for i in range(0, len(mine), size)]
+        return [[cell for cells in by_engine[i : i + size] for cell in cells] for i in range(0, len(by_engine), size)]
 
 
 def grouped(cells: Iterable[Cell], key: Callable[[Cell], Any]) -> list[list[Cell]]:
-    """Cells of one key together, in the order in which the keys come."""
+    """Cells grouped by a key, in the order of the first cell of each key."""
     groups: dict[Any, list[Cell]] = {}
     for cell in cells:
         groups.setdefault(key(cell), []).append(cell)
     return list(groups.values())
 
 
-def rotated(things: Sequence[Some], count: int) -> list[Some]:
-    """Begun so many places further."""
-    first = count % len(things)
-    return [*things[first:], *things[:first]]
+def rotated(items: Sequence[T], count: int) -> list[T]:
+    """The items rotated to the left by `count`."""
+    first = count % len(items)
+    return [*items[first:], *items[:first]]
 
 
-def _opened(cells: Sequence[Cell]) -> list[list[Cell]]:
+def _by_engine(cells: Sequence[Cell]) -> list[list[Cell]]:
     return grouped(cells, lambda cell: opened_for(cell.setup))
 
 
 Measured = dict[Cell, list[Measurement]]
-Warmed = WeakKeyDictionary[Engine, set[Any]]  # an engine that is opened anew is cold
+Warmed = WeakKeyDictionary[Engine, set[Any]]  # setups and batch sizes that were warmed up, by open engine
 
 
 def run(schedule: BenchSchedule, pool: EnginePool, journal: Journal) -> Measured:
-    """Measure what the journal does not hold yet; everything, cell by cell in the order of the matrix."""
+    """Measure the cells that the journal lacks. Returns the measurements of all cells in the order of the matrix."""
     work = list(schedule.order())
     keys = {(cell, n): schedule.key(cell, n, pool.matrix.options_of(cell.setup)) for n, cell in work}
-    left = [(n, cell) for n, cell in work if journal.get(keys[cell, n]) is None]
-    warmed, now = Warmed(), commit()
-    with progress(len(work), len(work) - len(left)) as say:
-        for repeat, cell in left:
+    missing = [(n, cell) for n, cell in work if journal.get(keys[cell, n]) is None]
+    warmed, commit_id = Warmed(), commit()
+    with progress(len(work), len(work) - len(missing)) as say:
+        for repeat, cell in missing:
             say(cell.title)
             with pool.explain_memory_errors(cell.setup):
-                draft = _draft(schedule, pool, cell)  # before the engine is opened: it may have to make room for this
+                draft = _draft(schedule, pool, cell)  # before the engine is opened, because it may need its memory
                 entry = _measure(schedule, pool, cell, repeat, warmed)
-            about = {"commit": now, "load": load_average(), "draft": draft}
+            about = {"commit": commit_id, "load": load_average(), "draft": draft}
             journal.add(keys[cell, repeat], {**entry, **about})
     return {
         cell: [Measurement.of(_entry(journal, keys[cell, n])["measurement"]) for n in range(schedule.repeats)]
@@ -112,13 +114,13 @@ def run(schedule: BenchSchedule, pool: EnginePool, journal: Journal) -> Measured
 
 
 def all_entries(schedule: BenchSchedule, pool: EnginePool, journal: Journal, field: str) -> list[Any]:
-    """What was written beside every measurement, where there is something."""
+    """The values of a field in the entries of all measurements, without None."""
     keys = (schedule.key(cell, n, pool.matrix.options_of(cell.setup)) for n, cell in schedule.order())
     return [value for key in keys if (value := _entry(journal, key).get(field)) is not None]
 
 
 def first_entries(schedule: BenchSchedule, pool: EnginePool, journal: Journal, field: str) -> dict[Cell, Any]:
-    """What was written beside the first measurement of each cell, where there is something."""
+    """The value of a field in the entry of each cell's first measurement, without None."""
     entries = {
         cell: _entry(journal, schedule.key(cell, 0, pool.matrix.options_of(cell.setup))).get(field)
         for cell in schedule.cells
@@ -133,7 +135,7 @@ def _entry(journal: Journal, key: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _measure(schedule: BenchSchedule, pool: EnginePool, cell: Cell, repeat: int, warmed: Warmed) -> dict[str, Any]:
-    """A measurement, and who made it. Nobody keeps the engine: it may have to make room for the next."""
+    """A measurement with its engine's label and version. No reference to the engine is kept, so it can be closed."""
     engine, items = pool.open(cell.setup), schedule.workloads[cell.workload].items
     seed = 1 + SEEDS * repeat
     load = Load(cell.batch, cell.temperature, schedule.max_tokens, pool.speculation(cell.setup), seed)

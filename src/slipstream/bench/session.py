@@ -1,4 +1,4 @@
-"""Runs a benchmark as the user requested it: reads the arguments, measures, and writes the files."""
+"""Runs a benchmark from its options: reads the workloads, measures, and writes the files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Results = dict[str, Any]
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What the command line says."""
+    """The options of the command line."""
 
     model: str = "smollm2-135m"
     matrix: Matrix = field(default_factory=Matrix)
@@ -47,7 +47,7 @@ class BenchOptions:
 
 
 def bench(options: BenchOptions) -> Results:
-    """Run or take up the matrix; write journal, results and report where a folder is given."""
+    """Run or resume the matrix. Write journal, results and report if a folder is given."""
     before = read_results(options.against) if options.against else None
     workloads = {workload.name: workload for workload in load_workloads(options.workload)}
     cells = options.matrix.cells(list(workloads))
@@ -82,14 +82,14 @@ def bench(options: BenchOptions) -> Results:
 def _measured(
     schedule: BenchSchedule, pool: EnginePool, journal: Journal, files: ModelFiles, options: BenchOptions
 ) -> Results:
-    """The figures and what they depend on."""
+    """The measured figures and the settings that they depend on."""
     measured = run(schedule, pool, journal)
     context = _context(schedule, pool, journal, files, options)
     return {
         "commit": ", ".join(sorted(set(all_entries(schedule, pool, journal, "commit")))) or "no checkout",
-        "load_average": _median(all_entries(schedule, pool, journal, "load")),
+        "load_average": _median(all_entries(schedule, pool, journal, "load")),  # shows whether the machine was busy
         "settings": {
-            **options.matrix.described(),
+            **options.matrix.as_dict(),
             "workload": options.workload,
             "max_tokens": options.max_tokens,
             "repeats": options.repeats,
@@ -105,7 +105,6 @@ def _measured(
 
 
 def _median(values: Sequence[float]) -> float | None:
-    """While it was measured: what else ran tells how far to trust a time."""
     return median(values) if values else None
 
 
@@ -129,7 +128,7 @@ def _context(
 
 
 def _sizes(context: RecordContext) -> dict[str, Any]:
-    """What one pass reads, by engine, and how many parameters the model has."""
+    """Bytes that one pass reads, by engine, and the number of parameters."""
     read = {cell.setup.engine: weights.read for cell, weights in context.targets.items()}
     return {"target_bytes": read, "parameters": next(iter(context.targets.values())).parameters}
 
@@ -146,7 +145,7 @@ def _probed(journal: Journal, options: BenchOptions, identity: Mapping[str, Any]
 
 
 def _draft_weights(pool: EnginePool, cell: Cell, dtype: str) -> Weights | None:
-    """What a draft model reads, where it is a model with a name; of some layers, its share of the layers."""
+    """The weights that a named draft model reads; with the option `layers`, those of these layers."""
     setup = cell.setup
     if setup.plain or kind_of(setup, engines.get(setup.engine).capabilities.drafters) != "draft_model":
         return None
@@ -157,7 +156,7 @@ def _draft_weights(pool: EnginePool, cell: Cell, dtype: str) -> Weights | None:
 
 
 def _layers(spec: str | None) -> int | None:
-    """How many layers `0-9` or `0,1,28` are; None for all."""
+    """The number of layers in `0-9` or `0,1,28`; None for all."""
     if spec is None:
         return None
     parts = [[int(n) for n in re.findall(r"\d+", part)] for part in spec.split(",")]
@@ -170,7 +169,7 @@ def _versions(schedule: BenchSchedule, pool: EnginePool, journal: Journal) -> di
 
 
 def rounded(value: Any) -> Any:
-    """Five digits: more are noise, and two files can be compared by eye."""
+    """Values rounded to five significant digits; further digits are noise."""
     if isinstance(value, float):
         return float(f"{value:.5g}")
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""Estimates from repeats, and what a ratio of two speeds may be called.
+"""Estimates from repeats, and verdicts on ratios of speeds.
 
-Speeds vary by factors, so the logarithms of the repeats are averaged. The interval is Student's, which is wide where
-there are few repeats. A bootstrap of three medians is not used: it covers the true value in 75 % of runs, not in 95 %.
+Speeds vary by factors, so the logarithms of the repeats are averaged. The interval is Student's, which is wide for few
+repeats. A bootstrap of three medians is not used, because it covers the true value in only 75 % of runs, not in 95 %.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Estimate:
 
     @property
     def bounds(self) -> list[float] | None:
-        """The interval as JSON has it."""
+        """The interval as a JSON list."""
         return None if self.interval is None else list(self.interval)
 
     def data(self) -> list[float | None]:
@@ -40,7 +40,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Of positive values. A value of zero has no logarithm, so such repeats have a mean but no interval."""
+    """The estimate of positive values. If a value is zero, the result is the arithmetic mean without an interval."""
     assert len(values), "there is nothing to estimate"
     if min(values) <= 0:
         return Estimate(float(np.mean(values)), None)
@@ -52,24 +52,24 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(math.exp(centre), (math.exp(centre - half), math.exp(centre + half)))
 
 
-def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
-    """The ratio repeat by repeat: the two took turns, so what slowed the machine for a while slowed both."""
-    return estimate([a / b for a, b in zip(ours, theirs, strict=True)])
+def ratio(values: Sequence[float], base: Sequence[float]) -> Estimate:
+    """The ratio per repeat: runs were interleaved, so a temporary slowdown of the machine affected both."""
+    return estimate([a / b for a, b in zip(values, base, strict=True)])
 
 
 Pair = tuple[Sequence[float], Sequence[float]]
 
 
 def pooled(pairs: Sequence[Pair]) -> Estimate:
-    """One ratio over several workloads: their geometric mean in every repeat, then the estimate over repeats."""
-    logs = [[math.log(a / b) for a, b in zip(ours, theirs, strict=True)] for ours, theirs in pairs]
+    """One ratio over several workloads: the geometric mean of each repeat, then the estimate over repeats."""
+    logs = [[math.log(a / b) for a, b in zip(values, base, strict=True)] for values, base in pairs]
     return estimate([math.exp(sum(repeat) / len(repeat)) for repeat in zip(*logs, strict=True)])
 
 
 def verdict(speed_ratio: Estimate, drafted: bool = True) -> str:
-    """What a ratio of speeds may be called. It is a gain only if its whole interval lies above 1.
+    """The verdict on a ratio of speeds. It is a gain only if its whole interval lies above 1.
 
-    `drafted` is False where a drafter proposed no token. Such a ratio is never a gain, but it can be a cost.
+    `drafted` is False if a drafter proposed no token. Such a ratio is never a gain, but it can be a loss.
     """
     if speed_ratio.interval is None:
         return ONE_REPEAT if drafted else NOT_DRAFTED

@@ -1,4 +1,4 @@
-"""Results as tables: shown by rich where it is installed, as aligned text elsewhere."""
+"""Results as tables: printed with rich if it is installed, otherwise as aligned text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.bench.columns import COLUMNS, Row, legend, worth
+from slipstream.bench.columns import COLUMNS, Row, has_values, legend
 
 WHEEL = (
     "llamacpp is the wheel of xllamacpp, which is built for any processor of its family. llama.cpp built for a machine "
@@ -16,10 +16,12 @@ WHEEL = (
 
 @dataclass(frozen=True)
 class ResultTable:
+    """A table of texts."""
+
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
-    left: int = 1  # so many columns hold words
+    left: int = 1  # number of left-aligned columns
 
 
 def tables(results: Mapping[str, Any], narrow: bool = False) -> list[ResultTable]:
@@ -27,7 +29,7 @@ def tables(results: Mapping[str, Any], narrow: bool = False) -> list[ResultTable
     loads: dict[tuple[Any, ...], list[Row]] = {}
     for record in results["records"]:
         loads.setdefault((record["workload"], record["batch"], record["temperature"]), []).append(record)
-    shown = [column for column in COLUMNS if worth(column, results["records"]) and (column.needed or not narrow)]
+    shown = [column for column in COLUMNS if has_values(column, results["records"]) and (column.needed or not narrow)]
     left = sum(column.left for column in shown)
     return [
         ResultTable(
@@ -45,7 +47,7 @@ def load_title(record: Row) -> str:
 
 
 def changes(compared: Mapping[str, Any]) -> ResultTable:
-    """What became faster or slower since another run."""
+    """The comparison with another run."""
     title = f"against {compared['commit']} of {compared['date']}"
     if compared["differs"]:
         title += f" (not comparable as code: {', '.join(compared['differs'])} differ)"
@@ -69,24 +71,24 @@ def headline(results: Mapping[str, Any]) -> str:
     hardware, limits = results["hardware"], results["limits"]
     place = hardware["accelerator"] or f"{hardware['processor']}, {hardware['threads']} threads"
     labels = {record["engine"]: record["model"] or results["model"] for record in results["records"]}
-    told = "; ".join(f"{engine}: {label}" for engine, label in labels.items())
+    models = "; ".join(f"{engine}: {label}" for engine, label in labels.items())
     scaled = f"; COST-SCALED TARGET: {results['scaled']}" if results.get("scaled") else ""
     return (
-        f"{told} on {place}{scaled}; memory {limits['bandwidth'] / 1e9:.1f} GB/s, "
+        f"{models} on {place}{scaled}; memory {limits['bandwidth'] / 1e9:.1f} GB/s, "
         f"arithmetic {limits['arithmetic'] / 1e9:.0f} GFLOP/s, weights "
         + ", ".join(f"{size / 1e9:.2f} GB ({name})" for name, size in limits["target_bytes"].items())
     )
 
 
 def warnings(results: Mapping[str, Any]) -> list[str]:
-    """What a reader has to know before comparing speeds."""
+    """Warnings for readers who compare speeds."""
     engines = {record["engine"] for record in results["records"]}
     wheel = WHEEL if "llamacpp" in engines and not results["hardware"].get("accelerator") else None
     return [warning for warning in (busy(results), wheel) if warning]
 
 
 def busy(results: Mapping[str, Any]) -> str | None:
-    """A warning where other programs ran beside the measurements."""
+    """A warning if other programs ran during the measurements; otherwise None."""
     load, cores = results.get("load_average"), results["hardware"].get("cores") or 1
     if load is None or load <= 1.5 * cores + 0.5:
         return None
@@ -97,7 +99,7 @@ def busy(results: Mapping[str, Any]) -> str | None:
 
 
 def show(results: Mapping[str, Any]) -> None:
-    """Print all tables, and at the end the result in one sentence."""
+    """Print all tables, and then the result in one sentence."""
     try:
         from rich.console import Console
     except ImportError:
@@ -135,7 +137,7 @@ def _rich(table: ResultTable) -> Any:
 
 
 def text(table: ResultTable) -> str:
-    """Aligned columns, with nothing but spaces."""
+    """The table as text, aligned with spaces."""
     lines = [list(table.columns), *map(list, table.rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(table.columns))]
     shown = [

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from slipstream.bench.measure.measurement import Measurement, book_times
+from slipstream.bench.measure.measurement import Measurement, add_times
 from slipstream.engines.base import (
     Chunk,
     Completion,
@@ -80,7 +80,7 @@ def run_task(
         interrupted = True
     samples = [listener.result() for listener in listeners]
     times = Measurement(tokens=sum(len(sample.token_ids) for sample in samples))
-    book_times(times, [listener.stamps for listener in listeners], started, time.perf_counter())
+    add_times(times, [listener.stamps for listener in listeners], started, time.perf_counter())
     return Run(samples, times, interrupted)
 
 

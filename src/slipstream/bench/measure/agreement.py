@@ -1,4 +1,4 @@
-"""How near the laws of one arithmetic are to those of another, on real text."""
+"""Compares the laws of two numerical precisions on real text."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def laws(model: TorchModel, ids: list[int]) -> Float[Tensor, "tokens vocab"]:
 
 
 def compare_laws(
-    mine: Float[Tensor, "tokens vocab"], truth: Float[Tensor, "tokens vocab"], ids: list[int]
+    log_probs: Float[Tensor, "tokens vocab"], reference: Float[Tensor, "tokens vocab"], ids: list[int]
 ) -> dict[str, float]:
-    """Agreement on the likeliest token, KL from the true laws, and the perplexity of the text."""
-    said = torch.tensor(ids[1:], device=mine.device)[:, None]
+    """Agreement on the most probable token, KL divergence from the reference, and the perplexity of the text."""
+    next_ids = torch.tensor(ids[1:], device=log_probs.device)[:, None]
     return {
-        "agreement": (mine.argmax(-1) == truth.argmax(-1)).double().mean().item(),
-        "kl": (truth.exp() * (truth - mine)).sum(-1).mean().item(),
-        "perplexity": mine[:-1].gather(1, said).mean().neg().exp().item(),
+        "agreement": (log_probs.argmax(-1) == reference.argmax(-1)).double().mean().item(),
+        "kl": (reference.exp() * (reference - log_probs)).sum(-1).mean().item(),
+        "perplexity": log_probs[:-1].gather(1, next_ids).mean().neg().exp().item(),
     }

@@ -1,9 +1,11 @@
-"""Joules over a window of time, from the counter that NVIDIA's driver keeps for each GPU.
+"""The energy of a GPU over a window of time in joules, from the counter of NVIDIA's driver.
 
-The driver adds up millijoules since it was loaded and renews the sum some ten times a second: far slower than a cycle,
-so only windows of seconds can be told. A reading is late by up to a tick at either end, which is why one under two
-seconds counts as too short. The counter is the whole board's, whoever uses it. A board that does nothing draws a good
-part of what a busy one does, so that share is measured too and stands beside every figure.
+- The driver counts millijoules since it was loaded, and updates the counter about ten times per second. That is much
+  slower than a cycle, so only windows of seconds can be measured. Both ends of a window are late by up to one update,
+  so windows under two seconds are not used.
+- The counter covers the whole board and all programs that use it.
+- An idle board uses a large part of the power of a busy one. So the idle power is measured too, and its share is
+  reported with every figure.
 """
 
 from __future__ import annotations
@@ -18,21 +20,21 @@ import torch
 
 from slipstream.kernels.energy_counter import NoCounter, gpu_counter
 
-LEAST = 2.0  # seconds of a window that can be trusted
-REST, IDLE = 1.0, 3.0  # seconds to come to rest, and to look at a board that does nothing
+MIN_WINDOW = 2.0  # seconds
+REST, IDLE = 1.0, 3.0  # seconds to wait before measuring idle power, and seconds of that measurement
 
 
 @dataclass
 class Window:
-    """What a stretch of time took; whole once it is over."""
+    """Seconds and joules of a window of time. Valid when the window is over."""
 
     seconds: float = 0.0
     joules: float = 0.0
 
     @property
     def short(self) -> bool:
-        """Whether it was too short for the counter to be trusted."""
-        return self.seconds < LEAST
+        """Whether it was too short for the counter."""
+        return self.seconds < MIN_WINDOW
 
     @property
     def watts(self) -> float:
@@ -40,8 +42,9 @@ class Window:
 
 
 class Meter:
-    """`with meter.window() as window: …`, then `window.joules`. `settle` waits until the device has done all it was
-    asked for, so that work falls into the window it was begun in."""
+    """`with meter.window() as window: …`, then `window.joules`.
+
+    `settle` waits until the device has finished all work, so that work belongs to the window in which it began."""
 
     def __init__(
         self,
@@ -53,7 +56,7 @@ class Meter:
 
     @staticmethod
     def open(device: int | None = None) -> tuple[Meter | None, str]:
-        """The meter of a CUDA device, the current one if none is named; without a counter None, and why."""
+        """The meter of a CUDA device, by default the current one. (None, reason) if it has no counter."""
         try:
             read = gpu_counter(device)
         except NoCounter as error:
@@ -72,7 +75,7 @@ class Meter:
             window.joules, window.seconds = self._read() - before, self._clock() - began
 
     def idle(self, seconds: float = IDLE, sleep: Callable[[float], None] = time.sleep) -> float:
-        """Watts of the board as it is now, with nothing to do: what it holds in memory stays there."""
+        """Idle power of the board in watts. Its memory stays allocated."""
         self._settle()
         sleep(REST)
         with self.window() as window:
@@ -82,14 +85,14 @@ class Meter:
 
 @cache
 def _here() -> tuple[Meter, float] | None:
-    """The meter of the current device and the watts it takes idle, looked at once, when first asked for."""
+    """The meter of the current device and its idle power in watts, measured on first use."""
     meter, _ = Meter.open()
     return None if meter is None else (meter, meter.idle())
 
 
 @dataclass
 class EnergyUse:
-    """Joules of something, and those the idle board would have taken meanwhile; None where they cannot be told."""
+    """Joules of some work, and the joules of the idle board over the same time; None if they are not known."""
 
     joules: float | None = None
     idle: float | None = None
@@ -97,7 +100,7 @@ class EnergyUse:
 
 @contextmanager
 def energy_used(gauge: Callable[[], tuple[Meter, float] | None] = _here) -> Iterator[EnergyUse]:
-    """What the GPU takes for what is done in here; nothing is told without a GPU, or of too short a time."""
+    """The GPU energy of the `with` block. It is None without a GPU, or if the block was too short."""
     use, idle_gauge = EnergyUse(), gauge()
     if idle_gauge is None:
         yield use

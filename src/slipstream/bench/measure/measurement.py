@@ -1,9 +1,9 @@
-"""One measurement: a workload once through one setup, every chunk stamped as it arrives.
+"""One measurement: a workload run once through one setup, with a time stamp for every chunk.
 
-Prompts go in groups of the batch size, each group at once, the next when all of it is done; a workload with fewer
-prompts than the batch is gone through again. Decoding is timed from the moment at which every row of the group has its
-first tokens, and only what comes after counts, so that reading prompts is told apart. Answers end where the model
-ends them: text forced beyond that repeats itself, which would flatter drafting from the text.
+Prompts are submitted in groups of the batch size. A group starts when the group before it is finished. A workload with
+fewer prompts than the batch is repeated. Decoding time starts when every request of the group has its first tokens, and
+only later tokens count, so prefill is excluded. Answers end at the model's end tokens: text forced beyond them repeats
+itself, which would favour drafting from the text.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from slipstream.engines.base import (
 
 @dataclass
 class Measurement:
-    """What one repeat of a cell brought. Times in seconds."""
+    """The result of one repeat of a cell. Times are in seconds."""
 
     tokens: int = 0
     seconds: float = 0.0
-    decoded: int = 0  # tokens that came after every row of their group had its first
-    decoding: float = 0.0  # the time they took
-    first: list[float] = field(default_factory=list)  # from submitting to the first tokens, by request
-    passes: int = 0  # of the target, at most: rows of a group go in step
-    context: int = 0  # tokens that cached entries were read for, summed over rows and passes
+    decoded: int = 0  # tokens after every request of their group had its first tokens
+    decoding: float = 0.0  # their time
+    first: list[float] = field(default_factory=list)  # time to the first tokens, by request
+    passes: int = 0  # of the target; an upper bound, since the requests of a group share passes
+    context: int = 0  # cached tokens that were read, summed over rows and passes
     tally: SpeculationStats = field(default_factory=SpeculationStats)
-    memory: int | None = None  # bytes at the highest, everything in the process counted
-    answers: list[str] = field(default_factory=list)  # of the workload's own prompts, last turn
-    prints: list[str] = field(default_factory=list)  # of the tokens of each answer, to see whether two are the same
+    memory: int | None = None  # peak memory in bytes, of the GPU or of the whole process
+    answers: list[str] = field(default_factory=list)  # last turn of each prompt of the workload
+    prints: list[str] = field(default_factory=list)  # hash of the tokens of each answer, to compare answers
     joules: float | None = None  # of the GPU, prompts included
-    idle: float | None = None  # those among them that it would have taken for doing nothing
+    idle: float | None = None  # joules of the idle GPU over the same time
 
     def data(self) -> dict[str, Any]:
         return asdict(self)
@@ -58,7 +58,7 @@ class Measurement:
 
     @property
     def speed(self) -> float:
-        """Tokens per second once the first are there; of whole calls where nothing came after the first."""
+        """Tokens per second after the first tokens; of whole calls if there were no later tokens."""
         return self.decoded / self.decoding if self.decoded and self.decoding else self.whole_speed
 
     @property
@@ -68,22 +68,22 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Load:
-    """How a workload is put to an engine."""
+    """How the prompts of a workload are submitted to an engine."""
 
     batch: int
     temperature: float
     max_tokens: int
     speculation: Speculation = field(default_factory=Speculation)
-    seed: int = 0  # of the first prompt; the others count on
+    seed: int = 0  # of the first prompt; prompt n has seed + n
 
     def sampling(self, number: int) -> Sampling:
-        """A seed makes some engines decode a request by itself, so that requests of a batch go without."""
+        """The sampling of a prompt. Requests of a batch have no seed, because some engines decode seeded ones alone."""
         seeded = self.temperature > 0 and self.batch == 1
         return Sampling(self.temperature, seed=self.seed + number if seeded else None)
 
 
 def measure(engine: Engine, items: Sequence[Item], load: Load) -> Measurement:
-    """Put a workload through an engine once."""
+    """Run a workload once."""
     measurement = Measurement()
     with PeakMemory() as mark, energy_used() as spent:
         for group in groups(len(items), load.batch):
@@ -96,7 +96,7 @@ def measure(engine: Engine, items: Sequence[Item], load: Load) -> Measurement:
 
 
 def groups(count: int, batch: int) -> Iterator[list[int]]:
-    """Numbers of prompts in full groups; those from `count` on stand for the first ones once more."""
+    """The prompt numbers of full groups. Numbers from `count` on mean the first prompts again."""
     total = -(-count // batch) * batch
     return (list(range(start, start + batch)) for start in range(0, total, batch))
 
@@ -104,23 +104,22 @@ def groups(count: int, batch: int) -> Iterator[list[int]]:
 def _converse(
     engine: Engine, items: Sequence[Item], group: Sequence[int], load: Load, measurement: Measurement
 ) -> list[Completion]:
-    """All turns of a group's conversations; the last answers."""
+    """Run all turns of a group's conversations. Returns the last answers."""
     conversations = [WorkloadConversation(items[number % len(items)]) for number in group]
     last: dict[int, Completion] = {}
     for turn in range(max(len(conversation.item.turns) for conversation in conversations)):
-        open_ = [i for i, conversation in enumerate(conversations) if turn < len(conversation.item.turns)]
-        prompts = [conversations[i].next_prompt(turn) for i in open_]
-        done = _together(
-            engine, [conversations[i].item for i in open_], prompts, [group[i] for i in open_], load, measurement
-        )
-        for i, completion in zip(open_, done, strict=True):
+        unfinished = [i for i, conversation in enumerate(conversations) if turn < len(conversation.item.turns)]
+        prompts = [conversations[i].next_prompt(turn) for i in unfinished]
+        turn_items, numbers = [conversations[i].item for i in unfinished], [group[i] for i in unfinished]
+        done = _run_together(engine, turn_items, prompts, numbers, load, measurement)
+        for i, completion in zip(unfinished, done, strict=True):
             conversations[i].add_answer(completion.text)
             last[i] = completion
     return [last[i] for i in range(len(conversations))]
 
 
 class WorkloadConversation:
-    """A conversation so far."""
+    """The messages of a conversation so far."""
 
     def __init__(self, item: Item) -> None:
         self.item = item
@@ -137,14 +136,14 @@ class WorkloadConversation:
 
 
 class StreamTimer(threading.Thread):
-    """Reads one handle and stamps its chunks."""
+    """Reads one request in its own thread and records the time of each chunk."""
 
     def __init__(self, handle: RequestHandle) -> None:
         super().__init__(daemon=True)
         self.handle = handle
-        self.stamps: list[tuple[float, int]] = []  # when, how many tokens
+        self.stamps: list[tuple[float, int]] = []  # time in seconds, number of tokens
         self.done: Completion | None = None
-        self.trouble: BaseException | None = None
+        self.error: BaseException | None = None
 
     def run(self) -> None:
         try:
@@ -152,11 +151,11 @@ class StreamTimer(threading.Thread):
                 if chunk.token_ids:
                     self.stamps.append((time.perf_counter(), len(chunk.token_ids)))
             self.done = self.handle.result()
-        except BaseException as error:  # told by the one who waits
-            self.trouble = error
+        except BaseException as error:  # raised again in the waiting thread
+            self.error = error
 
 
-def _together(
+def _run_together(
     engine: Engine,
     items: Sequence[Item],
     prompts: Sequence[Prompt],
@@ -164,7 +163,7 @@ def _together(
     load: Load,
     measurement: Measurement,
 ) -> list[Completion]:
-    """One turn of a group, all requests at once."""
+    """Run one turn of a group, all requests at the same time."""
     started, timers = time.perf_counter(), list[StreamTimer]()
     try:
         for item, prompt, number in zip(items, prompts, numbers, strict=True):
@@ -180,37 +179,37 @@ def _together(
         raise
     ended = time.perf_counter()
     done = [_finished(timer) for timer in timers]
-    book_times(measurement, [timer.stamps for timer in timers], started, ended)
-    book_counts(measurement, done, engine)
+    add_times(measurement, [timer.stamps for timer in timers], started, ended)
+    add_counts(measurement, done, engine)
     return done
 
 
 def _finished(timer: StreamTimer) -> Completion:
-    if timer.trouble is not None:
-        raise timer.trouble
-    assert timer.done is not None, "a timer ends with a completion or with trouble"
+    if timer.error is not None:
+        raise timer.error
+    assert timer.done is not None, "a timer ends with a completion or an error"
     if timer.done.error:
         raise ValueError(f"the engine failed on a prompt: {timer.done.error}")
     return timer.done
 
 
-def book_times(measurement: Measurement, stamps: Sequence[list[tuple[float, int]]], start: float, end: float) -> None:
+def add_times(measurement: Measurement, stamps: Sequence[list[tuple[float, int]]], start: float, end: float) -> None:
     """Add the times of one group to a measurement."""
-    begun = [row[0][0] for row in stamps if row]
-    all_begun = max(begun, default=end)
-    later = [(when, count) for row in stamps for when, count in row[1:] if when > all_begun]
+    first_times = [row[0][0] for row in stamps if row]
+    all_started = max(first_times, default=end)
+    later = [(when, count) for row in stamps for when, count in row[1:] if when > all_started]
     measurement.seconds += end - start
     measurement.decoded += sum(count for _, count in later)
-    measurement.decoding += max((when for when, _ in later), default=all_begun) - all_begun
-    measurement.first += [when - start for when in begun]
+    measurement.decoding += max((when for when, _ in later), default=all_started) - all_started
+    measurement.first += [when - start for when in first_times]
 
 
-def book_counts(measurement: Measurement, done: Sequence[Completion], engine: Engine) -> None:
-    """Add the tokens and the passes of one group; an engine that takes requests one by one shares no pass."""
+def add_counts(measurement: Measurement, done: Sequence[Completion], engine: Engine) -> None:
+    """Add the tokens and the passes of one group. Engines without batching run separate passes for each request."""
     drafted = any(completion.stats.drafted for completion in done)
-    shares = engine.capabilities.batch_drafting if drafted else engine.capabilities.batch
+    batched = engine.capabilities.batch_drafting if drafted else engine.capabilities.batch
     cycles = [completion.stats.cycles for completion in done]
-    measurement.passes += max(cycles) if shares else sum(cycles)
+    measurement.passes += max(cycles) if batched else sum(cycles)
     for completion in done:
         measurement.tokens += len(completion.token_ids)
         measurement.context += completion.stats.cycles * (completion.prompt_tokens + len(completion.token_ids) // 2)
@@ -218,6 +217,6 @@ def book_counts(measurement: Measurement, done: Sequence[Completion], engine: En
 
 
 def warm(engine: Engine, items: Sequence[Item], load: Load) -> None:
-    """Pay for starting up once, apart from everything that is timed."""
-    short = list(islice(cycle(items), load.batch))
-    measure(engine, short, Load(load.batch, load.temperature, min(8, load.max_tokens), load.speculation, load.seed))
+    """Warm the engine up with a few tokens, which are not measured."""
+    batch = list(islice(cycle(items), load.batch))
+    measure(engine, batch, Load(load.batch, load.temperature, min(8, load.max_tokens), load.speculation, load.seed))

@@ -1,7 +1,7 @@
-"""The highest memory use while something runs: of the accelerator where there is one, else of this process.
+"""Peak memory use: of the GPU if there is one, otherwise of this process.
 
-Linux keeps a high-water mark per process and lets a process reset its own. Elsewhere only the mark since the start can
-be had, which says nothing about one cell among many, so nothing is said.
+Linux keeps a high-water mark per process, and a process can reset its own. Other systems have only the mark since the
+start of the process, which is useless for one cell among many, so the peak is None there.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Self
 import torch
 
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-LITTLE = 1 << 24  # bytes that are not worth waiting for
-PATIENCE = 5  # times that memory is freed without anything given back
-# as torch, transformers, llama.cpp, vLLM and the system say it
-SHORT = re.compile(
+LITTLE = 1 << 24  # bytes; a smaller decrease of memory counts as none
+PATIENCE = 5  # attempts without a decrease before `release_memory` stops
+# messages of torch, transformers, llama.cpp, vLLM and the system
+OUT_OF_MEMORY = re.compile(
     r"out of memory|bad_alloc|(can.?t|cannot|unable to|failed to|could not) allocate"
     r"|(not enough|insufficient)\b.*\bmemory",
     re.IGNORECASE,
@@ -28,7 +28,7 @@ SHORT = re.compile(
 
 
 class PeakMemory:
-    """`with PeakMemory() as mark: …`, then `mark.peak` in bytes, None where it cannot be told."""
+    """`with PeakMemory() as mark: …`, then `mark.peak` in bytes; None if it cannot be measured."""
 
     def __init__(self) -> None:
         self.peak: int | None = None
@@ -52,29 +52,35 @@ class PeakMemory:
 
 
 def release_memory() -> None:
-    """Hand to the system what nobody uses any more, for programs beside this one: objects in circles of references, and
-    what allocators keep of freed memory, which can be a whole model. The C library takes a word for it. The allocator
-    that torch has on ARM gives back some of what was freed a tenth of a second ago, each time more is freed."""
+    """Return unused memory to the system, for other programs.
+
+    That is memory of unreachable objects in reference cycles, and freed memory that allocators keep, which can be a
+    whole model. The C library's allocator returns it on request. torch's allocator on ARM returns memory freed more
+    than 0.1 s
+    ago, a part of it at each further free, so a tensor is freed until memory no longer decreases."""
     gc.collect()
-    with suppress(OSError, AttributeError):  # a C library that has no such call
+    with suppress(OSError, AttributeError):  # C libraries without this function
         ctypes.CDLL(None).malloc_trim(0)
-    pieces = [torch.empty(1 << 20, dtype=torch.uint8) for _ in range(2000)]  # finds what ended threads have left
+    pieces = [
+        torch.empty(1 << 20, dtype=torch.uint8) for _ in range(2000)
+    ]  # makes the allocator visit memory of threads that ended
     del pieces
-    least, in_vain = resident("VmRSS") or 0, 0
-    while in_vain < PATIENCE:
+    least, attempts = resident("VmRSS") or 0, 0
+    while attempts < PATIENCE:
         time.sleep(0.15)
         torch.empty(LITTLE, dtype=torch.uint8)
         now = resident("VmRSS") or 0
-        in_vain = 0 if now < least - LITTLE else in_vain + 1
+        attempts = 0 if now < least - LITTLE else attempts + 1
         least = min(least, now)
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether something failed for lack of memory."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or SHORT.search(str(error)) is not None
+    """Whether an error means that memory is exhausted."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or OUT_OF_MEMORY.search(str(error)) is not None
 
 
 def resident(field: str) -> int | None:
+    """A field of /proc/self/status in bytes; None on other systems."""
     try:
         lines = STATUS.read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Where a figure comes from: machine, versions, commit, command, model, date."""
+"""The origin of a figure: machine, versions, commit, command, model, date."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def hardware() -> dict[str, Any]:
 
 
 def load_average() -> float | None:
-    """Programs that wanted to run, over the last minute, this one included; None where the system does not tell."""
+    """The system's load average over the last minute, this program included; None if it is not available."""
     try:
         return round(os.getloadavg()[0], 2)
     except (AttributeError, OSError):
@@ -63,7 +63,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The commit this code was run from, `+` where files differ from it; None outside a checkout."""
+    """The commit of the sources, with `+` if files were changed; None outside a git checkout."""
     here = Path(__file__).parent
     name = _git("-C", str(here), "rev-parse", "--short=12", "HEAD")
     if not name:
@@ -72,16 +72,16 @@ def commit() -> str | None:
     return f"{name}+" if changed else name
 
 
-def _git(*words: str) -> str | None:
+def _git(*arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", *words], capture_output=True, text=True, timeout=10)
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _processor() -> str:
-    """The name Linux gives it, or for ARM the names of its parts, else what Python knows."""
+    """The processor's name in /proc/cpuinfo, or its ARM part number, or Python's name for it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,11 +1,13 @@
-"""How far from what the machine could do. A pass of the target reads every weight once, and the cached keys and values
-of every row; a drafted token of a draft model reads that model's. So
+"""The distance of a measurement from the machine's limits (roofline).
+
+A pass of the target reads every weight once, and the cached keys and values of every row. A drafted token of a draft
+model reads the weights of that model. So
 
     bytes per token = (passes × weights + cached entries read + drafted tokens × draft weights) / emitted tokens
     limit           = bandwidth / bytes per token, in tokens per second
 
-with the bandwidth measured here, by reading on a CPU and by copying on an accelerator. A figure above the limit means
-that weights stayed in a cache between passes.
+The bandwidth is measured, by reading on a CPU and by copying on a GPU. A speed above the limit means that weights
+stayed in a cache between passes.
 """
 
 from __future__ import annotations
@@ -26,15 +28,15 @@ from slipstream.models.sources.load import OUTPUTS, ModelFiles
 from slipstream.models.sources.store import manifest
 from slipstream.models.weights.precision import choose
 
-SIZE = 1 << 28  # bytes read at a time: beyond any cache
-SIDE = 1024  # of the matrices that arithmetic is timed on
+SIZE = 1 << 28  # bytes read to measure bandwidth: larger than any cache
+SIDE = 1024  # size of the square matrices that measure arithmetic
 INPUTS = ("embed_tokens", "embed_in", "wte")
 IN_LAYER = re.compile(r"\.\d+\.")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What the memory and the arithmetic can do, measured."""
+    """The measured limits of a machine."""
 
     bandwidth: float  # bytes per second
     arithmetic: float  # floating-point operations per second, of a matrix product in the model's type
@@ -45,15 +47,15 @@ class Machine:
 
 @dataclass(frozen=True)
 class Weights:
-    """What one pass and one cached token of a model weigh, in bytes, and the parameters a pass multiplies by."""
+    """The sizes of a model."""
 
-    read: int
-    per_token: int
-    parameters: int
+    read: int  # bytes that one pass reads
+    per_token: int  # bytes of keys and values per cached token
+    parameters: int  # parameters that a pass multiplies with
 
 
 def device(name: str = "auto") -> torch.device:
-    """The device that is asked for; auto is a GPU where there is one."""
+    """The requested device; auto is a GPU if there is one."""
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
@@ -78,7 +80,7 @@ def _arithmetic(place: torch.device, dtype: torch.dtype) -> float:
 
 
 def _best(work: Callable[[], Any], place: torch.device, times: int = 7) -> float:
-    """Seconds of the fastest of several, after one that does not count."""
+    """Seconds of the fastest of several runs, after a warm-up."""
     seconds = []
     for _ in range(times + 1):
         started = time.perf_counter()
@@ -89,14 +91,16 @@ def _best(work: Callable[[], Any], place: torch.device, times: int = 7) -> float
     return min(seconds[1:])
 
 
-def weights_of(files: ModelFiles, dtype: str = "auto", kept: int | None = None) -> Weights:
-    """From the headers of the weight files; nothing is loaded. An input matrix that is not the output matrix too is
-    looked up, not read. `kept`: of so many of its layers."""
+def weights_of(files: ModelFiles, dtype: str = "auto", layer_count: int | None = None) -> Weights:
+    """The sizes of a model, from the headers of its weight files; no weights are loaded.
+
+    A separate input embedding is not counted, because a pass reads only a few of its rows. `layer_count`: count only so
+    many of the layers."""
     width = choose(dtype, device()).dtype.itemsize
     stored, config = tensors(files.path), _config(files.path)
     tied = OUTPUTS.isdisjoint(stored)
     layers = config.get("num_hidden_layers", config.get("n_layer", 1))
-    share = min(1.0, (kept or layers) / layers)
+    share = min(1.0, (layer_count or layers) / layers)
     parameters = 0.0
     for name, (_, count) in stored.items():
         if tied or not any(word in name for word in INPUTS):
@@ -108,8 +112,10 @@ def weights_of(files: ModelFiles, dtype: str = "auto", kept: int | None = None) 
 
 
 def held_weights(engine: str, files: ModelFiles, label: str, dtype: str = "auto") -> Weights:
-    """The target's as an engine holds them: in the precision its label names; llama.cpp's packed as in the file, and
-    ours too where products are of whole numbers; numbers stored in bfloat16 stay in two bytes in our kernels."""
+    """The sizes of the target as an engine stores it: in the precision that its label names.
+
+    llama.cpp, and our kernels with integer products, store quantised weights as in the GGUF file. Our CPU kernels store
+    bfloat16 weights in two bytes, also if they compute in float32."""
     named = next((name for name in ("bfloat16", "float16", "float32") if name in label.replace(files.name, "")), dtype)
     weights = weights_of(files, named)
     if "products" in label:
@@ -136,8 +142,9 @@ def bytes_per_token(measurement: Measurement, target: Weights, draft: Weights | 
 
 
 def intensity(measurement: Measurement, target: Weights) -> tuple[float, float]:
-    """Operations per byte of the target's passes, and operations per second: a point under the roofline. Rejected
-    drafts are work too."""
+    """Operations per byte of the target's passes, and operations per second: a point under the roofline.
+
+    Rejected drafts count as work."""
     scored = measurement.tally.cycles + sum(measurement.tally.drafted)
     operations = 2.0 * target.parameters * scored
     read = measurement.passes * target.read + measurement.context * target.per_token

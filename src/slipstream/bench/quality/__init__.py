@@ -1,1 +1,1 @@
-"""How good answers are, and the limited process in which the code of an answer runs."""
+"""Scores of answers, and the sandbox in which the code of an answer runs."""

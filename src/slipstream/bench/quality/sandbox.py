@@ -1,7 +1,7 @@
-"""Running code a model wrote: in a process of its own with little time, little memory, no files and no network.
+"""Runs code that a model wrote, in a separate process with limited time and memory, without files and network.
 
-This keeps mistakes from doing harm. It is no wall against code that was written to break out; for that, run all of it
-inside a container.
+This protects against mistakes. It does not protect against code that was written to break out. For that, run the whole
+benchmark in a container.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CHILD = Path(__file__).with_name("sandbox_child.py")
 
 @dataclass(frozen=True)
 class SandboxLimits:
-    """What a program may use."""
+    """The limits of a program."""
 
     seconds: float = 5.0
     memory: int = 1 << 29  # bytes of address space
@@ -30,14 +30,14 @@ class SandboxLimits:
 def passes(program: str, limits: SandboxLimits | None = None) -> bool:
     """Whether a program runs to its end without an error, within its limits."""
     limits = limits or SandboxLimits()
-    word = secrets.token_hex(16)  # said by the runner after the last line; an early exit does not know it
-    order = json.dumps({"program": program, "word": word, **asdict(limits)})
+    token = secrets.token_hex(16)  # printed after the program ends; a program that exits early does not print it
+    job = json.dumps({"program": program, "token": token, **asdict(limits)})
     environment = {"PATH": os.defpath, "PYTHONHASHSEED": "0"}
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as output:
         try:
             done = subprocess.run(
                 [sys.executable, "-I", "-S", str(CHILD)],
-                input=order.encode(),
+                input=job.encode(),
                 stdout=output,  # a file, not a pipe: its size can be limited
                 stderr=subprocess.DEVNULL,
                 cwd=folder,
@@ -48,4 +48,4 @@ def passes(program: str, limits: SandboxLimits | None = None) -> bool:
         except subprocess.TimeoutExpired:
             return False
         output.seek(0)
-        return done.returncode == 0 and output.read().endswith(word.encode())
+        return done.returncode == 0 and output.read().endswith(token.encode())

@@ -1,7 +1,7 @@
-"""Run by `sandbox.py` as a script of its own: gives up what it does not need, then runs the program it is sent.
+"""The script that `sandbox.py` starts: restricts its own process, then runs the program that it receives.
 
-Reads {"program", "word", "seconds", "memory", "file_bytes"} from the standard input and writes the word after the
-program has ended well. It imports nothing of slipstream.
+Reads {"program", "token", "seconds", "memory", "file_bytes"} from standard input and writes the token after the program
+has ended without an error. It imports nothing from slipstream.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 def confine(seconds: float, memory: int, file_bytes: int) -> None:
     limits(seconds, memory, file_bytes)
     no_network()
-    sys.addaudithook(watch)  # cannot be taken off again
+    sys.addaudithook(watch)  # an audit hook cannot be removed
 
 
 def limits(seconds: float, memory: int, file_bytes: int) -> None:
@@ -28,21 +28,21 @@ def limits(seconds: float, memory: int, file_bytes: int) -> None:
         import resource
     except ImportError:  # not a POSIX system; the time limit of the parent remains
         return
-    wanted = {
+    values = {
         resource.RLIMIT_CPU: int(seconds) + 1,
         resource.RLIMIT_AS: memory,
         resource.RLIMIT_FSIZE: file_bytes,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: 32,
     }
-    for resource_id, value in wanted.items():
+    for resource_id, value in values.items():
         _, hard = resource.getrlimit(resource_id)
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(resource_id, (value, value))
 
 
 def no_network() -> None:
-    """A network of its own with nothing in it, where the system lets us; the audit hook refuses sockets anyway."""
+    """Enter an empty network namespace, if the system allows it. The audit hook refuses sockets in any case."""
     unshare: Any = getattr(os, "unshare", None)  # Python 3.12
     if unshare is None:
         return
@@ -60,11 +60,11 @@ def watch(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def main() -> None:
-    order = json.load(sys.stdin)
-    confine(order["seconds"], order["memory"], order["file_bytes"])
-    exec(compile(order["program"], "answer", "exec"), {"__name__": "__main__"})
+    job = json.load(sys.stdin)
+    confine(job["seconds"], job["memory"], job["file_bytes"])
+    exec(compile(job["program"], "answer", "exec"), {"__name__": "__main__"})
     sys.stdout.flush()
-    sys.stdout.write(order["word"])
+    sys.stdout.write(job["token"])
     sys.stdout.flush()
 
 

@@ -1,8 +1,8 @@
-"""How good answers are where a reference exists, so that equal quality is shown and not assumed.
+"""Scores of answers that have a reference, to verify that speculation does not change quality.
 
-tests      Python tests pass on the code of the answer (in a limited process, `sandbox.py`)
-exact      the last number of the answer is the reference
-contains   the reference stands in the answer
+tests      Python tests pass on the code of the answer (in a sandbox, `sandbox.py`)
+exact      the last number of the answer equals the reference
+contains   the answer contains the reference
 rouge      ROUGE-L: the longest common subsequence of words, as an F measure
 """
 
@@ -32,7 +32,7 @@ class Quality:
 
 
 def judge(items: Sequence[Item], answers: Sequence[str]) -> Quality:
-    """Scores between 0 and 1, meaned by metric; empty where no item has a reference."""
+    """Mean scores between 0 and 1 by metric; empty if no item has a reference."""
     scores: dict[str, list[float]] = {}
     for item, answer in zip(items, answers, strict=True):
         if item.metric is not None:
@@ -46,7 +46,7 @@ def tested(item: Item, answer: str) -> float:
 
 
 def program(item: Item, answer: str) -> str:
-    """The code of an answer: what continues the prompt, the fenced blocks, or all of it."""
+    """The code of an answer: prompt and answer for raw prompts, otherwise the fenced blocks or the whole answer."""
     if item.raw:
         return item.turns[-1] + answer
     blocks = FENCE.findall(answer)
@@ -59,7 +59,7 @@ def exact(item: Item, answer: str) -> float:
 
 
 def _number(text: str) -> float | None:
-    """A number however it is written: 1,250 and 1250.0 are the same."""
+    """The value of a number in any notation: 1,250 and 1250.0 are equal."""
     plain = re.sub(r",(?=\d{3}\b)", "", text).replace(",", ".")
     try:
         return float(plain)
@@ -76,10 +76,10 @@ def rouge(item: Item, answer: str) -> float:
 
 
 def rouge_l(reference: str, answer: str) -> float:
-    """F1 of the longest common subsequence of words, case and punctuation aside."""
-    ours, theirs = _words(answer), _words(reference)
-    common = _common(ours, theirs)
-    return 2 * common / (len(ours) + len(theirs)) if common else 0.0
+    """F1 of the longest common subsequence of words, without case and punctuation."""
+    answer_words, reference_words = _words(answer), _words(reference)
+    common = _common(answer_words, reference_words)
+    return 2 * common / (len(answer_words) + len(reference_words)) if common else 0.0
 
 
 def _words(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Bars of speeds and intervals of ratios, one panel per load. Positions are percentages, so panels fit any width."""
+"""Bars of speeds and intervals of ratios, one panel per load. Positions are percentages of the panel's width."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slipstream.bench.table import load_title
 
 RATIOS = (0.1, 0.2, 0.5, 0.67, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)  # where a ratio's axis has ticks
 WIDEST = 1.6  # an interval is drawn up to this factor beyond the value
-APART = 14.0  # percent of the width between two ticks
+APART = 14.0  # minimum distance of two ticks, in percent of the width
 Place = Callable[[float], float]  # from a value to a percentage of the width
 
 
@@ -31,7 +31,7 @@ def _speed_panel(records: Sequence[Record], palette: Palette) -> str:
 
 
 def reach(record: Record) -> float:
-    """How far an axis of speeds has to go for a record: to the end of its interval, unless that is very wide."""
+    """The end of a record's interval on the axis of speeds, limited to `WIDEST` times its value."""
     largest = float(max(record["tokens_per_second_repeats"]))
     interval = record["tokens_per_second_interval"]
     return largest if interval is None else max(largest, min(interval[1], WIDEST * record["tokens_per_second"]))
@@ -53,7 +53,7 @@ def _speed_row(record: Record, palette: Palette, place: Place) -> str:
 
 
 def ratios(results: Results, palette: Palette) -> str:
-    """Speed against plain decoding of the same engine; the line is 1. Empty where nothing was drafted with."""
+    """Speed relative to plain decoding of the same engine, with a line at 1. Empty if no drafter was measured."""
     records = [record for record in results["records"] if record.get("ratio_to_plain") is not None]
     if not records:
         return ""
@@ -70,7 +70,7 @@ def _drawn(record: Record) -> bool:
 
 
 def _ratio_axis(records: Sequence[Record]) -> tuple[Place, list[tuple[float, str]]]:
-    """A logarithmic axis around 1 that holds every ratio and, as far as `WIDEST`, the intervals."""
+    """A logarithmic axis around 1 that shows every ratio and, up to `WIDEST`, its interval."""
     values = [record["ratio_to_plain"] for record in records] + [1 / 1.25, 1.25]
     lows = [record["ratio_to_plain_interval"][0] for record in records]
     highs = [record["ratio_to_plain_interval"][1] for record in records]
@@ -104,7 +104,7 @@ def chip(verdict: str) -> str:
 
 
 def _whisker(interval: Sequence[float], place: Place, colour: str) -> str:
-    """An interval with caps; where it leaves the axis it ends without one."""
+    """An interval with caps. An end beyond the axis has no cap."""
     low, high = (min(max(place(bound), 0.0), 100.0) for bound in interval)
     paint = f'stroke="{colour}" stroke-width="1.6"'
     caps = [end for end, bound in ((low, interval[0]), (high, interval[1])) if 0 < place(bound) < 100]
@@ -127,9 +127,9 @@ def _row(record: Record, palette: Palette, drawing: str, value: str) -> str:
 
 def _name(record: Record, palette: Palette) -> str:
     """Engine and drafter, and below them depth and rule."""
-    drafter, _, how = drafting(record).partition(", ")
-    more = f"<small>{escape(how)}</small>" if how else ""
-    return f'<div class="name">{palette.key(record["engine"])} {escape(drafter)}{more}</div>'
+    drafter, _, details = drafting(record).partition(", ")
+    small = f"<small>{escape(details)}</small>" if details else ""
+    return f'<div class="name">{palette.key(record["engine"])} {escape(drafter)}{small}</div>'
 
 
 def _panel(title: str, rows: Sequence[str], marks: Sequence[tuple[float, str]]) -> str:
@@ -139,5 +139,5 @@ def _panel(title: str, rows: Sequence[str], marks: Sequence[tuple[float, str]]) 
 
 
 def _edge(at: float) -> str:
-    """Labels at the ends of an axis stay within it."""
+    """The CSS class that keeps labels at the ends of an axis inside the panel."""
     return ' class="first"' if at < 3 else ' class="last"' if at > 97 else ""

@@ -1,4 +1,4 @@
-"""What records are called in the report and in the takeaway, how they are grouped, and the colour of each engine."""
+"""Names and groups of records in the report, and the colour of each engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def drafter_name(record: Record) -> str:
 
 
 def drafting(record: Record) -> str:
-    """Drafter, depth and rule: what tells setups of one engine apart."""
+    """Drafter, depth and rule: the name of a setup within its engine."""
     if is_plain(record):
         return "plain"
     depth = "automatic depth" if record["depth"] == "auto" else f"depth {record['depth']}"
@@ -34,12 +34,12 @@ def drafting(record: Record) -> str:
 
 
 def line_of(record: Record) -> tuple[Any, ...]:
-    """Setups that differ in depth alone: one line of a chart."""
+    """The key of a chart's line: setups that differ only in depth."""
     return record["engine"], record["drafter"], record["rule"]
 
 
 def setup_of(record: Record) -> tuple[Any, ...]:
-    """What names a setup over all loads. The rule is left out where it is the greedy one."""
+    """The key of a setup over all loads, without the rule if that is greedy."""
     rule = None if record["rule"] in ("greedy", "plain") else record["rule"]
     return record["engine"], record["drafter"], record["depth"], rule
 
@@ -52,12 +52,12 @@ def grouped(records: Sequence[Record], key: Callable[[Record], Any]) -> dict[Any
 
 
 def engines_of(results: Results) -> list[str]:
-    """In the order in which they were named."""
+    """The engines in the order of the command line."""
     return list(dict.fromkeys(record["engine"] for record in results["records"]))
 
 
 def marked(records: Sequence[Record]) -> dict[tuple[Any, ...], int]:
-    """A number for each line within its engine, which chooses its marker and its dashes; plain decoding has 0."""
+    """The number of each line within its engine, for its marker and dashes. Plain decoding has 0."""
     numbers = {line_of(record): 0 for record in records if is_plain(record)}
     for line in (line_of(record) for record in records):
         numbers.setdefault(line, sum(engine == line[0] for engine, *_ in numbers))

@@ -1,4 +1,4 @@
-"""Charts against depth and position: how deep drafting pays, and where drafts are rejected."""
+"""Charts over depth and position: the best depth, and the positions at which drafts are rejected."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from slipstream.bench.table import load_title
 
 
 class Measure(NamedTuple):
-    """What a chart against depth shows."""
+    """The quantity of a chart over depth."""
 
     title: str
     value: Callable[[Record], float]
-    reach: Callable[[Record], float]  # how far the axis has to go
+    reach: Callable[[Record], float]  # the largest value on the axis
     interval: Callable[[Record], Sequence[float] | None] = lambda record: None
 
 
@@ -43,16 +43,16 @@ MEASURES = (
     Measure("tau: tokens per cycle", _tau, _tau),
     Measure("milliseconds per cycle", _milliseconds, _milliseconds),
 )
-ASIDE = 0.06  # of a depth: lines of one chart stand so far beside each other, so that intervals do not overlap
+ASIDE = 0.06  # horizontal distance of two lines, as a share of one depth, so that intervals do not overlap
 
 
 def depths(results: Results, palette: Palette) -> str:
-    """Where drafters were measured at several depths: one panel per load, with depth 0 for plain decoding."""
+    """One panel per load for drafters that were measured at several depths. Depth 0 is plain decoding."""
     return _panels(results, palette, _depth_panel, "panels whole")
 
 
 def positions(results: Results, palette: Palette) -> str:
-    """The share of cycles that kept each drafted position, from the deepest setup of every drafter."""
+    """The share of cycles that accepted each drafted position, from the deepest setup of every drafter."""
     return _panels(results, palette, _position_panel, "panels")
 
 

@@ -1,4 +1,4 @@
-"""The report page, from its parts."""
+"""Assembles the report page."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def html(results: Results) -> str:
 def _warnings(results: Results) -> str:
     cautions = warnings(results)
     if results.get("scaled"):
-        words = "Its answers are the small model's, its cost that of a large one."
-        cautions.append(f"Cost-scaled target: {results['scaled']}. {words}")
-    return "".join(f'<p class="warning">{escape(words)}</p>' for words in cautions)
+        meaning = "Its answers are those of the small model, its cost that of a large one."
+        cautions.append(f"Cost-scaled target: {results['scaled']}. {meaning}")
+    return "".join(f'<p class="warning">{escape(caution)}</p>' for caution in cautions)
 
 
 def _engines(results: Results, palette: Palette) -> str:
-    """The legend of the page: every engine in its colour, with the model as it runs it."""
+    """The legend of the page: every engine in its colour, with its label of the model."""
     models = {record["engine"]: record["model"] or results["model"] for record in results["records"]}
     sizes = results["limits"]["target_bytes"]
     lines = [
@@ -59,7 +59,7 @@ def _engines(results: Results, palette: Palette) -> str:
 
 
 def _cards(results: Results) -> str:
-    """A few figures that need no interval."""
+    """A few figures without intervals."""
     records = results["records"]
     drafted = [record for record in records if not is_plain(record)]
     same = [record["same_answers"] for record in drafted if record["same_answers"] is not None]
@@ -80,7 +80,7 @@ def _range(values: Sequence[float]) -> str:
 
 
 def _charts(results: Results, palette: Palette) -> list[str]:
-    """Every chart with a heading and a line that says what it shows; those that have nothing to show are left out."""
+    """Every chart with a heading and an explanation. Empty charts are left out."""
     charts = (
         (
             "Against plain decoding",

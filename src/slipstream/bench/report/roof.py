@@ -1,4 +1,4 @@
-"""The roofline: where target passes lie under what the machine's memory and arithmetic allow."""
+"""The roofline chart: target passes under the limits of the machine's memory and arithmetic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slipstream.bench.table import load_title
 
 
 def roofline(results: Results, palette: Palette) -> str:
-    """One chart of all records on logarithmic axes; empty where nothing was counted."""
+    """One chart of all records on logarithmic axes; empty if no record has operation counts."""
     records = [record for record in results["records"] if record["operations_per_second"]]
     if not records:
         return ""
@@ -41,7 +41,7 @@ def roofline(results: Results, palette: Palette) -> str:
 
 
 def _decades(low: float, high: float) -> list[float]:
-    """Powers of ten within a range, or of two where it holds fewer than three of ten."""
+    """Powers of ten within a range; powers of two if there are fewer than three powers of ten."""
     tens = [10.0**n for n in range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)]
     if len(tens) > 2:
         return tens

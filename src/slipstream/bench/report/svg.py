@@ -1,4 +1,4 @@
-"""SVG by hand: scales, axes, lines and markers. Colours are CSS variables, so that a chart follows the page's theme."""
+"""SVG charts: scales, axes, lines and markers. Colours are CSS variables, so that charts follow the page's theme."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CORNERS: tuple[tuple[Point, ...], ...] = (
     ((0, -1.4), (1.4, 0), (0, 1.4), (-1.4, 0)),
     ((0, -1.3), (1.2, 1), (-1.2, 1)),
 )
-MARKERS = 1 + len(CORNERS)  # a circle too
+MARKERS = 1 + len(CORNERS)  # a circle and the polygons
 
 
 def ticks(low: float, high: float, count: int = 4) -> list[float]:
@@ -27,12 +27,12 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 
 def shown(value: float) -> str:
-    """A tick's number, with no more digits than it needs."""
+    """The text of a tick's number, without trailing zeros."""
     return f"{value:,.10g}" if abs(value) >= 1 or value == 0 else f"{value:.3g}"
 
 
 def marker(x: float, y: float, number: int, colour: str, size: float = 4.0) -> str:
-    """A circle, a square, a diamond or a triangle. From the fifth on they are hollow."""
+    """A circle, a square, a diamond or a triangle, filled for numbers 0 to 3 and hollow for 4 to 7."""
     fill = colour if number % (2 * MARKERS) < MARKERS else "var(--panel)"
     paint = f'fill="{fill}" stroke="{colour}" stroke-width="1.5"'
     if number % MARKERS == 0:
@@ -43,7 +43,7 @@ def marker(x: float, y: float, number: int, colour: str, size: float = 4.0) -> s
 
 
 def sample(number: int, colour: str) -> str:
-    """A piece of a line with its marker, for a legend."""
+    """A short line with its marker, for a legend."""
     stroke = f'stroke="{colour}" stroke-width="2" stroke-dasharray="{DASHES[number % len(DASHES)]}"'
     line = f'<line x1="0" y1="6" x2="34" y2="6" {stroke}/>'
     return f'<svg class="sample" viewBox="0 0 34 12" aria-hidden="true">{line}{marker(17, 6, number, colour)}</svg>'
@@ -74,7 +74,7 @@ class Plot:
         return start + (end - start) * (at - low) / (high - low or 1.0)
 
     def grid(self, across: Sequence[tuple[float, str]], up: Sequence[float], below: str) -> None:
-        """Lines and numbers: values with their names along x, values along y, the name of the x axis."""
+        """Draw grid lines and labels. `across`: values and labels along x; `up`: values along y; `below`: x axis title."""
         base = self.height - self.bottom
         for value in up:
             y = self.up(value)
@@ -95,15 +95,15 @@ class Plot:
         self.parts.append(f"<g>{drawn}<title>{about}</title></g>" if about else drawn)
 
     def whisker(self, x: float, low: float, high: float, colour: str) -> None:
-        """An interval, cut where the chart ends; an end that is cut has no mark."""
+        """An interval, cut at the borders of the chart. An end that was cut has no cap."""
         at, inside = self.across(x), [min(max(bound, self.y[0]), self.y[1]) for bound in (low, high)]
         ends = " ".join(f"M{at - 4:.1f} {self.up(bound):.1f}h8" for bound in inside if bound in (low, high))
         path = f"M{at:.1f} {self.up(inside[0]):.1f}V{self.up(inside[1]):.1f} {ends}"
         self.parts.append(f'<path d="{path}" stroke="{colour}" stroke-width="1.5" opacity=".7"/>')
 
-    def text(self, x: float, y: float, words: str, anchor: str = "middle", kind: str = "") -> None:
-        named = f' class="{kind}"' if kind else ""
-        self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{named}>{words}</text>')
+    def text(self, x: float, y: float, content: str, anchor: str = "middle", kind: str = "") -> None:
+        css = f' class="{kind}"' if kind else ""
+        self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{css}>{content}</text>')
 
     def svg(self) -> str:
         title = f'<text class="title" x="0" y="14">{self.title}</text>'

@@ -1,11 +1,11 @@
-"""Tables of the report. Every cell names its column, so that narrow screens can show a row as a list."""
+"""Tables of the report. Every cell has the name of its column, so that narrow screens can show a row as a list."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from slipstream.bench.columns import COLUMNS, Column, legend, worth
+from slipstream.bench.columns import COLUMNS, Column, has_values, legend
 from slipstream.bench.report.bars import chip
 from slipstream.bench.report.labels import Palette, Record, Results, drafting, grouped, load_of
 from slipstream.bench.statistics import NOT_DRAFTED, ONE_REPEAT
@@ -16,8 +16,8 @@ FIRST_TABLE = ("tokens/s", "against plain", "whole calls/s", "whole calls", "to 
 
 
 def all_tables(results: Results, palette: Palette) -> str:
-    """Two tables per load, so that neither is wider than a screen, and the changes since another run."""
-    columns = [column for column in COLUMNS if column.title not in NAMES and worth(column, results["records"])]
+    """Two tables per load, so that both fit a screen, and the comparison with another run if there is one."""
+    columns = [column for column in COLUMNS if column.title not in NAMES and has_values(column, results["records"])]
     speed = [column for column in columns if column.title in FIRST_TABLE]
     other = [column for column in columns if column.title not in FIRST_TABLE]
     loads = list(grouped(results["records"], load_of).values())
@@ -48,13 +48,13 @@ def _records_table(records: Sequence[Record], columns: Sequence[Column], palette
 
 
 def _cell(column: Column, record: Record) -> str:
-    words = column.show(record)
-    shown = escape(words)
-    if column.title == "against plain" and words != "-":
+    text = column.show(record)
+    shown = escape(text)
+    if column.title == "against plain" and text != "-":
         verdict = str(record["verdict"])
-        figures = "" if verdict in (ONE_REPEAT, NOT_DRAFTED) else f"{escape(words.removesuffix(verdict))}<br>"
+        figures = "" if verdict in (ONE_REPEAT, NOT_DRAFTED) else f"{escape(text.removesuffix(verdict))}<br>"
         shown = f"<span>{figures}{chip(verdict)}</span>"
-    kind = "empty" if words == "-" else "wide" if "[" in words else ""
+    kind = "empty" if text == "-" else "wide" if "[" in text else ""
     return f'<td class="{kind}" data-name="{escape(column.title)}">{shown}</td>'
 
 

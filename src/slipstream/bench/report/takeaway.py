@@ -1,4 +1,4 @@
-"""The result of a benchmark in one sentence. It claims a difference only where an interval lies on one side of 1."""
+"""The result of a benchmark in one sentence. It claims a difference only if an interval lies on one side of 1."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slipstream.bench.statistics import FASTER, NOT_DRAFTED, SLOWER, SLOWER_NOT_
 
 
 class Pooled(NamedTuple):
-    """A setup over all its loads, against plain decoding of its engine."""
+    """The ratio of a setup to plain decoding of its engine, pooled over its loads."""
 
     name: str
     loads: str
@@ -28,7 +28,7 @@ class Pooled(NamedTuple):
 
 
 def takeaway(results: Results) -> str:
-    """The sentence that heads the report."""
+    """The heading of the report."""
     records = [record for record in results["records"] if all(record["tokens_per_second_repeats"])]
     if not records:
         return "No tokens were generated, so there is no speed to compare."
@@ -37,14 +37,15 @@ def takeaway(results: Results) -> str:
     place = f"{_speed(plain)} tokens per second on {machine(results)}"
     if max(record["repeats"] for record in records) == 1:
         return f"Plain decoding of {first} runs at {place}; one repeat has no interval, so no ratio is claimed."
-    said = _drafting(first, pooled_setups([record for record in records if record["engine"] == first]))
+    drafting_clause = _drafting(first, pooled_setups([record for record in records if record["engine"] == first]))
     rival = _rival(records, first)
     base = f"{first} decodes plainly at {place}{rival}"
-    return f"{said[0].upper()}{said[1:]}; {base}." if said else f"{base[0].upper()}{base[1:]}."
+    sentence = f"{drafting_clause}; {base}." if drafting_clause else f"{base}."
+    return f"{sentence[0].upper()}{sentence[1:]}"
 
 
 def _drafting(engine: str, setups: Sequence[Pooled]) -> str:
-    """What drafting brought in the engine that was named first; empty where no drafter was measured."""
+    """A clause on the effect of drafting in the first engine; empty if no drafter was measured."""
     if not setups:
         return ""
     gains = [setup for setup in setups if setup.verdict == FASTER]
@@ -60,40 +61,40 @@ def _drafting(engine: str, setups: Sequence[Pooled]) -> str:
 
 
 def _rival(records: Sequence[Record], first: str) -> str:
-    """Plain decoding of the first engine against the fastest other one; empty where there is no other."""
+    """A clause that compares plain decoding of the first and the fastest other engine; empty if there is no other."""
     groups = grouped(list(filter(is_plain, records)), lambda record: record["engine"])
     plain = {engine: {load_of(record): record for record in group} for engine, group in groups.items()}
-    ours = plain.pop(first)
-    ratios = {engine: pooled([_pair(ours[load], loads[load]) for load in loads]) for engine, loads in plain.items()}
+    own = plain.pop(first)
+    ratios = {engine: pooled([_pair(own[load], loads[load]) for load in loads]) for engine, loads in plain.items()}
     if not ratios:
         return ""
     name, ratio = min(ratios.items(), key=lambda item: item[1].value)
-    name = "the llamacpp wheel" if name == "llamacpp" else name  # not llama.cpp as it is built for a machine
-    says = {FASTER: f"{ratio.value:.2f} times as fast as {name}", SLOWER: f"slower than {name}"}
-    return f", {says.get(verdict(ratio), f'not measurably faster than {name}')} ({_span(ratio)})"
+    name = "the llamacpp wheel" if name == "llamacpp" else name  # a llama.cpp that is built for the machine is faster
+    clauses = {FASTER: f"{ratio.value:.2f} times as fast as {name}", SLOWER: f"slower than {name}"}
+    return f", {clauses.get(verdict(ratio), f'not measurably faster than {name}')} ({_span(ratio)})"
 
 
 def pooled_setups(records: Sequence[Record]) -> list[Pooled]:
-    """Every drafting setup of one engine over its loads."""
+    """Every drafting setup of one engine, pooled over its loads."""
     plain = {load_of(record): record for record in records if is_plain(record)}
     setups = grouped([record for record in records if not is_plain(record)], setup_of)
     return [_pool(group, [plain[load_of(record)] for record in group]) for group in setups.values()]
 
 
 def _pool(group: Sequence[Record], plain: Sequence[Record]) -> Pooled:
-    ratio = pooled([_pair(ours, theirs) for ours, theirs in zip(group, plain, strict=True)])
+    ratio = pooled([_pair(record, base) for record, base in zip(group, plain, strict=True)])
     drafted = any(record["drafted"] or record["tau"] > 1 for record in group)
     loads = str(group[0]["workload"]) if len(group) == 1 else f"{len(group)} loads"
     return Pooled(_name(group[0]), loads, ratio, verdict(ratio, drafted))
 
 
 def _name(record: Record) -> str:
-    drafter, _, how = drafting(record).partition(", ")
-    return f"{drafter} ({how})"
+    drafter, _, details = drafting(record).partition(", ")
+    return f"{drafter} ({details})"
 
 
-def _pair(ours: Record, theirs: Record) -> Pair:
-    return ours["tokens_per_second_repeats"], theirs["tokens_per_second_repeats"]
+def _pair(record: Record, base: Record) -> Pair:
+    return record["tokens_per_second_repeats"], base["tokens_per_second_repeats"]
 
 
 def machine(results: Results) -> str:
@@ -110,6 +111,6 @@ def _speed(records: Sequence[Record]) -> str:
 
 
 def _span(ratio: Estimate) -> str:
-    assert ratio.interval is not None, "one repeat has no interval, and nothing is said of it"
+    assert ratio.interval is not None, "ratios of one repeat are not reported"
     low, high = ratio.interval
     return f"95 % interval {low:.2f} to {high:.2f}"

@@ -1,4 +1,4 @@
-"""Workloads: prompts to measure on, those shipped here by name and those of a user's file by its path."""
+"""Workloads: the prompts of a benchmark. Shipped ones are given by name, a user's own by the path of a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Workload:
-    """Prompts under one name; the digest says whether two results were measured on the same ones."""
+    """Prompts with a name. Two results were measured on the same prompts if their digests are equal."""
 
     name: str
     items: tuple[Item, ...]
@@ -33,21 +33,21 @@ def shipped() -> list[str]:
 
 
 def load_workloads(spec: str) -> list[Workload]:
-    """`code,chat:3,my.jsonl`: names or files, each with how many of its prompts to take, all if not said."""
-    workloads = [_one(word.strip()) for word in spec.split(",")]
+    """Parse `code,chat:3,my.jsonl`: names or files, each optionally with the number of prompts to use."""
+    workloads = [_load(part.strip()) for part in spec.split(",")]
     names = [workload.name for workload in workloads]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"the workload {min(twice)} is named twice")
     return workloads
 
 
-def _one(word: str) -> Workload:
-    name, colon, count = word.rpartition(":")
+def _load(spec: str) -> Workload:
+    name, colon, count = spec.rpartition(":")
     if not (colon and count.isdigit()):
-        name, count = word, ""
+        name, count = spec, ""
     items = read_items(_path(name))
     if count and not 1 <= int(count) <= len(items):
-        raise ValueError(f"the workload {name} holds {len(items)} prompts; {word} asks for {count}")
+        raise ValueError(f"the workload {name} holds {len(items)} prompts; {spec} asks for {count}")
     return Workload(Path(name).stem, tuple(items[: int(count)] if count else items))
 
 

@@ -15,20 +15,27 @@ from typing import Any
 
 METRICS = ("tests", "exact", "contains", "rouge")
 OWN = ("prompt", "reference", "task", "tests", "metric")
-FUNCTION_ENDS = ("\ndef ", "\nclass ", "\nif __name__", "\nprint(", "\n#", "\nassert ")  # what follows a whole function
+FUNCTION_ENDS = (
+    "\ndef ",
+    "\nclass ",
+    "\nif __name__",
+    "\nprint(",
+    "\n#",
+    "\nassert ",
+)  # stop texts: a complete function is followed by one of these
 
 
 @dataclass(frozen=True)
 class Item:
-    """One prompt, or the user's side of a conversation, and what a good answer is where that is known."""
+    """One prompt, or the user's turns of a conversation, and the reference answer if there is one."""
 
     turns: tuple[str, ...]
     task: str
     system: str = ""
     reference: str | None = None
-    metric: str | None = None  # how the reference is used; None where there is none
-    tests: str | None = None  # Python that fails where the answer is wrong
-    raw: bool = False  # continued as it is, without the chat template
+    metric: str | None = None  # how answers are scored; None if there is no reference
+    tests: str | None = None  # Python code that fails if the answer is wrong
+    raw: bool = False  # without the chat template
     stop: tuple[str, ...] = ()
 
 
@@ -81,7 +88,7 @@ def _own(data: Mapping[str, Any], task: str) -> Item:
 
 
 def _metric(reference: str | None, tests: str | None) -> str | None:
-    """Tests are run, a number must be met, any other text is compared."""
+    """The default metric: tests are run, a number must be equal, any other text is scored with ROUGE."""
     if tests is not None:
         return "tests"
     if reference is None:
@@ -90,7 +97,7 @@ def _metric(reference: str | None, tests: str | None) -> str | None:
 
 
 def _turns(prompt: Any) -> tuple[str, tuple[str, ...]]:
-    """A prompt's system message and the user's turns; the answers in between are the model's own."""
+    """A prompt's system message and the user's turns. The model itself gives the answers in between."""
     if isinstance(prompt, str):
         turns, system = [prompt], ""
     elif isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt):
@@ -110,7 +117,8 @@ def _human_eval(data: Mapping[str, Any]) -> Item:
 
 
 def _questions(data: Mapping[str, Any], task: str) -> Item:
-    """A reference is kept where it is one text; the judged answers of MT-bench are for a judge, not for a metric."""
+    """A question of Spec-Bench or MT-bench. A reference is used only if it is one text: those of MT-bench need a judge
+    model."""
     turns = data["turns"]
     if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
         raise ValueError("its turns are no list of texts")
