@@ -83,7 +83,7 @@ def _plain(cell: Cell, measured: Mapping[Cell, Sequence[Measurement]], engine: s
 
 
 def _ratios(cell: Cell, runs: Sequence[Measurement], plain: Sequence[Measurement] | None) -> Record:
-    """Ratios to plain decoding of the same engine, of decoding alone and of whole calls, and the verdict on the first."""
+    """Ratios to plain decoding of the same engine, without and with prefill, and the verdict on the first."""
     decoding = None if cell.setup.plain else _ratio(runs, plain)
     end_to_end = None if cell.setup.plain else _ratio(runs, plain, end_to_end=True)
     proposed = any(sum(run.tally.drafted) or run.tally.tau > 1 for run in runs)

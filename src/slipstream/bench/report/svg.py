@@ -74,7 +74,7 @@ class Plot:
         return start + (end - start) * (at - low) / (high - low or 1.0)
 
     def grid(self, across: Sequence[tuple[float, str]], up: Sequence[float], below: str) -> None:
-        """Draw grid lines and labels. `across`: values and labels along x; `up`: values along y; `below`: x axis title."""
+        """Draw grid lines and labels. `across`: values and labels on x; `up`: values on y; `below`: x axis title."""
         base = self.height - self.bottom
         for value in up:
             y = self.up(value)
