@@ -28,9 +28,9 @@ def test_numbers_are_those_of_the_file(kind):
 def test_laid_out_and_raised_again(kind):
     grid = blocks.grid(torch.from_numpy(random_blocks(kind, 37, 768)), kind)
     for side in (4, 8, 16):
-        data = few_bits.laid(grid, side)
+        data = few_bits.pack_blocks(grid, side)
         assert data.shape == (-(-37 // side), 24, side * few_bits.FORMS[grid.kind].size)
-        assert torch.equal(few_bits.raised(data, 37, grid.kind), grid.weight())
+        assert torch.equal(few_bits.unpack_blocks(data, 37, grid.kind), grid.weight())
 
 
 def test_sizes_are_those_of_the_format():

@@ -96,7 +96,7 @@ def decoded(
     target.forward_pass.decoder = passes(target, recorded=kind != "llama") if fast else None
     head = eagle(target, IDS, features=(0, 1))
     head.slots.net.to(DEVICE)
-    head.slots._call, head.vocabulary.ids = None, head.vocabulary.ids.to(DEVICE)
+    head.slots._kernel, head.vocabulary.ids = None, head.vocabulary.ids.to(DEVICE)
     parts = {"none": NoDrafter(VOCAB), "eagle": head, "ngram": NGram(VOCAB)}
     if plan.drafter == "draft_model":
         parts["draft_model"] = draft_model(target, fast, ids)

@@ -131,7 +131,7 @@ def run(fast: bool, rule: str, warm: float, rows: Sequence[Wanted]) -> Run:
     head = Eagle(
         net.to(DEVICE), torch.tensor(IDS, device=DEVICE), model.model.embed_tokens.weight.detach(), target, VOCAB
     )
-    head.slots._call = None
+    head.slots._kernel = None
     parts = {"none": NoDrafter(VOCAB), "eagle": head}
     whole = CapturedRunner(target, target.decoder) if fast else None
     policy = Noting()
