@@ -1,6 +1,6 @@
-"""The counter of joules that NVIDIA's driver keeps for each GPU.
+"""The energy counter of a GPU in joules, from NVIDIA's driver.
 
-The library comes with the driver and is called through ctypes: nothing need be installed.
+The library is part of the driver and is called with ctypes, so nothing has to be installed.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ LIBRARY = "libnvidia-ml.so.1"
 
 
 class NoCounter(Exception):
-    """Why there is nothing to read."""
+    """There is no energy counter. The message is the reason."""
 
 
 class Nvml:
-    """The four calls that are needed, of the library or of what stands in for it in tests."""
+    """The NVML functions that are used. `library`: the library, or a fake in tests."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
         self._do("nvmlInit_v2")
 
     def find(self, uuid: str | None) -> ctypes.c_void_p:
-        """The board of this name. A program may see some boards only, under numbers of its own, so a number names none;
-        where the name is not known, the only board there is is the one."""
+        """The board with this UUID. Without a UUID, the only board; NoCounter if there are several.
+
+        Indices are not used, because CUDA_VISIBLE_DEVICES changes CUDA's indices but not NVML's."""
         board = ctypes.c_void_p()
         try:
             if uuid is None:
@@ -43,7 +44,7 @@ class Nvml:
         return board
 
     def joules(self, board: ctypes.c_void_p) -> float:
-        """Since the driver was loaded."""
+        """Joules since the driver was loaded."""
         spent = ctypes.c_ulonglong()
         self._do("nvmlDeviceGetTotalEnergyConsumption", board, ctypes.byref(spent))
         return spent.value / 1000
@@ -58,7 +59,7 @@ class Nvml:
 
 
 def gpu_counter(device: int | None = None) -> Callable[[], float]:
-    """What reads the joules of a CUDA device, the current one if none is named; `NoCounter` says why there is none."""
+    """A function that reads the joules of a CUDA device, by default the current one. `NoCounter` if it has none."""
     if not torch.cuda.is_available():
         raise NoCounter("torch sees no CUDA device")
     try:
@@ -69,7 +70,7 @@ def gpu_counter(device: int | None = None) -> Callable[[], float]:
 
 
 def counter(library: Any, uuid: str | None) -> Callable[[], float]:
-    """What reads the joules of the board of this name; `NoCounter` where it has none."""
+    """A function that reads the joules of the board with this UUID. `NoCounter` if it has no counter."""
     nvml = Nvml(library)
     board = nvml.find(uuid)
     nvml.joules(board)  # boards before Volta refuse
@@ -77,7 +78,7 @@ def counter(library: Any, uuid: str | None) -> Callable[[], float]:
 
 
 def _uuid(device: int | None) -> str | None:
-    """As NVML spells it."""
+    """The device's UUID in NVML's spelling."""
     number = torch.cuda.current_device() if device is None else device
     uuid = getattr(torch.cuda.get_device_properties(number), "uuid", None)
     return None if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}"
