@@ -218,9 +218,9 @@ def times(load: Load) -> dict[str, dict[str, Any]]:
 
 
 async def warm_up(load: Load, clients: int, seconds: float) -> float:
-    """Caches fill while the server is under load: go on until they have, at most six times; the seconds it took."""
+    """Caches fill while the server is under load: go on until they have, at most four times; the seconds it took."""
     began, last = time.monotonic(), 0.0
-    for _ in range(6):
+    for _ in range(4):
         await load.phase(clients, seconds)
         memory = load.server.usage()["memory"]
         if memory < last * (1 + MEMORY_BAND / 4):

@@ -80,9 +80,27 @@ def test_an_answer_streams_in_colours(page):
     assert page.locator("#messages .accepted, #messages .recovered, #messages .bonus").count() > 0
     page.locator("#messages li.assistant span").first.hover()
     assert "probability" in page.locator("#tip").inner_text()
+    page.locator("#messages li.assistant .accepted").first.hover()
+    assert "candidate 1 of 1 in the draft" in page.locator("#tip").inner_text()
+    assert page.locator("#draft-tree rect.accepted").count() > 0
+    assert "accepted" in page.locator("#tree-caption").inner_text()
+    assert page.locator("#queue-chart rect").count() > 0
     assert "tau" in page.locator("#figures").inner_text()
     assert page.locator("#cycles-chart rect").count() > 1
     shot(page, "chat")
+
+
+def test_the_tree_of_a_cycle_is_drawn(page):
+    page.select_option("#mode", "tree")
+    page.fill("#chat-prompt", "abcabcabc")
+    page.fill("#max-tokens", "30")
+    page.click("text=Send")
+    page.wait_for_selector("#chat-stop:disabled")
+    page.locator("#messages [data-cycle='0']").first.hover()
+    assert page.locator("#tree-caption").inner_text().startswith("Draft of cycle 1: ")
+    assert page.locator("#draft-tree rect.node").count() >= 2
+    assert "accepted" in page.locator("#draft-tree").get_attribute("aria-label")
+    shot(page, "tree")
 
 
 def test_speculation_off_is_plain(page):

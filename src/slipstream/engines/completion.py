@@ -21,6 +21,16 @@ class Logprob:
 
 
 @dataclass(frozen=True)
+class DraftedTree:
+    """The draft of one cycle for one request: a token and a parent (-1 for none) for each node, siblings in the order
+    in which they were drafted, and the accepted nodes."""
+
+    token_ids: tuple[int, ...]
+    parents: tuple[int, ...]
+    path: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Chunk:
     """The output of one cycle for one request; `finish_reason` is set on the last one."""
 
@@ -32,6 +42,7 @@ class Chunk:
     error: str | None = None
     pieces: tuple[str, ...] = ()  # the text that became final with each token; `text` may end with more
     prompt_logprobs: tuple[Logprob | None, ...] = ()  # on the first chunk, where asked for
+    draft: DraftedTree | None = None  # of its cycle, where logprobs are asked for and there was one
 
 
 @dataclass

@@ -13,6 +13,7 @@ from functools import cached_property
 from slipstream.core.tree import Shape
 from slipstream.core.types import Budget, Origin, Request, Row
 from slipstream.engines.base import Chunk, Completion, Guarantee, Logprob, RequestHandle, SpeculationStats
+from slipstream.engines.completion import DraftedTree
 from slipstream.engines.stops import StopStrings
 from slipstream.models.text.detokenizer import Detokenizer
 
@@ -67,13 +68,20 @@ class Job(RequestHandle):
         """Its row begins: it waits no longer."""
         self.queue_seconds = time.perf_counter() - self.submitted
 
-    def take(self, tokens: Sequence[int], origins: Sequence[Origin], logprobs: Sequence[Logprob]) -> Chunk:
+    def take(
+        self,
+        tokens: Sequence[int],
+        origins: Sequence[Origin],
+        logprobs: Sequence[Logprob],
+        draft: DraftedTree | None = None,
+    ) -> Chunk:
         """Read newly committed tokens one by one, as plain decoding would; a stop string takes back the rest."""
         pieces = self._read(tokens)
         if (kept := len(pieces)) < len(tokens):
             tokens, origins, logprobs = tokens[:kept], origins[:kept], logprobs[:kept]
         text = "".join(pieces) + (self._rest() if self.row.finish_reason and not self._stops.hit else "")
-        return Chunk(text, tuple(tokens), tuple(origins), tuple(logprobs), self.row.finish_reason, None, tuple(pieces))
+        reason = self.row.finish_reason
+        return Chunk(text, tuple(tokens), tuple(origins), tuple(logprobs), reason, None, tuple(pieces), draft=draft)
 
     def _read(self, tokens: Sequence[int]) -> list[str]:
         """The text that becomes final with each of them; of fewer where it stops."""

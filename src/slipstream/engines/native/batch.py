@@ -21,10 +21,11 @@ from slipstream.core.shaping import places
 from slipstream.core.types import Budget, Draft, RowOutcome, Scores, Verdict
 from slipstream.drafters.none import empty_draft
 from slipstream.engines.checks import check_token_ids
+from slipstream.engines.completion import DraftedTree
 from slipstream.engines.job import Job
 from slipstream.engines.logprobs import token_logprobs
 from slipstream.engines.native.captured.rows import CapturedRows
-from slipstream.engines.native.groups import Group, join, levels, limited, merge, part, slots
+from slipstream.engines.native.groups import Group, drafted_tree, join, levels, limited, merge, part, slots
 from slipstream.engines.native.laws import check_tree, law_of
 from slipstream.engines.native.prefill import PromptReader
 from slipstream.engines.native.prompt_scorer import PromptScorer
@@ -268,15 +269,24 @@ class Batch:
                 with job.blamed():
                     if sound:
                         said = None if scores is None or job.top is None else part(scores, index[reached[:sound]])
-                        self._emit(job, news, sound, drafted[r], said)
+                        shown = None if job.top is None else drafted_tree(draft, r, news.path)
+                        self._emit(job, news, sound, drafted[r], said, shown)
                 if sound < len(reached) and not job.done:
                     job.end("error", dead[reached[sound]])
 
-    def _emit(self, job: Job, news: RowOutcome, count: int, drafted: Sequence[int], said: Scores | None) -> None:
+    def _emit(
+        self,
+        job: Job,
+        news: RowOutcome,
+        count: int,
+        drafted: Sequence[int],
+        said: Scores | None,
+        shown: DraftedTree | None = None,
+    ) -> None:
         kept = job.row.extend(news.tokens[:count], news.origins[:count], self.model.context)
         tokens, origins = news.tokens[:kept], news.origins[:kept]
         logprobs = [] if said is None or job.top is None else token_logprobs(said.logits[:kept], tokens, job.top)
-        self.publisher.tell(job, tokens, origins, logprobs, len(news.path), drafted)
+        self.publisher.tell(job, tokens, origins, logprobs, len(news.path), drafted, shown)
 
     def fail(self, error: Exception) -> None:
         """Something broke that is nobody's fault: end who is under way, keep who waits."""

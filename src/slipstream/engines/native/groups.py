@@ -19,6 +19,7 @@ from slipstream.core.loop import within_limits
 from slipstream.core.noise import Noise
 from slipstream.core.tree import Tree
 from slipstream.core.types import Budget, Draft, LazyRows, Scores, Verdict
+from slipstream.engines.completion import DraftedTree
 from slipstream.engines.job import Job
 
 
@@ -97,6 +98,16 @@ def join(verdicts: Sequence[Verdict], drafts: Sequence[Draft]) -> Verdict:
         nodes += len(draft.tree)
     token = torch.cat([verdict.token for verdict in verdicts])
     return Verdict(torch.cat(paths), token, torch.cat([verdict.bonus for verdict in verdicts]))
+
+
+def drafted_tree(draft: Draft, row: int, path: Sequence[int]) -> DraftedTree | None:
+    """What one row drafted; None where it drafted nothing."""
+    nodes = [i for i, (r, _) in enumerate(draft.tree.lists) if r == row]
+    number = {-1: -1} | {node: n for n, node in enumerate(nodes)}
+    tokens = draft.token.tolist()
+    parents = tuple(number[draft.tree.lists[i][1]] for i in nodes)
+    accepted = tuple(number[i] for i in path)
+    return DraftedTree(tuple(tokens[i] for i in nodes), parents, accepted) if nodes else None
 
 
 def levels(tree: Tree) -> list[list[int]]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from slipstream.core.types import Origin
 from slipstream.engines.base import Logprob, SpeculationStats
+from slipstream.engines.completion import DraftedTree
 from slipstream.engines.job import Job
 from slipstream.engines.native.captured.result import CycleResult
 
@@ -36,8 +37,9 @@ class ChunkPublisher:
         logprobs: Sequence[Logprob],
         accepted: int,
         drafted: Sequence[int],
+        shown: DraftedTree | None = None,
     ) -> None:
-        chunk = job.take(tokens, origins, logprobs)
+        chunk = job.take(tokens, origins, logprobs, shown)
         kept = len(chunk.token_ids)
         for stats in (job.stats, self.stats):  # before the chunk is out: whoever waits for the last one reads them
             stats.book(drafted, min(kept, accepted), kept)

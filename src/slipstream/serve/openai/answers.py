@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slipstream.engines.base import Chunk, Completion, Logprob, SpeculationStats
+from slipstream.engines.completion import DraftedTree
 from slipstream.models.text.codec import TextCodec
-from slipstream.serve.openai.logprobs import chat_logprobs, text_logprobs, vllm_prompt_logprobs
+from slipstream.serve.openai.logprobs import chat_logprobs, text_logprobs, vllm_prompt_logprobs, written
 from slipstream.serve.openai.tool_parser import Said
 from slipstream.serve.openai.tools import ToolUse
 
@@ -94,7 +95,14 @@ class Answer:
         if self.origins and chunk.token_ids:
             origins = [str(origin) for origin in chunk.origins]
             choice["slipstream"] = {"origins": origins, "pieces": list(chunk.pieces)}
+            if chunk.draft is not None:
+                choice["slipstream"]["draft"] = self._draft(chunk.draft)
         return self._head(streamed=True) | {"choices": [choice]}
+
+    def _draft(self, draft: DraftedTree) -> dict[str, Any]:
+        """The draft of a cycle: the text and the parent of each node, and the nodes that were accepted."""
+        tokens = [written(self.text, token) for token in draft.token_ids]
+        return {"tokens": tokens, "parents": draft.parents, "path": draft.path}
 
     def last(self, samples: Sequence[Completion]) -> dict[str, Any]:
         """The event with the usage of the whole request."""

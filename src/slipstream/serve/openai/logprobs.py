@@ -30,10 +30,10 @@ def text_logprobs(
     `pieces` are the texts of the tokens, the first of which begins at offset `start`."""
     offsets = [*accumulate(map(len, pieces), initial=start)]
     return {
-        "tokens": [_written(text, token) for token, _ in entries],
+        "tokens": [written(text, token) for token, _ in entries],
         "token_logprobs": [own and max(own.logprob, LOWEST) for _, own in entries],
         "top_logprobs": [
-            own and {_written(text, t): max(value, LOWEST) for t, value in own.top_logprobs[:top]} for _, own in entries
+            own and {written(text, t): max(value, LOWEST) for t, value in own.top_logprobs[:top]} for _, own in entries
         ],
         "text_offset": offsets[: len(entries)],
     }
@@ -54,7 +54,7 @@ def vllm_prompt_logprobs(text: TextCodec, entries: Sequence[Logprob | None], top
                 str(token): {
                     "logprob": max(value, LOWEST),
                     "rank": ranks.get(token),
-                    "decoded_token": _written(text, token),
+                    "decoded_token": written(text, token),
                 }
                 for token, value in pairs.items()
             }
@@ -76,9 +76,9 @@ def prompt_pieces(text: TextCodec, prompt: Sequence[int], echo: str) -> list[str
 
 
 def _entry(text: TextCodec, token: int, logprob: float) -> dict[str, Any]:
-    written = _written(text, token)
-    return {"token": written, "logprob": max(logprob, LOWEST), "bytes": list(written.encode())}
+    spelling = written(text, token)
+    return {"token": spelling, "logprob": max(logprob, LOWEST), "bytes": list(spelling.encode())}
 
 
-def _written(text: TextCodec, token: int) -> str:
+def written(text: TextCodec, token: int) -> str:
     return text.decode([token]) or text.token(token)

@@ -52,6 +52,27 @@ export function show(figures) {
   bars(document.getElementById("acceptance-chart"), acceptance, 1, (value) => `${Math.round(100 * value)}`);
 }
 
+const queue = [];
+
+// Rows that run and requests that wait, one bar per look at the server.
+export function showQueue(running, waiting) {
+  queue.push([running, running + waiting]);
+  queue.splice(0, queue.length - 60);
+  const svg = document.getElementById("queue-chart");
+  const top = Math.max(4, ...queue.map(([, all]) => all));
+  bars(svg, queue.map(([, all]) => all), top);
+  for (const bar of svg.querySelectorAll("rect")) bar.setAttribute("class", "waiting");
+  const [width, height, step] = [300, 70, 300 / Math.max(8, queue.length)];
+  queue.forEach(([rows], i) => {
+    const bar = document.createElementNS(SVG, "rect");
+    const tall = (rows / top) * (height - 14);
+    for (const [name, number] of Object.entries({ x: i * step + 1, y: height - tall, width: Math.max(1, step - 2), height: tall })) bar.setAttribute(name, number);
+    svg.append(bar);
+  });
+  svg.setAttribute("aria-label", `${running} rows run, ${waiting} requests wait; the most was ${top}`);
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+}
+
 function bars(svg, values, top, label) {
   const [width, height] = [300, 70];
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);

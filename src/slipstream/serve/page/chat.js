@@ -4,6 +4,7 @@ import { ask } from "./api.js";
 import { Figures, show } from "./charts.js";
 import { request } from "./settings.js";
 import { append } from "./tokens.js";
+import { addCycle, newAnswer } from "./tree.js";
 
 const [form, prompt, list] = ["chat-form", "chat-prompt", "messages"].map((id) => document.getElementById(id));
 const stop = document.getElementById("chat-stop");
@@ -24,6 +25,8 @@ async function send(text) {
   item("user", text);
   const entry = item("assistant", "");
   const figures = new Figures();
+  for (const old of list.querySelectorAll("[data-cycle]")) delete old.dataset.cycle; // their trees are gone
+  newAnswer();
   running = new AbortController();
   stop.disabled = false;
   let answer = "";
@@ -31,7 +34,7 @@ async function send(text) {
     for await (const { choice, usage } of ask(request(history), running.signal)) {
       if (choice) {
         answer += choice.delta?.content ?? "";
-        figures.add(append(entry, choice));
+        figures.add(append(entry, choice, addCycle(choice)));
       }
       figures.usage = usage ?? figures.usage;
       show(figures);
@@ -69,6 +72,7 @@ export function startChat() {
     running?.abort();
     history = [];
     list.replaceChildren();
+    newAnswer();
     prompt.focus();
   });
 }

@@ -1,7 +1,7 @@
 // Starts the page: views, dials, and what the server says of itself every two seconds.
 
 import { get } from "./api.js";
-import { list } from "./charts.js";
+import { list, showQueue } from "./charts.js";
 import { startChat } from "./chat.js";
 import { startRace } from "./race.js";
 import { offer, watchDials } from "./settings.js";
@@ -21,6 +21,19 @@ function state(kind, text) {
   status.textContent = text;
 }
 
+let last = null; // the energy counter at the last look
+
+function energy({ joules, stats }) {
+  if (joules === null || joules === undefined) return [];
+  const now = { joules, tokens: stats.tokens, time: performance.now() };
+  const seconds = last ? (now.time - last.time) / 1000 : 0;
+  const tokens = last ? now.tokens - last.tokens : 0;
+  const rows = [["power", seconds ? `${((now.joules - last.joules) / seconds).toFixed(0)} W` : "–"]];
+  if (tokens) rows.push(["energy per token", `${((now.joules - last.joules) / tokens).toFixed(2)} J`]);
+  last = now;
+  return rows;
+}
+
 async function refresh() {
   try {
     const server = await get("/v1/slipstream");
@@ -34,7 +47,10 @@ async function refresh() {
       ["waiting", String(server.stats.waiting ?? 0)],
       ["tokens", String(server.stats.tokens ?? 0)],
       ["tau", (server.stats.tau ?? 0).toFixed(2)],
+      ["cache in use", `${Math.round(100 * (server.stats.cache_use ?? 0))} %`],
+      ...energy(server),
     ]);
+    showQueue(server.stats.running ?? 0, server.stats.waiting ?? 0);
   } catch (error) {
     state("down", error instanceof TypeError ? "the server does not answer" : error.message);
   }

@@ -38,7 +38,8 @@ async function race(text) {
   stop.disabled = false;
   const [seen, messages] = [{ on: "", off: "" }, [{ role: "user", content: text }]];
   try {
-    const bodies = { on: request(messages), off: request(messages, { speculation: { off: true } }) };
+    const own = { logprobs: undefined, top_logprobs: undefined }; // they would slow down both
+    const bodies = { on: request(messages, own), off: request(messages, { ...own, speculation: { off: true } }) };
     const [on, off] = await Promise.all(Object.entries(bodies).map(([name, body]) => lane(name, body, running.signal, seen)));
     const same = seen.on === seen.off ? "The texts are equal." : "The texts differ.";
     verdict.textContent = `${same} Target passes: ${on.cycles.length} with speculation, ${off.cycles.length} without.`;
