@@ -167,7 +167,8 @@ SIGNATURES = {  # parameters with their defaults; … is one that is made anew
     "Limits": "rows=16, tokens=131072, prefill=None, retained=32768, retained_bytes=None",
     "Completion": "text, token_ids, finish_reason, logprobs, prompt_tokens, origins, stats, guarantee, error=None,"
     " prompt_logprobs=None, queue_seconds=0.0",
-    "Chunk": "text, token_ids, origins, logprobs=(), finish_reason=None, error=None, pieces=(), prompt_logprobs=(), draft=None",
+    "Chunk": "text, token_ids, origins, logprobs=(), finish_reason=None, error=None, pieces=(), prompt_logprobs=(),"
+    " draft=None",
     "hf.generate": "model, input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus=False,"
     " streamer=None, drafter='ngram', depth=None, verify=None, options=None, seed=None, stop_strings=None,"
     " tokenizer=None, **inputs",
