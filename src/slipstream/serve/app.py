@@ -130,6 +130,7 @@ def _about(server: ServerState) -> dict[str, Any]:
         "label": first.engine.label,
         "drafters": drafters,
         "rules": list(offered.rules),
+        "logprobs": offered.logprobs and "logprobs" not in offered.not_drafting,
         "stats": first.engine.stats,
         "joules": None if server.joules is None else server.joules(),
     }

@@ -4,7 +4,7 @@ import { get } from "./api.js";
 import { list, showQueue } from "./charts.js";
 import { startChat } from "./chat.js";
 import { startRace } from "./race.js";
-import { offer, watchDials } from "./settings.js";
+import { allowDetails, offer, watchDials } from "./settings.js";
 import { watchHover } from "./tokens.js";
 
 const status = document.getElementById("status");
@@ -41,6 +41,7 @@ async function refresh() {
     document.getElementById("model").textContent = server.label ?? server.model;
     offer("drafter", server.drafters);
     offer("rule", server.rules);
+    if (server.logprobs !== undefined) allowDetails(server.logprobs);
     list(document.getElementById("server"), [
       ["drafter", server.drafter],
       ["running", String(server.stats.running ?? 0)],

@@ -19,6 +19,12 @@ export function offer(id, names) {
   for (const name of names) if (!known.has(name)) field(id).append(new Option(name, name));
 }
 
+// Engines that cannot tell probabilities while they draft are not asked for them.
+export function allowDetails(offered) {
+  field("details").disabled = !offered;
+  if (!offered) field("details").checked = false;
+}
+
 function speculation() {
   const mode = field("mode").value;
   if (mode === "off") return { off: true };
