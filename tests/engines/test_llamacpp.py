@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from slipstream.engines import open_engine
-from slipstream.engines.llamacpp.stream import ByteVocabulary, StreamCycle, StreamReader, events, said
+from slipstream.engines.llamacpp.stream import ByteVocabulary, StreamCycle, StreamReader, error_message, events
 from slipstream.models.text.codec import TextCodec
 
 
@@ -62,8 +62,8 @@ def test_another_way_to_cut_a_character_is_found_too():
 
 def test_lines_that_are_no_events_are_passed_over():
     assert list(events([b"\n", b'data: {"stop": true}\n', b"data: [DONE]\n"])) == [{"stop": True}]
-    assert said(b'{"error": {"message": "too long"}}') == "too long"
-    assert said(b"oops") == "oops"
+    assert error_message(b'{"error": {"message": "too long"}}') == "too long"
+    assert error_message(b"oops") == "oops"
 
 
 def test_models_and_types_it_cannot_run_are_refused(tmp_path):

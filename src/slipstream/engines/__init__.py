@@ -1,7 +1,7 @@
-"""Engines: what takes requests and gives text. One interface; all of them can be audited and measured.
+"""Engines take requests and return text. All have one interface and can be audited and benchmarked.
 
-`native` is this project's own: any Hugging Face model, rows that advance at different rates, everything exact. The
-others are peers, run through what they offer to everybody, with their own speculation.
+`native` is this project's own engine: any Hugging Face model, exact, with rows that advance at different rates. The
+others are peers: other software that is used through its public interface, with its own speculation.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def open_engine(
     options: Mapping[str, str] | None = None,
     **loading: Any,
 ) -> Engine:
-    """An engine with a model in it. `verify` and `depth` None are the engine's own choice; `options` go to whoever
-    drafts, and at a peer to the peer; `loading` says how the model is loaded (dtype, device, context)."""
+    """Open an engine with a model. `verify` and `depth` None: the engine's own choice. `options`: of the drafter, or of
+    the peer. `loading`: how the model is loaded (dtype, device, context)."""
     kind: Any = engines.get(name)
     check_installed(name, options or {})
     chosen = {} if verify is None else {"verify": verify}

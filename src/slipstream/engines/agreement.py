@@ -1,8 +1,8 @@
 """The result of comparing an output with plain decoding: where the two differ, and whether a difference is a tie.
 
-Outside invariant mode, passes over different numbers of tokens round differently. Where the two likeliest tokens are
-closer than that rounding error, speculation and plain decoding may choose differently and both be right: a flipped tie.
-Every other difference is a bug.
+Outside invariant mode, passes over different numbers of tokens round differently. If the scores of the two best tokens
+differ by less than that rounding error, speculation and plain decoding may choose differently and both be right. This
+is called a flipped tie. Every other difference is a bug.
 """
 
 from __future__ import annotations

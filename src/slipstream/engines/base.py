@@ -37,10 +37,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an engine offers. Whatever is not named here it refuses; nothing is ignored."""
+    """The features of an engine. It refuses requests for other features; no option is ignored."""
 
     drafters: Collection[str]  # "none" is plain decoding; "draft_model" may also be a model's name or folder
-    rules: Collection[str] = ()  # verification rules one may choose from; none where the engine has its own
+    rules: Collection[str] = ()  # verification rules to choose from; empty if the engine has its own rule
     sampling: frozenset[str] = frozenset()  # fields of `Sampling`
     logprobs: bool = False
     prompt_logprobs: bool = False
@@ -48,10 +48,10 @@ class Capabilities:
     min_tokens: bool = False
     batch: bool = False  # requests share passes of the target in plain decoding
     batch_drafting: bool = False  # and with a drafter
-    seed: bool = False  # one seed, one text, however often it is asked for
-    origins: bool = False  # tells accepted tokens from plain ones
-    switch: bool = False  # one request may turn speculation off, or choose another depth
-    not_drafting: frozenset[str] = frozenset()  # of the above, what goes with plain decoding only
+    seed: bool = False  # one seed always gives the same text
+    origins: bool = False  # reports which tokens were accepted drafts
+    switch: bool = False  # a request may turn speculation off, or choose another depth
+    not_drafting: frozenset[str] = frozenset()  # features that work in plain decoding only
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,13 @@ class RequestHandle(ABC):
 
     @abstractmethod
     def notify(self, ready: Callable[[], None]) -> None:
-        """Call `ready` whenever chunks can be taken with `poll`, from another thread, until the last one came. It must
-        return at once, since it holds up the engine."""
+        """Call `ready` whenever new chunks can be read with `poll`, up to the last chunk.
+
+        It is called from another thread and must return at once, because the engine waits for it."""
 
     @abstractmethod
     def poll(self) -> list[Chunk]:
-        """The chunks that are there, without waiting."""
+        """The chunks that are available now, without waiting."""
 
 
 class Engine(ABC):
@@ -109,7 +110,7 @@ class Engine(ABC):
 
     @property
     def drafting_cost(self) -> DraftingCost | None:
-        """What a drafted token costs on this machine; None where the engine does not measure it."""
+        """The measured cost of a drafted token on this machine; None if the engine does not measure it."""
         return None
 
     @property
@@ -133,18 +134,20 @@ class Engine(ABC):
         speculative: Sequence[Completion],
         plain: Sequence[Completion],
     ) -> list[Agreement] | None:
-        """Compare the samples of a request with those of plain decoding, and judge each difference; None where the
-        engine cannot compute its logits again."""
+        """Compare the samples of a request with those of plain decoding, and classify each difference.
+
+        None if the engine cannot compute its logits again."""
         return None
 
     def draft_speed(self, sample: Completion, tokens: int = 32) -> float | None:
-        """Tokens per second of the draft model by itself after the text of a sample; None where the engine cannot run
-        it alone, or no model drafts."""
+        """Tokens per second of the draft model by itself, after the text of a sample.
+
+        None if the drafter is not a model, or if the engine cannot run it alone."""
         return None
 
     @abstractmethod
     def close(self) -> None:
-        """End what is under way and give everything back."""
+        """End all requests and free all resources."""
 
     @property
     @abstractmethod
@@ -157,9 +160,11 @@ class Engine(ABC):
         sampling: Sampling | Sequence[Sampling] | None = None,
         **options: Any,
     ) -> list[Completion]:
-        """Complete one prompt or several, all at once; `n` samples of a prompt stand side by side."""
+        """Complete one prompt or several at the same time. The `n` samples of a prompt are adjacent in the result.
+
+        `options` are the fields of `GenerationOptions`."""
         many, shared, handles = split_prompts(prompts), GenerationOptions.of(options), list[RequestHandle]()
-        each: Sequence[Any] = [sampling] * len(many)  # `submit` refuses what is no Sampling
+        each: Sequence[Any] = [sampling] * len(many)  # `submit` refuses values of other types
         if isinstance(sampling, Sequence) and not isinstance(sampling, str | bytes):
             each = sampling
         if len(each) != len(many):
@@ -174,7 +179,9 @@ class Engine(ABC):
             raise
 
     def stream(self, prompt: Prompt, sampling: Sampling | None = None, **options: Any) -> Stream:
-        """The chunks of one sample as they come; leaving the loop or deleting the stream cancels the request."""
+        """The chunks of one sample as they are generated. Leaving the loop or deleting the stream cancels the request.
+
+        `options` are the fields of `GenerationOptions`."""
         own = GenerationOptions.of(options)
         if own.n != 1:
             raise ValueError(f"n is {own.n}; a stream is one sample, so use generate or submit for more")
@@ -189,7 +196,7 @@ class Engine(ABC):
 
 
 class Stream(Iterator[Chunk]):
-    """The chunks of a request. The request is cancelled when nobody holds its stream any more."""
+    """The chunks of a request. The request is cancelled when its stream is deleted."""
 
     def __init__(self, handle: RequestHandle) -> None:
         self._handle, self._chunks = handle, iter(handle)
@@ -198,7 +205,7 @@ class Stream(Iterator[Chunk]):
         return next(self._chunks)
 
     def close(self) -> None:
-        """Cancel the request; no chunk follows."""
+        """Cancel the request. No further chunk is returned."""
         self._handle.cancel()
         self._chunks = iter(())
 
@@ -207,6 +214,6 @@ class Stream(Iterator[Chunk]):
 
 
 def check_process(made_in: int) -> None:
-    """Refuse a request in a fork of the process that made the engine: the engine's threads are not there."""
+    """Raise ValueError in a fork of the process that made the engine: a fork does not have the engine's threads."""
     if os.getpid() != made_in:
         raise ValueError("this process was forked from the one that made the engine; make an engine in this one")

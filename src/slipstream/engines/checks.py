@@ -6,7 +6,7 @@ from slipstream.core.types import Request
 
 
 def check_token_ids(request: Request, vocab: int) -> None:
-    """Refuse token ids the model does not have."""
+    """Raise ValueError for token ids that the model does not have."""
     params = request.sampling
     named = {
         "logit_bias": params.logit_bias,

@@ -13,7 +13,7 @@ DEAD_END = "the grammar and the tokens that are allowed leave nothing to go on w
 
 @dataclass(frozen=True)
 class Logprob:
-    """log p of a token under the target's own distribution, before any shaping, and the likeliest others."""
+    """The log-probability of a token before sampling parameters, and those of the most probable tokens."""
 
     token_id: int
     logprob: float
@@ -32,7 +32,7 @@ class DraftedTree:
 
 @dataclass(frozen=True)
 class Chunk:
-    """The output of one cycle for one request; `finish_reason` is set on the last one."""
+    """The output of one cycle for one request. `finish_reason` is set on the last chunk."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -40,14 +40,14 @@ class Chunk:
     logprobs: tuple[Logprob, ...] = ()
     finish_reason: str | None = None  # "stop", "length", "cancelled" or "error"
     error: str | None = None
-    pieces: tuple[str, ...] = ()  # the text that became final with each token; `text` may end with more
+    pieces: tuple[str, ...] = ()  # the text that each token added; `text` may end with more
     prompt_logprobs: tuple[Logprob | None, ...] = ()  # on the first chunk, where asked for
     draft: DraftedTree | None = None  # of its cycle, where logprobs are asked for and there was one
 
 
 @dataclass
 class SpeculationStats:
-    """Counts of drafting, for one request or many."""
+    """Counts of drafted and accepted tokens, of one request or of several."""
 
     cycles: int = 0
     emitted: int = 0
@@ -76,7 +76,7 @@ class SpeculationStats:
 
     @property
     def acceptance(self) -> list[float]:
-        """Share of drafted tokens kept, by position."""
+        """Share of drafted tokens that were accepted, by position."""
         kept = [*self.accepted, *[0] * len(self.drafted)]
         return [a / d for a, d in zip(kept, self.drafted, strict=False)]
 
@@ -88,18 +88,18 @@ class SpeculationStats:
         self.cycles += other.cycles
         self.failures += other.failures
         self.emitted += other.emitted
-        for mine, theirs in ((self.drafted, other.drafted), (self.accepted, other.accepted)):
-            mine += [0] * (len(theirs) - len(mine))
-            for i, count in enumerate(theirs):
-                mine[i] += count
+        for counts, more in ((self.drafted, other.drafted), (self.accepted, other.accepted)):
+            counts += [0] * (len(more) - len(counts))
+            for i, count in enumerate(more):
+                counts[i] += count
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What an output promises."""
+    """The guarantees of an output."""
 
-    rule: str  # the verification rule by its name, or "its own" for a peer's
-    lossless: bool | None = None  # whether the rule keeps the target's distribution; None: not known of a peer's rule
+    rule: str  # the name of the verification rule; "its own" for the rule of a peer
+    lossless: bool | None = None  # whether the rule keeps the target's distribution; None: not known (a peer's rule)
     repeatable: Literal["bit for bit", "up to ties"] | None = None  # the same request gives the same tokens again
 
 
@@ -133,7 +133,8 @@ class Completion:
 
     @property
     def repeatable(self) -> str | None:
-        """ "bit for bit", "up to ties" (of two tokens that are equally good within rounding), or None: not promised."""
+        """Whether the same request gives the same tokens again: "bit for bit", "up to ties" (except where two tokens
+        are equally good within rounding), or None (not guaranteed)."""
         return self.guarantee.repeatable
 
     @property

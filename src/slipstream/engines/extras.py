@@ -1,4 +1,4 @@
-"""What a peer's engine needs that is not always there, and the line that installs it."""
+"""The optional packages of peers, and the commands that install them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 @dataclass(frozen=True)
 class Extra:
-    """An optional package: the module to look for, and how to get it."""
+    """An optional package: its module, its name, and the command that installs it."""
 
     module: str
     package: str
@@ -27,7 +27,7 @@ EXTRAS = {
 
 
 def missing(name: str, options: Mapping[str, str] | None = None) -> str | None:
-    """Why an engine cannot run here, in a sentence; None where it can. vLLM may live in another environment."""
+    """Why an engine cannot run here, in a sentence; None if it can. vLLM may be in another environment."""
     extra = EXTRAS.get(name)
     if extra is None or (name == "vllm" and "python" in (options or {})) or find_spec(extra.module) is not None:
         return None

@@ -1,4 +1,4 @@
-"""One request from submission to its last chunk: its row, its text, its counts, and who waits for it."""
+"""One request from submission to its last chunk: its row, its text, its counts and its queue of chunks."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from slipstream.models.text.detokenizer import Detokenizer
 
 @dataclass(frozen=True)
 class DecodingPlan:
-    """How a job is decoded: the names of its drafter and rule, a fixed depth or None for the policy's choice, and how
-    its drafts branch, if they do."""
+    """How a job is decoded: the names of its drafter and rule, its depth (None: chosen by the policy), and the shape of
+    its trees (None: chains)."""
 
     drafter: str
     rule: str
@@ -30,11 +30,13 @@ class DecodingPlan:
 
     @cached_property
     def budget(self) -> Budget:
-        """Of every cycle, where the policy has no say."""
+        """The budget of every cycle, if the depth is fixed."""
         return Budget(self.depth or 0, shape=self.shape)
 
 
 class Job(RequestHandle):
+    """One sample of a request. The engine fills it, and the caller reads its chunks."""
+
     def __init__(
         self,
         request: Request,
@@ -51,10 +53,10 @@ class Job(RequestHandle):
         self.guarantee = guarantee or Guarantee(plan.rule)
         self.stats, self.tenant = SpeculationStats(), tenant
         self.submitted, self.queue_seconds = time.perf_counter(), 0.0
-        self.budget = Budget(0)  # of the coming cycle
-        self.prefilled = 0
-        self.seated = False  # the model holds its row
-        self.rides = False  # its cycles can run on the device as a whole
+        self.budget = Budget(0)  # of the next cycle
+        self.prefilled = 0  # prompt tokens that were read
+        self.seated = False  # whether its row is open in the model
+        self.rides = False  # whether its cycles can run as captured cycles
         self.cancelled = False
         self.error: str | None = None
         self._decoder, self._stops = decoder, StopStrings(stop)
@@ -62,7 +64,7 @@ class Job(RequestHandle):
         self._over = threading.Event()
         self._seen: list[Chunk] = []
         self._ready: Callable[[], None] | None = None  # called after each chunk
-        self._begun = False  # whether a chunk is out
+        self._begun = False  # whether a chunk was published
 
     def admit(self) -> None:
         """Its row begins: it waits no longer."""
@@ -75,7 +77,7 @@ class Job(RequestHandle):
         logprobs: Sequence[Logprob],
         draft: DraftedTree | None = None,
     ) -> Chunk:
-        """Read newly committed tokens one by one, as plain decoding would; a stop string takes back the rest."""
+        """The chunk of newly committed tokens. After a stop string, the remaining tokens are removed from the row."""
         pieces = self._read(tokens)
         if (kept := len(pieces)) < len(tokens):
             tokens, origins, logprobs = tokens[:kept], origins[:kept], logprobs[:kept]
@@ -84,7 +86,7 @@ class Job(RequestHandle):
         return Chunk(text, tuple(tokens), tuple(origins), tuple(logprobs), reason, None, tuple(pieces), draft=draft)
 
     def _read(self, tokens: Sequence[int]) -> list[str]:
-        """The text that becomes final with each of them; of fewer where it stops."""
+        """The text that each token adds; fewer texts than tokens if a stop string was found."""
         if self._decoder is None or not self._stops:
             return [self._decoder.push((token,)) if self._decoder else "" for token in tokens]
         pieces: list[str] = []
@@ -105,20 +107,21 @@ class Job(RequestHandle):
         self.row.finish_reason = "stop"
 
     def end(self, reason: str, error: str | None = None) -> None:
-        """Finish outside a cycle: cancelled, failed, or nothing to do. Never raises: somebody waits for the last chunk.
-        A job that has its last chunk already is left as it is."""
+        """Finish the job outside a cycle: cancelled, failed, or nothing to do.
+
+        Never raises, because the caller waits for the last chunk. Has no effect if the last chunk was published."""
         if self._over.is_set():
             return
         self.row.finish_reason, self.error = reason, error
         try:
             text = self._rest()
         except Exception:
-            text = ""  # the text that was held back is lost, and nothing else
+            text = ""  # only text that was held back is lost
         self.put(Chunk(text, (), (), (), reason, error))
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
-        """What goes wrong in here ends this job alone."""
+        """An exception in this block ends this job only."""
         try:
             yield
         except Exception as error:
@@ -149,12 +152,12 @@ class Job(RequestHandle):
 
     @property
     def way(self) -> tuple[str, str]:
-        """Its drafter and its rule: rows that have both in common draft and are judged together."""
+        """Its drafter and its rule. Rows with the same pair draft and verify together."""
         return self.plan.drafter, self.plan.rule
 
     @property
     def unread(self) -> int:
-        """Tokens of the prompt that are still to be read; 0 once the row decodes."""
+        """Prompt tokens that were not read yet; 0 when the row decodes."""
         return 0 if self.stats.cycles else max(0, len(self.row.request.prompt) - self.prefilled)
 
     @property
@@ -164,12 +167,12 @@ class Job(RequestHandle):
 
     @property
     def unscored(self) -> int:
-        """Tokens of the prompt whose log-probabilities are wanted and not known yet."""
+        """Tokens of the prompt whose log-probabilities were requested and are not known yet."""
         return 0 if self.prompt_logprobs is None else len(self.row.request.prompt) - self.scored
 
     @property
     def stops(self) -> bool:
-        """Whether what it says may end it."""
+        """Whether it has stop strings."""
         return bool(self._stops)
 
     @property
@@ -185,7 +188,7 @@ class Job(RequestHandle):
             yield self._seen[-1]
 
     def result(self) -> Completion:
-        self._over.wait()  # woken once: who wakes for every chunk takes the interpreter from the worker
+        self._over.wait()  # one wake-up; waking for every chunk would take the interpreter lock from the worker
         for _ in self:
             pass
         seen = self._seen

@@ -1,4 +1,4 @@
-"""Requests become jobs: the part of an engine that the native one and the peers share."""
+"""Turns requests into jobs: the common part of the native engine and the peers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slipstream.engines.prompt import Prompt, encode
 
 
 class JobEngine(Engine):
-    """`submit` checks and encodes a request, decides how it is decoded, and sends one job per sample."""
+    """`submit` checks and encodes a request, makes its decoding plan, and sends one job per sample."""
 
     def submit(
         self, prompt: Prompt, sampling: Sampling | None = None, options: GenerationOptions | None = None
@@ -43,8 +43,8 @@ class JobEngine(Engine):
         return list(jobs)
 
     def request(self, prompt: Prompt, sampling: Sampling, options: GenerationOptions) -> Request:
-        """A request as it is decoded: prompt and end tokens as ids, the grammar compiled."""
-        vocab = self.model_info.vocab_size  # a tokenizer may know more tokens than the model
+        """The encoded request: prompt and end tokens as ids, and the compiled grammar."""
+        vocab = self.model_info.vocab_size  # a tokenizer may have more tokens than the model
         eos_token_ids = () if options.ignore_eos else (token for token in self.text.ends if token < vocab)
         return Request(
             prompt=encode(prompt, options.raw, self.text, self.model_info.context_length),
@@ -60,23 +60,23 @@ class JobEngine(Engine):
         return replace(request, sample=index)
 
     def _constraint(self, options: GenerationOptions) -> Callable[[], Constraint] | None:
-        """A maker of what constrains the text, where an engine can constrain it."""
+        """A function that makes the grammar's state for a row; None without a grammar."""
         return None
 
     def _check_offered(self, sampling: Sampling, options: GenerationOptions, plan: DecodingPlan) -> None:
-        """Refuse what this engine does not offer."""
+        """Raise ValueError for features that this engine does not have."""
 
     @abstractmethod
     def _check_running(self) -> None:
-        """Refuse requests that nobody would decode: after `close`, or in a forked process."""
+        """Raise ValueError if the engine cannot decode: after `close`, or in a forked process."""
 
     @abstractmethod
     def _plan(self, speculation: Speculation, sampling: Sampling) -> DecodingPlan:
-        """How a request is decoded: its own choices, then the engine's."""
+        """The decoding plan of a request: its own choices, and the engine's defaults."""
 
     @abstractmethod
     def _guarantee(self, plan: DecodingPlan, sampling: Sampling) -> Guarantee:
-        """What an output under this plan promises."""
+        """The guarantees of an output under this plan."""
 
     @abstractmethod
     def _send(self, jobs: Sequence[Job]) -> None:

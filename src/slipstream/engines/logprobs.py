@@ -1,4 +1,4 @@
-"""Log-probabilities of emitted tokens, for requests that ask for them."""
+"""Log-probabilities of emitted tokens, for requests with `logprobs`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slipstream.engines.base import Logprob
 
 
 def token_logprobs(logits: Tensor, tokens: Sequence[int], n: int) -> list[Logprob]:
-    """Log-probabilities of emitted tokens under the target's own distribution, with the n likeliest."""
+    """Log-probabilities of tokens under the target, with the n most probable tokens of each position."""
     logprobs = logits.float().log_softmax(-1)
     own = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
     best = logprobs.topk(min(n, logprobs.shape[1]), sorted=True)

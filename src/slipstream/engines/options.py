@@ -1,4 +1,4 @@
-"""The options of a request besides its prompt and its sampling: limits, stops, constraints, speculation."""
+"""The options of a request other than its prompt and its sampling: limits, stops, constraints, speculation."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Shape
 from slipstream.plan.tree_shapes import parse
 
-SAMPLES = 4096  # of one request, at most
+SAMPLES = 4096  # maximum number of samples of one request
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """Speculation of one request; None is the engine's own setting. `Speculation(off=True)` is plain decoding."""
+    """The speculation settings of one request. None means the engine's own setting; `off=True` is plain decoding."""
 
     off: bool = False
     drafter: str | None = None
     depth: int | None = None
-    verify: str | None = None  # and where the engine names no rule either: by seed and tree (`choose_rule`)
+    verify: str | None = None  # the rule; if the engine names none either, chosen by seed and tree (`choose_rule`)
     shape: Shape | str | int | None = None  # a tree: 24 nodes, "4x2x1" by level, "-1,-1,0" by parents
 
     def __post_init__(self) -> None:
@@ -44,18 +44,18 @@ class Speculation:
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """The options of a request besides its prompt and its sampling."""
+    """The options of a request other than its prompt and its sampling."""
 
     max_tokens: int = 128
     min_tokens: int = 0
     stop: tuple[str, ...] = ()  # the text ends before the first of these
-    stop_token_ids: frozenset[int] = frozenset()  # besides the model's own end tokens
-    ignore_eos: bool = False  # go on past the model's own end tokens
-    logprobs: int | None = None  # so many alternatives beside each token's own
+    stop_token_ids: frozenset[int] = frozenset()  # in addition to the model's own end tokens
+    ignore_eos: bool = False  # continue after the model's own end tokens
+    logprobs: int | None = None  # report log-probabilities of each token and of so many most probable ones
     n: int = 1  # samples of one seed
-    grammar: str | None = None  # EBNF rules from `root` on; at most one of grammar, json_schema and regex
+    grammar: str | None = None  # EBNF rules with a `root`; at most one of grammar, json_schema and regex
     json_schema: Mapping[str, Any] | bool | None = None  # a JSON schema, or True for any JSON
-    regex: str | None = None  # the whole text matches it
+    regex: str | None = None  # the whole text must match it
     speculation: Speculation = field(default_factory=Speculation)
     raw: bool = False  # no chat template
     prompt_logprobs: int | None = None  # as `logprobs`, for the tokens of the prompt
@@ -78,7 +78,7 @@ class GenerationOptions:
 
     @property
     def constraint(self) -> tuple[str, Any] | None:
-        """What the text has to match, as the name of the option that says so and its value."""
+        """The name and the value of the option that constrains the text; None if there is none."""
         values = ((name, getattr(self, name)) for name in ("grammar", "json_schema", "regex"))
         return next(((name, value) for name, value in values if value is not None), None)
 
@@ -98,7 +98,7 @@ class GenerationOptions:
             raise ValueError(f"ignore_eos is on, and {given[0]} ends the text at an end token; leave one of them out")
 
     def _coerce(self) -> None:
-        """Give every field its own type, or refuse it by name."""
+        """Convert every field to its declared type, or raise ValueError with its name."""
         values: dict[str, Any] = {
             name: integer(name, getattr(self, name)) for name in ("max_tokens", "min_tokens", "n")
         }
@@ -114,7 +114,7 @@ class GenerationOptions:
 
     @staticmethod
     def of(options: Mapping[str, Any]) -> GenerationOptions:
-        """The options of a call by name; an unknown one is refused with what is legal."""
+        """Make options from keyword arguments. An unknown name raises ValueError with the legal names."""
         legal = [option.name for option in fields(GenerationOptions)]
         for name in options:
             if name in legal:
@@ -128,7 +128,7 @@ class GenerationOptions:
 
 
 def checked(sampling: Sampling | None, options: GenerationOptions | None) -> tuple[Sampling, GenerationOptions]:
-    """The sampling and the options of a request, defaults filled in; ValueError where one is of another type."""
+    """The sampling and the options of a request, with defaults for None. ValueError for other types."""
     sampling = Sampling() if sampling is None else sampling
     options = GenerationOptions() if options is None else options
     if not isinstance(sampling, Sampling):

@@ -1,4 +1,4 @@
-"""Checks of what a peer offers: features of a request, drafters, rules and devices."""
+"""Checks of requests against the capabilities of a peer: features, drafters, rules and devices."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_drafter(engine: str, can: Capabilities, name: str) -> None:
 
 
 def named_drafter(engine: str, can: Capabilities, name: str, options: dict[str, str]) -> tuple[str, dict[str, str]]:
-    """The kind of drafter that a name stands for, and the options; a model's name becomes the option `model`."""
+    """The kind of drafter that a name means, and its options. A model's name becomes the option `model`."""
     registered = name in can.drafters or name in drafters
     if not registered and names_model(name):
         name, options = "draft_model", {"model": name, **options}
@@ -54,6 +54,6 @@ def check_rule(engine: str, can: Capabilities, verify: str | None) -> None:
 
 
 def check_device(engine: str, device: str) -> None:
-    """Refuse a device for an engine that chooses its own."""
+    """Raise ValueError for a device if the engine chooses its own."""
     if device != "auto":
         raise ValueError(f"device is {device!r}; {engine} chooses its own, so leave it out")

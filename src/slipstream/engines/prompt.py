@@ -1,4 +1,4 @@
-"""What counts as a prompt, and its token ids."""
+"""Prompts of any legal type, and their token ids."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LEGAL = 'a prompt is a string, a list of token ids, or a list of messages such a
 
 
 def split_prompts(prompts: Any) -> list[Any]:
-    """One prompt or several, as a list. Rows of a matrix of token ids are several."""
+    """One prompt or several, as a list. The rows of a matrix of token ids are several prompts."""
     prompts = listed(prompts)
     if not _several(prompts):
         return [prompts]
     if prompts and not isinstance(listed(prompts[0]), str | bytes | bytearray) and not _several(listed(prompts[0])):
-        return [prompts]  # it holds token ids or messages, or what is no prompt at all
+        return [prompts]  # token ids or messages of one prompt, or an illegal value, which `encode` refuses
     return list(prompts)
 
 

@@ -1,4 +1,4 @@
-"""Stop strings, found as the text grows, also across two chunks."""
+"""Finds stop strings in streamed text, also across chunks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Feed text, get back what may be shown; text that may yet become a stop string is held back."""
+    """`feed` text and get the text to show. Text that may become a stop string is held back."""
 
     def __init__(self, strings: Sequence[str]) -> None:
         self._strings = strings
@@ -31,11 +31,11 @@ class StopStrings:
         return shown
 
     def flush(self) -> str:
-        """The text ended without a stop string: what was held back is text after all."""
+        """The text that was held back, when the text ends without a stop string."""
         shown, self._held = self._held, ""
         return shown
 
     def _partial(self, string: str) -> int:
-        """Length of the longest end of the text that begins the string."""
+        """Length of the longest suffix of the text that is a prefix of the string."""
         longest = min(len(string) - 1, len(self._held))
         return next((n for n in range(longest, 0, -1) if self._held.endswith(string[:n])), 0)

@@ -1,1 +1,1 @@
-"""llama.cpp as an engine, through xllamacpp, which carries its server in a Python module."""
+"""llama.cpp as an engine, through the Python package xllamacpp, which contains its server."""

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from slipstream.engines.base import Capabilities
 from slipstream.engines.job import Job
 from slipstream.engines.llamacpp.settings import KINDS, LlamaCppConfig, parameters, sampling
-from slipstream.engines.llamacpp.stream import ByteVocabulary, StreamReader, events, said
+from slipstream.engines.llamacpp.stream import ByteVocabulary, StreamReader, error_message, events
 from slipstream.engines.peer import Peer, PeerModel, PeerOptions
 from slipstream.engines.peer_checks import check_device
 from slipstream.models.sources.catalog import load_text, resolve
@@ -69,23 +69,23 @@ class LlamaCppEngine(Peer):
             self._pool.submit(self._follow, job)
 
     def _follow(self, job: Job) -> None:
-        """One request from its first to its last token. Hanging up ends it at the server."""
+        """Decode one request. Closing the connection ends it at the server."""
         link = http.client.HTTPConnection(self._address.hostname or "", self._address.port)
         try:
             if not job.cancelled:
-                self._ask(job, link)
+                self._send_request(job, link)
         except Exception as error:
             self.end(job, "error", f"llama.cpp failed: {error}")
         finally:
             link.close()
         self.end(job, "cancelled" if job.cancelled else "length")
 
-    def _ask(self, job: Job, link: http.client.HTTPConnection) -> None:
+    def _send_request(self, job: Job, link: http.client.HTTPConnection) -> None:
         body = json.dumps(sampling(job, self.model.text.ends, bool(self._options.cache)))
         link.request("POST", "/completion", body, {"Content-Type": "application/json"})
         reply = link.getresponse()
         if reply.status != 200:
-            raise ValueError(said(reply.read()))
+            raise ValueError(error_message(reply.read()))
         reader = StreamReader(self._vocabulary)
         for event in events(reply):
             if job.cancelled:

@@ -1,4 +1,4 @@
-"""Settings in llama.cpp's own words: of the server, and of one request."""
+"""llama.cpp's own parameters: of the server, and of one request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slipstream.engines.job import Job
 from slipstream.kernels.machine import cores
 from slipstream.models.sources.gguf.files import gguf_file
 
-# our word, and llama.cpp's; its kinds differ in how they look up and how they remember what followed
+# our names and llama.cpp's names of its n-gram drafters
 KINDS = {
     "ngram": "NGRAM_SIMPLE",
     "ngram_map": "NGRAM_MAP_K",
@@ -23,21 +23,20 @@ KINDS = {
 
 @dataclass(frozen=True)
 class LlamaCppConfig:
-    """Options of the engine, as `-o key=value`. 0 (or below) is llama.cpp's own default, of threads the cores there are
-    for this process."""
+    """Engine options, as `-o key=value`. 0 or less means llama.cpp's default; for `threads`, all usable cores."""
 
     model: str = ""  # the draft model
-    ngram: int = 0  # tokens looked up
-    hits: int = 0  # how often an n-gram must have been seen
-    p_min: float = -1.0  # a draft model stops where it is less sure
-    probabilistic: int = 0  # 1: a draft model draws its tokens and they are judged by their probabilities
+    ngram: int = 0  # tokens of the n-gram that is looked up
+    hits: int = 0  # how often an n-gram must have occurred
+    p_min: float = -1.0  # a draft model stops if its most probable token is less probable
+    probabilistic: int = 0  # 1: a draft model samples its tokens, and they are verified by their probabilities
     threads: int = 0
-    rows: int = 4  # requests decoded together
-    cache: int = 0  # 1: a prompt that was read before is not read again
+    rows: int = 4  # requests that decode at the same time
+    cache: int = 0  # 1: reuse the cache of prompts that were read before
 
 
 def parameters(file: Path, drafter: str, depth: int | None, context: int, options: LlamaCppConfig) -> Any:
-    """What the server is started with."""
+    """The parameters of the server."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()
@@ -46,7 +45,7 @@ def parameters(file: Path, drafter: str, depth: int | None, context: int, option
     params.n_ctx = context * options.rows
     params.warmup = True
     params.verbosity = -1
-    params.cpuparams.n_threads = options.threads if options.threads > 0 else cores()  # its own default: all there are
+    params.cpuparams.n_threads = options.threads if options.threads > 0 else cores()  # llama.cpp's default: all cores
     if drafter != "none":
         kind = "DRAFT_SIMPLE" if drafter == "draft_model" else KINDS[drafter]
         params.speculative.types = [getattr(xllamacpp.common_speculative_type, f"COMMON_SPECULATIVE_TYPE_{kind}")]
@@ -74,7 +73,7 @@ def _drafting(own: Any, drafter: str, depth: int | None, options: LlamaCppConfig
 
 
 def sampling(job: Job, own_ends: Iterable[int], cache: bool) -> dict[str, Any]:
-    """What one request sends. Every sampler is named, in the order of `core/sampling.py`: temperature first."""
+    """The body of one request. Every sampler is named, in the order of `core/sampling.py`: temperature first."""
     request = job.row.request
     how = request.sampling
     bias: list[list[Any]] = [[token, value] for token, value in how.logit_bias.items()]
@@ -92,10 +91,10 @@ def sampling(job: Job, own_ends: Iterable[int], cache: bool) -> dict[str, Any]:
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         "logit_bias": bias,
-        "seed": -1 if how.seed is None else how.seed % (2**32 - 1),  # llama.cpp has 32 bits, all ones is "any"
-        "ignore_eos": request.ends.isdisjoint(own_ends),  # which bans end tokens; llama.cpp has no other way past them
+        "seed": -1 if how.seed is None else how.seed % (2**32 - 1),  # 32 bits; all ones means a random seed
+        "ignore_eos": request.ends.isdisjoint(own_ends),  # llama.cpp implements it by suppressing end tokens
         "n_probs": 0 if job.top is None else max(1, job.top),
-        "cache_prompt": cache,  # off by default: a text must not depend on what was asked before
+        "cache_prompt": cache,  # off by default: a text must not depend on earlier requests
         "return_tokens": True,
         "stream": True,
         "timings_per_token": True,

@@ -1,7 +1,7 @@
 """Reads the server's event stream: the tokens of each cycle, and how many of them were drafted.
 
-Two things the server leaves out are put back. Tokens that end inside a character are not in the stream, only counted;
-they are found by the bytes of the character. And tokens come one by one: those of one cycle share a time stamp.
+Two things are missing in the stream and are reconstructed. Tokens that end inside a character are only counted; they
+are found from the bytes of the character. Tokens are sent one by one; those of one cycle have the same time stamp.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ LONGEST = 4  # bytes of a character in UTF-8
 
 @dataclass(frozen=True)
 class StreamCycle:
+    """The tokens of one cycle."""
+
     tokens: list[int]
     drafted: int
     accepted: int
@@ -35,7 +37,7 @@ def events(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 @dataclass
 class StreamReader:
-    """Events in, cycles out."""
+    """Turns events into cycles."""
 
     vocabulary: ByteVocabulary
     seen: int = 0
@@ -46,7 +48,7 @@ class StreamReader:
     cycle: StreamCycle = field(default_factory=lambda: StreamCycle([], 0, 0, []))
 
     def feed(self, event: Mapping[str, Any]) -> Iterator[StreamCycle]:
-        """The cycles that are whole now."""
+        """Add an event. Returns the cycles that are complete now."""
         tokens = self._tokens(event)
         timings = event.get("timings") or {}
         if tokens and timings.get("predicted_ms") != self.stamp:
@@ -62,9 +64,9 @@ class StreamReader:
             yield from self.flush()
 
     def flush(self) -> Iterator[StreamCycle]:
-        whole, self.cycle = self.cycle, StreamCycle([], 0, 0, [])
-        if whole.tokens:
-            yield whole
+        complete, self.cycle = self.cycle, StreamCycle([], 0, 0, [])
+        if complete.tokens:
+            yield complete
 
     def _tokens(self, event: Mapping[str, Any]) -> list[int]:
         tokens = list(event.get("tokens") or ())
@@ -81,7 +83,7 @@ def _logprob(entry: Mapping[str, Any]) -> Logprob:
 
 
 class ByteVocabulary:
-    """The bytes of tokens, as far as they are parts of characters."""
+    """The bytes of tokens, and tokens by their bytes."""
 
     def __init__(self, text: TextCodec) -> None:
         self._text = text
@@ -102,16 +104,18 @@ class ByteVocabulary:
         return {data: i for i, data in self._bytes.items() if len(data) <= LONGEST}
 
     def before(self, token: int, content: str, count: int) -> list[int]:
-        """The `count` tokens that came before this one, which ends a character that they began. Where its bytes can be
-        cut in several ways, the way its usual encoding takes is preferred."""
-        whole, last = content.encode(), self._bytes.get(token, b"")
-        start = whole[: len(whole) - len(last)]
+        """The `count` tokens before this one, which completes a character that they began.
+
+        If several sequences of tokens have these bytes, the tokenizer's own encoding is preferred."""
+        data, last = content.encode(), self._bytes.get(token, b"")
+        start = data[: len(data) - len(last)]
         usual = self._text.tokenizer.encode(content, add_special_tokens=False)
-        ways = list(self._ways(start, count))
-        best = next((way for way in ways if [*way, token] == usual), None) or next(iter(ways), None)
+        sequences = list(self._sequences(start, count))
+        best = next((ids for ids in sequences if [*ids, token] == usual), None) or next(iter(sequences), None)
         return best or [token] * count
 
-    def _ways(self, data: bytes, count: int) -> Iterator[list[int]]:
+    def _sequences(self, data: bytes, count: int) -> Iterator[list[int]]:
+        """All sequences of `count` tokens with these bytes."""
         if count == 0:
             if not data:
                 yield []
@@ -119,18 +123,18 @@ class ByteVocabulary:
         for size in range(1, len(data) - count + 2):
             head = self._ids.get(data[:size])
             if head is not None:
-                yield from ([head, *rest] for rest in self._ways(data[size:], count - 1))
+                yield from ([head, *rest] for rest in self._sequences(data[size:], count - 1))
 
 
 def _byte_letters() -> dict[str, int]:
-    """Byte-level vocabularies write a byte as itself where it is a visible letter, and the others from U+0100 on."""
+    """The byte of each byte-level letter: visible Latin-1 letters are themselves, other bytes start at U+0100."""
     visible = [b for b in range(256) if re.fullmatch(r"[!-~\u00a1-\u00ac\u00ae-\u00ff]", chr(b))]
     hidden = [b for b in range(256) if b not in visible]
     return {chr(b): b for b in visible} | {chr(256 + n): b for n, b in enumerate(hidden)}
 
 
-def said(reply: bytes) -> str:
-    """What an error reply of the server says."""
+def error_message(reply: bytes) -> str:
+    """The message of an error reply."""
     try:
         return str(json.loads(reply)["error"]["message"])
     except (ValueError, KeyError, TypeError):

@@ -34,7 +34,7 @@ OTHER_NAMES = {"tree": "shape", "rule": "verify", "temperature": "Sampling(tempe
 
 
 def check_types(drafter: Any, options: Any, limits: Any, watch: Any, loading: Mapping[str, Any]) -> None:
-    """Refuse arguments of the wrong type, and options that do not exist."""
+    """Raise ValueError for arguments of the wrong type and for unknown options."""
     for name in loading:
         if name not in LOADING:
             near = OTHER_NAMES.get(name) or next(iter(get_close_matches(name, OPTIONS, 1)), None)
@@ -53,7 +53,7 @@ def check_types(drafter: Any, options: Any, limits: Any, watch: Any, loading: Ma
 
 
 def chosen_policy(chosen: str | Policy | None) -> Policy:
-    """The policy of a name, `adaptive` by default; a policy given as an object is taken as it is."""
+    """The policy with a registered name, by default `adaptive`. A `Policy` object is returned unchanged."""
     if chosen is None or isinstance(chosen, str):
         return policies.get(chosen or "adaptive").build()
     if not callable(getattr(chosen, "budget", None)):
@@ -62,7 +62,7 @@ def chosen_policy(chosen: str | Policy | None) -> Policy:
 
 
 def given_drafter(drafter: str | Drafter | None) -> tuple[str, Drafter | None]:
-    """The name by which requests ask for the engine's own drafter, and the drafter if it is given as an object."""
+    """The name of the engine's own drafter in requests, and the drafter itself if it was passed as an object."""
     if isinstance(drafter, Drafter):
         return type(drafter).__name__, drafter
     name = "none" if drafter is None else drafter
@@ -73,7 +73,7 @@ def given_drafter(drafter: str | Drafter | None) -> tuple[str, Drafter | None]:
 def given_target(
     model: Any, tokenizer: Any = None, context: int | None = None, invariant: bool | None = None, **loading: Any
 ) -> Target:
-    """A target whose model is loaded already."""
+    """The target of a model that is already loaded."""
     if isinstance(model, str | PathLike):
         raise ValueError("tokenizer goes with a loaded model; a model by name brings its own")
     if loading:
@@ -93,7 +93,7 @@ def given_target(
 
 
 def _twin(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of the modules and the configuration over the same weights: the user's model is not changed."""
+    """A copy of the modules and the configuration with the same weights, so that the user's model is not changed."""
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, shared)
 

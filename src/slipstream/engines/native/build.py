@@ -1,4 +1,4 @@
-"""Loads targets by name, folder or file, and compiles them where that is possible."""
+"""Loads targets by name, folder or file, and writes and opens their compiled packages."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from slipstream.engines.native.captured.runner import CapturedRunner
     from slipstream.plan.costs import CostModel
 
-WORTH, MUCH = 1 << 25, 1 << 30  # bytes; models outside are compiled only if that is asked for: disks are not ours
-SOON = 0.5  # seconds in which kernels are found that were compiled before
+WORTH, MUCH = 1 << 25, 1 << 30  # bytes; models of other sizes are packaged only on request, to save disk space
+SOON = 0.5  # seconds; kernels that were compiled before are loaded in less
 
 
 @gc_paused()
@@ -43,9 +43,11 @@ def build_target(
     package: bool = True,
     trust_remote_code: bool = False,
 ) -> Target:
-    """Load a target. `invariant`: a row's numbers depend on that row alone, to the bit; None: where that is free. Where
-    there is a compiled package of it on this machine, it is opened instead, and where there is none, one is written
-    when there is time; without `package` neither. `trust_remote_code`: Python code that the model brings runs."""
+    """Load a target.
+
+    `invariant`: the numbers of a row depend on that row alone, to the bit; None: if that costs nothing. `package`: open
+    the model's compiled package if there is one, and otherwise write one in the background. `trust_remote_code`: run
+    Python code from the model's repository."""
     if name in shipped():
         target_name = read_json(shipped()[name] / "config.json").get("target")
         raise ValueError(f"{name} is a drafter; use it with its target, -m {target_name} -d {name}")
@@ -76,8 +78,8 @@ def build_target(
 
 
 def _compile(row_bits: int) -> None:
-    """Kernels for a CPU. Where they are compiled first, there is no package either, and transformers will be needed:
-    one waits for a compiler while one imports."""
+    """Load the CPU kernels. If they must be compiled first, transformers is imported at the same time: without compiled
+    kernels there is no package, so it will be needed."""
     with ThreadPoolExecutor(1) as pool:
         compilation = pool.submit(build_all, row_bits)
         if not wait([compilation], timeout=SOON).done:
@@ -86,7 +88,7 @@ def _compile(row_bits: int) -> None:
 
 
 def compile_target(name: str, dtype: str = "auto") -> Path:
-    """Write the compiled package of a model; ValueError where it cannot be had."""
+    """Write the compiled package of a model. ValueError if the model cannot be compiled."""
     if dtype not in ("auto", EIGHT_BIT_ACTIVATIONS):
         raise ValueError(
             f"dtype is {dtype!r}; a model is compiled for auto or {EIGHT_BIT_ACTIVATIONS}, others are loaded whole"
@@ -99,7 +101,7 @@ def compile_target(name: str, dtype: str = "auto") -> Path:
 
 
 def _write(target: Target) -> None:
-    """In the background nobody waits for it, and nobody is told but those who ask."""
+    """Write the package in the background. Failures are only in the debug output."""
     try:
         write_package(target.files, target.model, target.text)
     except (NotCompilable, Unavailable, store.CatalogError) as error:
@@ -107,7 +109,7 @@ def _write(target: Target) -> None:
 
 
 def captured_runner(model: TorchModel, costs: CostModel | None) -> CapturedRunner | None:
-    """Captured cycles, where the model runs on a GPU by kernels that can be captured."""
+    """The runner of captured cycles, if the model's passes on a GPU can be captured; otherwise None."""
     if model.device.type != "cuda":
         return None
     try:

@@ -36,7 +36,7 @@ DOUBT = 4.0  # factor on the spread of the computations, since four of them do n
 
 
 def draft_speed(drafter: Drafter, sample: Completion, tokens: int = 32) -> float | None:
-    """Tokens per second of the draft model by itself, greedy; None where no model drafts."""
+    """Tokens per second of the draft model by itself, greedy; None if the drafter is not a model."""
     model = drafter.own_model
     if model is None or not sample.token_ids:
         return None
@@ -132,8 +132,8 @@ def _choice_scores(logits: Float[Tensor, " vocab"], row: Row) -> Float[Tensor, "
 
 
 def _computations(model: TorchModel, request: Request, text: Sequence[int]) -> list[Float[Tensor, " vocab"]]:
-    """The logits after a text in four ways: one pass, a pass over the last token alone, the last few tokens as a
-    draft, and beside another row."""
+    """The logits after a text, computed in four ways: in one pass, in a pass over the last token alone, with the last
+    few tokens as a draft, and in a batch with another row."""
     tail = min(DRAFTED, len(text) - 1)
     whole, cut, mates = [(text, 0)], [(text[: len(text) - tail], tail)], [(text[: len(text) // 2 + 1], 0), (text, 0)]
     return [

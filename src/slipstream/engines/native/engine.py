@@ -38,12 +38,22 @@ if TYPE_CHECKING:
 
 
 class NativeEngine(JobEngine):
-    """`model` is a name, a folder, a GGUF file, or a causal language model of transformers that is loaded already; its
-    tokenizer is passed as `tokenizer=` or found by its `name_or_path`. `drafter` is a name, a model's name or folder,
-    None or "none" for plain decoding, or a `Drafter`. `depth` None lets the policy decide every cycle; with a `shape`,
-    as `plan.tree_shapes.parse` reads it, drafts are trees. No `verify`: `coupled` for requests with a seed, so that
-    they repeat, and the fastest rule for others (`choose_rule`). `policy` is a registered name or a `Policy`.
-    Rows whose policy does not choose among captured sizes (`Policy.choose`) take the ordinary path on a GPU."""
+    """Decodes requests from any thread in one batch.
+
+    - `model`: a name, a folder, a GGUF file, or a loaded causal language model of transformers. The tokenizer of a
+    loaded
+      model is passed as `tokenizer=`, or found by its `name_or_path`.
+    - `drafter`: a drafter's name, a model's name or folder, None or "none" for plain decoding, or a `Drafter`.
+    - `verify`: the rule. None: `coupled` for requests with a seed, so that they repeat, and the rule that accepts most
+      for others.
+    - `depth`: drafted tokens per cycle. None: the policy decides in every cycle.
+    - `shape`: draft trees, such as 24 (nodes) or "4x2x1" (by level).
+    - `options`: options of the drafter, as a dictionary.
+    - `limits`: `Limits` of rows, memory and prefill.
+    - `watch`: a function that is called with every draft, law and verdict.
+    - `policy`: a registered name or a `Policy`. On a GPU, rows whose policy does not choose among captured sizes
+      (`Policy.choose`) use the ordinary host loop.
+    - `loading`: how the model is loaded: `dtype`, `device`, `context`, `invariant`, `package`, `trust_remote_code`."""
 
     capabilities = Capabilities(
         drafters=drafters,
@@ -119,12 +129,12 @@ class NativeEngine(JobEngine):
 
     @property
     def drafting_cost(self) -> DraftingCost | None:
-        """What a drafted token costs on this machine; None where whole cycles run on the device, priced by size."""
+        """The measured cost of a drafted token on this machine; None if cycles are captured (costs are by size)."""
         return None if self._batch.captured.runner is not None else self._policy.drafting_cost
 
     def drafter(self, name: str) -> Drafter:
         if name not in self._drafters:
-            with self._building:  # two threads that ask for the same one share it
+            with self._building:  # a drafter is built only once
                 if name not in self._drafters:
                     self._drafters[name] = build_drafter(name, self.target)
         return self._drafters[name]

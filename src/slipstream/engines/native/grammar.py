@@ -1,8 +1,8 @@
 """Grammars: JSON schemas, regular expressions and EBNF as masks over the vocabulary, through xgrammar.
 
-A grammar follows one row. Drafted paths are tried out by moving its matcher forward and back, a path is reached from
-the one before by what differs, and each path's mask is made once a cycle, whoever asks: drafter or verifier. Special
-tokens are no text, so they match nothing; the model's end tokens may come exactly where the grammar is complete.
+Each row has a matcher. For a drafted path, the matcher is rolled back to the common prefix with the last path and then
+advanced. The mask of each path is computed once per cycle, for drafter and verifier. Special tokens are not text, so
+they never match. The model's end tokens are allowed exactly when the grammar is complete.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from slipstream.core.array_types import Bool, Tensor
 from slipstream.core.types import Constraint
 from slipstream.models.text.codec import TextCodec
 
-WHERE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: \(.*?\) is false: )?")  # the library's own line numbers
+# Source positions in xgrammar's error messages.
+WHERE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: \(.*?\) is false: )?")
 
 
 def compiled(constraint: tuple[str, Any], text: TextCodec, vocab: int) -> Callable[[], Constraint]:
-    """A maker of constraints, one per row, from `GenerationOptions.constraint`. Compiled grammars are cached."""
+    """A function that makes the constraint of a row from `GenerationOptions.constraint`. Grammars are cached."""
     name, source = constraint
     compiler, words = _compiler(text, vocab)
     compilers = {
@@ -52,7 +53,7 @@ def _schema_text(schema: Mapping[str, Any] | bool) -> str:
 
 @lru_cache(maxsize=8)
 def _compiler(text: TextCodec, vocab: int) -> tuple[Any, Bool[Tensor, " vocab"]]:
-    """A compiler for a tokenizer, which remembers what it compiled, and which tokens are text or an end."""
+    """The grammar compiler of a tokenizer, which caches its results, and which tokens are text or end tokens."""
     try:
         import xgrammar
     except ImportError as error:
@@ -65,7 +66,7 @@ def _compiler(text: TextCodec, vocab: int) -> tuple[Any, Bool[Tensor, " vocab"]]
 
 
 class Grammar(Constraint):
-    """One row's place in a grammar."""
+    """The grammar state of one row."""
 
     def __init__(self, grammar: Any, text: Bool[Tensor, " vocab"], vocab: int) -> None:
         import xgrammar
@@ -73,11 +74,11 @@ class Grammar(Constraint):
         self._matcher = xgrammar.GrammarMatcher(grammar)
         self._bits = xgrammar.allocate_token_bitmask(1, vocab)
         self._text, self._vocab = text, vocab
-        self._path: list[int] = []  # where the matcher stands beyond the committed text
+        self._path: list[int] = []  # tokens that the matcher has accepted after the committed ones
         self._masks: dict[tuple[int, ...], Bool[Tensor, " vocab"] | None] = {}
 
     def allowed(self, path: Sequence[int]) -> Bool[Tensor, " vocab"] | None:
-        """None as well after an end token, where the grammar has nothing more to say."""
+        """None also after an end token, where the grammar is finished."""
         key = tuple(path)
         if key not in self._masks:
             self._masks[key] = self._mask() if self._move(path) and not self._matcher.is_terminated() else None
@@ -89,7 +90,7 @@ class Grammar(Constraint):
         self._path, self._masks = [], {}
 
     def _move(self, path: Sequence[int]) -> bool:
-        """Bring the matcher from its last path to this one; False where the grammar refuses a token on the way."""
+        """Move the matcher from its last path to this one. False if the grammar does not allow a token of the path."""
         shared = 0
         while shared < min(len(path), len(self._path)) and path[shared] == self._path[shared]:
             shared += 1

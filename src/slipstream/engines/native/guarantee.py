@@ -7,10 +7,11 @@ from slipstream.engines.base import Guarantee
 
 
 def choose_rule(named: str | None, temperature: float, seeded: bool, tree: bool) -> str:
-    """The name of the rule a request is verified by; `named` is the user's own choice, if there is one.
+    """The name of the rule that verifies a request. `named`: the user's own choice, or None.
 
-    At temperature 0 every rule gives the greedy output. A seed promises one text, and only `coupled` keeps that promise
-    when the depth varies, as it does with measured times. Without a seed the default is the rule that accepts most.
+    At temperature 0 every rule gives the greedy output. A seed must always give the same text. Only `coupled`
+    guarantees that when the depth varies, as it does under a policy. Without a seed the default is the rule that
+    accepts most.
     """
     needs_greedy = named is not None and rules.get(named).greedy
     if temperature == 0:
@@ -25,7 +26,7 @@ def choose_rule(named: str | None, temperature: float, seeded: bool, tree: bool)
 
 
 def guarantee(rule: str, seeded: bool, invariant: bool) -> Guarantee:
-    """What a request promises under a rule. Outside invariant mode the shape of a pass changes its rounding."""
+    """The guarantees of a request under a rule. Outside invariant mode, rounding depends on the shape of a pass."""
     kind = rules.get(rule)
     repeats = kind.greedy or (seeded and kind.shared)
     return Guarantee(rule, kind.lossless, ("bit for bit" if invariant else "up to ties") if repeats else None)

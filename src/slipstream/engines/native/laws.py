@@ -19,7 +19,7 @@ BROKEN = "the model's logits are not finite"
 
 
 def check_tree(tree: Shape, rule: Verifier, drafter: Drafter, model: Model) -> None:
-    """Refuse a tree that does not fit the model, or whose candidates drafter and rule cannot agree on."""
+    """Raise ValueError for a tree that does not fit the model, or if drafter and rule share no sibling mode."""
     tree.check(model.vocab, model.context)
     if not model.branches:
         raise ValueError("in invariant mode on a GPU drafts are chains; leave out the tree, or invariant mode")
@@ -39,17 +39,17 @@ def _samples_trees(rule: type[Verifier], drafter: Drafter) -> bool:
 
 
 def law_of(logits: Tensor, where: Sequence[Place]) -> tuple[Law, dict[int, str]]:
-    """The law at every slot, and the slots that have none, with the reason; who reaches one of these has failed."""
+    """The law at every slot, and the slots that have none, with the reason. A row that reaches such a slot fails."""
     samplings = [row.request.sampling for row, _ in where]
     try:
         return sampling.law(shape(logits, where), samplings), {}
-    except Exception:  # somewhere there is none: find out where
+    except Exception:  # some slot has no law: find out which
         shaped, dead = lawful(logits, where)
         return sampling.law(shaped, samplings), dead
 
 
 def lawful(logits: Tensor, where: Sequence[Place]) -> tuple[Tensor, dict[int, str]]:
-    """Shaped logits, every row of which has a law, and the slots that had none; who reaches one of these has failed."""
+    """Shaped logits that all have a law, and the slots that had none, with the reason."""
     shaped, dead = _shaped(logits, where)
     lost = ~shaped.amax(-1).isfinite()
     if not dead and not bool(lost.any()):
@@ -60,7 +60,7 @@ def lawful(logits: Tensor, where: Sequence[Place]) -> tuple[Tensor, dict[int, st
 
 
 def _shaped(logits: Tensor, where: Sequence[Place]) -> tuple[Tensor, dict[int, str]]:
-    """A request's own processor or grammar may raise: then each place is shaped by itself, to know whose it was."""
+    """Shaped logits. If a request's processor or grammar raises, each place is shaped alone to find that request."""
     try:
         return shape(logits, where), {}
     except Exception:

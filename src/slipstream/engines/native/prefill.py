@@ -7,18 +7,20 @@ from collections.abc import Callable, Sequence
 from slipstream.core.interfaces import Model
 from slipstream.engines.job import Job
 
-PIECES = 4  # of a step's tokens, at most
+PIECES = 4  # a prompt is not read in pieces smaller than the step's tokens divided by this
 
 
 class PromptReader:
-    """So many tokens a step are read of all prompts together; `note` is told what went wrong with several at once."""
+    """Reads at most `limit` tokens per step, of all prompts together. `note` receives failures of shared passes."""
 
     def __init__(self, model: Model, limit: int, note: Callable[[str], None]) -> None:
         self._model, self._limit, self._note = model, limit, note
 
     def read(self, jobs: Sequence[Job]) -> list[Job]:
-        """First come, first read; what is left of a prompt then rides in the score pass. The rows that are ready. One
-        that is too long for what is left of a step is read in pieces, but none so small that it is not worth a pass."""
+        """Read prompts in the order of arrival. Returns the rows that are ready for the score pass.
+
+        The score pass reads the rest of a prompt if that fits into the step. A longer prompt is read in pieces, unless
+        a piece would be too small to be worth a pass."""
         left, ready = self._limit, []
         for job in jobs:
             if not job.unread:  # it decodes
@@ -35,19 +37,19 @@ class PromptReader:
         return ready
 
     def _some(self, job: Job, limit: int) -> None:
-        """Read ahead, or take over what another row has read; with no limit left, only the latter."""
+        """Read up to `limit` tokens, or copy a stored prefix. With limit 0, only the latter."""
         read = self._model.prefill([job.row], limit)[0]
-        helpless = not read and limit == self._limit  # reads nothing ahead, so pieces are no use
-        job.prefilled += len(job.row.request.prompt) if helpless else read
+        unsupported = not read and limit == self._limit  # a model without prefill: the score pass reads the prompt
+        job.prefilled += len(job.row.request.prompt) if unsupported else read
 
     def read_ahead(self, jobs: Sequence[Job]) -> None:
-        """All of these prompts but their last tokens, together."""
+        """Read all tokens of these prompts but the last ones, in shared passes."""
         while jobs:
             try:
                 read = self._model.prefill([job.row for job in jobs], self._limit)
             except Exception as error:
                 self._note(f"prefill: {error}")
-                return  # it is read the other way, where it will be seen whose fault that is
+                return  # `read` reads them separately and finds the failing one
             for job, count in zip(jobs, read, strict=True):
                 job.prefilled += count
             jobs = [job for job, count in zip(jobs, read, strict=True) if count and job.unread > 1]

@@ -12,20 +12,22 @@ from slipstream.engines.native.captured.result import CycleResult
 
 
 class ChunkPublisher:
+    """Publishes the chunks of all jobs, and counts their tokens."""
+
     def __init__(self) -> None:
         self.stats = SpeculationStats()
-        self._untold: list[tuple[Job, CycleResult, int]] = []  # and how many tokens of it were committed
+        self._pending: list[tuple[Job, CycleResult, int]] = []  # with the number of committed tokens
 
-    def later(self, job: Job, told: CycleResult, kept: int) -> None:
-        """What a cycle on the device came to, of which the row has kept so many tokens."""
-        self._untold.append((job, told, kept))
+    def later(self, job: Job, result: CycleResult, kept: int) -> None:
+        """Publish the result of a captured cycle at the next `catch_up`. `kept`: tokens that the row committed."""
+        self._pending.append((job, result, kept))
 
     def catch_up(self) -> None:
-        """Tell all that is still to be told. What goes wrong with one job ends that job alone."""
-        untold, self._untold = self._untold, []
-        for job, told, kept in untold:
+        """Publish all pending results. A failure ends only the job concerned."""
+        pending, self._pending = self._pending, []
+        for job, result, kept in pending:
             try:
-                self.tell(job, told.emitted[:kept], told.origins[:kept], (), len(told.path), told.levels)
+                self.tell(job, result.emitted[:kept], result.origins[:kept], (), len(result.path), result.levels)
             except Exception as error:
                 job.end("error", str(error))
 
@@ -39,8 +41,9 @@ class ChunkPublisher:
         drafted: Sequence[int],
         shown: DraftedTree | None = None,
     ) -> None:
+        """Publish the tokens of one cycle. `drafted`: number of drafted tokens by position."""
         chunk = job.take(tokens, origins, logprobs, shown)
         kept = len(chunk.token_ids)
-        for stats in (job.stats, self.stats):  # before the chunk is out: whoever waits for the last one reads them
+        for stats in (job.stats, self.stats):  # before the chunk is published: its reader may read the counts
             stats.book(drafted, min(kept, accepted), kept)
         job.put(chunk)

@@ -1,10 +1,9 @@
 """The scheduler: first come, first served, within the limits of rows and memory. Where requests of several tenants
 wait, the next row goes to the one that has the fewest.
 
-The cache is a rectangle of rows times places, both growing by doubling, so that is what a request is charged for: it is
-admitted when the rectangle that holds it and everyone already there is within the budget. The model is told of the
-budget too, and lays its rows together before it passes it. What requests leave behind for others that begin alike has a
-budget of its own, and gives way by itself.
+The KV cache is a rectangle of rows times places. Both grow by doubling. A request is admitted if the rectangle that
+holds all requests is within the memory budget. The model has the same budget, and compacts its rows before it would
+exceed it. The prefix store has a separate budget and evicts entries by itself.
 """
 
 from __future__ import annotations
@@ -19,11 +18,13 @@ from slipstream.engines.job import Job
 
 @dataclass(frozen=True)
 class Limits:
-    rows: int = 16
-    tokens: int = 1 << 17  # places of the cache in all, rows times the longest
-    prefill: int | None = None  # prompt tokens read in one step, all rows together; None: what suits the device
-    retained: int = 1 << 15  # tokens kept besides, for prompts that begin alike; 0 computes everything anew
-    retained_bytes: int | None = None  # the most these may take; None: 512 MB or 5 % of memory, 10 % of a GPU's free
+    """The limits of an engine."""
+
+    rows: int = 16  # requests that decode at the same time
+    tokens: int = 1 << 17  # places of the KV cache: rows times the longest row
+    prefill: int | None = None  # prompt tokens per step, all rows together; None: a default for the device
+    retained: int = 1 << 15  # tokens in the prefix store, which prompts with a common prefix reuse; 0: no reuse
+    retained_bytes: int | None = None  # bytes of the prefix store; None: 512 MB or 5 % of memory, 10 % of a GPU's free
 
     def __post_init__(self) -> None:
         for name, given in vars(self).items():
@@ -37,10 +38,12 @@ class Limits:
                 raise ValueError(f"{name} is {value}; it must be 0 (no reuse) or more")
 
 
-CHUNK, LAUNCHED = 512, 2048  # prompt tokens of a step; on a GPU, where launching kernels is what takes long
+CHUNK, LAUNCHED = 512, 2048  # prompt tokens per step; on a GPU, where launching kernels takes most of the time
 
 
 class Scheduler:
+    """The queue of waiting jobs and the list of running ones."""
+
     def __init__(self, limits: Limits, context: int, launched: bool = False) -> None:
         self.limits, self.context = limits, context
         self.chunk = limits.prefill or (LAUNCHED if launched else CHUNK)
@@ -49,11 +52,11 @@ class Scheduler:
 
     @property
     def crowd(self) -> int:
-        """Rows there are or will soon be."""
+        """The number of running and waiting requests, limited to the maximum number of rows."""
         return min(len(self.running) + len(self.waiting), self.limits.rows)
 
     def check(self, job: Job) -> None:
-        """Refuse what could never be admitted."""
+        """Raise ValueError for a job that could never be admitted."""
         if self.footprint([job]) > self.limits.tokens:
             need, have = self.places(job), self.limits.tokens
             raise ValueError(f"prompt and max_tokens need {need} places of the cache; the memory budget holds {have}")
@@ -63,7 +66,7 @@ class Scheduler:
         return min(len(request.prompt) + request.max_tokens, self.context)
 
     def footprint(self, jobs: list[Job]) -> int:
-        """Places of the rectangle that holds these jobs."""
+        """Places of the cache rectangle that holds these jobs."""
         return next_power_of_two(len(jobs)) * next_power_of_two(max(map(self.places, jobs)))
 
     @property
@@ -73,7 +76,7 @@ class Scheduler:
         return self.footprint(running) / self.limits.tokens if running else 0.0
 
     def admit(self) -> list[Job]:
-        """Move jobs from the queue to the rows while they fit; the new ones."""
+        """Admit waiting jobs while they fit. Returns the admitted jobs."""
         new: list[Job] = []
         while self.waiting and len(self.running) < self.limits.rows:
             job = self._next()
@@ -93,7 +96,7 @@ class Scheduler:
         return min(self.waiting, key=lambda job: rows[job.tenant])
 
     def leave(self) -> list[Job]:
-        """Take out the jobs that are done; those that held a row."""
+        """Remove the jobs that are done. Returns those that were running."""
         done = [job for job in self.running if job.done]
         if not done and not self.waiting:
             return done

@@ -11,10 +11,12 @@ from slipstream.core.noise import Noise
 from slipstream.core.types import Draft, Verdict
 
 Watch = Callable[[Draft, Law, Verdict], None]
-"""A draft, the target's law after every slot of it, and what was decided. It runs between two passes: be quick."""
+"""(draft, the target's law after every slot, verdict) -> None. It delays decoding, so it should be fast."""
 
 
 class ObservedRule(Verifier):
+    """Verifies as another rule does, and calls `watch` after each verdict."""
+
     name: ClassVar[str] = "watched"
     lossless: ClassVar[bool] = True
 

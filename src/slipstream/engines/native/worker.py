@@ -1,8 +1,7 @@
 """The worker thread: runs the steps of a batch for requests from any thread.
 
-A failure of a step ends the requests under way, and the thread goes on. Should the thread itself end, as after
-SystemExit in a callback, all requests end with an error and new ones are refused: nobody waits for a thread that is
-gone.
+A failure of a step ends the running requests, and the thread continues. If the thread itself ends, as after SystemExit
+in a callback, all requests end with an error and new ones are refused.
 """
 
 from __future__ import annotations
@@ -22,12 +21,14 @@ from slipstream.engines.native.batch import Batch
 
 
 class Worker:
+    """The thread of an engine. It is started by the first request."""
+
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
         self._inbox: list[Job] = []
         self._ready = threading.Condition()
         self._closed = False
-        self._failure: str | None = None  # why the thread ended before it was asked to
+        self._failure: str | None = None  # why the thread ended unexpectedly
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
 
@@ -36,8 +37,8 @@ class Worker:
         return os.getpid() != self._pid
 
     def check(self) -> None:
-        """Refuse requests that nobody would decode."""
-        check_process(self._pid)  # first: after a fork a lock may be held by a thread that is not here
+        """Raise ValueError if the thread cannot decode requests."""
+        check_process(self._pid)  # first, because in a fork a lock may be held by a thread that does not exist
         if self._failure:
             raise ValueError(f"the engine has stopped ({self._failure}); make a new one")
         if self._closed:
@@ -56,7 +57,7 @@ class Worker:
             self._ready.notify()
 
     def _work(self) -> None:
-        gc.freeze()  # what was loaded stays: looking through it for garbage takes longer than many cycles
+        gc.freeze()  # loaded objects stay alive; searching them for garbage takes longer than many cycles
         busy = False
         try:
             while self._receive(busy):
@@ -66,12 +67,13 @@ class Worker:
                 except Exception as error:
                     self._batch.fail(error)
                     busy = True
-        except BaseException as error:  # also SystemExit: it is told to all who wait, and to all who ask later
+        except BaseException as error:  # also SystemExit: waiting and later requests get this error
             self._stop(f"{type(error).__name__}: {error}".removesuffix(": "))
 
     def _receive(self, busy: bool) -> bool:
-        """Move new jobs to the batch, wait for some where it has nothing to do; False when the engine closes. Nobody
-        who submits waits for a step: the lock is held only here."""
+        """Move new jobs to the batch, and wait for one if the batch is idle. False when the engine closes.
+
+        The lock is held only here and not during a step, so `send` does not wait for a step."""
         with self._ready:
             self._ready.wait_for(lambda: busy or self._inbox or self._closed)
             for job in self._inbox:
@@ -87,7 +89,7 @@ class Worker:
             job.end("error", f"the engine has stopped ({failure})")
 
     def rest(self) -> None:
-        """End the thread, once the step that is under way is done. A forked process has no such thread."""
+        """End the thread after its current step. Does nothing in a forked process, which has no such thread."""
         if self._forked:
             return
         with self._ready:
@@ -115,7 +117,7 @@ _at_work: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 @atexit.register
 def _all_rest() -> None:
-    """A thread that still computes when the interpreter goes away takes the process down with it, and a row is put away
-    after its answer is out."""
+    """End all threads before the interpreter exits: a thread that computes during exit can crash the process, and rows
+    are closed after their last chunk was published."""
     for worker in list(_at_work):
         worker.rest()

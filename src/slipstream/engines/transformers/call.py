@@ -1,4 +1,4 @@
-"""From a job to the arguments of `generate`."""
+"""The arguments of `generate` for a job."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ class TransformersConfig:
     """Options of the engine, as `-o key=value`."""
 
     model: str = ""  # the draft model
-    exit: int = 0  # early exit: so many of the target's own layers draft; a third of them if not given
-    ngram: int = 2  # prompt lookup: the longest match looked for
-    confidence: float = -1.0  # a draft model stops where it is less sure; transformers' own choice below 0
-    rows: int = 16  # plain requests decoded together
+    exit: int = 0  # early exit: number of the target's layers that draft; 0: a third of them
+    ngram: int = 2  # prompt lookup: tokens of the longest match
+    confidence: float = -1.0  # a draft model stops below this probability; below 0: transformers' default
+    rows: int = 16  # plain requests that decode in one call
 
 
 def alike(job: Job) -> tuple[Any, ...] | None:
-    """Jobs with equal keys may share a call; None where a job needs a call of its own: assisted decoding takes one row
-    at a time, and one seed gives one text only to a row that draws alone."""
+    """A key: jobs with equal keys may share a call. None if a job needs a separate call.
+
+    Assisted decoding supports one row. A seeded text is repeatable only if its row is decoded alone."""
     request = job.row.request
     how = request.sampling
     if job.plan.drafter != "none" or (how.seed is not None and how.temperature > 0):
@@ -36,7 +37,7 @@ def alike(job: Job) -> tuple[Any, ...] | None:
 
 
 def generation(job: Job, pad: int, options: TransformersConfig, layers: int) -> GenerationConfig:
-    """Every parameter is named, so that no default of a model or of the library slips in."""
+    """The generation config of a job. Every parameter is set, so that no default of a model or library applies."""
     from transformers import GenerationConfig
 
     request = job.row.request
@@ -72,8 +73,10 @@ def _drafting(job: Job, options: TransformersConfig, layers: int) -> dict[str, A
 
 
 def set_depth(assistant: Any, depth: int | None, confidence: float) -> None:
-    """The length of a draft is read from the assistant's own settings. A fixed depth is neither adapted nor cut short
-    by doubt; without one transformers does both, starting at its own default."""
+    """Set the draft length, which transformers reads from the assistant's own config.
+
+    A fixed depth is neither adapted nor cut by confidence. Without a depth, transformers does both, starting at its
+    default."""
     own = assistant.generation_config
     own.num_assistant_tokens = depth
     own.num_assistant_tokens_schedule = "constant" if depth else None
@@ -81,7 +84,7 @@ def set_depth(assistant: Any, depth: int | None, confidence: float) -> None:
 
 
 def padded(jobs: Sequence[Job], pad: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """Prompts as one rectangle, filled up on the left, where `generate` expects it."""
+    """Prompts as one tensor, padded on the left as `generate` expects."""
     prompts = [list(job.row.request.prompt) for job in jobs]
     width = max(map(len, prompts))
     ids = [[pad] * (width - len(prompt)) + prompt for prompt in prompts]

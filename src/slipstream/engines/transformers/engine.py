@@ -19,8 +19,8 @@ from slipstream.models.sources.progress import quiet
 from slipstream.models.text.codec import same_tokenizer
 from slipstream.models.weights.precision import choose_device
 
-GATHER = 0.01  # seconds without a further request before those that may share a call begin
-TURN = threading.Lock()  # transformers draws from torch's one generator, so the engines of a process take turns
+GATHER = 0.01  # seconds to wait for further requests that can share a call
+TURN = threading.Lock()  # only one engine of a process runs at a time: transformers uses torch's global generators
 
 
 class TransformersEngine(Peer):
@@ -104,7 +104,7 @@ class TransformersEngine(Peer):
                 self.end(job, "cancelled" if job.cancelled else "length")
 
     def _next(self) -> list[Job]:
-        """The oldest job, and those that may share its call; nothing when the engine closes."""
+        """The oldest job and the jobs that can share its call; empty when the engine closes."""
         with self._ready:
             self._ready.wait_for(lambda: self._inbox or self._over)
             while self._inbox and alike(self._inbox[0]) is not None and self._ready.wait(GATHER):
@@ -119,7 +119,7 @@ class TransformersEngine(Peer):
 
     def _decode(self, jobs: Sequence[Job]) -> None:
         first = jobs[0]
-        generators = SeededGenerators(first.row.seed)  # one from the system's randomness where the request has none
+        generators = SeededGenerators(first.row.seed)  # a random seed if the request has none
         watch = StepWatcher(self._model, jobs, self.advance, generators)
         assistant = self._assistant if first.plan.drafter == "draft_model" else None
         if first.plan.drafter in ("draft_model", "early_exit"):
@@ -141,7 +141,7 @@ class TransformersEngine(Peer):
 
 
 def _bare(model: Any) -> Any:
-    """Without the generation settings stored beside the weights: a request says all."""
+    """The model without its stored generation settings, because each request sets all of them."""
     from transformers import GenerationConfig
 
     model.generation_config = GenerationConfig()

@@ -1,5 +1,7 @@
-"""transformers draws from torch's global generators. A call has a seed of its own; everybody else finds the generators
-as they left them, also when a row's last chunk is handed over before the call returns."""
+"""Seeds torch's global generators during a call of transformers, which samples from them.
+
+All other code sees its own generator states, also code that runs when a row's last chunk is published, before the call
+returns."""
 
 from __future__ import annotations
 
@@ -11,11 +13,11 @@ States = tuple[torch.Tensor, list[torch.Tensor]]
 
 
 class SeededGenerators:
-    """torch's global generators, seeded while transformers draws and the caller's at all other times."""
+    """torch's global generators: seeded while transformers samples, and in the caller's state at all other times."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._other: States | None = None  # the caller's while drawing, the call's own while paused
+        self._other: States | None = None  # the caller's states while sampling, the call's while paused
         self._paused = False
 
     def __enter__(self) -> SeededGenerators:

@@ -1,5 +1,7 @@
-"""Eyes on a call of `generate`: hooks on the target's passes tell what was drafted and scored, a stopping criterion is
-told what was emitted, and ends rows as their requests want it."""
+"""Observes a call of `generate`.
+
+Hooks on the target's passes record drafts and logits. A stopping criterion receives the emitted tokens and ends rows.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ Advance = Callable[[Job, Sequence[int], int, int, Sequence[Logprob]], None]
 
 
 class StepWatcher:
-    """Called by `generate` after every step with all tokens so far; True ends a row."""
+    """A stopping criterion: `generate` calls it after every step with all tokens so far. True ends a row."""
 
     def __init__(self, model: Any, jobs: Sequence[Job], advance: Advance, generators: SeededGenerators) -> None:
         self._model, self._jobs, self._advance, self._generators = model, jobs, advance, generators
@@ -41,12 +43,12 @@ class StepWatcher:
             after.remove()
 
     def _mine(self) -> bool:
-        """With early exit the target drafts for itself, in passes through fewer layers."""
+        """Whether a pass is a target pass. With early exit the target also drafts, in passes through fewer layers."""
         return bool(self._config.num_hidden_layers == self._layers)
 
     def _before(self, _: Any, __: Any, kwargs: dict[str, Any]) -> None:
         if self._mine():
-            context = self._seen if self._first else 1  # the prompt, then the last token, stand before what was drafted
+            context = self._seen if self._first else 1  # before the draft: the prompt, then only the last token
             self._drafted = kwargs["input_ids"][0, context:].tolist() if len(self._jobs) == 1 else []
             self._first = False
 
@@ -57,16 +59,16 @@ class StepWatcher:
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
         new = input_ids[:, self._seen :].tolist()
         self._seen = input_ids.shape[1]
-        self._generators.pause()  # callers read their last chunk
+        self._generators.pause()  # the reader of a last chunk may sample
         for i, (job, tokens) in enumerate(zip(self._jobs, new, strict=True)):
             if not job.done and not job.cancelled:
-                self._tell(i, job, tokens)
+                self._publish(i, job, tokens)
         over = [job.done or job.cancelled for job in self._jobs]
         if not all(over):
             self._generators.resume()
         return torch.tensor(over, device=input_ids.device)
 
-    def _tell(self, i: int, job: Job, tokens: list[int]) -> None:
+    def _publish(self, i: int, job: Job, tokens: list[int]) -> None:
         pairs = zip(tokens, self._drafted, strict=False)
         accepted = next((n for n, (got, drafted) in enumerate(pairs) if got != drafted), None)
         kept = min(len(tokens), len(self._drafted)) if accepted is None else accepted

@@ -1,1 +1,1 @@
-"""vLLM as an engine, in a process of its own: with this interpreter, or with that of another environment."""
+"""vLLM as an engine, in a separate process: with this interpreter, or with that of another environment."""

@@ -132,7 +132,7 @@ def _environment(own: VllmConfig) -> dict[str, str]:
 
 
 def _logprob(token: int, place: Sequence[Sequence[Any]], count: int) -> Logprob:
-    """The chosen token's log probability and the likeliest `count`. vLLM lists the chosen token with the likeliest."""
+    """The chosen token's log-probability and the `count` largest ones. vLLM lists all of them together."""
     values = {int(t): float(value) for t, value in place}
     top = sorted(values.items(), key=lambda pair: -pair[1])
     return Logprob(token, values[token], tuple(top[:count]))

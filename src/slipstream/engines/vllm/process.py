@@ -1,4 +1,4 @@
-"""The worker's process: started, spoken to in lines of JSON, listened to by a thread, ended."""
+"""The worker's process. Messages are lines of JSON; a thread reads those of the worker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFL
 
 
 class Process:
-    """`hear` gets every message after the first; None when the worker is gone."""
+    """`hear` is called with every message after the first, and with None when the worker has ended."""
 
     def __init__(self, python: str, environment: dict[str, str], hear: Callable[[dict[str, Any] | None], None]) -> None:
         self._hear = hear
@@ -41,7 +41,7 @@ class Process:
             raise ValueError(f"cannot run the interpreter {python}: {error.strerror}") from error
 
     def start(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Hand over the settings and wait until the engine is ready; its first message."""
+        """Send the settings and wait until the engine is ready. Returns its first message."""
         self.say(settings)
         assert self._child.stdout is not None
         line = self._child.stdout.readline()
@@ -65,14 +65,14 @@ class Process:
                 self._child.stdin.write(json.dumps(message) + "\n")
                 self._child.stdin.flush()
         except (BrokenPipeError, ValueError):
-            return  # it is gone, and the listener says so
+            return  # the worker has ended, which the listener reports
 
     @property
     def killed(self) -> bool:
         return self._child.wait() == -signal.SIGKILL
 
     def last_words(self) -> str:
-        """Why it ended: the signal, or the last line it wrote."""
+        """Why the worker ended: the signal, or the last line of its log."""
         code = self._child.wait()
         if code == -signal.SIGILL:
             return "its build uses instructions that this processor lacks; try --dtype float32"

@@ -1,4 +1,4 @@
-"""Settings in vLLM's own words: of the engine, of its speculation, and of one request."""
+"""vLLM's own parameters: of the engine, of its speculation, and of one request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from slipstream.engines.job import Job
 from slipstream.models.sources.catalog import resolve
 
-RULES = {"token": "standard", "block": "block"}  # our word, and vLLM's
+RULES = {"token": "standard", "block": "block"}  # our names and vLLM's names
 DEPTH = 4
 
 
@@ -16,14 +16,14 @@ DEPTH = 4
 class VllmConfig:
     """Options of the engine, as `-o key=value`."""
 
-    python: str = ""  # the interpreter of an environment that has vLLM; this one if not given
-    model: str = ""  # the draft model, or the head of eagle
-    ngram: int = 3  # longest match looked for
-    ngram_min: int = 1
-    sample: str = "greedy"  # how a draft model picks its tokens: greedy or probabilistic
-    eager: int = -1  # 1: nothing is compiled; by default so on a CPU
-    memory: int = 2  # GiB for the cache of keys and values on a CPU
-    rows: int = 16  # requests decoded together
+    python: str = ""  # the interpreter of an environment with vLLM; default: this one
+    model: str = ""  # the draft model, or the EAGLE head
+    ngram: int = 3  # tokens of the longest match
+    ngram_min: int = 1  # tokens of the shortest match
+    sample: str = "greedy"  # how a draft model chooses its tokens: greedy or probabilistic
+    eager: int = -1  # 1: without compilation, 0: with; -1: without on a CPU
+    memory: int = 2  # GiB for the KV cache on a CPU
+    rows: int = 16  # requests that decode at the same time
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     data_parallel: int = 1
@@ -32,7 +32,7 @@ class VllmConfig:
 def arguments(
     model: str, dtype: str, context: int, speculation: dict[str, Any] | None, own: VllmConfig
 ) -> dict[str, Any]:
-    """Arguments of vLLM's engine. What it can spread over several devices or machines it spreads by itself."""
+    """Arguments of vLLM's engine."""
     return {
         "model": model,
         "dtype": dtype,
@@ -40,8 +40,8 @@ def arguments(
         "max_num_seqs": own.rows,
         "max_logprobs": 100,
         "enforce_eager": None if own.eager < 0 else bool(own.eager),
-        "enable_prefix_caching": False,  # a text must not depend on what was asked before
-        "generation_config": "vllm",  # no defaults of the model slip in
+        "enable_prefix_caching": False,  # a text must not depend on earlier requests
+        "generation_config": "vllm",  # no sampling defaults of the model
         "tensor_parallel_size": own.tensor_parallel,
         "pipeline_parallel_size": own.pipeline_parallel,
         "data_parallel_size": own.data_parallel,
@@ -65,7 +65,7 @@ def speculation(drafter: str, depth: int | None, verify: str | None, own: VllmCo
 
 
 def sampling(job: Job) -> dict[str, Any]:
-    """The parameters of one request. All end tokens are named, so that ours and no others end it."""
+    """The parameters of one request. All end tokens are listed, so that no others end it."""
     request = job.row.request
     how = request.sampling
     wanted: dict[str, Any] = {

@@ -1,7 +1,8 @@
 """The worker process that runs vLLM: reads requests as lines of JSON and writes the new tokens of every step.
 
-The interpreter that has vLLM installed starts it as a script, so it imports nothing of slipstream. The first line it
-reads holds the engine's settings; the next are {"ask": …} and {"cancel": …}. It writes one line for each step.
+It is started as a script by the interpreter that has vLLM installed, so it imports nothing from slipstream. The first
+line that it reads holds the engine's settings; further lines are {"ask": …} and {"cancel": …}. It writes one line for
+each step.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def ask(engine: Any, message: Mapping[str, Any]) -> None:
     engine.add_request(message["ask"], prompt, SamplingParams(**message["params"], detokenize=False))
 
 
-def news(output: Any, sent: dict[str, int]) -> dict[str, Any]:
+def new_tokens(output: Any, sent: dict[str, int]) -> dict[str, Any]:
     """The new tokens of one request in a step; vLLM's output repeats all earlier tokens."""
     sample, name = output.outputs[0], output.request_id
     start = sent.get(name, 0)
@@ -103,7 +104,7 @@ def serve(engine: Any, say: Any) -> None:
         outputs = engine.step()
         drafted, drafts = DraftCounts.take()
         if outputs:
-            say({"step": [news(output, sent) for output in outputs], "drafted": drafted, "drafts": drafts})
+            say({"step": [new_tokens(output, sent) for output in outputs], "drafted": drafted, "drafts": drafts})
 
 
 def main() -> None:
