@@ -118,7 +118,7 @@ KERNELS: list[Kernel] = [
         {"NAMED": True, "SURE": False, "BLOCK": 512, "EARLY": True},
     ),
     *((cycle._lay, [*[L] * 11, *[SOME] * 4], {"FIRST": on, "LONG": 16, "EARLY": True}) for on in (True, False)),
-    (cycle._commit, [*[L] * 8, F, *[L] * 7, D, *[SOME] * 4], {"LONG": 16, "EARLY": True}),
+    (cycle._commit, [*[L] * 8, F, *[L] * 7, D, *[L] * 4, *[SOME] * 4], {"LONG": 16, "EARLY": True}),
     (
         tree._rank,
         [F, "i32", F, L, L, L, "i32", F, F, F, I],
@@ -157,7 +157,7 @@ KERNELS: list[Kernel] = [
     ),
     (
         path._report,
-        [L] * 19,
+        [L] * 23,
         {"WIDTH": SLOTS, "WIDE": PADDED, "LEVELS": LEVELS, "LONG": 4, "CHUNK": 5, "CHUNKS": 1, "EARLY": True},
     ),
 ]

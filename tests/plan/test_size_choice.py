@@ -76,12 +76,13 @@ def test_what_rows_have_to_draft_is_all_that_counts():
     assert chooser.choose(some, menu(0.4), [8, 0]).depth == 0, "one row's gain, everyone's price"
 
 
-def test_a_decision_holds_while_the_rows_are_the_same():
+def test_a_decision_holds_until_another_row_comes():
     chooser, some = opened(3)
     first = chooser.choose(some, menu(0.05))
     assert [chooser.held(some) for _ in range(SizeConfig().hold)] == [first] * (SizeConfig().hold - 1) + [None]
     chooser.choose(some, menu(0.05))
-    assert chooser.held(some[:2]) is None
+    assert chooser.held(some[:2]) is not None, "rows that leave change nothing"
+    assert chooser.held([*some, *opened(1)[1]]) is None
 
 
 def test_a_tree_is_chosen_where_its_second_candidates_are_worth_it():

@@ -45,7 +45,7 @@ def serve(
     depth: given.Depth = None,
     tree: given.Shape = None,
     option: given.Settings = None,
-    rows: Annotated[int, typer.Option(min=1, help="Requests that decode at the same time.")] = 16,
+    rows: Annotated[int | None, typer.Option(min=1, help="Rows that decode together (CPU 16, GPU 256).")] = None,
     max_requests: Annotated[int, typer.Option(min=1, help="Requests under way or waiting; more get 429.")] = 256,
     max_seconds: Annotated[float, typer.Option(help="Seconds from a request to its last token.")] = 600.0,
     max_loaded: Annotated[

@@ -92,6 +92,7 @@ class Row:
         self.seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
         self.sample = request.sample
         self.tokens = list(request.prompt)
+        self._longest = len(self.tokens) + request.max_tokens
         self.origins: list[Origin] = []
         self.finish_reason: str | None = None if request.max_tokens else "length"
         self.constraint = request.grammar() if request.grammar else None
@@ -112,8 +113,8 @@ class Row:
 
     def room(self, context: int) -> int:
         """How many tokens may still be emitted, by the request's limit and the model's context."""
-        longest = len(self.request.prompt) + self.request.max_tokens
-        return max(0, min(longest, context) - len(self.tokens))
+        longest = self._longest if self._longest < context else context
+        return max(0, longest - len(self.tokens))
 
     def extend(self, tokens: Sequence[int], origins: Sequence[Origin], context: int) -> int:
         """Commit emitted tokens up to the first end token. Returns how many were committed."""

@@ -126,6 +126,20 @@ class Engine(ABC):
     ) -> list[RequestHandle]:
         """Start `options.n` samples of a request."""
 
+    def submit_all(
+        self, prompts: Sequence[Prompt], samplings: Sequence[Sampling | None], options: GenerationOptions
+    ) -> list[RequestHandle]:
+        """Start `options.n` samples of each request, or of none where one is refused."""
+        handles: list[RequestHandle] = []
+        try:
+            for prompt, sampling in zip(prompts, samplings, strict=True):
+                handles += self.submit(prompt, sampling, options)
+        except BaseException:
+            for handle in handles:
+                handle.cancel()
+            raise
+        return handles
+
     def agreements(
         self,
         prompt: Prompt,
@@ -170,8 +184,7 @@ class Engine(ABC):
         if len(each) != len(many):
             raise ValueError(f"there are {len(many)} prompts and {len(each)} samplings; give one, or one for each")
         try:
-            for prompt, own in zip(many, each, strict=True):
-                handles += self.submit(prompt, own, shared)
+            handles += self.submit_all(many, each, shared)
             return [handle.result() for handle in handles]
         except BaseException:
             for handle in handles:

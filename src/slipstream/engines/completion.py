@@ -55,9 +55,18 @@ class SpeculationStats:
     accepted: list[int] = field(default_factory=list)
     failures: int = 0  # requests whose drafter failed, after which they were decoded without it
 
-    def add(self, drafted: int, accepted: int, emitted: int) -> None:
-        """Count a cycle that drafted a chain."""
-        self.book([1] * drafted, accepted, emitted)
+    def add(self, drafted: int, accepted: int, emitted: int, cycles: int = 1) -> None:
+        """Count a cycle that drafted a chain, or several alike; `emitted` are the tokens of all of them."""
+        self.cycles += cycles
+        self.emitted += emitted
+        if len(self.drafted) < drafted:
+            self.drafted += [0] * (drafted - len(self.drafted))
+        if len(self.accepted) < accepted:
+            self.accepted += [0] * (accepted - len(self.accepted))
+        for i in range(drafted):
+            self.drafted[i] += cycles
+        for i in range(accepted):
+            self.accepted[i] += cycles
 
     def book(self, drafted: Sequence[int], accepted: int, emitted: int) -> None:
         """Count a cycle that drafted a tree; `drafted` is the number of tokens at each position."""

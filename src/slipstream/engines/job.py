@@ -1,4 +1,8 @@
-"""One request from submission to its last chunk: its row, its text, its counts and its queue of chunks."""
+"""One request from submission to its last chunk: its row, its text, its counts and its queue of chunks.
+
+Text is decoded by the thread that reads the chunks, so that the engine's thread need not. Only a request with stop
+strings is decoded by the engine's thread, since its text may end it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from slipstream.core.tree import Shape
 from slipstream.core.types import Budget, Origin, Request, Row
@@ -32,6 +37,18 @@ class DecodingPlan:
     def budget(self) -> Budget:
         """The budget of every cycle, if the depth is fixed."""
         return Budget(self.depth or 0, shape=self.shape)
+
+
+class Emission(NamedTuple):
+    """The output of one cycle whose text is not decoded yet."""
+
+    token_ids: Sequence[int]
+    origins: Sequence[Origin]
+    logprobs: Sequence[Logprob] = ()
+    finish_reason: str | None = None
+    error: str | None = None
+    prompt_logprobs: tuple[Logprob | None, ...] = ()
+    draft: DraftedTree | None = None
 
 
 class Job(RequestHandle):
@@ -60,7 +77,8 @@ class Job(RequestHandle):
         self.cancelled = False
         self.error: str | None = None
         self._decoder, self._stops = decoder, StopStrings(stop)
-        self._chunks: queue.SimpleQueue[Chunk] = queue.SimpleQueue()
+        self.stops = bool(stop)  # whether what it says may end it
+        self._chunks: queue.SimpleQueue[Chunk | Emission] = queue.SimpleQueue()
         self._over = threading.Event()
         self._seen: list[Chunk] = []
         self._ready: Callable[[], None] | None = None  # called after each chunk
@@ -113,6 +131,9 @@ class Job(RequestHandle):
         if self._over.is_set():
             return
         self.row.finish_reason, self.error = reason, error
+        if not self._stops:
+            self._send(Emission((), (), (), reason, error))
+            return
         try:
             text = self._rest()
         except Exception:
@@ -128,8 +149,23 @@ class Job(RequestHandle):
             self.end("error", str(error))
 
     def put(self, chunk: Chunk) -> None:
+        """Hand out a chunk that `take` made."""
         if not self._begun and self.prompt_logprobs and not self.unscored:
             chunk = replace(chunk, prompt_logprobs=tuple(self.prompt_logprobs))
+        self._send(chunk)
+
+    def emit(
+        self,
+        tokens: Sequence[int],
+        origins: Sequence[Origin],
+        logprobs: Sequence[Logprob] = (),
+        draft: DraftedTree | None = None,
+    ) -> None:
+        """Hand out newly committed tokens of a request without stop strings. Whoever reads them decodes their text."""
+        scored = () if self._begun or not self.prompt_logprobs or self.unscored else tuple(self.prompt_logprobs)
+        self._send(Emission(tokens, origins, logprobs, self.row.finish_reason, None, scored, draft))
+
+    def _send(self, chunk: Chunk | Emission) -> None:
         self._begun = True
         self._chunks.put(chunk)
         if chunk.finish_reason is not None:
@@ -146,7 +182,7 @@ class Job(RequestHandle):
         new: list[Chunk] = []
         with suppress(queue.Empty):
             while True:
-                new.append(self._chunks.get_nowait())
+                new.append(self._decoded(self._chunks.get_nowait()))
         self._seen += new
         return new
 
@@ -171,11 +207,6 @@ class Job(RequestHandle):
         return 0 if self.prompt_logprobs is None else len(self.row.request.prompt) - self.scored
 
     @property
-    def stops(self) -> bool:
-        """Whether it has stop strings."""
-        return bool(self._stops)
-
-    @property
     def done(self) -> bool:
         return self.row.finish_reason is not None
 
@@ -184,11 +215,27 @@ class Job(RequestHandle):
 
     def __iter__(self) -> Iterator[Chunk]:
         while not self._seen or self._seen[-1].finish_reason is None:
-            self._seen.append(self._chunks.get())
+            self._seen.append(self._decoded(self._chunks.get()))
             yield self._seen[-1]
+
+    def _decoded(self, item: Chunk | Emission, at_once: bool = False) -> Chunk:
+        """A chunk with its text, decoded token by token or at once. Where it cannot be decoded the request ends."""
+        if isinstance(item, Chunk):
+            return item
+        tokens, origins, logprobs, finish_reason, error, scored, draft = item
+        try:
+            pieces = (self._decoder.push(tokens) if self._decoder else "",) if at_once else tuple(self._read(tokens))
+            text = "".join(pieces) + (self._rest() if finish_reason else "")
+        except Exception as failure:
+            self.cancel()
+            pieces, text, finish_reason = (), "", "error"
+            error = self.error = error or str(failure)
+        return Chunk(text, tuple(tokens), tuple(origins), tuple(logprobs), finish_reason, error, pieces, scored, draft)
 
     def result(self) -> Completion:
         self._over.wait()  # one wake-up; waking for every chunk would take the interpreter lock from the worker
+        if not self._seen:
+            self._read_all()
         for _ in self:
             pass
         seen = self._seen
@@ -205,3 +252,21 @@ class Job(RequestHandle):
             queue_seconds=self.queue_seconds,
             prompt_logprobs=None if self.unscored else self.prompt_logprobs,
         )
+
+    def _read_all(self) -> None:
+        """Decode the text of a finished request at once, where nobody has read a part of it."""
+        items = [self._chunks.get()]
+        while items[-1].finish_reason is None:
+            items.append(self._chunks.get())
+        if not all(isinstance(item, Emission) for item in items):
+            self._seen += map(self._decoded, items)
+            return
+        merged = Emission(
+            [token for item in items for token in item.token_ids],
+            [origin for item in items for origin in item.origins],
+            [entry for item in items for entry in item.logprobs],
+            items[-1].finish_reason,
+            items[-1].error,
+            items[0].prompt_logprobs,
+        )
+        self._seen.append(self._decoded(merged, at_once=True))

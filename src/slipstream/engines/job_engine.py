@@ -11,7 +11,7 @@ from slipstream.core.types import Constraint, Request
 from slipstream.engines.base import Engine, Guarantee, RequestHandle
 from slipstream.engines.job import DecodingPlan, Job
 from slipstream.engines.options import GenerationOptions, Speculation, checked
-from slipstream.engines.prompt import Prompt, encode
+from slipstream.engines.prompt import Prompt, encode, encode_all
 
 
 class JobEngine(Engine):
@@ -20,13 +20,33 @@ class JobEngine(Engine):
     def submit(
         self, prompt: Prompt, sampling: Sampling | None = None, options: GenerationOptions | None = None
     ) -> list[RequestHandle]:
+        return self.submit_all([prompt], [sampling], options)
+
+    def submit_all(
+        self,
+        prompts: Sequence[Prompt],
+        samplings: Sequence[Sampling | None],
+        options: GenerationOptions | None = None,
+    ) -> list[RequestHandle]:
         self._check_running()
-        sampling, options = checked(sampling, options)
-        plan = self._plan(options.speculation, sampling)
-        self._check_offered(sampling, options, plan)
-        request = self.request(prompt, sampling, options)
+        own = checked(None, options)[1]
+        each = [checked(sampling, own)[0] for sampling in samplings]
+        plans = [self._plan(own.speculation, sampling) for sampling in each]
+        for sampling, plan in zip(each, plans, strict=True):
+            self._check_offered(sampling, own, plan)
+        encoded = encode_all(prompts, own.raw, self.text, self.model_info.context_length)
+        jobs: list[Job] = []
+        for ids, sampling, plan in zip(encoded, each, plans, strict=True):
+            jobs += self._samples(self.request(ids, sampling, own), plan, sampling, own)
+        self._send(jobs)
+        return list(jobs)
+
+    def _samples(
+        self, request: Request, plan: DecodingPlan, sampling: Sampling, options: GenerationOptions
+    ) -> list[Job]:
+        """The samples of a request."""
         guarantee = self._guarantee(plan, sampling)
-        jobs = [
+        return [
             Job(
                 self._sample(request, i),
                 plan,
@@ -39,8 +59,6 @@ class JobEngine(Engine):
             )
             for i in range(options.n)
         ]
-        self._send(jobs)
-        return list(jobs)
 
     def request(self, prompt: Prompt, sampling: Sampling, options: GenerationOptions) -> Request:
         """The encoded request: prompt and end tokens as ids, and the compiled grammar."""

@@ -25,15 +25,28 @@ def split_prompts(prompts: Any) -> list[Any]:
 
 def encode(prompt: Any, raw: bool, text: TextCodec, context: int | None = None) -> list[int]:
     """The token ids of a prompt; ValueError where it is none, or where it is far too long for `context` tokens."""
+    return encode_all([prompt], raw, text, context)[0]
+
+
+def encode_all(prompts: Sequence[Any], raw: bool, text: TextCodec, context: int | None = None) -> list[list[int]]:
+    """The token ids of several prompts, as `encode` gives them. Their texts are tokenized together."""
+    read = [_token_ids(prompt) for prompt in prompts]
+    texts = [listed(prompt) for prompt, ids in zip(prompts, read, strict=True) if ids is None]
+    encoded = iter(text.encode_all(texts, raw, context))
+    return [next(encoded) if ids is None else ids for ids in read]
+
+
+def _token_ids(prompt: Any) -> list[int] | None:
+    """The ids of a prompt that is a list of them; None for a text or a chat."""
     prompt = listed(prompt)
     if isinstance(prompt, str):
-        return text.encode(prompt, raw, context=context)
+        return None
     if isinstance(prompt, bytes | bytearray):
         raise ValueError(f"the prompt is {shown(prompt)}; decode bytes to a string first")
     if not _several(prompt):
         raise ValueError(f"the prompt is {shown(prompt)}; {LEGAL}")
     if prompt and all(isinstance(message, Mapping) for message in prompt):
-        return text.encode(prompt, raw, context=context)
+        return None
     try:
         return integers("prompt", prompt)
     except ValueError as error:

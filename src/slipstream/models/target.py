@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from slipstream.core.array_types import Float, Tensor
 from slipstream.core.interfaces import TargetModel
 from slipstream.models.run.torch_model import TorchModel
@@ -64,7 +66,7 @@ class Target(TorchTarget):
     def text(self) -> TextCodec:
         return self._text
 
-    @property
+    @cached_property  # every request asks for it, and it looks through all layers
     def label(self) -> str:
         integers = products(self.model.model)
         dtype = integers or str(self.model.dtype).removeprefix("torch.")

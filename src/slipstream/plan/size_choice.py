@@ -30,7 +30,7 @@ class SizeChoice:
         self.pace = Pace(config.pace)
         self._rates: Column = np.linspace(0.0, 1.0, self._config.grid)
         self._worths: dict[DraftSize, Column] = {}  # of trees, at these rates
-        self._rows: list[Row] = []  # that the last decision was for
+        self._rows: frozenset[Row] = frozenset()  # that the last decision was for
         self._last = DraftSize(0)
         self._held = 0  # cycles that it still holds for
         self._plain = 0  # cycles since anything was drafted
@@ -38,8 +38,8 @@ class SizeChoice:
         self._wait = self._config.min_wait
 
     def held(self, rows: Sequence[Row]) -> DraftSize | None:
-        """What was chosen for these rows, while it holds."""
-        if not self._held or self._rows != rows:
+        """What was chosen for these rows, or for these and others that have left, while it holds."""
+        if not self._held or not self._rows.issuperset(rows):
             return None
         self._held -= 1
         return self._last
@@ -50,7 +50,7 @@ class SizeChoice:
         """One of the options; the first of them drafts nothing. `ready` tells how many tokens each row has to draft,
         where that is known beforehand. `delay` are seconds before drafting can begin, which it must win back."""
         config = self._config
-        self._rows, self._held = list(rows), config.hold - 1
+        self._rows, self._held = frozenset(rows), config.hold - 1
         self._decisions += 1
         if self._decisions % config.refresh == 0:
             self._worths.clear()
@@ -101,7 +101,7 @@ class SizeChoice:
     def _worth(self, size: DraftSize) -> Column:
         """Expected accepted tokens of a tree, by the rate at which first candidates are accepted."""
         if size not in self._worths:
-            ranks = self._acceptance.shared_by(self._rows[0]).ranks or RankTable(self._width)
+            ranks = self._acceptance.shared_by(next(iter(self._rows))).ranks or RankTable(self._width)
             self._worths[size] = np.array([_worth(ranks, size, float(rate)) for rate in self._rates])
         return self._worths[size]
 

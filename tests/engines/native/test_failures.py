@@ -354,7 +354,7 @@ def test_text_that_cannot_be_decoded_ends_its_own_request(at):
     batch.check(job)
     batch.add(job)
     unharmed(batch, others)
-    assert (job.row.finish_reason, job.result().error) == ("error", "'no such token'")
+    assert (job.result().finish_reason, job.result().error) == ("error", "'no such token'")
 
 
 def test_a_model_that_fails_to_close_a_row_goes_on_with_the_others():

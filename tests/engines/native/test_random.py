@@ -75,8 +75,8 @@ class Traffic(RuleBasedStateMachine):
     @invariant()
     def limits_are_kept(self) -> None:
         plan = self.batch.scheduler
-        assert len(plan.running) <= plan.limits.rows
-        assert not plan.running or plan.footprint(plan.running) <= plan.limits.tokens
+        assert len(plan.running) <= plan.rows
+        assert not plan.running or plan.footprint(len(plan.running), max(map(plan.places, plan.running))) <= plan.tokens
         assert set(self.model._cache) == {job.row for job in plan.running}
         self.model.check_integrity()
 

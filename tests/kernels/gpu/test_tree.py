@@ -48,8 +48,10 @@ def control(depth: list[int], nodes: list[int], width: list[int], start: list[in
     rows = list(range(len(depth)))
     stream = torch.randint(-(2**62), 2**62, (len(depth),)).to(DEVICE)
     places = ints([7 - r for r in rows]), ints([3 + r for r in rows])
+    none = [0] * len(rows)
     return CycleControl(
-        stream, ints(start), ints(depth), *places, *map(ints, ([30 + r for r in rows], nodes, width, [0] * len(rows)))
+        *(stream, ints(start), ints(depth), *places),
+        *map(ints, ([30 + r for r in rows], nodes, width, none, [7 - r for r in rows], depth)),
     )
 
 
@@ -322,6 +324,11 @@ def test_the_host_and_the_head_are_told_what_was_committed():
     assert layout.limit.view(4, 6)[0].tolist() == [6, 7, 8, 9, 0, 0]
     assert layout.count.view(4, 3).tolist() == [[2, 2, 0], [2, 0, 0], [0, 0, 0], [1, 0, 0]]
     assert said.end.tolist() == [3, 7, 12, 18]
+    tips = [7, 5, 0, int(tree.token[3, 0])]
+    assert (told.start.tolist(), told.last.tolist(), told.before.tolist()) == (
+        [10, 16, 9, 3], [21, 22, 32, 24], tips
+    )  # fmt: skip
+    assert (told.left.tolist(), told.depth.tolist()) == ([3, 4, 5, 3], [2, 3, -1, 2]), "one token is always left"
     line = result[0].tolist()
     assert line[:4] == [3, 21, 1, 8]
     assert (line[4:12], line[12:20], line[20:]) == (TOKENS[0], PARENTS[0], path[0].tolist())

@@ -87,6 +87,10 @@ class DraftModelDevice(DeviceDrafter):
     def version(self) -> int:
         return self._drafter.model.cache.version
 
+    @property
+    def places(self) -> int:
+        return self._drafter.model.cache.places
+
     def part(self, places: int) -> DraftModelState:
         model = self._drafter.model
         model.make_room(places)
@@ -112,6 +116,11 @@ class DraftModelDevice(DeviceDrafter):
         return None, missing
 
     def commit(
-        self, rows: Sequence[Row], budget: Sequence[Budget], accepted: Sequence[Sequence[int]], cycle: Any
+        self,
+        rows: Sequence[Row],
+        depths: Sequence[int],
+        accepted: Sequence[Sequence[int]],
+        cycle: Any,
+        lines: Sequence[int],
     ) -> None:
-        self._drafter.record_steps(rows, [row_budget.depth for row_budget in budget], accepted)
+        self._drafter.record_steps(rows, depths, accepted)

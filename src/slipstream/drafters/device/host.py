@@ -55,5 +55,10 @@ class HostDeviceDrafter(DeviceDrafter):
         return torch.tensor([tokens[:depth] + [0] * (depth - len(tokens)) for tokens in self._tokens]), 0
 
     def commit(
-        self, rows: Sequence[Row], budget: Sequence[Budget], accepted: Sequence[Sequence[int]], cycle: Any
+        self,
+        rows: Sequence[Row],
+        depths: Sequence[int],
+        accepted: Sequence[Sequence[int]],
+        cycle: Any,
+        lines: Sequence[int],
     ) -> None: ...

@@ -105,6 +105,11 @@ class DeviceDrafter(ABC):
     context: int | None = None  # the longest text it can read
 
     @property
+    def places(self) -> int:
+        """Places of each row in its cache at present."""
+        return 1 << 62
+
+    @property
     def version(self) -> int:
         """Changes when its cache moves in memory. Graphs with the old addresses are then dropped."""
         return 0
@@ -129,6 +134,9 @@ class DeviceDrafter(ABC):
         """The row's index in its cache."""
         return 0
 
+    def forget(self) -> None:
+        """The device went on beyond what was committed: begin the next cycle from the rows' committed text."""
+
     @abstractmethod
     def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, int]:
         """Prepare a cycle. Returns its start state, None if that is in the buffers of the last cycle, and the number of
@@ -136,9 +144,15 @@ class DeviceDrafter(ABC):
 
     @abstractmethod
     def commit(
-        self, rows: Sequence[Row], budget: Sequence[Budget], accepted: Sequence[Sequence[int]], cycle: Any
+        self,
+        rows: Sequence[Row],
+        depths: Sequence[int],
+        accepted: Sequence[Sequence[int]],
+        cycle: Any,
+        lines: Sequence[int],
     ) -> None:
-        """Record the accepted tokens of each row. Called before the rows are extended by them."""
+        """Record the accepted tokens of each row. Called before the rows are extended by them. `depths` are what rows
+        could draft, `lines` their indices in the cycle."""
 
 
 class PlainDecoding(DeviceDrafter):
@@ -150,7 +164,12 @@ class PlainDecoding(DeviceDrafter):
         return None, 0
 
     def commit(
-        self, rows: Sequence[Row], budget: Sequence[Budget], accepted: Sequence[Sequence[int]], cycle: Any
+        self,
+        rows: Sequence[Row],
+        depths: Sequence[int],
+        accepted: Sequence[Sequence[int]],
+        cycle: Any,
+        lines: Sequence[int],
     ) -> None: ...
 
 

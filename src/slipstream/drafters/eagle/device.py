@@ -101,6 +101,10 @@ class EagleDeviceDrafter(DeviceDrafter):
     def version(self) -> int:
         return self._drafter.slots.cache.version
 
+    @property
+    def places(self) -> int:
+        return self._drafter.slots.cache.places
+
     def part(self, places: int) -> HeadState:
         slots, heads = self._drafter.slots, self._kernels.net.heads
         like = slots.embedding.new_empty(1, heads.kv_heads, 1, heads.dim)
@@ -122,6 +126,9 @@ class EagleDeviceDrafter(DeviceDrafter):
             return None, 0
         return last.state[torch.tensor(index, device=last.state.device)], 0
 
+    def forget(self) -> None:
+        self._last_cycle = None
+
     def _read_ends(self, rows: Sequence[Row]) -> tuple[Tensor, int]:
         """Read all unread slots. Returns the head's states at the rows' last slots, and the number of slots read."""
         head = self.part(max(row.length for row in rows))
@@ -137,12 +144,17 @@ class EagleDeviceDrafter(DeviceDrafter):
         return torch.cat(states), sum(map(len, pieces))
 
     def commit(
-        self, rows: Sequence[Row], budget: Sequence[Budget], accepted: Sequence[Sequence[int]], cycle: Any
+        self,
+        rows: Sequence[Row],
+        depths: Sequence[int],
+        accepted: Sequence[Sequence[int]],
+        cycle: Any,
+        lines: Sequence[int],
     ) -> None:
         lengths = [row.length + len(tokens) + 1 for row, tokens in zip(rows, accepted, strict=True)]
         for row, length in zip(rows, lengths, strict=True):
             self._drafter.slots.record_cached(row, length - 1)
-        places = {row: (n, length) for n, (row, length) in enumerate(zip(rows, lengths, strict=True))}
+        places = {row: (line, length) for row, line, length in zip(rows, lines, lengths, strict=True)}
         self._last_cycle = places, cycle
 
 

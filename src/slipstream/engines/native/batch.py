@@ -30,7 +30,7 @@ from slipstream.engines.native.laws import check_tree, law_of
 from slipstream.engines.native.prefill import PromptReader
 from slipstream.engines.native.prompt_scorer import PromptScorer
 from slipstream.engines.native.publisher import ChunkPublisher
-from slipstream.engines.native.scheduler import Limits, Scheduler
+from slipstream.engines.native.scheduler import CPU, Limits, Scheduler
 from slipstream.kernels.cpu.race import KernelNoise
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ class Batch:
     ) -> None:
         self.model, self.policy = model, policy
         self._drafter, self._rule, self._make_noise = drafter, rule, make_noise
-        self.scheduler = Scheduler(limits, model.context, launched=runner is not None)
-        model.bound(limits.tokens)
+        self.scheduler = Scheduler(limits, model.context, CPU if runner is None else runner.limits)
+        model.bound(self.scheduler.tokens)
         self.publisher = ChunkPublisher()
         self.failures: dict[str, int] = {}
         self.captured = CapturedRows(runner, policy, drafter, rule, model.context, self.publisher, self._note)
@@ -85,6 +85,9 @@ class Batch:
 
     def step(self) -> bool:
         """One cycle for every row that is ready; False where there was nothing to do."""
+        if self._undisturbed() and self.captured.go_on():
+            self._close(self.scheduler.leave())
+            return True
         ready = self.schedule()
         others = self.captured.run(ready, self.scheduler.crowd)
         if others or not ready:
@@ -93,6 +96,13 @@ class Batch:
             self.decide(others)
             self._cycle(others)
         return bool(ready or self.scheduler.running or self.scheduler.waiting)
+
+    def _undisturbed(self) -> bool:
+        """Whether a captured cycle is under way that has all rows, and nobody comes or was cancelled."""
+        plan = self.scheduler
+        if not plan.running or self.captured.under_way < len(plan.running) or plan.admits():
+            return False
+        return not any(job.cancelled for job in plan.running) and not any(job.cancelled for job in plan.waiting)
 
     def _cycle(self, jobs: Sequence[Job]) -> None:
         usual = all(job.stats.cycles for job in jobs)  # nobody reads a prompt, so the times tell what a cycle costs
@@ -115,6 +125,7 @@ class Batch:
     def schedule(self) -> list[Job]:
         """Let go of who is done or cancelled, admit who fits, read a piece of long prompts; the rows that are ready."""
         plan = self.scheduler
+        self.captured.land()
         if any(job.cancelled for job in plan.running):  # what they are owed comes before their end
             self.publisher.catch_up()
         for job in [*plan.running, *plan.waiting]:
@@ -286,11 +297,12 @@ class Batch:
         kept = job.row.extend(news.tokens[:count], news.origins[:count], self.model.context)
         tokens, origins = news.tokens[:kept], news.origins[:kept]
         logprobs = [] if said is None or job.top is None else token_logprobs(said.logits[:kept], tokens, job.top)
-        self.publisher.tell(job, tokens, origins, logprobs, len(news.path), drafted, shown)
+        self.publisher.publish(job, tokens, origins, logprobs, len(news.path), drafted, shown)
 
     def fail(self, error: Exception) -> None:
         """Something broke that is nobody's fault: end who is under way, keep who waits."""
         self._note(str(error))
+        self.captured.drop()
         self.publisher.catch_up()
         for job in self.scheduler.running:
             job.end("error", f"the engine failed: {error}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from slipstream.core.types import Origin
 from slipstream.engines.base import Logprob, SpeculationStats
@@ -16,22 +16,36 @@ class ChunkPublisher:
 
     def __init__(self) -> None:
         self.stats = SpeculationStats()
-        self._pending: list[tuple[Job, CycleResult, int]] = []  # with the number of committed tokens
+        self._pending: list[tuple[Job, CycleResult, int]] = []  # and how many tokens of it were committed
 
-    def later(self, job: Job, result: CycleResult, kept: int) -> None:
-        """Publish the result of a captured cycle at the next `catch_up`. `kept`: tokens that the row committed."""
-        self._pending.append((job, result, kept))
+    def later(self, results: Iterable[tuple[Job, CycleResult, int]]) -> None:
+        """Publish the results of a captured cycle at the next `catch_up`, each with the number of tokens that the row
+        committed."""
+        self._pending += results
 
     def catch_up(self) -> None:
         """Publish all pending results. A failure ends only the job concerned."""
         pending, self._pending = self._pending, []
+        totals: dict[tuple[int, int], tuple[int, int]] = {}  # cycles and tokens by drafted and accepted
         for job, result, kept in pending:
+            tokens, origins, accepted = result.emitted, result.origins, len(result.path)
+            if kept < len(tokens):
+                tokens, origins, accepted = tokens[:kept], origins[:kept], min(kept, accepted)
             try:
-                self.tell(job, result.emitted[:kept], result.origins[:kept], (), len(result.path), result.levels)
+                if job.stops or not result.chain:
+                    self.publish(job, tokens, origins, (), accepted, result.levels)
+                    continue
+                drafted = len(result.tokens)
+                job.stats.add(drafted, accepted, kept)
+                cycles, emitted = totals.get((drafted, accepted), (0, 0))
+                totals[drafted, accepted] = cycles + 1, emitted + kept
+                job.emit(tokens, origins)
             except Exception as error:
                 job.end("error", str(error))
+        for (drafted, accepted), (cycles, emitted) in totals.items():
+            self.stats.add(drafted, accepted, emitted, cycles)
 
-    def tell(
+    def publish(
         self,
         job: Job,
         tokens: Sequence[int],
@@ -42,8 +56,11 @@ class ChunkPublisher:
         shown: DraftedTree | None = None,
     ) -> None:
         """Publish the tokens of one cycle. `drafted`: number of drafted tokens by position."""
-        chunk = job.take(tokens, origins, logprobs, shown)
-        kept = len(chunk.token_ids)
+        chunk = job.take(tokens, origins, logprobs, shown) if job.stops else None
+        kept = len(tokens) if chunk is None else len(chunk.token_ids)
         for stats in (job.stats, self.stats):  # before the chunk is published: its reader may read the counts
             stats.book(drafted, min(kept, accepted), kept)
-        job.put(chunk)
+        if chunk is None:
+            job.emit(tokens, origins, logprobs, shown)
+        else:
+            job.put(chunk)

@@ -20,15 +20,16 @@ from slipstream.engines.job import Job
 class Limits:
     """The limits of an engine."""
 
-    rows: int = 16  # requests that decode at the same time
-    tokens: int = 1 << 17  # places of the KV cache: rows times the longest row
+    rows: int | None = None  # requests that decode at the same time; None: 16 on a CPU, 256 on a GPU
+    tokens: int | None = None  # places of the KV cache: rows times the longest row; None: 2^17 on a CPU, and as many as
+    # fit 40 % of the memory that is free on a GPU once the model is loaded
     prefill: int | None = None  # prompt tokens per step, all rows together; None: a default for the device
     retained: int = 1 << 15  # tokens in the prefix store, which prompts with a common prefix reuse; 0: no reuse
     retained_bytes: int | None = None  # bytes of the prefix store; None: 512 MB or 5 % of memory, 10 % of a GPU's free
 
     def __post_init__(self) -> None:
         for name, given in vars(self).items():
-            if given is not None or name not in ("prefill", "retained_bytes"):
+            if given is not None or name == "retained":
                 object.__setattr__(self, name, integer(name, given))
         for name, value in (("rows", self.rows), ("tokens", self.tokens), ("prefill", self.prefill)):
             if value is not None and value < 1:
@@ -38,62 +39,89 @@ class Limits:
                 raise ValueError(f"{name} is {value}; it must be 0 (no reuse) or more")
 
 
-CHUNK, LAUNCHED = 512, 2048  # prompt tokens per step; on a GPU, where launching kernels takes most of the time
+@dataclass(frozen=True)
+class DeviceLimits:
+    """What suits a device where `Limits` says nothing; the defaults are a CPU's."""
+
+    rows: int = 16
+    tokens: int = 1 << 17
+    prefill: int = 512
+
+
+CPU = DeviceLimits()
 
 
 class Scheduler:
     """The queue of waiting jobs and the list of running ones."""
 
-    def __init__(self, limits: Limits, context: int, launched: bool = False) -> None:
-        self.limits, self.context = limits, context
-        self.chunk = limits.prefill or (LAUNCHED if launched else CHUNK)
+    def __init__(self, limits: Limits, context: int, device: DeviceLimits = CPU) -> None:
+        self.context = context
+        self.rows, self.tokens = limits.rows or device.rows, limits.tokens or device.tokens
+        self.chunk = limits.prefill or device.prefill  # prompt tokens of a step
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
 
     @property
     def crowd(self) -> int:
         """The number of running and waiting requests, limited to the maximum number of rows."""
-        return min(len(self.running) + len(self.waiting), self.limits.rows)
+        return min(len(self.running) + len(self.waiting), self.rows)
 
     def check(self, job: Job) -> None:
         """Raise ValueError for a job that could never be admitted."""
-        if self.footprint([job]) > self.limits.tokens:
-            need, have = self.places(job), self.limits.tokens
+        if self.footprint(1, self.places(job)) > self.tokens:
+            need, have = self.places(job), self.tokens
             raise ValueError(f"prompt and max_tokens need {need} places of the cache; the memory budget holds {have}")
 
     def places(self, job: Job) -> int:
         request = job.row.request
         return min(len(request.prompt) + request.max_tokens, self.context)
 
-    def footprint(self, jobs: list[Job]) -> int:
-        """Places of the cache rectangle that holds these jobs."""
-        return next_power_of_two(len(jobs)) * next_power_of_two(max(map(self.places, jobs)))
+    def footprint(self, rows: int, longest: int) -> int:
+        """Places of the rectangle that holds so many rows, the longest of so many places."""
+        return next_power_of_two(rows) * next_power_of_two(longest)
+
+    def admits(self) -> bool:
+        """Whether a job of the queue can have a row."""
+        if not self.waiting or len(self.running) >= self.rows:
+            return False
+        job = self._next(Counter(job.tenant for job in self.running))
+        longest = max(map(self.places, [*self.running, job]))
+        return self.footprint(len(self.running) + 1, longest) <= self.tokens
 
     @property
     def use(self) -> float:
         """Share of the cache's places that the rows take."""
         running = list(self.running)  # the worker's thread changes it
-        return self.footprint(running) / self.limits.tokens if running else 0.0
+        if not running:
+            return 0.0
+        return self.footprint(len(running), max(map(self.places, running))) / self.tokens
 
     def admit(self) -> list[Job]:
         """Admit waiting jobs while they fit. Returns the admitted jobs."""
         new: list[Job] = []
-        while self.waiting and len(self.running) < self.limits.rows:
-            job = self._next()
-            if not job.done and self.footprint([*self.running, job]) > self.limits.tokens:
+        if not self.waiting:
+            return new
+        rows = Counter(job.tenant for job in self.running)
+        longest = max(map(self.places, self.running), default=0)
+        while self.waiting and len(self.running) < self.rows:
+            job = self._next(rows)
+            if job.done:
+                self.waiting.remove(job)
+                continue
+            longest = max(longest, self.places(job))
+            if self.footprint(len(self.running) + 1, longest) > self.tokens:
                 break
             self.waiting.remove(job)
-            if job.done:
-                continue
             job.admit()
             new.append(job)
             self.running.append(job)
+            rows[job.tenant] += 1
         return new
 
-    def _next(self) -> Job:
-        """The first job that waits, of the tenant with the fewest rows."""
-        rows = Counter(job.tenant for job in self.running)
-        return min(self.waiting, key=lambda job: rows[job.tenant])
+    def _next(self, rows: Counter[str]) -> Job:
+        """The first job that waits, of the tenant with the fewest rows. `rows` counts the rows of each tenant."""
+        fewest = min(rows[tenant] for tenant in {job.tenant for job in self.waiting})
+        return next(job for job in self.waiting if rows[job.tenant] == fewest)
 
     def leave(self) -> list[Job]:
         """Remove the jobs that are done. Returns those that were running."""

@@ -74,6 +74,8 @@ class Worker:
         """Move new jobs to the batch, and wait for one if the batch is idle. False when the engine closes.
 
         The lock is held only here and not during a step, so `send` does not wait for a step."""
+        if busy and not self._inbox and not self._closed:  # most often: no lock, so no thread takes over
+            return True
         with self._ready:
             self._ready.wait_for(lambda: busy or self._inbox or self._closed)
             for job in self._inbox:

@@ -92,9 +92,10 @@ def _keep(state, row, place, held, row_step, stack, stack_step, scale, size, SIZ
 @triton.jit(do_not_specialize=["rows", "width", "chunk", "chunks"])
 def _commit(
     start, depth, far, owner, token, accepted, next, sound, chance, following, position, row, place, limit, count, end,
-    result, rows, width, chunk, chunks, LONG: tl.constexpr, EARLY: tl.constexpr,
+    result, last, before, left, goal, rows, width, chunk, chunks, LONG: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """What each row committed as the next tokens a head reads, and the record the host reads."""
+    """What each row committed as the next tokens a head reads, the record the host reads, and the row's control for
+    the next cycle."""
     if EARLY:
         wait()
     r = tl.program_id(0)
@@ -121,11 +122,19 @@ def _commit(
     size = tl.minimum(tl.maximum(kept + 1 - n * chunk, 0), chunk)
     tl.store(count + r * chunks + n, tl.where(live, size, 0), mask=n < chunks)
     tl.store(end + r, r * width + kept)
+    if live:
+        room = tl.load(left + r) - kept - 1
+        tl.store(start + r, begin + kept + 1)
+        tl.store(before + r, tl.load(token + r * width + kept))
+        tl.store(last + r, final)
+        tl.store(left + r, room)
+        tl.store(depth + r, tl.minimum(tl.load(goal + r), room - 1))
 
 
 @dataclass(frozen=True, eq=False)
 class CycleControl:
-    """What the host says of each row before a cycle."""
+    """What the host says of each row before a cycle. A cycle leaves here what the next one of the same rows begins
+    with, so that it can be launched before the host knows how this one ended."""
 
     stream: Tensor
     start: Tensor
@@ -136,6 +145,8 @@ class CycleControl:
     nodes: Tensor  # of a tree, beside its depth
     width: Tensor  # candidates after one slot
     before: Tensor  # the committed token before the last
+    left: Tensor  # tokens that may still be emitted; depth -1 follows where there are none
+    goal: Tensor  # the depth of the next cycle, where so many tokens may still be emitted
 
     def of_draft(self, start: Tensor, depth: Tensor, last: Tensor) -> CycleControl:
         """The same rows where they lie in the drafter's cache, beginning elsewhere."""
@@ -223,8 +234,18 @@ def commit(
     (rows, width), chunk = token.shape, layout.chunk
     _commit[(rows,)](
         *(control.start, control.depth, far, control.head_row, token, *outcome, chance, following),
-        *(layout.position, layout.row, layout.place, layout.limit, layout.count, end, result, rows),
-        *(width, chunk, -(-width // chunk), long(width)),
+        *(layout.position, layout.row, layout.place, layout.limit, layout.count, end, result),
+        *(
+            control.last,
+            control.before,
+            control.left,
+            control.goal,
+            rows,
+            width,
+            chunk,
+            -(-width // chunk),
+            long(width),
+        ),
         num_warps=1,
         **early(token, rows * width),
     )

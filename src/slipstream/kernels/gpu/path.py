@@ -161,12 +161,12 @@ def _carry(
 @triton.jit
 def _report(
     start, depth, owner, token, parent, total, accepted, next, sound, path, following, fused, position, row, place,
-    limit, count, end, result,
+    limit, count, end, result, last, previous, left, goal,
     WIDTH: tl.constexpr, WIDE: tl.constexpr, LEVELS: tl.constexpr, LONG: tl.constexpr, CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """What each row committed as the next tokens a head reads, from which slots it reads the target's states, and the
-    record the host reads."""
+    """What each row committed as the next tokens a head reads, from which slots it reads the target's states, the
+    record the host reads, and the row's control for the next cycle."""
     if EARLY:
         wait()
     r = tl.program_id(0)
@@ -204,6 +204,14 @@ def _report(
     steps = n < LEVELS
     path_node = tl.load(path + r * LEVELS + n, mask=steps, other=-1)
     tl.store(line + 2 + 2 * WIDTH + n, path_node, mask=steps)
+    if live:
+        room = tl.load(left + r) - kept - 1
+        tip = tl.load(path + r * LEVELS + kept - 1, mask=kept > 0, other=-1)
+        tl.store(start + r, begin + kept + 1)
+        tl.store(previous + r, tl.load(token + r * WIDTH + 1 + tip))
+        tl.store(last + r, final)
+        tl.store(left + r, room)
+        tl.store(depth + r, tl.minimum(tl.load(goal + r), room - 1))
 
 
 def follow(
@@ -296,7 +304,8 @@ def report(
     _report[(rows,)](
         *(control.start, control.depth, control.head_row, tree.token, tree.parent, total, *outcome, path),
         *(committed.following, committed.fused, layout.position, layout.row, layout.place, layout.limit),
-        *(layout.count, committed.end, result, width, triton.next_power_of_2(width), levels),
+        *(layout.count, committed.end, result, control.last, control.before, control.left, control.goal),
+        *(width, triton.next_power_of_2(width), levels),
         *(triton.next_power_of_2(levels + 1), chunk, -(-(levels + 1) // chunk)),
         num_warps=1,
         **early(path, rows * width),

@@ -10,7 +10,7 @@ beyond the limit, because the places between belong to other branches.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from slipstream.core.types import Draft
 
@@ -26,26 +26,26 @@ class RowEntries:
     start: int  # places cached before
     pending: int  # committed entries; the rest are drafted nodes
     entries: list[Entry]
-    position: list[int] = field(default_factory=list)
-    limit: list[int] = field(default_factory=list)
-    seen: list[list[int]] = field(default_factory=list)
+    position: Sequence[int]
+    limit: Sequence[int]
+    seen: Sequence[Sequence[int]]
 
     @staticmethod
     def of(row: int, start: int, pending: Sequence[int], nodes: Sequence[Entry] = ()) -> RowEntries:
         """The line of a row. `nodes` refer to their parents by their number within the row, or -1."""
-        entries = entries_of(pending, nodes)
+        entries, end = entries_of(pending, nodes), start + len(pending)
         if not nodes:  # a prompt, or plain decoding
-            count = len(entries)
-            position = list(range(start, start + count))
-            return RowEntries(row, start, count, entries, position, [place + 1 for place in position], [[]] * count)
-        line = RowEntries(row, start, len(pending), entries)
+            return RowEntries(
+                row, start, len(pending), entries, range(start, end), range(start + 1, end + 1), [()] * len(pending)
+            )
+        position, limit, visible = list[int](), list[int](), list[list[int]]()
         for i, (_, parent) in enumerate(entries):
-            line.position.append(start if parent < 0 else line.position[parent] + 1)
-            before = line.seen[parent] if parent >= 0 else []
+            position.append(start if parent < 0 else position[parent] + 1)
+            before = visible[parent] if parent >= 0 else []
             straight = parent == i - 1 and not before
-            line.limit.append(start + i + 1 if straight else line.limit[parent] if parent >= 0 else start)
-            line.seen.append([] if straight else [*before, start + i])
-        return line
+            limit.append(start + i + 1 if straight else limit[parent] if parent >= 0 else start)
+            visible.append([] if straight else [*before, start + i])
+        return RowEntries(row, start, len(pending), entries, position, limit, visible)
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -70,7 +70,7 @@ class RowSlice:
 def entries_of(pending: Sequence[int], nodes: Sequence[Entry]) -> list[Entry]:
     """Committed tokens, then nodes with parents numbered among the nodes, as entries of one line."""
     last = len(pending) - 1
-    entries = [(token, i - 1) for i, token in enumerate(pending)]
+    entries = list(zip(pending, range(-1, last), strict=True))
     return entries + [(token, last if parent < 0 else last + 1 + parent) for token, parent in nodes]
 
 

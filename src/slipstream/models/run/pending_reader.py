@@ -25,6 +25,8 @@ class PendingReader:
 
         A row with a kept prefix gets that prefix instead, however long it is.
         """
+        if not limit and not self._prefixes.store.open:
+            return [0] * len(rows)
         self._rows.reserve(0, max(row.length for row in rows))
         recalled = [self._prefixes.recall(row) for row in rows]
         counts = [

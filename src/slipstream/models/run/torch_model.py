@@ -184,6 +184,13 @@ class TorchModel(Model):
 
     def record_written(self, rows: Sequence[Row], tokens: Sequence[Sequence[int]]) -> None:
         """Record that the pending tokens of rows, and `tokens` after them, are in the cache of all layers."""
+        states = self.rows.states
         for row, more in zip(rows, tokens, strict=True):
-            self.rows.extend(row, more)
-            self.prefixes.publish(row)
+            state = states[row]
+            if len(state.tokens) == row.length - 1 and not state.uncommitted:  # most often
+                state.tokens.append(row.tokens[-1])
+                state.tokens += more
+            else:
+                self.rows.extend(row, more)
+            if state.published < len(row.request.prompt):
+                self.prefixes.publish(row)

@@ -66,6 +66,28 @@ class TextCodec:
         """Ids of a prompt: through the chat template where there is one and `raw` is off, else unchanged. `tools` are
         for the chat template (`tool_template`), and `begin` is how the answer begins. A text that is far too long for
         `context` tokens is refused by its beginning."""
+        text = self._prompt_text(prompt, raw, tools, begin, context)
+        return self._with_bos(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
+
+    def encode_all(
+        self, prompts: Sequence[str | Messages], raw: bool = False, context: int | None = None
+    ) -> list[list[int]]:
+        """The ids of several prompts (`encode`). They are tokenized side by side."""
+        texts = [self._prompt_text(prompt, raw, context=context) for prompt in prompts]
+        if len(texts) < 2:
+            return [self.encode(prompt, raw, context=context) for prompt in prompts]
+        encoded = self.tokenizer(texts, add_special_tokens=False, verbose=False, return_attention_mask=False)
+        return [self._with_bos(list(ids)) for ids in encoded["input_ids"]]
+
+    def _prompt_text(
+        self,
+        prompt: str | Messages,
+        raw: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+        begin: str = "",
+        context: int | None = None,
+    ) -> str:
+        """What is tokenized of a prompt."""
         if not isinstance(prompt, str) and (raw or not self.instruct):
             why = "raw is on" if raw else "this model has no chat template"
             raise ValueError(f"a list of messages needs a chat template, and {why}; give the prompt as one string")
@@ -76,7 +98,9 @@ class TextCodec:
             raise ValueError("the prompt is not valid Unicode text (it holds half of a surrogate pair)") from error
         if context is not None and len(text) > LONG_TOKEN * context:
             self._check_beginning(text[: LONG_TOKEN * context], context)
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        return text
+
+    def _with_bos(self, ids: list[int]) -> list[int]:
         if self._bos is not None and ids[:1] != [self._bos]:
             ids.insert(0, self._bos)
         return ids

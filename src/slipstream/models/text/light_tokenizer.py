@@ -56,6 +56,16 @@ class LightTokenizer:
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
+    def __call__(
+        self,
+        texts: list[str],
+        add_special_tokens: bool = True,
+        verbose: bool = True,
+        return_attention_mask: bool = False,
+    ) -> dict[str, list[list[int]]]:
+        encoded = self._backend.encode_batch(texts, add_special_tokens=add_special_tokens)
+        return {"input_ids": [text.ids for text in encoded]}
+
     def decode(self, ids: Sequence[int], clean_up_tokenization_spaces: bool = False) -> str:
         assert not clean_up_tokenization_spaces, "text is decoded as it is"
         return str(self._backend.decode(list(ids), skip_special_tokens=False))

@@ -101,8 +101,9 @@ class Run:
     held: list[list[torch.Tensor]]  # of each row in the end: keys, values and states of every layer, and the head's
 
 
-def noted(cycle: ChainCycle | TreeCycle, policy: Noting) -> ChainCycle | TreeCycle:
-    """The cycle, which also tells the policy what it drafted."""
+def noted(found: tuple[ChainCycle | TreeCycle, bool], policy: Noting) -> tuple[ChainCycle | TreeCycle, bool]:
+    """The cycle, which also tells the policy what it drafted, and whether it was captured."""
+    cycle, captured = found
     read = type(cycle).told
 
     def told(record: Sequence[list[int]]) -> list[CycleResult]:
@@ -111,7 +112,7 @@ def noted(cycle: ChainCycle | TreeCycle, policy: Noting) -> ChainCycle | TreeCyc
         return results
 
     cycle.told = told
-    return cycle
+    return cycle, captured
 
 
 def run(fast: bool, rule: str, warm: float, rows: Sequence[Wanted]) -> Run:

@@ -6,15 +6,15 @@ how long each row is and how far it may draft, and learns what was accepted; not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from slipstream.core.array_types import Float, Tensor
+from slipstream.core.array_types import Tensor
 from slipstream.core.device import DeviceVerdict, GraphKey
 from slipstream.core.noise import Purpose
 from slipstream.drafters.device.interface import DeviceDraft, DraftSteps
-from slipstream.engines.native.captured.parts import CapturedCycle, CycleInputs, ScorePass
+from slipstream.engines.native.captured.parts import CapturedCycle, CycleInputs, PendingRecord, ScorePass
 from slipstream.engines.native.captured.result import CycleResult, told_chains
 from slipstream.kernels.gpu.cycle import commit, lay
 from slipstream.kernels.gpu.decoder import Held
@@ -46,21 +46,27 @@ class ChainCycle:
             self._drafts = LawBuffers(rows * key.depth, len(draft.ids), device)
         self.whole = CapturedCycle(self._all, self._result)
 
-    def __call__(
-        self,
-        words: Sequence[Sequence[int]],
-        numbers: Sequence[Sequence[float]],
-        state: Tensor | None,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> Float[Tensor, "rows record"]:
+    @property
+    def repeats(self) -> bool:
+        """Whether the next cycle of the same rows needs nothing from the host."""
+        return not self._draft.on_host
+
+    @property
+    def columns(self) -> int:
+        """Numbers of each row in the record that the host reads: accepted, next token, whether all had a law, drafted,
+        and the drafted tokens. Their chances follow."""
+        return 4 + self.key.depth
+
+    def launch(
+        self, words: Sequence[Sequence[int]], numbers: Sequence[Sequence[float]], state: Tensor | None
+    ) -> PendingRecord:
         """One cycle; `state` is what the head gave at the last slot of each row, where this is not what the last cycle
-        left, or what the host drafted. The record of each row: accepted, next token, whether all had a law, drafted,
-        tokens, their chances."""
+        left, or what the host drafted."""
         self._inputs.load(words, numbers)
         if state is not None:
             target = self._host_tokens if self._draft.on_host else self.state
             target[: len(state)].copy_(state)
-        return self.whole.run(meanwhile)
+        return self.whole.launch()
 
     def told(self, record: Sequence[list[int]]) -> list[CycleResult]:
         return told_chains(record)

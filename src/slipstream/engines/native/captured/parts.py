@@ -1,7 +1,7 @@
 """The parts that captured cycles share, whether they draft chains or trees.
 
 Each part holds buffers of fixed size and does one stretch of a cycle in them; what is captured is a sequence of such
-stretches. Nothing here reads what the device computed, but `CapturedCycle` at its end.
+stretches. Nothing here reads what the device computed, but `PendingRecord`.
 """
 
 from __future__ import annotations
@@ -70,25 +70,49 @@ class ScorePass:
         self._pass.run(self.token.view(-1), self.layout, self._held, span, watched, tree, self.laws.logits)
 
 
+class PendingRecord:
+    """The record of a cycle that was launched, [rows, numbers]. It is on its way to the host."""
+
+    def __init__(self, result: Tensor, host: Tensor | None) -> None:
+        """`host`: pinned memory for it; None where the result is on the host already."""
+        self._event: torch.cuda.Event | None = None
+        if host is None:
+            self._record = result.clone()
+            return
+        self._record = host
+        self._record.copy_(result, non_blocking=True)
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event.record()
+
+    def read(self, rows: int, columns: int) -> list[list[int]]:
+        """The first numbers of the first rows, as integers. The one place where the host waits for the device."""
+        if self._event is not None:
+            self._event.synchronize()
+        lines: list[list[int]] = self._record[:rows, :columns].long().tolist()
+        return lines
+
+
 class CapturedCycle:
-    """A cycle as one graph, and the one read at its end. While the device works the host may do something else."""
+    """A cycle as one graph. Two may be under way: the record of the first is read while the second runs."""
 
     def __init__(self, run: Callable[[], None], result: Tensor) -> None:
         self._result, self._recorded = result, result.is_cuda
         self.replay = capture(run) if self._recorded else run
+        self._hosts = [
+            torch.empty(result.shape, dtype=result.dtype, pin_memory=True) for _ in range(2 * self._recorded)
+        ]
 
-    def run(self, meanwhile: Callable[[], None] | None = None) -> Tensor:
+    def launch(self) -> PendingRecord:
         self.replay()
-        if meanwhile is not None:
-            meanwhile()
-        return self._result.cpu()  # the one place where the host waits
+        self._hosts.reverse()
+        return PendingRecord(self._result, self._hosts[0] if self._hosts else None)
 
     def rehearse(self) -> float | None:
         """Seconds of a cycle of no rows, which takes about as long as one of some; None where nothing is recorded."""
         times = []
         for _ in range(REHEARSALS if self._recorded else 0):
             began = time.perf_counter()
-            self.run()
+            self.launch().read(1, 1)
             times.append(time.perf_counter() - began)
         return min(times, default=None)
 

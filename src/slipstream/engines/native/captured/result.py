@@ -23,10 +23,15 @@ class CycleResult(NamedTuple):
     origins: tuple[Origin, ...]  # of those
 
     @property
+    def chain(self) -> bool:
+        """Whether at most one token was drafted for each position."""
+        return not self.tokens or isinstance(self.parents, range)
+
+    @property
     def levels(self) -> list[int]:
         """How many tokens were drafted for the first position, the second, and so on."""
-        if isinstance(self.parents, range):  # a chain
-            return [1] * len(self.parents)
+        if self.chain:
+            return [1] * len(self.tokens)
         depth, counts = list[int](), list[int]()
         for parent in self.parents:
             depth.append(depth[parent] + 1 if parent >= 0 else 0)

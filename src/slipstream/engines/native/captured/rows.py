@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from slipstream.engines.native.groups import limited
 from slipstream.engines.native.publisher import ChunkPublisher
 
 if TYPE_CHECKING:
+    from slipstream.engines.native.captured.flight import Flight
     from slipstream.engines.native.captured.runner import CapturedRunner
 
 
@@ -34,6 +36,10 @@ class CapturedRows:
         self._policy, self._drafter, self._rule = policy, drafter, rule
         self._context, self._publisher, self._note = context, publisher, note
         self.fresh: Collection[Row] = ()  # rows that have just read their prompt
+        self._flight: Flight | None = None  # the cycle whose record was not read yet
+        self._jobs: Sequence[Job] = ()  # of that cycle
+        self._repeated: set[Job] = set()  # rows whose last cycle must be repeated on the ordinary path
+        self._since = 0.0  # when the last record was read, or a first cycle was begun
 
     def chains_only(self, job: Job) -> bool:
         """Whether a tree would keep a row from captured cycles, which a chain does not."""
@@ -55,54 +61,128 @@ class CapturedRows:
         """Whether its next cycle can be captured."""
         return self.suits(job) and self.runner is not None and self.runner.ready(job.row)
 
+    @property
+    def under_way(self) -> int:
+        """Rows of the cycle whose record was not read yet, without those that have finished."""
+        return 0 if self._flight is None else sum(not job.done for job in self._jobs)
+
     def run(self, jobs: Sequence[Job], expected_rows: int) -> list[Job]:
         """Run one captured cycle for every row that can have one, by drafter and rule. Returns the other rows.
-        `expected_rows`: rows there are or will soon be."""
+
+        `expected_rows`: rows there are or will soon be. Where all rows share a cycle, it is only launched: `go_on` or
+        `land` reads its record.
+        """
         if self.runner is None:
             return list(jobs)
         self.runner.expected_rows = expected_rows
-        ready = sorted((job for job in jobs if self.ready(job)), key=lambda job: job.way)
+        repeated, self._repeated = self._repeated, set()
+        ready = sorted((job for job in jobs if self.ready(job) and job not in repeated), key=lambda job: job.way)
         done: set[Job] = set()
         for _, members in groupby(ready, key=lambda job: job.way):
             group = list(members)
-            done |= {*group} if self.runner is not None and self._run_group(self.runner, group) else set()
+            if not self._launch(group):
+                continue
+            done |= {*group}
+            self._publisher.catch_up()
+            if len(group) < len(jobs):
+                done -= self._land()
         return [job for job in jobs if job not in done]
 
-    def _run_group(self, runner: CapturedRunner, jobs: Sequence[Job]) -> bool:
-        """Run a captured cycle of rows with one drafter and one rule; False where it must take the ordinary path. Rows
-        get their tokens at once. Callers get their text while the device works on the next cycle."""
-        started = time.perf_counter()
-        rows, drafter, rule = (
-            [job.row for job in jobs],
-            self._drafter(jobs[0].plan.drafter),
-            self._rule(jobs[0].plan.rule),
-        )
+    def _launch(self, jobs: Sequence[Job]) -> bool:
+        """Launch a cycle of rows with one drafter and one rule; False where it must take the ordinary path."""
+        drafter, rule = self._drafter(jobs[0].plan.drafter), self._rule(jobs[0].plan.rule)
+        runner, self._since = self.runner, time.perf_counter()
+        if runner is None:
+            return False
         assert rule.device_rule is not None, "rows without a device rule take the ordinary path"
-        free = [job for job in jobs if job.plan.depth is None]
-        try:
-            if free:
-                chosen = runner.choose([job.row for job in free], drafter, rule.device_rule, self._policy)
-                if chosen is None:
-                    return False
-                for job in free:
-                    job.budget = chosen
+        with self._giving_up():
+            if not self._choose(jobs):
+                return False
             budget = limited(jobs, rule, drafter, self._context)
             plain = self.fresh if drafter.needs.features else ()  # heads begin after the first token, on either path
-            by_policy = len(free) == len(jobs)
-            results = runner.run(rows, budget, drafter, rule.device_rule, by_policy, plain, self._publisher.catch_up)
-        except Exception as error:  # it would fail again, after as long a time
-            self._note(f"captured cycles, given up: {error}")
-            self.runner = None
+            rows, goals = [job.row for job in jobs], [job.budget for job in jobs]
+            by_policy = all(job.plan.depth is None for job in jobs)
+            self._flight = runner.launch(rows, budget, goals, drafter, rule.device_rule, by_policy, plain)
+        self._jobs = jobs
+        return self._flight is not None
+
+    def _choose(self, jobs: Sequence[Job]) -> bool:
+        """Ask the policy for the budget of rows without a fixed depth; False where it wants the ordinary path."""
+        if self.runner is None or not (free := [job for job in jobs if job.plan.depth is None]):
+            return self.runner is not None
+        drafter, rule = self._drafter(free[0].plan.drafter), self._rule(free[0].plan.rule).device_rule
+        assert rule is not None, "rows without a device rule take the ordinary path"
+        chosen = self.runner.choose([job.row for job in free], drafter, rule, self._policy)
+        for job in free:
+            job.budget = chosen or job.budget
+        return chosen is not None
+
+    def go_on(self) -> bool:
+        """Launch the next cycle of the rows under way, then read the last one's record. False where that cannot be,
+        nothing having changed."""
+        runner, flight = self.runner, self._flight
+        if runner is None or flight is None or not flight.cycle.repeats:
             return False
-        if results is None:
+        live = [job for job in self._jobs if not job.done]
+        before, following = [job.budget for job in live], None
+        with self._giving_up():
+            if not self._choose(live) or before != [job.budget for job in live]:
+                return False
+            following = runner.launch_next(flight)
+        if following is None:
             return False
-        self._policy.observe_captured(rows, results)
-        for job, result in zip(jobs, results, strict=True):
-            if job.done:  # publishing the cycle before failed
-                continue
-            kept = job.row.extend(result.emitted, result.origins, self._context)
-            self._publisher.later(job, result, kept)
-        if any(job.stops for job in jobs):  # a text may end where it holds a string
-            self._publisher.catch_up()
-        runner.paid(time.perf_counter() - started)
+        self.land()
+        if self._repeated:
+            runner.abandon(following)
+        else:
+            self._flight = following
+        self._publisher.catch_up()
         return True
+
+    def land(self) -> None:
+        """Read the record of the cycle under way, if there is one. Rows get their tokens at once, callers at the
+        publisher's next `catch_up`."""
+        if self._flight is not None:
+            self._repeated = self._land()
+
+    def _land(self) -> set[Job]:
+        """The rows whose cycle must be repeated on the ordinary path."""
+        if self._flight is None or self.runner is None:
+            return set()
+        if not self.under_way:
+            self.drop()
+            return set()
+        flight, self._flight, landed = self._flight, None, None
+        with self._giving_up():
+            landed = self.runner.land(flight)
+        live = [job for job in self._jobs if not job.done]
+        if landed is None:
+            return set(live)
+        self._policy.observe_captured([row for row, _ in landed], [result for _, result in landed])
+        context = self._context
+        self._publisher.later(
+            (job, result, row.extend(result.emitted, result.origins, context))
+            for job, (row, result) in zip(live, landed, strict=True)
+        )
+        if any(job.stops for job in live):  # a text may end where it holds a string
+            self._publisher.catch_up()
+        now = time.perf_counter()
+        if self.runner is not None:
+            self.runner.paid(flight, len(live), now - self._since)
+        self._since = now
+        return set()
+
+    def drop(self) -> None:
+        """Forget the cycle under way, as after a failure."""
+        if self._flight is not None and self.runner is not None:
+            self.runner.abandon(self._flight)
+        self._flight = None
+
+    @contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        """What fails on the device would fail again, after as long a time: cycles are no longer captured."""
+        try:
+            yield
+        except Exception as error:
+            self._note(f"captured cycles, given up: {error}")
+            self.runner = self._flight = None

@@ -7,10 +7,13 @@ takes the ordinary path of `Batch`, before and after. Both paths leave caches an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from time import perf_counter
 from typing import cast
+
+import torch
 
 from slipstream.core.device import DeviceRule, DraftSize, GraphKey, SizeMenu
 from slipstream.core.interfaces import Drafter, Policy
@@ -20,14 +23,19 @@ from slipstream.core.types import Budget, Row
 from slipstream.drafters.device.interface import DeviceDraft, DeviceDrafter, TreeDraft
 from slipstream.engines.native.captured.capture_budget import CaptureBudget
 from slipstream.engines.native.captured.chain_cycle import ChainCycle
+from slipstream.engines.native.captured.flight import Flight
 from slipstream.engines.native.captured.graph_cache import GraphCache
 from slipstream.engines.native.captured.result import CycleResult
 from slipstream.engines.native.captured.sizes import DEPTHS, GROWN, LEVELS, WIDEST, BatchShape, size_for
 from slipstream.engines.native.captured.tree_cycle import TreeCycle
+from slipstream.engines.native.scheduler import CPU, DeviceLimits
 from slipstream.kernels.gpu.decoder import Held
 from slipstream.models.run.gpu.passes import GpuPasses
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.plan.costs import CostModel
+
+ROWS = 256  # rows that decode together by default
+CACHE_SHARE = 0.4  # of the memory that is free once the model is loaded; growing copies one layer after the other
 
 
 class CapturedRunner:
@@ -35,11 +43,19 @@ class CapturedRunner:
         self._model, self._passes, self._costs = model, passes, costs or CostModel()
         self._graphs: dict[int, GraphCache] = {0: GraphCache(self._costs.graph_costs("none"))}  # by drafter; 0: none
         self._device_drafters: dict[int, tuple[Drafter, DeviceDrafter | None]] = {}  # by identity; keeps them alive
-        self._captured = False  # whether this cycle had to be captured
-        self._latest: tuple[GraphCache, GraphKey, int] | None = None  # what the last cycle's time is of, and its rows
         self.expected_rows = 1  # rows there are or will soon be
         self.cycles = self.captures = 0  # so far
         self.capture_budget = CaptureBudget()
+
+    @property
+    def limits(self) -> DeviceLimits:
+        """Rows and tokens that suit the device, now that the model is loaded."""
+        if self._passes.like.device.type != "cuda":
+            return replace(CPU, prefill=self._passes.prompt_tokens)
+        free, _ = torch.cuda.mem_get_info(self._passes.like.device)
+        states = len(self._model.features) * self._passes.like.nbytes
+        token = states + sum(key.nbytes + value.nbytes for key, value in self._passes.entries)
+        return DeviceLimits(ROWS, int(CACHE_SHARE * free / token), self._passes.prompt_tokens)
 
     @property
     def captured(self) -> list[ChainCycle | TreeCycle]:
@@ -90,68 +106,112 @@ class CapturedRunner:
             self._graphs[id(drafter)] = GraphCache(self._costs.graph_costs(name))
         return self._graphs[id(drafter)]
 
-    def run(
+    def launch(
         self,
         rows: Sequence[Row],
         budget: Sequence[Budget],
+        goals: Sequence[Budget],
         drafter: Drafter,
         rule: DeviceRule,
         by_policy: bool = False,
         plain: Collection[Row] = (),
-        meanwhile: Callable[[], None] | None = None,
-    ) -> list[CycleResult] | None:
-        """One cycle for all rows, which are `ready`, committed to the target's cache; None where it must take the
-        ordinary path, nothing having changed. `by_policy`: no user asked for this size, so the time to capture it comes
-        out of the capture budget. `plain` rows draft nothing this time. `meanwhile` runs while the device works."""
+    ) -> Flight | None:
+        """Start one cycle for all rows, which are `ready`; None where it must take the ordinary path.
+
+        `goals` are the budgets before a row's limits cut them. `by_policy`: no user asked for this size, so the time to
+        capture it comes out of the capture budget. `plain` rows draft nothing this time.
+        """
         with self.capture_budget.runs():
-            return self._run(rows, budget, drafter, rule, by_policy, plain, meanwhile)
+            return self._launch(rows, budget, goals, drafter, rule, by_policy, plain)
 
-    def paid(self, seconds: float) -> None:
-        """What the last cycle took with the host's part. What was published meanwhile is of the cycle before, which
-        most often was one like this."""
-        if self._latest is not None:
-            graphs, key, rows = self._latest
-            graphs.costs.learn(key, rows, seconds)
-
-    def _run(
+    def _launch(
         self,
         rows: Sequence[Row],
         budget: Sequence[Budget],
+        goals: Sequence[Budget],
         drafter: Drafter,
         rule: DeviceRule,
         by_policy: bool,
         plain: Collection[Row],
-        meanwhile: Callable[[], None] | None,
-    ) -> list[CycleResult] | None:
+    ) -> Flight | None:
         if (device := self._device_drafter(drafter)) is None:
             return None
         if not any(row.depth and row.shape for row in budget):
             budget = device.draft_on_host(rows, budget)
         shape, size = BatchShape.of(rows), size_for(budget, rule)
-        if size is None or not self._fits(shape, size, drafter, rule):
+        if size is None or not self._fits(shape, size, drafter, rule) or not self._in_context(shape, size, device):
             return None
-        if device.context is not None and shape.used(size) > device.context:
-            return None
-        context = max(shape.used(size), min(self._model.context, device.context or self._model.context))
         graphs = self._graphs_of(drafter) if device.drafts else self._graphs[0]
-        key = graphs.find(shape, size, rule, self.expected_rows, context, by_policy)
-        cycle = self._cycle(graphs, key, shape, device, by_policy and size.depth > 0)
+        key = graphs.find(shape, size, rule, self.expected_rows, self._context(shape, size, device), by_policy)
+        cycle, captured = self._cycle(graphs, key, shape, device, by_policy and size.depth > 0)
         budget = [Budget(0) if row in plain else own for row, own in zip(rows, budget, strict=True)]
         began = perf_counter()
         state, read = device.begin(rows, budget, cycle)
-        control = self._control(rows, budget, device, size, key.rows)
-        record = cycle(*control, state, meanwhile)[: len(rows)].long().tolist()
-        if read:  # the device had read it when the record was there
-            graphs.costs.learn_reading(key, len(rows), read, perf_counter() - began)
-        self.cycles += 1
-        if not all(line[2] for line in record):  # some slot has no law; the ordinary path finds out which row's
+        goal = [min(own.depth, key.depth) for own in goals]
+        record = cycle.launch(*self._control(rows, budget, goal, device, size, key.rows), state)
+        lines, depths = list(zip(range(len(rows)), rows, goal, strict=True)), [own.depth for own in budget]
+        version = self._model.cache.version, device.version
+        return Flight(
+            lines, depths, cycle, graphs, device, record, shape.cut, by_policy, began, read, captured, version
+        )
+
+    def launch_next(self, flight: Flight) -> Flight | None:
+        """Start the next cycle of the same graph before the record of `flight` is read; None where the rows need
+        something else first. Rows that have finished keep their lines, and nobody looks at them any more."""
+        lines = [line for line in flight.lines if line[1].finish_reason is None]
+        size, device = flight.size, flight.device
+        if not lines or not flight.cycle.repeats or flight.version != (self._model.cache.version, device.version):
             return None
-        self._latest = None if self._captured or read else (graphs, key, len(rows))
-        results = cycle.told(record)
+        longest = max(row.length for _, row, _ in lines) + size.depth + 1  # if all that is under way is accepted
+        shape = BatchShape(len(lines), longest, flight.cut)
+        used = shape.used(size)
+        if used > self._model.cache.places or used > device.places or not self._in_context(shape, size, device):
+            return None
+        context = self._context(shape, size, device)
+        best = flight.graphs.find(shape, size, flight.rule, self.expected_rows, context, flight.by_policy)
+        if best != flight.key:
+            return None
+        record = flight.cycle.whole.launch()
+        return replace(flight, lines=lines, depths=None, record=record, began=perf_counter(), read=0, captured=False)
+
+    def land(self, flight: Flight) -> list[tuple[Row, CycleResult]] | None:
+        """Wait for a cycle and commit it to the caches; None where it must be repeated on the ordinary path, nothing
+        having changed. Rows that have finished since it was launched are left out."""
+        with self.capture_budget.runs():
+            return self._land(flight)
+
+    def _land(self, flight: Flight) -> list[tuple[Row, CycleResult]] | None:
+        record = flight.record.read(flight.lines[-1][0] + 1, flight.cycle.columns)
+        lines, rows, depths = flight.landed(self._model.context)
+        if flight.read:  # the device had read it when the record was there
+            seconds = perf_counter() - flight.began
+            flight.graphs.costs.learn_reading(flight.key, len(rows), flight.read, seconds)
+        self.cycles += 1
+        own = [record[line] for line in lines]
+        if not all(line[2] for line in own):  # some slot has no law; the ordinary path finds out which row's
+            return None
+        results = flight.cycle.told(own)
         accepted = [result.kept for result in results]
         self._model.record_written(rows, accepted)
-        device.commit(rows, budget, accepted, cycle)
-        return results
+        flight.device.commit(rows, depths, accepted, flight.cycle, lines)
+        return list(zip(rows, results, strict=True))
+
+    def abandon(self, flight: Flight) -> None:
+        """Nobody will read this cycle's record. What it wrote beyond the rows' committed text is written again."""
+        flight.device.forget()
+
+    def paid(self, flight: Flight, rows: int, seconds: float) -> None:
+        """What a cycle took with the host's part. What was published meanwhile is of the cycle before, which most often
+        was one like this."""
+        if not flight.captured and not flight.read:
+            flight.graphs.costs.learn(flight.key, rows, seconds)
+
+    def _in_context(self, shape: BatchShape, size: DraftSize, device: DeviceDrafter) -> bool:
+        return device.context is None or shape.used(size) <= device.context
+
+    def _context(self, shape: BatchShape, size: DraftSize, device: DeviceDrafter) -> int:
+        """The most places that a cycle may read."""
+        return max(shape.used(size), min(self._model.context, device.context or self._model.context))
 
     def _fits(self, shape: BatchShape, size: DraftSize, drafter: Drafter, rule: DeviceRule) -> bool:
         if shape.rows * (size.slots + 1) > WIDEST:
@@ -168,23 +228,28 @@ class CapturedRunner:
 
     def _cycle(
         self, graphs: GraphCache, key: GraphKey, shape: BatchShape, device: DeviceDrafter, counted: bool
-    ) -> ChainCycle | TreeCycle:
-        """The cycle of a key, captured if it must be. `counted`: in the policy's capture budget."""
+    ) -> tuple[ChainCycle | TreeCycle, bool]:
+        """The cycle of a key, and whether it had to be captured. `counted`: in the policy's capture budget."""
         used = shape.used(key.size)
         self._model.make_room(used)
         part, held = device.part(used), self._passes.held(self._model.cache)
         for identity, cache in self._graphs.items():  # graphs must not hold on to caches that have moved
             own = self._device_drafters[identity][1] if identity else None
             cache.set_version((self._model.cache.version, own.version if own else 0))
-        self._captured = key not in graphs.cycles
-        if self._captured:
+        if missing := key not in graphs.cycles:
             with self.capture_budget.captures(counted), graphs.captures(key):
                 graphs.add(key, _new_cycle(key, self._passes, held, part))
             self.captures += 1
-        return graphs.cycles[key]
+        return graphs.cycles[key], missing
 
     def _control(
-        self, rows: Sequence[Row], budget: Sequence[Budget], device: DeviceDrafter, size: DraftSize, lines: int
+        self,
+        rows: Sequence[Row],
+        budget: Sequence[Budget],
+        goal: list[int],
+        device: DeviceDrafter,
+        size: DraftSize,
+        lines: int,
     ) -> tuple[list[list[int]], list[list[float]]]:
         """`CycleControl` and the numbers of `SamplingInputs`, filled up to a graph's rows."""
         words = [
@@ -197,6 +262,8 @@ class CapturedRunner:
             [min(size.nodes, row.shape.nodes if row.shape else row.depth) for row in budget],
             [min(size.width, row.shape.width if row.shape else 1) for row in budget],
             [row.tokens[-2] for row in rows],
+            [row.room(self._model.context) for row in rows],
+            goal,
         ]
         sampling = [row.request.sampling for row in rows]
         numbers = [
@@ -207,7 +274,7 @@ class CapturedRunner:
             [own.min_p for own in sampling],
         ]
         missing = lines - len(rows)
-        fill = [0, 1, -1, 0, 0, 0, 0, 0, 0]
+        fill = [0, 1, -1, 0, 0, 0, 0, 0, 0, 0, 0]
         padded = [line + [value] * missing for line, value in zip(words, fill, strict=True)]
         return padded, [line + line[:1] * missing for line in numbers]
 

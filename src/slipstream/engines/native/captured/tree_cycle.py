@@ -12,15 +12,15 @@ may follow one; the ordinary path drafts none there. No law changes, and under `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from slipstream.core.array_types import Int, Tensor
+from slipstream.core.array_types import Tensor
 from slipstream.core.device import DeviceVerdict, GraphKey
 from slipstream.core.noise import Purpose
 from slipstream.drafters.device.interface import TreeDraft
-from slipstream.engines.native.captured.parts import CapturedCycle, CycleInputs, ScorePass
+from slipstream.engines.native.captured.parts import CapturedCycle, CycleInputs, PendingRecord, ScorePass
 from slipstream.engines.native.captured.result import CycleResult, told_trees
 from slipstream.kernels.gpu.decoder import Held, PassBuffers
 from slipstream.kernels.gpu.path import CacheBundle, CommittedTokens, carry, follow, offer, report
@@ -61,19 +61,23 @@ class TreeCycle:
         self._logits = torch.zeros(opened, len(net.head), device=device)
         self._both = head.kernels.embedding.new_zeros(opened, 2 * self.state.shape[1])
 
-    def __call__(
-        self,
-        words: Sequence[Sequence[int]],
-        numbers: Sequence[Sequence[float]],
-        state: Tensor | None,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> Int[Tensor, "rows record"]:
+    repeats = True  # the next cycle of the same rows needs nothing from the host
+
+    @property
+    def columns(self) -> int:
+        """Numbers of each row in the record: accepted, next token, whether all had a law, drafted; tokens, parents,
+        path."""
+        return self._result.shape[1]
+
+    def launch(
+        self, words: Sequence[Sequence[int]], numbers: Sequence[Sequence[float]], state: Tensor | None
+    ) -> PendingRecord:
         """One cycle; `state` is what the head gave at the last slot of each row, where this is not what the last cycle
-        left. The record of each row: accepted, next token, whether all had a law, drafted; tokens, parents, path."""
+        left."""
         self._inputs.load(words, numbers)
         if state is not None:
             self.state[: len(state)].copy_(state)
-        return self.whole.run(meanwhile)
+        return self.whole.launch()
 
     def told(self, record: Sequence[list[int]]) -> list[CycleResult]:
         return told_trees(record, self.key.nodes)

@@ -26,7 +26,7 @@ from slipstream.kernels.gpu.decoder import (
 )
 from slipstream.kernels.gpu.int8_weight import Weight, fused
 from slipstream.kernels.gpu.residual import Norm
-from slipstream.models.run.gpu.passes import GpuPasses, largest_of
+from slipstream.models.run.gpu.passes import GpuPasses, largest_of, prompt_tokens_of
 from slipstream.models.run.layer_parts import head_norms
 from slipstream.models.weights.int8_linear import RoundedLinear
 
@@ -51,7 +51,8 @@ class GpuDecoder(GpuPasses):
         entry = self.embedding.new_empty(1, self.heads.kv_heads, 1, self.heads.dim)
         self.entries = [(entry, entry)] * self.layers
         products = [weight for b in blocks for weight in (b.qkv, b.output, b.gate_up, b.down)]
-        self.largest = largest_of(sum(weight.shape[0] * weight.shape[1] for weight in products))
+        weights = sum(weight.shape[0] * weight.shape[1] for weight in products)
+        self.largest, self.prompt_tokens = largest_of(weights), prompt_tokens_of(weights)
 
     def passing(self, tokens: int, parts: int) -> KernelPass:
         return KernelPass(self.net, self.embedding, tokens, parts)

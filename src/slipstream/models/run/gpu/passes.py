@@ -17,6 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.core.device import next_power_of_two
@@ -33,6 +34,7 @@ MANY = 8  # captured passes of the sizes in LARGER, at most
 EVEN = 16  # passes that are not captured have room for a multiple of this many tokens
 ONCE = 1  # uncaptured runs of a size before it is captured
 WORK = 1.2e12  # weights times tokens above which a pass runs longer than the host takes to launch it
+PROMPT, LONGEST_PROMPT = 2048, 8192  # tokens of a pass over prompts, at least and at most
 LEAST = 8  # parts of the cache that a captured pass can read, at least
 COLUMNS = 7 + WORDS + 1  # of the table: layout of tokens and chunks, visibility bits, token ids
 
@@ -69,6 +71,7 @@ class GpuPasses(ABC):
     entries: Sequence[tuple[Float[Tensor, "1 kv_heads 1 dim"], Float[Tensor, "1 kv_heads 1 dim"]]]
     deepest: int = 64 * WORDS  # the deepest tree
     largest: int = SIZES[-1]  # tokens of a pass that is worth a graph
+    prompt_tokens: int = PROMPT  # tokens of prompts that are worth reading in one pass
 
     def __init__(self) -> None:
         self.captures = 0
@@ -237,16 +240,16 @@ def layout_of(table: Int[Tensor, "columns tokens"], chunk: int, chunks: int) -> 
 def table_of(pieces: Sequence[RowSlice], size: int, chunk: int) -> Int[Tensor, "columns size"]:
     """The position, place and visibility of each packed entry, on the host. Padding entries have place -1."""
     table = torch.zeros(COLUMNS, size, dtype=torch.long)
-    columns: list[list[int]] = [[] for _ in range(5)]
+    numbers = table.numpy()
     first, count, words, offset = list[int](), list[int](), list[tuple[int, int, int]](), 0
     for piece in pieces:
         line, skip = piece.line, piece.skip
-        places = range(line.start + skip, line.start + len(line))
-        tokens = [token for token, _ in line.entries[skip:]]
-        for column, more in zip(
-            columns, (line.position[skip:], [line.row] * len(piece), places, line.limit[skip:], tokens), strict=True
-        ):
-            column += more
+        here = slice(offset, offset + len(piece))
+        tokens, _ = zip(*line.entries[skip:], strict=True)
+        numbers[0, here], numbers[1, here] = _array(line.position[skip:]), line.row
+        numbers[2, here] = np.arange(line.start + skip, line.start + len(line))
+        numbers[3, here] = numbers[4, here] = _array(line.limit[skip:])
+        numbers[-1, here] = tokens
         for i in range(skip, len(line)) if any(line.seen) else ():
             for place in line.seen[i]:
                 word, bit = divmod(place - line.limit[i], 64)
@@ -255,14 +258,16 @@ def table_of(pieces: Sequence[RowSlice], size: int, chunk: int) -> Int[Tensor, "
         first += starts
         count += [min(chunk, offset + len(piece) - start) for start in starts]
         offset += len(piece)
-    packed = torch.from_numpy(np.array(columns))  # faster than torch.tensor
-    table[:4, :offset], table[4, :offset], table[-1, :offset] = packed[:4], packed[3], packed[4]
     table[2, offset:] = -1
     table[5:7, : len(first)] = torch.tensor([first, count])
     bits = table[7 : 7 + WORDS].view(-1, WORDS)
     for token, word, bit in words:
         bits[token, word] |= 1 << bit if bit < 63 else -(1 << 63)
     return table
+
+
+def _array(values: Sequence[int]) -> NDArray[np.int64]:
+    return np.arange(values.start, values.stop) if isinstance(values, range) else np.array(values)
 
 
 def parts_of(used: int) -> int:
@@ -286,3 +291,11 @@ def size_of(tokens: int, largest: int = SIZES[-1]) -> int:
 def largest_of(weights: int) -> int:
     """The most tokens of a pass that is worth a graph, by the number of weights that each token passes."""
     return max(SIZES[-1], min(LARGER[-1], int(WORK / weights)))
+
+
+def prompt_tokens_of(weights: int) -> int:
+    """How many tokens of prompts are worth reading in one pass, by the number of weights that each token passes.
+
+    Fewer take longer to launch than to run. More make the rows that decode meanwhile wait.
+    """
+    return max(PROMPT, min(LONGEST_PROMPT, int(WORK / weights)))

@@ -1,0 +1,56 @@
+"""A captured cycle that was launched and whose record the host has not read yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slipstream.core.device import DeviceRule, DraftSize, GraphKey
+from slipstream.core.types import Row
+from slipstream.drafters.device.interface import DeviceDrafter
+from slipstream.engines.native.captured.chain_cycle import ChainCycle
+from slipstream.engines.native.captured.graph_cache import GraphCache
+from slipstream.engines.native.captured.parts import PendingRecord
+from slipstream.engines.native.captured.tree_cycle import TreeCycle
+
+
+@dataclass(frozen=True, eq=False)
+class Flight:
+    """Rows are paired with their line in the graph and with the depth they are to draft in the cycles after this one.
+
+    `depths` are what they draft in this one; None: what `depth_of` says once the cycle before has landed."""
+
+    lines: Sequence[tuple[int, Row, int]]
+    depths: Sequence[int] | None
+    cycle: ChainCycle | TreeCycle
+    graphs: GraphCache
+    device: DeviceDrafter
+    record: PendingRecord
+    cut: bool  # whether some row asks for top-k, top-p or min-p
+    by_policy: bool  # no user asked for this size
+    began: float  # when it was launched
+    read: int = 0  # tokens that the drafter had to read first
+    captured: bool = False  # whether the graph was captured for it
+    version: tuple[int, int] = (0, 0)  # of the target's and the drafter's caches: the graph holds their addresses
+
+    @property
+    def key(self) -> GraphKey:
+        return self.cycle.key
+
+    @property
+    def size(self) -> DraftSize:
+        return self.cycle.key.size
+
+    @property
+    def rule(self) -> DeviceRule:
+        return self.cycle.key.rule
+
+    def landed(self, context: int) -> tuple[list[int], list[Row], list[int]]:
+        """Lines, rows and depths of the rows that have not finished since the launch."""
+        live = [n for n, (_, row, _) in enumerate(self.lines) if row.finish_reason is None]
+        lines, rows = [self.lines[n][0] for n in live], [self.lines[n][1] for n in live]
+        if not self.size.depth:
+            return lines, rows, [0] * len(live)
+        if self.depths is not None:
+            return lines, rows, [self.depths[n] for n in live]
+        return lines, rows, [min(self.lines[n][2], self.lines[n][1].room(context) - 1) for n in live]

@@ -1,0 +1,137 @@
+"""The next captured cycle is launched before the last one's record is read: nothing of that may show in an answer."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
+
+from heads import eagle
+from slipstream.core.rules import rules
+from slipstream.core.sampling import Sampling
+from slipstream.core.tree import Shape
+from slipstream.core.types import Request
+from slipstream.drafters.none import NoDrafter
+from slipstream.engines.job import DecodingPlan, Job
+from slipstream.engines.native.batch import Batch
+from slipstream.engines.native.captured.parts import PendingRecord
+from slipstream.engines.native.captured.runner import CapturedRunner
+from slipstream.engines.native.scheduler import Limits
+from slipstream.kernels.gpu import sample as draw
+from slipstream.models.run.gpu import passes as gpu_passes
+from slipstream.models.run.gpu.decoder import GpuDecoder
+from slipstream.models.run.torch_model import TorchModel
+from slipstream.plan.policy import Fixed
+from tiny import VOCAB, build
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+IDS = sorted(random.Random(3).sample(range(VOCAB), 60))
+PROMPTS = ([5, 9, 2], [7, 1, 8, 8, 3], [4, 4, 6, 2])
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that find nothing to do cost the interpreter as much as others."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr(gpu_passes, "LEAST", 1)
+        monkeypatch.setattr(draw, "BLOCK", 128)
+
+
+class Overlaps(CapturedRunner):
+    """Counts the cycles that were launched before the record of the last one was read."""
+
+    early = 0
+
+    def launch_next(self, flight):
+        following = super().launch_next(flight)
+        self.early += following is not None
+        return following
+
+
+def opened(fast: bool) -> tuple[Batch, TorchModel, Overlaps | None]:
+    target = TorchModel(build("llama", num_hidden_layers=2).to(DEVICE))
+    decoder = GpuDecoder(target.model, target.anatomy.layers, target.anatomy.windows)
+    target.forward_pass.decoder = decoder if fast else None
+    head = eagle(target, IDS, features=(0, 1))
+    head.slots.net.to(DEVICE)
+    head.slots._kernel, head.vocabulary.ids = None, head.vocabulary.ids.to(DEVICE)
+    parts = {"none": NoDrafter(VOCAB), "eagle": head}
+    runner = Overlaps(target, decoder) if fast else None
+    rule = {name: rules.get(name)() for name in ("greedy", "coupled", "block")}
+    batch = Batch(target, parts.__getitem__, rule.__getitem__, Fixed(2), Limits(), runner=runner)
+    return batch, target, runner
+
+
+def job(batch: Batch, n: int, plan: DecodingPlan, tokens: int, ends: frozenset[int] = frozenset()) -> Job:
+    sampling = Sampling(temperature=0 if plan.rule == "greedy" else 0.9, seed=n)
+    asked = Job(Request(PROMPTS[n], sampling, tokens, ends), plan)
+    batch.check(asked)
+    batch.add(asked)
+    return asked
+
+
+def finish(batch: Batch, target: TorchModel) -> None:
+    with torch.inference_mode():
+        while batch.step():
+            target.check_integrity()
+    assert not batch.failures
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        DecodingPlan("eagle", "block", 2),
+        pytest.param(DecodingPlan("none", "coupled", 0), marks=pytest.mark.slow),
+        pytest.param(DecodingPlan("eagle", "greedy", None), marks=pytest.mark.slow),
+        pytest.param(DecodingPlan("eagle", "coupled", 3, Shape(nodes=8, width=6)), marks=pytest.mark.slow),
+    ],
+)
+def test_rows_that_end_come_or_go_while_a_cycle_is_under_way_say_what_they_say_alone(plan):
+    batch, target, _ = opened(fast=False)
+    alone = [job(batch, n, plan, 9) for n in range(3)]
+    finish(batch, target)
+    said = [answer.row.output for answer in alone]
+    ends = frozenset({said[0][3]})  # the first row stops early; the device does not know of it
+    stop = said[0].index(said[0][3]) + 1
+    batch, target, runner = opened(fast=True)
+    stopped, cancelled = job(batch, 0, plan, 9, ends), job(batch, 1, plan, 9)
+    with torch.inference_mode():
+        for _ in range(3):
+            batch.step()
+        late = job(batch, 2, plan, 9)
+        batch.step()
+        batch.step()
+        cancelled.cancel()
+    finish(batch, target)
+    assert runner.early > 3, "no cycle overlapped with another"
+    assert stopped.result().token_ids == said[0][:stop]
+    assert stopped.result().finish_reason == "stop"
+    assert late.result().token_ids == said[2]
+    kept = cancelled.result().token_ids
+    assert kept == said[1][: len(kept)]
+    for answer in (stopped, cancelled, late):
+        assert answer.stats.emitted == len(answer.row.output), "what the device did after the end counts nowhere"
+
+
+def test_a_cycle_without_a_law_is_repeated_and_the_one_after_it_forgotten(monkeypatch):
+    plan, read, unsound = DecodingPlan("eagle", "coupled", 2), PendingRecord.read, iter([0, 0, 1, 0, 0, 1])
+
+    def lawless(self, rows, columns):
+        record = read(self, rows, columns)
+        if columns > 1 and next(unsound, 0):  # a rehearsal reads one number
+            record[0][2] = 0
+        return record
+
+    outputs = []
+    for fast in (False, True):
+        batch, target, runner = opened(fast)
+        monkeypatch.setattr(PendingRecord, "read", lawless if fast else read)
+        jobs = [job(batch, n, plan, 10) for n in range(2)]
+        finish(batch, target)
+        outputs.append([asked.row.output for asked in jobs])
+    assert next(unsound, None) is None, "every planted one was met"
+    assert runner.early > 2
+    assert outputs[0] == outputs[1]
