@@ -44,10 +44,11 @@ class Pace:
         several ways to go on: a cycle takes so long, [ways], and brings each row so many tokens more than one,
         [ways, rows]."""
         cycles = left / (1 + more)
-        longest = cycles.max(1)
-        near = (cycles > self._config.near * longest[:, None]).sum(1)
-        lag = np.array([_highest(count) for count in near.tolist()]) * more.any(1)
-        last: Column = longest * (1 + self._variance**0.5 * lag)
+        near = int((left > self._config.near * left.max()).sum())
+        lag = _highest(near) * more.any(1)
+        usual = left.max() / (1 + more.mean(1)) * (1 + self._variance**0.5 * lag)
+        # two views of the slowest row: by what is known of each row, and by how far rows fell apart before
+        last: Column = np.maximum(cycles.max(1), usual)
         seconds: Column = cycle * (cycles.sum(1) / len(left) + last) / 2
         return seconds
 

@@ -148,8 +148,9 @@ class CapturedRunner:
         began = perf_counter()
         state, read = device.begin(rows, budget, cycle)
         goal = [min(own.depth, key.depth) for own in goals]
-        record = cycle.launch(*self._control(rows, budget, goal, device, size, key.rows), state)
-        lines, depths = list(zip(range(len(rows)), rows, goal, strict=True)), [own.depth for own in budget]
+        depths = [own.depth for own in budget]
+        record = cycle.launch(*self._control(rows, depths, goals, goal, device, size, key.rows), state)
+        lines = list(zip(range(len(rows)), rows, goal, strict=True))
         version = self._model.cache.version, device.version
         return Flight(
             lines, depths, cycle, graphs, device, record, shape.cut, by_policy, began, read, captured, version
@@ -245,22 +246,24 @@ class CapturedRunner:
     def _control(
         self,
         rows: Sequence[Row],
-        budget: Sequence[Budget],
+        depths: list[int],
+        goals: Sequence[Budget],
         goal: list[int],
         device: DeviceDrafter,
         size: DraftSize,
         lines: int,
     ) -> tuple[list[list[int]], list[list[float]]]:
-        """`CycleControl` and the numbers of `SamplingInputs`, filled up to a graph's rows."""
+        """`CycleControl` and the numbers of `SamplingInputs`, filled up to a graph's rows. `depths` are of the coming
+        cycle, `goals` of the cycles after it, which have the same shapes."""
         words = [
             [_stream(row.seed, row.sample) for row in rows],
             [row.length for row in rows],
-            [row.depth for row in budget],
+            depths,
             [self._model.index(row) for row in rows],
             [device.index(row) for row in rows],
             [row.tokens[-1] for row in rows],
-            [min(size.nodes, row.shape.nodes if row.shape else row.depth) for row in budget],
-            [min(size.width, row.shape.width if row.shape else 1) for row in budget],
+            [min(size.nodes, row.shape.nodes if row.shape else row.depth) for row in goals],
+            [min(size.width, row.shape.width if row.shape else 1) for row in goals],
             [row.tokens[-2] for row in rows],
             [row.room(self._model.context) for row in rows],
             goal,
@@ -268,7 +271,7 @@ class CapturedRunner:
         sampling = [row.request.sampling for row in rows]
         numbers = [
             [own.temperature for own in sampling],
-            [row.stop_below for row in budget],
+            [row.stop_below for row in goals],
             [float(own.top_k) for own in sampling],
             [own.top_p for own in sampling],
             [own.min_p for own in sampling],
