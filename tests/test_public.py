@@ -164,7 +164,7 @@ SIGNATURES = {  # parameters with their defaults; … is one that is made anew
     " logprobs=None, n=1, grammar=None, json_schema=None, regex=None, speculation=…, raw=False,"
     " prompt_logprobs=None, tenant=''",
     "Speculation": "off=False, drafter=None, depth=None, verify=None, shape=None",
-    "Limits": "rows=16, tokens=131072, prefill=None, retained=32768, retained_bytes=None",
+    "Limits": "rows=None, tokens=None, prefill=None, retained=32768, retained_bytes=None",
     "Completion": "text, token_ids, finish_reason, logprobs, prompt_tokens, origins, stats, guarantee, error=None,"
     " prompt_logprobs=None, queue_seconds=0.0",
     "Chunk": "text, token_ids, origins, logprobs=(), finish_reason=None, error=None, pieces=(), prompt_logprobs=(),"

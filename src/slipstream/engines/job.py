@@ -132,7 +132,7 @@ class Job(RequestHandle):
             return
         self.row.finish_reason, self.error = reason, error
         if not self._stops:
-            self._send(Emission((), (), (), reason, error))
+            self._send(Emission((), (), (), reason, error, self._first_scores()))
             return
         try:
             text = self._rest()
@@ -150,9 +150,13 @@ class Job(RequestHandle):
 
     def put(self, chunk: Chunk) -> None:
         """Hand out a chunk that `take` made."""
-        if not self._begun and self.prompt_logprobs and not self.unscored:
-            chunk = replace(chunk, prompt_logprobs=tuple(self.prompt_logprobs))
+        if scored := self._first_scores():
+            chunk = replace(chunk, prompt_logprobs=scored)
         self._send(chunk)
+
+    def _first_scores(self) -> tuple[Logprob | None, ...]:
+        """The log-probabilities of the prompt, for the first chunk."""
+        return () if self._begun or not self.prompt_logprobs or self.unscored else tuple(self.prompt_logprobs)
 
     def emit(
         self,
@@ -162,8 +166,8 @@ class Job(RequestHandle):
         draft: DraftedTree | None = None,
     ) -> None:
         """Hand out newly committed tokens of a request without stop strings. Whoever reads them decodes their text."""
-        scored = () if self._begun or not self.prompt_logprobs or self.unscored else tuple(self.prompt_logprobs)
-        self._send(Emission(tokens, origins, logprobs, self.row.finish_reason, None, scored, draft))
+        finish = self.row.finish_reason
+        self._send(Emission(tokens, origins, logprobs, finish, None, self._first_scores(), draft))
 
     def _send(self, chunk: Chunk | Emission) -> None:
         self._begun = True

@@ -81,7 +81,7 @@ class Adaptive(Policy):
     def close(self, rows: Sequence[Row]) -> None:
         for row in rows:
             if (group := self._groups.pop(row, None)) in self._sizes:
-                self._sizes[group].pace.close(row)
+                self._sizes[group].close(row)
             self.acceptance.close(row)
 
     def budget(self, rows: Sequence[Row]) -> list[Budget]:

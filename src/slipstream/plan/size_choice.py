@@ -30,7 +30,7 @@ class SizeChoice:
         self.pace = Pace(config.pace)
         self._rates: Column = np.linspace(0.0, 1.0, self._config.grid)
         self._worths: dict[DraftSize, Column] = {}  # of trees, at these rates
-        self._rows: frozenset[Row] = frozenset()  # that the last decision was for
+        self._rows: set[Row] = set()  # that the last decision was for
         self._last = DraftSize(0)
         self._held = 0  # cycles that it still holds for
         self._plain = 0  # cycles since anything was drafted
@@ -50,7 +50,7 @@ class SizeChoice:
         """One of the options; the first of them drafts nothing. `ready` tells how many tokens each row has to draft,
         where that is known beforehand. `delay` are seconds before drafting can begin, which it must win back."""
         config = self._config
-        self._rows, self._held = frozenset(rows), config.hold - 1
+        self._rows, self._held = set(rows), config.hold - 1
         self._decisions += 1
         if self._decisions % config.refresh == 0:
             self._worths.clear()
@@ -66,6 +66,10 @@ class SizeChoice:
         ]
         self._last = self._fastest(options, expected, delay, ready)
         return self._last
+
+    def close(self, row: Row) -> None:
+        self.pace.close(row)
+        self._rows.discard(row)
 
     def _rate(self, row: Row) -> float:
         estimate = self._acceptance.of(row)
