@@ -53,12 +53,3 @@ class HostDeviceDrafter(DeviceDrafter):
     def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, int]:
         depth = cycle.key.depth
         return torch.tensor([tokens[:depth] + [0] * (depth - len(tokens)) for tokens in self._tokens]), 0
-
-    def commit(
-        self,
-        rows: Sequence[Row],
-        depths: Sequence[int],
-        accepted: Sequence[Sequence[int]],
-        cycle: Any,
-        lines: Sequence[int],
-    ) -> None: ...

@@ -142,7 +142,6 @@ class DeviceDrafter(ABC):
         """Prepare a cycle. Returns its start state, None if that is in the buffers of the last cycle, and the number of
         tokens that were read for it."""
 
-    @abstractmethod
     def commit(
         self,
         rows: Sequence[Row],
@@ -162,15 +161,6 @@ class PlainDecoding(DeviceDrafter):
 
     def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, int]:
         return None, 0
-
-    def commit(
-        self,
-        rows: Sequence[Row],
-        depths: Sequence[int],
-        accepted: Sequence[Sequence[int]],
-        cycle: Any,
-        lines: Sequence[int],
-    ) -> None: ...
 
 
 def inverse(ids: Int[Tensor, " draft_vocab"], vocab: int, device: torch.device) -> Int[Tensor, " vocab"]:

@@ -16,9 +16,9 @@ from slipstream.engines.native.captured.tree_cycle import TreeCycle
 
 @dataclass(frozen=True, eq=False)
 class Flight:
-    """Rows are paired with their line in the graph and with the depth they are to draft in the cycles after this one.
+    """`lines` has for each row its line in the graph, the row, and the depth of the cycles after this one.
 
-    `depths` are what they draft in this one; None: what `depth_of` says once the cycle before has landed."""
+    `depths` are the depths of this cycle. None: they follow from the rows once the cycle before was read (`landed`)."""
 
     lines: Sequence[tuple[int, Row, int]]
     depths: Sequence[int] | None
