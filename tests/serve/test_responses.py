@@ -4,35 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 
 import httpx
-import openai
 import pytest
-from bytes_engine import Scripted
-from live import served
 
 CALL = '<tool_call>{"name": "time", "arguments": {"zone": "UTC"}}</tool_call>'
 ZONES = {"type": "object", "properties": {"zone": {"enum": ["UTC", "CET"]}}, "required": ["zone"]}
 TOOLS = [{"type": "function", "name": "time", "parameters": ZONES}]
 HOW = {"model": "letters", "max_output_tokens": 120}
-
-
-@pytest.fixture(scope="module")
-def engine() -> Scripted:
-    return Scripted()
-
-
-@pytest.fixture(scope="module")
-def address(engine) -> Iterator[str]:
-    with served(open_model=lambda name: engine) as here:
-        yield here
-
-
-@pytest.fixture(scope="module")
-def client(address):
-    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as opened:
-        yield opened
 
 
 def test_a_text_whole_and_streamed(client, engine):

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 
 import httpx
-import openai
 import pytest
-from bytes_engine import Scripted
 from live import served
 
 PARAMETERS = {
@@ -26,23 +23,6 @@ TOOLS = [
 WEATHER = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
 TIME = '<tool_call>{"name": "time"}</tool_call>'
 ASKED = [{"role": "user", "content": "How is it?"}]
-
-
-@pytest.fixture(scope="module")
-def engine() -> Scripted:
-    return Scripted()
-
-
-@pytest.fixture(scope="module")
-def address(engine) -> Iterator[str]:
-    with served(open_model=lambda name: engine) as here:
-        yield here
-
-
-@pytest.fixture(scope="module")
-def client(address):
-    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as opened:
-        yield opened
 
 
 def ask(client, **more):

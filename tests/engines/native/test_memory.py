@@ -15,7 +15,7 @@ from slipstream.drafters.none import NoDrafter
 from slipstream.engines.job import Job
 from slipstream.engines.native.batch import Batch
 from slipstream.engines.native.engine import NativeEngine
-from slipstream.engines.native.scheduler import Limits
+from slipstream.engines.native.scheduler import DeviceLimits, Limits, Scheduler
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.plan.config import AdaptiveConfig
 from slipstream.plan.policy import Adaptive
@@ -147,3 +147,12 @@ def test_what_is_kept_for_prompts_that_begin_alike_is_limited_and_shown():
         assert 0 < engine.stats["retained_max_bytes"] <= 512 << 20
     with pytest.raises(ValueError, match="retained_bytes is -1; it must be 0"):
         Limits(retained_bytes=-1)
+
+
+def test_limits_that_are_left_out_are_those_of_the_device():
+    device = DeviceLimits(rows=256, tokens=1 << 20, prefill=4096)
+    plain, own = Scheduler(Limits(), 64, device), Scheduler(Limits(rows=3, tokens=99, prefill=7), 64, device)
+    assert (plain.rows, plain.tokens, plain.chunk) == (256, 1 << 20, 4096)
+    assert (own.rows, own.tokens, own.chunk) == (3, 99, 7)
+    with pytest.raises(ValueError, match="rows is 0; it must be 1 or more"):
+        Limits(rows=0)

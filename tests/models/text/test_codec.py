@@ -67,6 +67,13 @@ def test_a_stream_of_any_ids_equals_decoding_at_once(kind: str, data: st.DataObj
     assert streamed(text, ids, chunks) == text.decode(ids)
 
 
+@pytest.mark.parametrize("kind", TEXTS)
+def test_prompts_that_are_encoded_together_have_the_ids_they_have_alone(kind: str) -> None:
+    text, prompts = TEXTS[kind], ["a b", "", "aé!", "b" * 30]
+    assert text.encode_all(prompts, raw=True) == [text.encode(prompt, raw=True) for prompt in prompts]
+    assert text.encode_all([]) == []
+
+
 def test_nothing_is_decoded_twice_where_every_token_is_so_many_bytes() -> None:
     kinds = {name: type(text.stream()) for name, text in TEXTS.items()}
     assert kinds == {
