@@ -18,6 +18,7 @@ def whole(*words: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_the_honest_rules_pass_every_layer():
     report = whole("--samples", "2000")
     assert report["passed"]

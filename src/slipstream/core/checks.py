@@ -62,7 +62,10 @@ def integers(name: str, values: Any) -> list[int]:
     values = listed(values)
     if isinstance(values, str | bytes | bytearray | memoryview | Mapping) or not isinstance(values, Iterable):
         raise ValueError(f"{name} is {shown(values)}; it must be a list of integers")
-    return [value if type(value) is int else integer(f"an element of {name}", value) for value in values]
+    elements = list[Any](values)
+    if set(map(type, elements)) <= {int}:  # most often; a prompt may be long
+        return elements
+    return [integer(f"an element of {name}", value) for value in elements]
 
 
 def strings(name: str, values: Any) -> tuple[str, ...]:

@@ -59,7 +59,7 @@ def test_on_a_model_of_letters():
     [
         "float32",
         pytest.param("bfloat16", marks=pytest.mark.slow),
-        pytest.param("a8", marks=needs_integers),
+        pytest.param("a8", marks=[needs_integers, pytest.mark.slow]),
     ],
 )
 def test_on_the_default_model(dtype):

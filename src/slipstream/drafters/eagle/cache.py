@@ -75,6 +75,10 @@ class HeadCache:
         """Record that a captured cycle wrote the first `slots` committed slots of a row."""
         self._head_rows[row].held = slots
 
+    def unread(self, row: Row) -> int:
+        """Committed slots of a row that are not cached."""
+        return row.length - 1 - self._head_rows[row].held
+
     def take_unread(self, row: Row) -> RowSlice:
         """The unread slots of a row, at least the last one. The caller reads them, so they count as cached."""
         head_row = self._head_rows[row]
@@ -169,7 +173,7 @@ class HeadCache:
         """Run packed slots. `state`: the state that each slot reads. Returns the layer's outputs at the kept slots.
 
         `kept` None: only the cache is written."""
-        token = [token for piece in pieces for token, _ in piece.line.entries[piece.skip :]]
+        token = [token for piece in pieces for token in piece.line.token[piece.skip :]]
         position = [place for piece in pieces for place in piece.line.position[piece.skip :]]
         ids, place = torch.tensor([token, position], device=state.device)
         embedding = functional.embedding(ids, self.embedding)

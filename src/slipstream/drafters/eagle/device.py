@@ -1,15 +1,16 @@
 """The device form of an EAGLE head: chains and trees.
 
-A draft starts from the head's state at a row's last slot. At the end of a cycle the head reads the committed tokens, so
-that the next cycle can start from their last slot.
+A draft starts from the head's state at a row's last slot. At the end of a cycle with drafts the head reads the
+committed tokens, so that the next cycle can start from their last slot. A cycle without drafts reads nothing: it costs
+what plain decoding costs, and the next cycle with drafts first reads what was missed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from slipstream.core.array_types import Float, Tensor
@@ -44,7 +45,8 @@ class HeadState(TreeDraft):
         return HeadSteps(self, rows, depth, parts, state)
 
     def committed_read(self, rows: int, width: int, parts: int, like: Tensor) -> CommittedRead:
-        return HeadRead(self, rows, width, parts, like)
+        drafts = width > 1
+        return HeadRead(self, rows, width, parts, like) if drafts else super().committed_read(rows, width, parts, like)
 
 
 class HeadSteps:
@@ -116,9 +118,15 @@ class EagleDeviceDrafter(DeviceDrafter):
     def index(self, row: Row) -> int:
         return self._drafter.slots.index(row)
 
+    def behind(self, rows: Sequence[Row]) -> int:
+        unread = self._drafter.slots.unread
+        return sum(map(unread, rows))
+
     def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, int]:
         """The head's state at the last slot of each row, from the last cycle if it holds all of them."""
         (places, last), self._last_cycle = self._last_cycle or ({}, None), None
+        if not cycle.key.depth:
+            return None, 0
         if last is None or any(row not in places or places[row][1] != row.length for row in rows):
             return self._read_ends(rows)
         index = [places[row][0] for row in rows]
@@ -151,6 +159,8 @@ class EagleDeviceDrafter(DeviceDrafter):
         cycle: Any,
         lines: Sequence[int],
     ) -> None:
+        if not cycle.key.depth:
+            return
         lengths = [row.length + len(tokens) + 1 for row, tokens in zip(rows, accepted, strict=True)]
         for row, length in zip(rows, lengths, strict=True):
             self._drafter.slots.record_cached(row, length - 1)
@@ -167,9 +177,10 @@ def read_slots(head: HeadState, pieces: Sequence[RowSlice], rows: Sequence[int])
     chunk = kernels.net.heads.chunk(max(sizes), tokens)
     table = table_of(pieces, tokens, chunk).to(device, non_blocking=True)
     layout = layout_of(table, chunk, sum(-(-size // chunk) for size in sizes))
-    owner = [row for row, size in zip(rows, sizes, strict=True) for _ in range(size)]
-    index = torch.tensor([*owner, *[0] * (tokens - len(owner)), *(end - 1 for end in accumulate(sizes))])
-    index = index.to(device, non_blocking=True)
+    owner = np.zeros(tokens + len(rows), np.int64)  # padding reads row 0; then the last slots
+    owner[: sum(sizes)] = np.repeat(rows, sizes)
+    owner[tokens:] = np.cumsum(sizes) - 1
+    index = torch.from_numpy(owner).to(device, non_blocking=True)
     row, ends = index[:tokens], index[tokens:]
     states = [held[row, 0, layout.place] for held in head.features.values()]
     scaled = [state * scale for state, scale in zip(states, kernels.scale.to(states[0].dtype), strict=True)]

@@ -101,13 +101,11 @@ class Scheduler:
         new: list[Job] = []
         if not self.waiting:
             return new
+        self.waiting = deque(job for job in self.waiting if not job.done)
         rows = Counter(job.tenant for job in self.running)
         longest = max(map(self.places, self.running), default=0)
         while self.waiting and len(self.running) < self.rows:
             job = self._next(rows)
-            if job.done:
-                self.waiting.remove(job)
-                continue
             longest = max(longest, self.places(job))
             if self.footprint(len(self.running) + 1, longest) > self.tokens:
                 break
@@ -120,7 +118,10 @@ class Scheduler:
 
     def _next(self, rows: Counter[str]) -> Job:
         """The first job that waits, of the tenant with the fewest rows. `rows` counts the rows of each tenant."""
-        fewest = min(rows[tenant] for tenant in {job.tenant for job in self.waiting})
+        tenants = {job.tenant for job in self.waiting}
+        if len(tenants) == 1:
+            return self.waiting[0]
+        fewest = min(rows[tenant] for tenant in tenants)
         return next(job for job in self.waiting if rows[job.tenant] == fewest)
 
     def leave(self) -> list[Job]:

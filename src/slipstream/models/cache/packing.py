@@ -25,19 +25,22 @@ class RowEntries:
     row: int  # its index in the cache
     start: int  # places cached before
     pending: int  # committed entries; the rest are drafted nodes
-    entries: list[Entry]
+    token: Sequence[int]
+    parent: Sequence[int]  # the entry that each follows; -1: the cached text
     position: Sequence[int]
     limit: Sequence[int]
     seen: Sequence[Sequence[int]]
+    branched: bool = False  # whether an entry lists places in `seen`
 
     @staticmethod
     def of(row: int, start: int, pending: Sequence[int], nodes: Sequence[Entry] = ()) -> RowEntries:
         """The line of a row. `nodes` refer to their parents by their number within the row, or -1."""
-        entries, end = entries_of(pending, nodes), start + len(pending)
-        if not nodes:  # a prompt, or plain decoding
-            return RowEntries(
-                row, start, len(pending), entries, range(start, end), range(start + 1, end + 1), [()] * len(pending)
-            )
+        count = len(pending)
+        if not nodes:  # a prompt, or plain decoding: nothing is made for each token
+            end = start + count
+            order = range(-1, count - 1), range(start, end), range(start + 1, end + 1)
+            return RowEntries(row, start, count, pending, *order, [()] * count)
+        entries = entries_of(pending, nodes)
         position, limit, visible = list[int](), list[int](), list[list[int]]()
         for i, (_, parent) in enumerate(entries):
             position.append(start if parent < 0 else position[parent] + 1)
@@ -45,10 +48,15 @@ class RowEntries:
             straight = parent == i - 1 and not before
             limit.append(start + i + 1 if straight else limit[parent] if parent >= 0 else start)
             visible.append([] if straight else [*before, start + i])
-        return RowEntries(row, start, len(pending), entries, position, limit, visible)
+        token, parents = zip(*entries, strict=True)
+        return RowEntries(row, start, count, token, parents, position, limit, visible, any(visible))
 
     def __len__(self) -> int:
-        return len(self.entries)
+        return len(self.token)
+
+    @property
+    def entries(self) -> list[Entry]:
+        return list(zip(self.token, self.parent, strict=True))
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ class KVCache:
         self._free: list[int] = list(range(rows))
         self._layers: dict[object, tuple[Tensor, ...]] = {}
         self._table: CacheBlocks | None = None  # addresses of all tensors; None after one is replaced
+        self._token_bytes = 0
 
     @staticmethod
     def on(device: torch.device) -> KVCache:
@@ -100,6 +101,8 @@ class KVCache:
         held = self._layers.get(name)
         if held is None or held[0].shape[0] < self.rows or held[0].shape[2] < self.places:
             old = held or [None] * len(like)
+            if held is None:
+                self._token_bytes += sum(entry.shape[1] * entry.shape[3] * entry.element_size() for entry in like)
             held = self._layers[name] = tuple(map(self._grown, like, old))
             self._table = None
         return held
@@ -117,8 +120,7 @@ class KVCache:
     @property
     def token_bytes(self) -> int:
         """Bytes of one token's entries in all layers."""
-        rectangles = [held for layer in self._layers.values() for held in layer]
-        return sum(held.shape[1] * held.shape[3] * held.element_size() for held in rectangles)
+        return self._token_bytes
 
     @property
     def device(self) -> torch.device:

@@ -139,8 +139,8 @@ def packed(pieces: Sequence[RowSlice]) -> tuple[Int[Tensor, " tokens"], ...]:
     token, position, row, place = list[int](), list[int](), list[int](), list[int]()
     for piece in pieces:
         line, skip = piece.line, piece.skip
-        count = len(line.entries) - skip
-        token += [entry_token for entry_token, _ in line.entries[skip:]]
+        count = len(line) - skip
+        token += line.token[skip:]
         position += line.position[skip:]
         row += [line.row] * count
         place += range(line.start + skip, line.start + skip + count)

@@ -100,7 +100,7 @@ class DraftScorer:
             RowEntries.of(state.index, len(state.tokens), new, nodes)
             for state, new, nodes in zip(states, pending, drafted, strict=True)
         ]
-        longest = max(max(line.position) for line in lines) + 1
+        longest = max(max(line.position) if line.branched else line.position[-1] for line in lines) + 1
         assert longest <= self._context, f"{longest} tokens do not fit the context of {self._context}"
         return lines
 

@@ -71,7 +71,7 @@ class ForwardPass:
         if self._invariant and self._kernel is None:
             raise no_invariance(self._model, "a tree as wide as this is not run by kernels that sum in one order")
         context = view(self._cache, self._windows, pieces, self._device, self._kernel)
-        token = [token for piece in pieces for token, _ in piece.line.entries[piece.skip :]]
+        token = [token for piece in pieces for token in piece.line.token[piece.skip :]]
         position = [place for piece in pieces for place in piece.line.position[piece.skip :]]
         token_ids, position_ids = torch.tensor([token, position], device=self._device)
         with nullcontext() if self._activations is None else self._activations.applied():

@@ -29,6 +29,7 @@ def test_some_whenever_there_are_more_rows_than_ever_then_a_share_of_all_time():
     assert allowance.left(1)
 
 
+@pytest.mark.slow
 def test_what_is_there_is_used_where_nothing_may_be_captured():
     pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
     from slipstream.core.device import DraftSize

@@ -116,6 +116,7 @@ def test_rows_that_end_come_or_go_while_a_cycle_is_under_way_say_what_they_say_a
         assert answer.stats.emitted == len(answer.row.output), "what the device did after the end counts nowhere"
 
 
+@pytest.mark.slow
 def test_a_cycle_without_a_law_is_repeated_and_the_one_after_it_forgotten(monkeypatch):
     plan, read, unsound = DecodingPlan("eagle", "coupled", 2), PendingRecord.read, iter([0, 0, 1, 0, 0, 1])
 

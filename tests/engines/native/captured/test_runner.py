@@ -12,9 +12,10 @@ import torch
 pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
 
 from heads import eagle
+from slipstream.core.interfaces import Policy
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
-from slipstream.core.types import Request
+from slipstream.core.types import Budget, Request
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.ngram import NGram
 from slipstream.drafters.none import NoDrafter
@@ -30,7 +31,7 @@ from slipstream.models.run.gpu.modules import record
 from slipstream.models.run.gpu.passes import GpuPasses
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.plan.config import AdaptiveConfig
-from slipstream.plan.policy import Adaptive
+from slipstream.plan.policy import Adaptive, Fixed
 from tiny import VOCAB, build
 
 SHALLOW = AdaptiveConfig(max_depth=4)
@@ -90,6 +91,7 @@ def decoded(
     kind: str = "llama",
     ids: list[int] | None = IDS,
     prompt_logprobs: int | None = None,
+    policy: Policy | None = None,
 ) -> tuple[list[Job], int]:
     model = build(kind, **LAYERS).to(DEVICE)
     target = TorchModel(model)
@@ -105,14 +107,16 @@ def decoded(
         target,
         parts.__getitem__,
         lambda name: rules.get(name)(),
-        Adaptive(SHALLOW),
+        policy or Adaptive(SHALLOW),
         Limits(),
         runner=runner,
     )
     jobs, rng = [], random.Random(1)
     for n, (length, tokens) in enumerate(PROMPTS):
         prompt = [rng.randrange(VOCAB) for _ in range(length)] * (2 if plan.drafter == "ngram" else 1)
-        request, own = Request(prompt, replace(how, seed=n), tokens), replace(plan, depth=max(0, plan.depth - n))
+        request, own = Request(prompt, replace(how, seed=n), tokens), plan
+        if plan.depth is not None:
+            own = replace(plan, depth=max(0, plan.depth - n))
         jobs.append(Job(request, own, prompt_logprobs=prompt_logprobs))
         batch.check(jobs[-1])
         batch.add(jobs[-1])
@@ -144,6 +148,37 @@ def test_captured_cycles_say_what_the_others_say(drafter, rule, depth, how):
     mine, cycles = outputs(fast=True, plan=plan, how=how)
     assert mine == wanted
     assert cycles, "no cycle was a whole one"
+
+
+class LateDrafts(Fixed):
+    """Captured cycles draft two tokens from the third token on. `drafts` holds what was drafted after which text."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.drafts: dict[tuple[int, ...], list[int]] = {}
+
+    def choose(self, rows, menu, ready=None):
+        return Budget(2 if rows[0].emitted > 1 else 0)
+
+    def observe(self, rows, draft, verdict):
+        for (r, _), token in zip(draft.tree.lists, draft.token.tolist(), strict=True):
+            self.drafts.setdefault(tuple(rows[r].tokens), []).append(token)
+
+    def observe_captured(self, rows, results):
+        self.drafts |= {tuple(row.tokens): result.tokens for row, result in zip(rows, results, strict=True)}
+
+
+def test_a_head_reads_what_it_missed_before_it_drafts_again():
+    """Cycles without drafts leave the head's cache as it is. It drafts afterwards as if it had read every token."""
+    plan = DecodingPlan("eagle", "greedy", None)
+    ordinary, captured = LateDrafts(), LateDrafts()
+    wanted, _ = decoded(False, plan, Sampling(0), policy=ordinary)
+    jobs, cycles = decoded(True, plan, Sampling(0), policy=captured)
+    assert [job.row.output for job in jobs] == [job.row.output for job in wanted]
+    assert cycles
+    same = [text for text, tokens in captured.drafts.items() if tokens and text in ordinary.drafts]
+    assert same
+    assert [captured.drafts[text] for text in same] == [ordinary.drafts[text] for text in same]
 
 
 @pytest.mark.slow
@@ -200,10 +235,8 @@ def test_a_draft_model_with_the_whole_vocabulary():
     assert outputs(True, plan, Sampling(0.7), ids=None)[0] == wanted
 
 
-OTHERS = ["gemma2", *(["gpt_oss"] if DEVICE == "cpu" else [])]
-
-
-@pytest.mark.parametrize("kind", ["gpt2", *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gpt2", "gemma2", *(["gpt_oss"] if DEVICE == "cpu" else [])])
 def test_modules_of_other_kinds_run_whole_cycles(kind):
     """Windows, capped scores and sinks among them."""
     plan = DecodingPlan("eagle", "block", 2)
@@ -256,6 +289,7 @@ class Letters:
         return ""
 
 
+@pytest.mark.slow
 def test_everyone_is_told_all_of_it_in_order_however_a_row_ends():
     """What the device emitted is told while it works on the next cycle: nothing is lost where there is none."""
     target = TorchModel(build("llama", **LAYERS).to(DEVICE))

@@ -76,6 +76,7 @@ def test_what_cannot_be_recorded_runs_as_it_is():
 
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler
+@pytest.mark.slow
 def test_parts_that_are_compiled_say_the_same_and_are_given_back():
     bench = Bench.of("gemma2", device=DEVICE)
     own = bench.model.anatomy.layers[0].mlp.forward

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from slipstream.core.interfaces import Drafter, Policy, Verifier
-from slipstream.core.types import Row
+from slipstream.core.types import Budget, Row
 from slipstream.engines.job import Job
 from slipstream.engines.native.groups import limited
 from slipstream.engines.native.publisher import ChunkPublisher
@@ -98,9 +98,11 @@ class CapturedRows:
         with self._giving_up():
             if not self._choose(jobs):
                 return False
-            budget = limited(jobs, rule, drafter, self._context)
+            rows = [job.row for job in jobs]
             plain = self.fresh if drafter.needs.features else ()  # heads begin after the first token, on either path
-            rows, goals = [job.row for job in jobs], [job.budget for job in jobs]
+            first = all(row in plain for row in rows)  # nobody drafts: first tokens do not wait for the head
+            goals = [Budget(0)] * len(jobs) if first else [job.budget for job in jobs]
+            budget = goals if first else limited(jobs, rule, drafter, self._context)
             by_policy = all(job.plan.depth is None for job in jobs)
             self._flight = runner.launch(rows, budget, goals, drafter, rule.device_rule, by_policy, plain)
         self._jobs = jobs
@@ -124,6 +126,8 @@ class CapturedRows:
         if runner is None or flight is None or not flight.cycle.repeats:
             return False
         live = [job for job in self._jobs if not job.done]
+        if not flight.size.depth and any(job.budget.depth for job in live):  # it drafted nothing for once
+            return False
         before, following = [job.budget for job in live], None
         with self._giving_up():
             if not self._choose(live) or before != [job.budget for job in live]:

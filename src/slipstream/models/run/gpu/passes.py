@@ -29,8 +29,9 @@ from slipstream.models.cache.tensors import KVCache
 
 Where = tuple[Int[Tensor, " tokens"], Int[Tensor, " tokens"]]
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 128)  # tokens of captured passes
-LARGER = [step * n for step in (32, 64, 128, 256) for n in range(5, 9)]  # 160 to 2048 tokens, for small models
+LARGER = [step * n for step in (32, 64, 128, 256, 512, 1024) for n in range(5, 9)]  # 160 to 8192, for small models
 MANY = 8  # captured passes of the sizes in LARGER, at most
+SCRATCH = 1 << 17  # tokens times parts of the cache of a captured pass, at most: it keeps its buffers
 EVEN = 16  # passes that are not captured have room for a multiple of this many tokens
 ONCE = 1  # uncaptured runs of a size before it is captured
 WORK = 1.2e12  # weights times tokens above which a pass runs longer than the host takes to launch it
@@ -94,7 +95,11 @@ class GpuPasses(ABC):
     def supports(self, pieces: Sequence[RowSlice]) -> bool:
         """Whether every branch is narrow enough for the visibility bits."""
         reach = (
-            seen[-1] - limit for p in pieces for seen, limit in zip(p.line.seen, p.line.limit, strict=True) if seen
+            seen[-1] - limit
+            for piece in pieces
+            if piece.line.branched
+            for seen, limit in zip(piece.line.seen, piece.line.limit, strict=True)
+            if seen
         )
         return max(reach, default=0) < 64 * WORDS
 
@@ -117,7 +122,7 @@ class GpuPasses(ABC):
         held = self.held(cache)
         tokens, slots = sum(map(len, pieces)), 0 if kept is None else len(kept)
         size, room = size_of(tokens, self.largest), size_of(slots) if slots else 0
-        parts, tree = parts_of(used), any(any(p.line.seen) for p in pieces)
+        parts, tree = parts_of(used), any(piece.line.branched for piece in pieces)
         chunk = self.heads.chunk(max(map(len, pieces)), tokens)
         chunks = _chunks(sum(-(-len(piece) // chunk) for piece in pieces), size)
         table = table_of(pieces, size, chunk)
@@ -132,7 +137,9 @@ class GpuPasses(ABC):
 
         A capture takes as long as several passes.
         """
-        sized = key[0] <= self.largest and (key[0] <= SIZES[-1] or sum(k[0] > SIZES[-1] for k in self._graphs) < MANY)
+        size, parts = key[0], key[2]
+        few = sum(captured[0] > SIZES[-1] for captured in self._graphs) < MANY and size * parts <= SCRATCH
+        sized = size <= SIZES[-1] or (size <= self.largest and few)
         recorded = sized and self._met[key] >= ONCE
         run = CapturedPass(self, key, held, recorded)
         if recorded:
@@ -245,12 +252,11 @@ def table_of(pieces: Sequence[RowSlice], size: int, chunk: int) -> Int[Tensor, "
     for piece in pieces:
         line, skip = piece.line, piece.skip
         here = slice(offset, offset + len(piece))
-        tokens, _ = zip(*line.entries[skip:], strict=True)
         numbers[0, here], numbers[1, here] = _array(line.position[skip:]), line.row
         numbers[2, here] = np.arange(line.start + skip, line.start + len(line))
         numbers[3, here] = numbers[4, here] = _array(line.limit[skip:])
-        numbers[-1, here] = tokens
-        for i in range(skip, len(line)) if any(line.seen) else ():
+        numbers[-1, here] = line.token[skip:]
+        for i in range(skip, len(line)) if line.branched else ():
             for place in line.seen[i]:
                 word, bit = divmod(place - line.limit[i], 64)
                 words.append((offset + i - skip, word, bit))
