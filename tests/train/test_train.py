@@ -18,8 +18,8 @@ from slipstream.core.sampling import Sampling
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.train.batch_decode import generate_answers
 from slipstream.train.corpus import Corpus, collect, shards
-from slipstream.train.eagle import EagleMethod, attend
 from slipstream.train.loop import Schedule
+from slipstream.train.methods.eagle import EagleMethod, attend
 from slipstream.train.options import EagleTrainOptions
 from slipstream.train.prompts import TrainingPrompt, read_prompts, split
 from slipstream.train.report import summary
@@ -111,9 +111,12 @@ def test_every_sample_is_in_an_epoch_once_and_batches_keep_to_their_size(teacher
         assert batch.supervised[row].nonzero()[:, 0].tolist() == list(range(prompt - 1, length - 1))
 
 
-@pytest.mark.parametrize("method", ["eagle", "draft_model"])
+@pytest.mark.parametrize(
+    "method", ["eagle", "draft_model", pytest.param("medusa", marks=pytest.mark.slow), "mlp", "prophet"]
+)
 def test_it_learns_and_its_greedy_tau_is_what_decoding_shows(method, folder, tmp_path):
-    options = SMALL | ({"layers": "1"} if method == "draft_model" else {})
+    sizes = {"draft_model": {"layers": "1"}, "mlp": {"inner": 48}, "prophet": {"intermediate": 48, "window": 6}}
+    options = SMALL | {"answers": folder / "answers"} | sizes.get(method, {})
     outcome = train(method, str(folder), [folder / "prompts.jsonl"], tmp_path / "out", options, device="cpu")
     journal = [json.loads(line) for line in (tmp_path / "out/work/journal.jsonl").read_text().splitlines()]
     losses = [entry["loss"] for entry in journal if "loss" in entry]
@@ -197,6 +200,22 @@ def test_the_verb_writes_a_card_and_curves(folder, tmp_path):
 def test_bad_options_are_refused_by_name(options, said, folder, tmp_path):
     with pytest.raises(ValueError, match=said):
         train("eagle", str(folder), [folder / "prompts.jsonl"], tmp_path, SMALL | options, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "said"),
+    [
+        ("medusa", {"heads": 0}, "heads is 0; it must be 1 or more"),
+        ("medusa", {"inner": 3}, "medusa has no option 'inner'; it takes features, heads, decay, blocks, steps"),
+        ("mlp", {"inner": 0}, "inner is 0; it must be 1 or more"),
+        ("mlp", {"decay": 0}, "decay is 0.0; it must be above 0 and at most 1"),
+        ("prophet", {"projection": "cubic"}, "projection is 'cubic'; it must be transformer or linear"),
+        ("prophet", {"features": "2"}, "features names layer 2; the target has layers 0 to 1"),
+    ],
+)
+def test_bad_options_of_heads_are_refused_by_name(method, options, said, folder, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        train(method, str(folder), [folder / "prompts.jsonl"], tmp_path, SMALL | options, device="cpu")
 
 
 @pytest.mark.parametrize(

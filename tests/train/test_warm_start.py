@@ -19,13 +19,22 @@ from slipstream.drafters.files.draft_folder import load_draft
 from slipstream.drafters.files.shipped import shipped
 from slipstream.models.sources.load import ModelFiles
 from slipstream.train.corpus import SampleBatch, read
-from slipstream.train.eagle import EagleMethod
+from slipstream.train.method import methods
+from slipstream.train.methods.eagle import EagleMethod
 from slipstream.train.options import EagleTrainOptions
 from slipstream.train.run import train
 from slipstream.train.teacher import Teacher
 from slipstream.train.warm_start import find_trained
 
 SMALL = {"steps": 6, "tokens": 512, "rate": 0.01, "vocab": 9, "answer": 12, "prompt": 32, "rows": 64}
+SIZES = {
+    "eagle": {"features": "0,1", "intermediate": 40},
+    "draft_model": {"layers": "1"},
+    "medusa": {"heads": 3, "blocks": 1},
+    "mlp": {"features": "0,1", "inner": 40},
+    "prophet": {"window": 5, "intermediate": 40},
+}
+HEADS = ["medusa", "mlp", "prophet"]
 ODD = torch.arange(0, 18, 2)  # tokens no count of words would choose
 
 
@@ -45,7 +54,7 @@ def begun(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     """A trained folder of each method. What a training would find out by itself is then exchanged for something odd:
     the draft vocabulary, and how large the target's states are said to be."""
     folders = {}
-    for method, more in (("eagle", {"features": "0,1", "intermediate": 40}), ("draft_model", {"layers": "1"})):
+    for method, more in SIZES.items():
         folders[method] = tmp_path_factory.mktemp(method)
         run(method, target, folders[method], **more)
         odd = {"scale": torch.tensor([0.3, 0.9])} if method == "eagle" else {}
@@ -81,12 +90,21 @@ def loss_of(method: str, folder: Path, batch: SampleBatch) -> float:
         student = EagleMethod(teacher, ids, EagleTrainOptions(features="0,1", intermediate=40))
         student.net = net
         return float(student.loss(batch, teacher.read(batch, student.layers)))
+    if method in HEADS:
+        _, weights, ids = stored.read(folder, method)
+        kind = methods.get(method)
+        student = kind(teacher, ids, kind.options(**SIZES[method]))
+        student.net.requires_grad_(False).load_state_dict({name: weight.float() for name, weight in weights.items()})
+        return float(student.loss(batch, teacher.read(batch, student.layers)))
     model, ids = load_draft(folder, teacher.model, output, teacher.model.config)
     probs = teacher.log_probs(teacher.read(batch).last[batch.supervised], ids).exp()
     return float(functional.cross_entropy(model(batch.tokens).logits[batch.supervised], probs))
 
 
-@pytest.mark.parametrize(("method", "precision"), [("eagle", "int8"), ("eagle", "bf16"), ("draft_model", "int8")])
+@pytest.mark.parametrize(
+    ("method", "precision"),
+    [("eagle", "int8"), ("eagle", "bf16"), ("draft_model", "int8"), *((method, "int8") for method in HEADS)],
+)
 def test_its_first_loss_is_that_of_the_folder_and_its_tokens_are_too(method, precision, begun, target, tmp_path):
     folder = rewrite(begun[method], tmp_path / "from", method, precision)
     run(method, target, tmp_path, start=str(folder), steps=1)
@@ -142,6 +160,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_answered(more, said, ta
         ("eagle", {"heads": 2}, "heads is 2 there and 4 here"),
         ("eagle", {"rope_theta": 500.0}, "rope_theta is 500.0 there and 10000.0 here"),
         ("eagle", {"intermediate": 41}, r"down.weight is \(32, 40\) there and \(32, 41\) here"),
+        ("prophet", {"head_dim": 4}, "head_dim is 4 there and 8 here"),
         ("draft_model", {"layers": "0,1"}, r"layers.1.* is absent there and \(32,\) here"),
         ("draft_model", {"weights": {"norm.weight": torch.ones(3)}}, r"norm.weight is \(3,\) there and \(32,\) here"),
     ],

@@ -67,7 +67,10 @@ class Method(ABC):
 methods: Registry[Method] = Registry(
     "method",
     {
-        "eagle": "slipstream.train.eagle:EagleMethod",
-        "draft_model": "slipstream.train.distill:DraftModelMethod",
+        "eagle": "slipstream.train.methods.eagle:EagleMethod",
+        "draft_model": "slipstream.train.methods.draft_model:DraftModelMethod",
+        "medusa": "slipstream.train.methods.heads:MedusaMethod",
+        "mlp": "slipstream.train.methods.heads:MlpMethod",
+        "prophet": "slipstream.train.methods.heads:ProphetMethod",
     },
 )

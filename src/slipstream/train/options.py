@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 
@@ -28,6 +28,11 @@ class CommonOptions:
     precision: str = _option("int8", "type of the stored weights: int8 or bf16")
     start: str = _option(
         "", "trained drafter to start from: a folder, a shipped drafter or the method's name", "new weights"
+    )
+    answers: str = _option(
+        "",
+        "where the answers are stored: the folder of another training, or a new one to share",
+        "in the output folder",
     )
 
     def __post_init__(self) -> None:
@@ -81,14 +86,64 @@ class DraftModelTrainOptions:
     layers: str = _option("", "layers of the target that are kept, such as 0,1,28,29", "the first two and the last two")
 
 
+@dataclass(frozen=True)
+class HeadsTrainOptions:
+    """Options of the methods `medusa`, `mlp` and `prophet`."""
+
+    features: str = _option("", "layers of the target whose hidden states are read, such as 3,16,29", "the last")
+    heads: int = _option(5, "heads: the most tokens of a draft")
+    decay: float = _option(0.8, "head j has the weight decay^j in the loss")
+
+    def __post_init__(self) -> None:
+        for option in fields(self):
+            if option.type == "int" and getattr(self, option.name) < 1:
+                raise ValueError(f"{option.name} is {getattr(self, option.name)}; it must be 1 or more")
+        if not 0 < self.decay <= 1:
+            raise ValueError(f"decay is {self.decay}; it must be above 0 and at most 1")
+
+
+@dataclass(frozen=True)
+class MedusaTrainOptions(HeadsTrainOptions):
+    """Options of the method `medusa`."""
+
+    blocks: int = _option(2, "residual blocks of a head")
+
+
+@dataclass(frozen=True)
+class MlpTrainOptions(HeadsTrainOptions):
+    """Options of the method `mlp`."""
+
+    inner: int = _option(1024, "width of the state")
+
+
+@dataclass(frozen=True)
+class ProphetTrainOptions(HeadsTrainOptions):
+    """Options of the method `prophet`."""
+
+    projection: str = _option("transformer", "transformer, or linear: one matrix for each head, the plain baseline")
+    window: int = _option(16, "positions that the transformer layer attends to")
+    intermediate: int = _option(512, "width of its feed-forward part")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.projection not in ("transformer", "linear"):
+            raise ValueError(f"projection is {self.projection!r}; it must be transformer or linear")
+
+
 GROUPS: dict[str, type] = {
     "every method": CommonOptions,
     "eagle": EagleTrainOptions,
     "draft_model": DraftModelTrainOptions,
+    "medusa, mlp and prophet": HeadsTrainOptions,
+    "medusa": MedusaTrainOptions,
+    "mlp": MlpTrainOptions,
+    "prophet": ProphetTrainOptions,
 }
 
 
 def describe(kind: type) -> Iterator[tuple[str, str, str]]:
-    """Name, help and default of every option."""
+    """Name, help and default of every option that a class adds to those of its base."""
+    inherited = {option.name for base in kind.__bases__ if is_dataclass(base) for option in fields(base)}
     for option in fields(kind):
-        yield option.name, option.metadata["help"], option.metadata["default"]
+        if option.name not in inherited:
+            yield option.name, option.metadata["help"], option.metadata["default"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,21 +14,16 @@ from slipstream.core.array_types import Int, Tensor
 from slipstream.models.sources.catalog import load_model, load_text, resolve
 from slipstream.models.sources.load import ModelFiles
 from slipstream.models.weights.precision import choose_device
-from slipstream.train.batch_decode import generate_answers
-from slipstream.train.corpus import Corpus, collect, shards
+from slipstream.train.answers import Progress, answer_folder, collect_answers
+from slipstream.train.corpus import Corpus
 from slipstream.train.loop import Schedule, TrainingLoop
 from slipstream.train.method import Method, methods
 from slipstream.train.options import CommonOptions
-from slipstream.train.prompts import TrainingPrompt, fingerprint, read_prompts, split
-from slipstream.train.settings import check_resume, parse_options
+from slipstream.train.prompts import TrainingPrompt, fingerprint, read_prompts
+from slipstream.train.settings import check_answers, check_resume, parse_options
 from slipstream.train.tau import Sums
 from slipstream.train.teacher import Teacher
 from slipstream.train.warm_start import TrainedDrafter, find_trained
-
-HELD_OUT = 0.05  # share of the prompts
-
-Progress = Callable[[str, int, int, dict[str, Any]], None]
-"""Called with the phase, the count done, the total, and new figures."""
 
 
 @dataclass(frozen=True)
@@ -75,18 +70,17 @@ def train(
         common, own = parse_options(kind, start.with_sizes(options, kind))
     prompts = read_prompts(data, text, common.prompt)
     work = folder / "work"
-    check_resume(work, _identity(method, target, common, own, start, prompts))
+    answers, identity = answer_folder(common.answers, work), _identity(method, target, common, own, start, prompts)
+    if answers != work:
+        check_answers(answers, identity)
+    check_resume(work, identity)
     place = choose_device(device)
     dtype = "bfloat16" if place.startswith("cuda") else "float32"
     teacher = Teacher(load_model(target, dtype, place))
     # a drafter that does not fit is refused before any answer is generated
     student = _warm_started(kind, teacher, own, start) if start else None
     ends = frozenset(end for end in text.ends if end < len(teacher.output))
-    phases = zip(("answers", "held"), split(prompts, HELD_OUT), strict=True)
-    corpus, held = (
-        _answers(work / name, share, teacher, ends, common, common.seed + n, on_progress)
-        for n, (name, share) in enumerate(phases)
-    )
+    corpus, held = collect_answers(answers, prompts, teacher, ends, common, on_progress)
     student = student or _fresh(kind, teacher, own, common, corpus)
     loop = _train(student, teacher, common, work, corpus, held, until, on_progress)
     outcome = TrainingResult(
@@ -138,30 +132,6 @@ def _train(
     return loop
 
 
-PHASES = {"answers": "answers to train on", "held": "held-out answers"}
-
-
-def _answers(
-    folder: Path,
-    prompts: Sequence[TrainingPrompt],
-    teacher: Teacher,
-    ends: frozenset[int],
-    common: CommonOptions,
-    seed: int,
-    on_progress: Progress,
-) -> Corpus:
-    """The target's answers to the prompts, read from disk as far as they exist."""
-    rows = common.rows or (8192 if teacher.device.type == "cuda" else 16)
-    work = shards(prompts, common.temperature_list, rows, seed)
-    total = sum(len(shard.prompts) for shard in work)
-
-    def answer(batch: Sequence[TrainingPrompt], temperatures: Sequence[float], noise: int) -> list[list[int]]:
-        tokens = [prompt.tokens for prompt in batch]
-        return generate_answers(teacher.model, teacher.anatomy, tokens, temperatures, ends, common.answer, noise)
-
-    return collect(folder, work, answer, lambda done: on_progress(PHASES[folder.name], done, total, {}))
-
-
 def frequent(corpus: Corpus, count: int, vocab: int) -> Int[Tensor, " draft_vocab"]:
     """The tokens that the target emits most often, in the order of their ids."""
     position = torch.arange(len(corpus.tokens)) - corpus.offset[:-1].repeat_interleave(corpus.lengths)
@@ -177,6 +147,13 @@ def _weights_read(teacher: Teacher) -> int:
     return int(sum(sizes.values()) - (0 if tied else teacher.embedding.weight.numel()))
 
 
+def _settings(common: CommonOptions, own: Any) -> dict[str, Any]:
+    """All options but the folder of the answers, which changes nothing about them."""
+    options = asdict(common) | asdict(own)
+    del options["answers"]
+    return options
+
+
 def _identity(
     method: str,
     target: ModelFiles,
@@ -189,8 +166,7 @@ def _identity(
     return {
         "method": method,
         "model": target.sha256 or target.name,
-        **asdict(common),
-        **asdict(own),
+        **_settings(common, own),
         "start": start.sha256 if start else None,
         "prompts": fingerprint(prompts),
     }
@@ -209,7 +185,7 @@ def _about(
     return {
         "target": target.name,
         "target_sha256": target.sha256,
-        "training": asdict(common) | asdict(own) | {"data": [path.name for path in data]} | began,
+        "training": _settings(common, own) | {"data": [path.name for path in data]} | began,
         "answered_tokens": outcome.answer_tokens,
         "tau": {
             task: {

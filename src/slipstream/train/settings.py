@@ -29,14 +29,32 @@ def parse_options(method: Any, options: Mapping[str, Any]) -> tuple[CommonOption
     return CommonOptions(**common_values), method.options(**own_values)
 
 
+ANSWER_SETTINGS = ("model", "prompts", "answer", "temperatures", "rows", "seed")  # that decide the target's answers
+
+
 def check_resume(work: Path, settings: dict[str, Any]) -> None:
     """Write the settings into the working folder. ValueError if it holds a training with other settings."""
-    path = work / "settings.json"
-    if path.exists():
-        began = json.loads(path.read_text())
-        changed = sorted(key for key in settings.keys() | began.keys() if settings.get(key) != began.get(key))
-        if changed:
-            names = ", ".join(f"{key} was {began.get(key)!r}" for key in changed)
-            raise ValueError(f"{work.parent} holds a training with other settings ({names}); name a new folder")
-    work.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(settings, indent=2))
+    if changed := _compared(work, settings, every=True):
+        raise ValueError(f"{work.parent} holds a training with other settings ({changed}); name a new folder")
+
+
+def check_answers(folder: Path, settings: dict[str, Any]) -> None:
+    """Write the settings of the answers into their folder. ValueError if it holds answers with other settings.
+
+    The folder may be the working folder of another training, which holds more settings."""
+    if changed := _compared(folder, {name: settings[name] for name in ANSWER_SETTINGS}, every=False):
+        raise ValueError(f"{folder} holds answers with other settings ({changed}); use those or name a new folder")
+
+
+def _compared(folder: Path, settings: dict[str, Any], every: bool) -> str:
+    """The stored settings that differ, as text. If none are stored, these are written.
+
+    `every`: whether stored settings must not have other names."""
+    path = folder / "settings.json"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(settings, indent=2))
+    stored = json.loads(path.read_text())
+    names = settings.keys() | stored.keys() if every else settings.keys()
+    changed = sorted(name for name in names if settings.get(name) != stored.get(name))
+    return ", ".join(f"{name} was {stored.get(name)!r}" for name in changed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections import defaultdict
 from dataclasses import replace
 from itertools import product
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from automaton import automaton
-from heads import eagle, layer_output, reference, rounded
+from heads import eagle, layer_output, rounded
 from slipstream.audit.real import RealPair, plan_real
 from slipstream.audit.tables.enumeration import outcomes
 from slipstream.core.loop import decode
@@ -32,66 +31,9 @@ from slipstream.kernels.cpu.draft import CandidateMode
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.plan.policy import Fixed
 from tiny import VOCAB, build
+from watched import SOME, Turns, Watched
 
-SOME = sorted(random.Random(1).sample(range(VOCAB), 40))
 SMALL = {"vocab_size": 3, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
-
-
-class Watched:
-    """A tiny target beside an untouched copy, and an eagle every law of which is compared as it drafts: in float64, or
-    in float32, where the kernels for few rows run."""
-
-    def __init__(self, kind="llama", dtype=torch.float64, seed=0, **options):
-        self.plain = build(kind).to(dtype)
-        self.close = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float64 else {"rtol": 1e-3, "atol": 1e-4}
-        self.target = TorchModel(copy.deepcopy(self.plain), **options)
-        self.drafter = eagle(self.target, SOME)
-        self.rng, self.compared = random.Random(seed), 0
-        self._propose, self.drafter.propose = self.drafter.propose, self.propose
-
-    def propose(self, rows, budget, noise):
-        draft = self._propose(rows, budget, noise)
-        paths, before, laws = [], defaultdict(list), draft.law.dense().double()
-        for i, ((r, parent), token) in enumerate(zip(draft.tree.lists, draft.token.tolist(), strict=True)):
-            path = [] if parent < 0 else paths[parent]
-            paths.append([*path, token])
-            expected = self.law(rows[r], path, before[r, parent] if draft.siblings is Siblings.DISTINCT else [])
-            before[r, parent].append(token)
-            if draft.siblings is Siblings.CHOSEN:
-                assert token in expected.topk(len(before[r, parent])).indices
-            else:
-                torch.testing.assert_close(laws[i], expected, **self.close)
-            self.compared += 1
-        self.drafter.slots.check_integrity()
-        return draft
-
-    def law(self, row, path, taken):
-        logits = torch.full((VOCAB,), -torch.inf, dtype=torch.float64)
-        logits[self.drafter.vocabulary.ids] = reference(self.plain, self.drafter, row, path).double()
-        logits[taken] = -torch.inf
-        return (logits / row.request.sampling.temperature).softmax(-1)
-
-    def text(self, length):
-        return [self.rng.randrange(VOCAB) for _ in range(length)]
-
-    def rows(self, *lengths, max_tokens=10):
-        return [Row(Request(self.text(n), Sampling(1.5, seed=n), max_tokens)) for n in lengths]
-
-    def decode(self, rows, rule="token", policy=None):
-        for _ in decode(rows, self.target, self.drafter, rules.get(rule)(), policy or Fixed(3)):
-            self.target.check_integrity()
-
-
-class Turns(Fixed):
-    """Another budget in every cycle and for every row."""
-
-    def __init__(self, *budgets):
-        super().__init__(0)
-        self.budgets, self.turn = budgets, 0
-
-    def budget(self, rows):
-        self.turn += 1
-        return [self.budgets[(self.turn + r) % len(self.budgets)] for r in range(len(rows))]
 
 
 @pytest.mark.parametrize(

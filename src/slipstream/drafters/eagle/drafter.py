@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,12 +26,13 @@ from slipstream.drafters.eagle.cache import HeadCache
 from slipstream.drafters.eagle.cpu_draft import draft_in_one_call
 from slipstream.drafters.eagle.folder import load_head
 from slipstream.drafters.eagle.network import EagleNet
-from slipstream.drafters.files.shipped import shipped, shipped_for
+from slipstream.drafters.files.net_folder import trained_folder
 from slipstream.drafters.grow import NextLaw, grow
 from slipstream.drafters.none import empty_draft
+from slipstream.drafters.slot_states import SlotStates
 from slipstream.drafters.vocabulary import DraftVocabulary
 from slipstream.models.cache.packing import Entry
-from slipstream.models.weights.linears import pack_linears, products, row_bits
+from slipstream.models.weights.linears import pack_as_target
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,10 @@ class Eagle(Drafter):
     @classmethod
     def build(cls, target: TargetModel, options: EagleOptions) -> Eagle:
         """Load a trained head from its folder."""
-        embedding, model = target.embedding, target.model.model
-        net, draft_ids = load_head(_head_folder(target, options), embedding, target.output)
-        if embedding.is_cpu and embedding.dtype == torch.float32:
-            integers = products(model) is not None
-            pack_linears(net, integers=integers, rounded=integers, row_bits=row_bits(model))
-        return cls(net, draft_ids, embedding, target.features, target.vocab)
+        folder = trained_folder("eagle", target, options.model)
+        net, draft_ids = load_head(folder, target.embedding, target.output)
+        pack_as_target(net, target.model.model)
+        return cls(net, draft_ids, target.embedding, target.features, target.vocab)
 
     def open(self, rows: Sequence[Row]) -> None:
         self.slots.open(rows)
@@ -111,24 +109,11 @@ class Eagle(Drafter):
         self.slots.catch_up(rows)
 
 
-def _head_folder(target: TargetModel, options: EagleOptions) -> Path:
-    if options.model is not None:
-        return shipped().get(options.model, Path(options.model))
-    folder = shipped_for("eagle", target.files.name, target.files.sha256)
-    if folder is None:
-        raise ValueError(
-            f"no eagle head is shipped for {target.files.name}; `slipstream train eagle` makes one for -d FOLDER"
-        )
-    return folder
-
-
 class HeadDraft:
     """One draft while it grows: the head's state at each slot, and the nodes that the head has run."""
 
     def __init__(self, slots: HeadCache, rows: Sequence[Row]) -> None:
-        self._slots, self._rows = slots, rows
-        self._states: list[Float[Tensor, "level hidden"]] = []  # by level
-        self._index: dict[int, int] = {}  # slot -> index of its state in the concatenated levels
+        self._slots, self._rows, self._states = slots, rows, SlotStates()
         self._run: list[list[Entry]] = [[] for _ in rows]  # nodes of each row, in the order in which they ran
         self._number: list[int] = []  # index of each node within its row, in that order
 
@@ -142,8 +127,7 @@ class HeadDraft:
             state = self._slots.end_states([self._rows[slot] for slot in slots])
         else:
             state = self._step(nodes[len(self._number) :], token[len(self._number) :])
-        self._index |= {slot: len(self._index) + n for n, slot in enumerate(slots)}
-        self._states.append(state)
+        self._states.add(slots, state)
         return state
 
     def _step(self, new: Sequence[tuple[int, int]], tokens: Sequence[int]) -> Float[Tensor, "new hidden"]:
@@ -153,13 +137,6 @@ class HeadDraft:
         for (r, parent), token in zip(new, tokens, strict=True):
             self._number.append(len(self._run[r]))
             self._run[r].append((token, self._number[parent] if parent >= 0 else -1))
-        before = self._at([r if parent < 0 else parent + len(self._rows) for r, parent in new])
+        before = self._states.before(new, len(self._rows))
         rows, run = [self._rows[r] for r in active], [self._run[r] for r in active]
         return self._slots.step(rows, run, skip, before)
-
-    def _at(self, slots: Sequence[int]) -> Float[Tensor, "slots hidden"]:
-        """The states at these slots. In a chain these are all states of the last level, which are returned as is."""
-        indices, last = [self._index[slot] for slot in slots], self._states[-1]
-        if indices == list(range(len(self._index) - len(last), len(self._index))):
-            return last
-        return torch.cat(self._states)[torch.tensor(indices, device=last.device)]

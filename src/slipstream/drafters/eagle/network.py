@@ -13,18 +13,18 @@ cache, training to several roll-outs at once.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from slipstream.core.array_types import Float, Int, Tensor
+from slipstream.drafters.files.net_folder import StoredConfig
 
 
 @dataclass(frozen=True)
-class EagleConfig:
+class EagleConfig(StoredConfig):
     """The sizes of a head."""
 
     hidden: int
@@ -37,19 +37,6 @@ class EagleConfig:
     rope_theta: float = 10000.0
     eps: float = 1e-5
     own_output: bool = False  # whether the head has its own output rows, which are stored with it
-
-    @staticmethod
-    def of(values: dict[str, Any]) -> EagleConfig:
-        """Read a config from a folder's JSON. Other keys are ignored."""
-        names = {f.name for f in fields(EagleConfig)}
-        missing = names - {"rope_theta", "eps", "own_output"} - values.keys()
-        if missing:
-            raise ValueError(f"the head's config lacks {', '.join(sorted(missing))}")
-        own = {key: value for key, value in values.items() if key in names}
-        return EagleConfig(**own | {"features": tuple(own["features"])})
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"features": list(self.features)}
 
 
 class RMSNorm(nn.Module):

@@ -67,7 +67,8 @@ def read(folder: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor], In
         raise ValueError(f"{folder} holds no {kind} drafter: its {CONFIG} must say {KIND!r}: {kind!r}")
     tensors = _read(folder / WEIGHTS, config.get("sha256"))
     ids = tensors.pop(IDS, torch.zeros(0)).long()
-    weights = {name: _restored(name, weight, tensors) for name, weight in tensors.items() if not name.endswith(SCALE)}
+    scales = {name for name in tensors if name.removesuffix(SCALE) != name and name.removesuffix(SCALE) in tensors}
+    weights = {name: _restored(name, weight, tensors) for name, weight in tensors.items() if name not in scales}
     return config, weights, ids
 
 

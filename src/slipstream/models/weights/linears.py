@@ -97,6 +97,16 @@ def pack_linears(model: nn.Module, integers: bool = False, rounded: bool = False
     return count
 
 
+def pack_as_target(drafter: nn.Module, target: nn.Module) -> None:
+    """Pack the linear layers of a drafter that runs in float32 on a CPU; in 8 bits if those of the target are integers.
+
+    The weights of the drafter must have the type of the target's."""
+    weight = next(drafter.parameters())
+    if weight.is_cpu and weight.dtype == torch.float32:
+        integers = products(target) is not None
+        pack_linears(drafter, integers=integers, rounded=integers, row_bits=row_bits(target))
+
+
 def places(model: nn.Module) -> dict[nn.Module, Homes]:
     """The plain linear layers of a model on the CPU, with the parents of each."""
     homes_by_layer: dict[nn.Module, Homes] = defaultdict(list)

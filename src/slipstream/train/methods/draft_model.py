@@ -19,6 +19,7 @@ from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.models.run.layers import keep_layers
 from slipstream.train.corpus import SampleBatch
 from slipstream.train.method import Guess, Method
+from slipstream.train.methods.rollout import AnswerScores
 from slipstream.train.options import DraftModelTrainOptions
 from slipstream.train.teacher import Teacher, TeacherOutput
 
@@ -36,8 +37,7 @@ class DraftModelMethod(Method):
         self.kept = options.layers or ",".join(str(i) for i in sorted({0, min(1, last), max(0, last - 1), last}))
         self.net = student(teacher.model, self.kept).float().to(teacher.device)
         self._output = teacher.output[self.ids].float()
-        self._slot = torch.full((teacher.output.shape[0],), -1, device=teacher.device)
-        self._slot[self.ids] = torch.arange(len(ids), device=teacher.device)
+        self._scores = AnswerScores(self.ids, len(teacher.output))
 
     def _states(self, batch: SampleBatch) -> Float[Tensor, "rows length hidden"]:
         embedding = functional.embedding(batch.tokens, self.teacher.embedding.weight).float()
@@ -55,12 +55,10 @@ class DraftModelMethod(Method):
         """A draft model reads only true tokens here, so one pass gives its guesses at every depth."""
         supervised, length = batch.supervised, batch.tokens.shape[1]
         logits = functional.linear(self._states(batch)[supervised], self._output).float()
-        slot = self._slot[batch.tokens.roll(-1, 1)[supervised]]
+        token = batch.tokens.roll(-1, 1)[supervised]
         right = torch.zeros_like(supervised)
         log_prob = torch.full(right.shape, -torch.inf, device=right.device)
-        right[supervised] = logits.argmax(-1) == slot
-        own = logits.log_softmax(-1).gather(1, slot.clamp(min=0)[:, None])[:, 0]
-        log_prob[supervised] = torch.where(slot >= 0, own, -torch.inf)
+        right[supervised], log_prob[supervised] = self._scores(logits, token)
         base = torch.arange(length - 1, device=right.device).expand(len(right), -1)
         first, last = batch.prompt_length[:, None] - 2, batch.length[:, None] - 2
         guesses = []
