@@ -22,9 +22,11 @@ from slipstream.drafters.build import build_drafter
 from slipstream.drafters.table import TableDrafter
 from slipstream.models.run.table_model import Table
 from slipstream.plan.policy import Fixed
+from state_heads import heads_on_table
 
 PAIR = Pair.random(1)
-WEIGHTS = {"table": TableDrafter, "eagle": on_table}  # how drafters are made here that need weights to be built by name
+HEADS = {kind: heads_on_table(kind) for kind in ("medusa", "mlp", "prophet")}
+WEIGHTS = {"table": TableDrafter, "eagle": on_table, **HEADS}  # drafters that need weights to be built by name
 NEEDS_A_MODEL = {"draft_model"}  # its own suite runs it on real architectures
 NAMES = sorted({*drafters.names(), *WEIGHTS} - NEEDS_A_MODEL)  # plugins that are installed are among them
 
@@ -34,7 +36,10 @@ def make(name: str, table: Table) -> Drafter:
     return WEIGHTS[name](table) if name in WEIGHTS else build_drafter(name, TableTarget(table))
 
 
-@pytest.fixture(params=NAMES)
+PARAMS = [pytest.param(name, marks=pytest.mark.slow if name == "prophet" else ()) for name in NAMES]  # medusa is alike
+
+
+@pytest.fixture(params=PARAMS)
 def name(request):
     return request.param
 
@@ -92,7 +97,16 @@ def test_the_same_rows_draft_the_same_alone_and_together(drafter):
         assert alone.token.tolist() == together.token[together.tree.row == r].tolist()
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
+LOOPS = [(name, rule) for name in NAMES for rule in ("token", "block")]
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        pytest.param(*loop, marks=pytest.mark.slow if loop[0] in HEADS and loop != ("mlp", "token") else ())
+        for loop in LOOPS
+    ],
+)
 def test_the_loop_is_exact_with_it(name, rule):
     check = check_cycles("x", Subject(rules.get(rule), drafter=partial(make, name)), PAIR)
     assert check.passed, check.detail

@@ -30,7 +30,10 @@ def options_help() -> str:
 def train(
     method: Annotated[
         str,
-        typer.Argument(help="eagle: a head on the target's hidden states; draft_model: some of the target's layers."),
+        typer.Argument(
+            help="eagle, medusa, mlp or prophet: heads on the target's hidden states; "
+            "draft_model: some of the target's layers."
+        ),
     ],
     data: Annotated[list[Path], typer.Option(help="JSONL prompts, plain or .gz; may be given several times.")],
     out: Annotated[Path, typer.Option(help="A folder for the drafter; an interrupted training resumes there.")],
