@@ -112,10 +112,12 @@ def served(engine: Any, profile: Path | None) -> Iterator[int]:
 
     from slipstream.serve.app import create_app
     from slipstream.serve.config import ServerConfig, ServerLimits
+    from slipstream.serve.connections import timed_protocol
     from slipstream.serve.run import bind
 
     app = create_app(ServerConfig(models=("model",), limits=ServerLimits(max_requests=1024)), lambda name: engine)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+    settings = uvicorn.Config(app, http=timed_protocol(60.0), log_level="warning", access_log=False)
+    server = uvicorn.Server(settings)
     ready = threading.Event()
     app.state.ready = ready.set
     listener = bind("127.0.0.1", 0)

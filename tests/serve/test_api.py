@@ -15,8 +15,13 @@ from live import MODEL, served, status, wait_until
 
 import letters
 from slipstream.core.sampling import Sampling
+from slipstream.core.types import Origin
+from slipstream.engines.base import Chunk, Logprob
+from slipstream.engines.completion import DraftedTree
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.serve.config import ServerConfig, ServerLimits
+from slipstream.serve.openai.answers import Answer
+from slipstream.serve.openai.tool_parser import Said
 from slipstream.serve.run import bind
 
 
@@ -30,6 +35,13 @@ def address() -> Iterator[str]:
 def client(address):
     with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as made:
         yield made
+
+
+class Tokenless:
+    """A text codec that writes tokens as their ids."""
+
+    def decode(self, ids) -> str:
+        return "".join(f"<{token}>" for token in ids)
 
 
 def engine_text(prompt, sampling: Sampling, **options) -> str:
@@ -163,6 +175,66 @@ def test_events_tell_where_tokens_came_from(address):
     assert len(origins) == 16
     assert {"accepted"} <= set(origins) <= {"accepted", "recovered", "bonus", "plain"}
     assert "".join(pieces) == text
+
+
+def test_events_are_the_json_that_their_fields_are():
+    """Events are written by hand, so odd texts in all places are checked."""
+    text = Tokenless()
+    for chat in (True, False):
+        answer = Answer('a "model"\n', text, chat, logprobs=1, token_ids=True)
+        pieces = ('\u2028"\\', "é\x00\U0001f469")
+        entries = tuple(Logprob(token, -0.5, ((token, -0.5),)) for token in (3, 4))
+        origins = (Origin.ACCEPTED, Origin.BONUS)
+        chunk = Chunk(
+            "".join(pieces), (3, 4), origins, entries, "stop", None, pieces, (), DraftedTree((3,), (-1,), (0,))
+        )
+        event = json.loads(answer.event(1, chunk, Said(chunk.text), 5).removeprefix("data: "))
+        (choice,) = event["choices"]
+        assert (event["id"][-32:], event["model"], event["created"]) == (answer.id, answer.model, answer.created)
+        assert (choice["delta"]["content"] if chat else choice["text"]) == chunk.text
+        assert (choice["index"], choice["finish_reason"], choice["token_ids"]) == (1, "stop", [3, 4])
+        assert choice["slipstream"]["pieces"] == list(pieces)
+        assert choice["slipstream"]["origins"] == ["accepted", "bonus"]
+        assert choice["slipstream"]["draft"] == {"tokens": ["<3>"], "parents": [-1], "path": [0]}
+        assert choice["logprobs"] == answer._logprobs([(own.token_id, own) for own in entries], pieces, 5)
+
+
+def test_more_tokens_than_the_context_holds_are_refused(address):
+    def ask(path: str, **body) -> httpx.Response:
+        return httpx.post(f"{address}{path}", json=body)
+
+    chat = {"messages": [{"role": "user", "content": "abc"}]}
+    for answer, name in (
+        (ask("/v1/completions", prompt=["a", "abcde"], max_tokens=156), "max_tokens"),
+        (ask("/v1/chat/completions", **chat, max_tokens=156), "max_tokens"),
+        (ask("/v1/chat/completions", **chat, max_completion_tokens=156), "max_completion_tokens"),
+        (ask("/v1/responses", input="abc", max_output_tokens=156), "max_output_tokens"),
+    ):
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, name)
+        said = f"{name} is 156; the prompt has 5 tokens and the model's context holds 160, so it must be 155 or less"
+        assert error["message"] == said
+    assert ask("/v1/completions", prompt="abcde", max_tokens=155).status_code == 200
+    cut = ask("/v1/completions", prompt="a" * 155, ignore_eos=True).json()  # the default of 16 is cut
+    assert (cut["usage"]["completion_tokens"], cut["choices"][0]["finish_reason"]) == (5, "length")
+    rest = ask("/v1/chat/completions", **chat, ignore_eos=True, temperature=0).json()
+    assert rest["usage"]["total_tokens"] == 160
+
+
+def test_a_writer_that_fails_ends_the_stream_with_an_error(address, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no such letter")
+
+    monkeypatch.setattr(Answer, "event", fail)
+    body = {"prompt": "abc", "max_tokens": 4, "stream": True}
+    *_, error, done = filter(None, httpx.post(f"{address}/v1/completions", json=body).text.split("\n\n"))
+    assert json.loads(error.removeprefix("data: "))["error"] == {
+        "message": "the server failed: RuntimeError('no such letter')",
+        "type": "server_error",
+        "param": None,
+        "code": None,
+    }
+    assert done == "data: [DONE]"
 
 
 @pytest.mark.parametrize(

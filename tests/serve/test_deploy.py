@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import tomllib
 from configparser import RawConfigParser
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import typer
 from live import served
 
 from slipstream.cli.app import app
+from slipstream.cli.output.show import INTERRUPTED
 from slipstream.serve import state
 
 DEPLOY = Path(__file__).parents[2] / "examples" / "deploy"
@@ -73,3 +75,15 @@ def test_the_unit_runs_a_command_that_exists():
     words = shlex.split(unit["Service"]["ExecStart"])
     check([Path(words[0]).name, *words[1:]])
     assert "2" in unit["Service"]["RestartPreventExitStatus"], "a wrong command line is not tried again"
+    assert unit["Service"]["KillSignal"] == "SIGINT"
+    assert unit["Service"]["SuccessExitStatus"] == str(INTERRUPTED), "a unit that was stopped has not failed"
+    extras = tomllib.loads((DEPLOY.parents[1] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for file in ("slipstream.service", "Dockerfile"):
+        (given,) = re.findall(r"(?:slipstream-lm|\.)\[([\w,]+)\]", (DEPLOY / file).read_text())
+        assert {"serve"} <= set(given.split(",")) <= extras.keys()
+
+
+def test_the_image_is_built_from_files_that_are_sent_to_docker():
+    copied = re.findall(r"^COPY (.*) \S+$", (DEPLOY / "Dockerfile").read_text(), re.M)
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    assert {f"!{name}" for line in copied for name in line.split()} <= set(ignored)

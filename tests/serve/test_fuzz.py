@@ -92,7 +92,7 @@ BODIES = dict(
 
 @pytest.mark.filterwarnings("ignore:Do not use the `random` module")  # the server's threads do, not the strategies
 @settings(
-    max_examples=EXAMPLES or 25,
+    max_examples=EXAMPLES or 12,
     deadline=None,
     derandomize=not EXAMPLES,
     database=None,

@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -184,9 +184,8 @@ class Job(RequestHandle):
 
     def poll(self) -> list[Chunk]:
         new: list[Chunk] = []
-        with suppress(queue.Empty):
-            while True:
-                new.append(self._decoded(self._chunks.get_nowait()))
+        while not self._chunks.empty():  # nobody else takes chunks
+            new.append(self._decoded(self._chunks.get_nowait()))
         self._seen += new
         return new
 

@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
 from slipstream.engines.base import Chunk, Completion, RequestHandle
 
 
+class ClientGone(Exception):
+    """The client closed its connection before the answer was complete."""
+
+
 class Wakeups:
     """Calls from other threads into the event loop: one wake-up for all that come before the loop runs."""
 
     def __init__(self) -> None:
-        self._loop, self._due, self._asked = asyncio.get_running_loop(), deque[Callable[[], None]](), False
+        self._loop, self._due, self._asked = asyncio.get_running_loop(), deque[tuple[SampleStreams, int]](), False
 
-    def call(self, callback: Callable[[], None]) -> None:
-        """From any thread. A call between the check and the wake-up is in the queue, so none is lost."""
-        self._due.append(callback)
+    def call(self, streams: SampleStreams, index: int) -> None:
+        """Mark a sample as ready, from any thread. A call between the check and the wake-up is in the queue, so none is
+        lost."""
+        self._due.append((streams, index))
         if not self._asked:
             self._asked = True
             with suppress(RuntimeError):  # the loop is closed: nobody reads any more
@@ -32,35 +37,57 @@ class Wakeups:
     def _run(self) -> None:
         self._asked = False  # before the queue is emptied: whoever comes later wakes the loop again
         while self._due:
-            self._due.popleft()()
+            streams, index = self._due.popleft()
+            streams.mark(index)
 
 
 class SampleStreams:
     """The samples of a request. A reader that is slow holds up nobody: chunks wait for it in memory."""
 
     def __init__(self, handles: Sequence[RequestHandle], wakeups: Wakeups) -> None:
-        self._handles, self._new, self._due = handles, asyncio.Event(), dict[int, None]()
+        self._handles, self._due, self._left = handles, dict[int, None](), len(handles)
+        self._waiter: asyncio.Future[None] | None = None
+        self._gone, self._late = False, False
         for index, handle in enumerate(handles):
-            handle.notify(partial(wakeups.call, partial(self._mark, index)))
+            handle.notify(partial(wakeups.call, self, index))
 
-    def _mark(self, index: int) -> None:
+    def mark(self, index: int) -> None:
+        """A sample has new chunks."""
         self._due[index] = None
-        self._new.set()
+        self._wake()
 
-    async def batches(self, seconds: float | None = None) -> AsyncIterator[list[tuple[int, Chunk]]]:
-        """All chunks that are there, each with the number of its sample, until every sample has its last one.
-        TimeoutError where it has not come after so many seconds."""
-        deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
-        left = len(self._handles)
-        while left:
-            async with asyncio.timeout_at(deadline):  # nothing is yielded in here: the time is not the reader's
-                await self._new.wait()
-            self._new.clear()
+    def disconnect(self) -> None:
+        """The client is gone: the reader gets `ClientGone` in place of the next batch."""
+        self._gone = True
+        self._wake()
+
+    def expire(self) -> None:
+        """The time is over: the reader gets TimeoutError once it has all chunks that are there."""
+        self._late = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    @property
+    def over(self) -> bool:
+        """Whether every sample's last chunk was read."""
+        return not self._left
+
+    async def batch(self) -> list[tuple[int, Chunk]]:
+        """All chunks that are there, each with the number of its sample. Waits until there is one."""
+        while True:
+            if self._gone:
+                raise ClientGone
             due, self._due = self._due, {}
-            batch = [(index, chunk) for index in due for chunk in self._handles[index].poll()]
-            left -= sum(chunk.finish_reason is not None for _, chunk in batch)
-            if batch:
-                yield batch
+            if batch := [(index, chunk) for index in due for chunk in self._handles[index].poll()]:
+                self._left -= sum(chunk.finish_reason is not None for _, chunk in batch)
+                return batch
+            if self._late:
+                raise TimeoutError
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
 
     @property
     def completions(self) -> list[Completion]:

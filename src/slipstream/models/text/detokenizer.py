@@ -63,11 +63,21 @@ class ByteDetokenizer(Detokenizer):
 
     def __init__(self, spelt: Callable[[int], bytes]) -> None:
         self._spelt, self._utf8 = spelt, getincrementaldecoder("utf-8")("replace")
+        self._between = True  # whether the bytes so far end with a whole character
 
     def push(self, ids: Iterable[int]) -> str:
-        return self._utf8.decode(b"".join(map(self._spelt, ids)))
+        spelling = b"".join(map(self._spelt, ids))
+        if self._between:
+            try:
+                return spelling.decode()  # most often; the incremental decoder takes several times as long
+            except UnicodeDecodeError:
+                pass
+        text = self._utf8.decode(spelling)
+        self._between = not self._utf8.getstate()[0]
+        return text
 
     def flush(self) -> str:
+        self._between = True
         return self._utf8.decode(b"", final=True)
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal
 
 from pydantic import Field
 
 from slipstream.core.sampling import Sampling
 from slipstream.engines.base import Engine, GenerationOptions
+from slipstream.engines.prompt import Prompt
 from slipstream.serve.openai.convert import speculation
-from slipstream.serve.openai.schema import SpeculationOptions
+from slipstream.serve.openai.schema import ChatRequest, SpeculationOptions
 from slipstream.serve.openai.strict import RequestBody, Strict, Text
+from slipstream.serve.openai.tool_schema import Tool
 
 
 class OllamaOptions(Strict):
@@ -51,7 +54,7 @@ class OllamaRequest(RequestBody):
         seed = None if own.seed is None or own.seed < 0 else own.seed
         return Sampling(own.temperature, own.top_k, own.top_p, own.min_p, seed, *penalties)
 
-    def generation(self, engine: Engine, raw: bool) -> GenerationOptions:
+    def generation(self, engine: Engine, raw: bool, tenant: str) -> GenerationOptions:
         own = self.options or OllamaOptions()
         stop = [own.stop] if isinstance(own.stop, str) else own.stop or []
         most = own.num_predict if own.num_predict >= 0 else engine.model_info.context_length
@@ -62,6 +65,7 @@ class OllamaRequest(RequestBody):
             json_schema=schema,
             speculation=speculation(self.speculation),
             raw=raw,
+            tenant=tenant,
         )
 
 
@@ -70,15 +74,49 @@ class OllamaGenerate(OllamaRequest):
     system: Text | None = None
     raw: bool = False
 
+    def prompt_or_chat(self) -> Prompt:
+        """The text, or a chat where a system message stands before it."""
+        if self.raw or not self.system:
+            return self.prompt
+        return [{"role": "system", "content": self.system}, {"role": "user", "content": self.prompt}]
+
+
+class OllamaFunctionCall(Strict):
+    name: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    index: int | None = None  # clients send it back; the order of the calls says the same
+
+
+class OllamaToolCall(Strict):
+    function: OllamaFunctionCall
+
+    def openai(self) -> dict[str, Any]:
+        call = {"name": self.function.name, "arguments": json.dumps(self.function.arguments, ensure_ascii=False)}
+        return {"type": "function", "function": call}
+
 
 class OllamaMessage(Strict):
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "user", "assistant", "tool"]
     content: Text = ""
+    tool_calls: list[OllamaToolCall] | None = None
+    tool_name: str | None = None  # whose answer a message of the role `tool` is
+
+    def openai(self) -> dict[str, Any]:
+        calls = [call.openai() for call in self.tool_calls or ()]
+        return {"role": self.role, "content": self.content, "name": self.tool_name, "tool_calls": calls or None}
 
 
 class OllamaChat(OllamaRequest):
     messages: list[OllamaMessage] = Field(default_factory=list)
-    tools: list[Any] = Field(default_factory=list, max_length=0, description="Not offered; clients send an empty list.")
+    tools: list[Tool] = Field(default_factory=list)
+
+    def chat(self) -> ChatRequest:
+        """The messages and tools as a request of OpenAI's API."""
+        constrained = {"type": "json_object"} if self.format else None
+        return ChatRequest.model_validate(
+            {"messages": [message.openai() for message in self.messages], "tools": self.tools or None}
+            | {"response_format": constrained}
+        )
 
 
 class OllamaShow(RequestBody):

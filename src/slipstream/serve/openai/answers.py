@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from slipstream.engines.base import Chunk, Completion, Logprob, SpeculationStats
@@ -14,6 +15,7 @@ from slipstream.models.text.codec import TextCodec
 from slipstream.serve.openai.logprobs import chat_logprobs, text_logprobs, vllm_prompt_logprobs, written
 from slipstream.serve.openai.tool_parser import Said
 from slipstream.serve.openai.tools import ToolUse
+from slipstream.serve.openai.writer import ENCODER
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Answer:
         choices = []
         for index, (sample, echo) in enumerate(zip(samples, echoes, strict=True)):
             said = self.tools.parser().feed(sample.text, last=True) if self.tools else Said(echo.text + sample.text)
-            choice = self._choice(index, said, sample.finish_reason, streamed=False)
+            choice = self._choice(index, said, sample.finish_reason)
             entries = [*echo.entries(sample.prompt_logprobs), *_entries(sample.logprobs)]
             choice["logprobs"] = self._logprobs(entries, [*echo.pieces, *pieces[index]], 0)
             if self.token_ids:
@@ -74,58 +76,73 @@ class Answer:
     def _prompt(self, sample: Completion) -> list[Any]:
         return vllm_prompt_logprobs(self.text, sample.prompt_logprobs or [], self.prompt_logprobs or 0)
 
-    def first(self, index: int) -> dict[str, Any]:
+    def first(self, index: int) -> str:
         """The event that opens a chat's answer."""
-        choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-        return self._head(streamed=True) | {"choices": [choice | {"logprobs": None}]}
+        return self._event(index, '"delta":{"role":"assistant","content":""}', None, "null")
 
-    def echo(self, index: int, echo: Echo, logprobs: Sequence[Logprob | None] = ()) -> dict[str, Any]:
+    def echo(self, index: int, echo: Echo, logprobs: Sequence[Logprob | None] = ()) -> str:
         """The event that repeats a prompt."""
-        choice = self._choice(index, Said(echo.text), None, streamed=True)
-        choice["logprobs"] = self._logprobs(echo.entries(logprobs), echo.pieces, 0)
-        return self._head(streamed=True) | {"choices": [choice]}
+        entries = self._logprobs(echo.entries(logprobs), echo.pieces, 0)
+        return self._event(index, f'"text":{ENCODER.encode(echo.text)}', None, ENCODER.encode(entries))
 
-    def event(self, index: int, chunk: Chunk, said: Said, start: int) -> dict[str, Any]:
-        """One cycle of one sample, whose text begins at offset `start`. `slipstream` is an extension: where each token
-        came from."""
-        choice = self._choice(index, said, chunk.finish_reason, streamed=True)
-        choice["logprobs"] = self._logprobs(_entries(chunk.logprobs), chunk.pieces, start)
+    def event(self, index: int, chunk: Chunk, said: Said, start: int) -> str:
+        """The event of one cycle of one sample, whose text begins at offset `start`. `slipstream` is an extension:
+        where each token came from."""
+        encode, more = ENCODER.encode, ""
+        entries = self._logprobs(_entries(chunk.logprobs), chunk.pieces, start)
         if self.token_ids:
-            choice["token_ids"] = list(chunk.token_ids)
+            more = f',"token_ids":{encode(chunk.token_ids)}'
         if self.origins and chunk.token_ids:
-            origins = [str(origin) for origin in chunk.origins]
-            choice["slipstream"] = {"origins": origins, "pieces": list(chunk.pieces)}
-            if chunk.draft is not None:
-                choice["slipstream"]["draft"] = self._draft(chunk.draft)
-        return self._head(streamed=True) | {"choices": [choice]}
+            origins = ",".join([f'"{origin.value}"' for origin in chunk.origins])  # these words need no escapes
+            pieces = ",".join([encode(piece) for piece in chunk.pieces])
+            draft = "" if chunk.draft is None else f',"draft":{encode(self._draft(chunk.draft))}'
+            more += f',"slipstream":{{"origins":[{origins}],"pieces":[{pieces}]{draft}}}'
+        written = "null" if entries is None else encode(entries)
+        return self._event(index, self._delta(said), _reason(said, chunk.finish_reason), written, more)
+
+    def _delta(self, said: Said) -> str:
+        """The new text of a choice, and its new tool calls."""
+        if not self.chat:
+            return f'"text":{ENCODER.encode(said.content)}'
+        if not said.calls:
+            return f'"delta":{{"content":{ENCODER.encode(said.content)}}}'
+        delta: dict[str, Any] = {"content": said.content} if said.content else {}
+        calls = [{"index": said.earlier + i, **call.written()} for i, call in enumerate(said.calls)]
+        return f'"delta":{ENCODER.encode(delta | {"tool_calls": calls})}'
+
+    def _event(self, index: int, delta: str, finish_reason: str | None, logprobs: str, more: str = "") -> str:
+        """One event with one choice. It is written by hand, since most of it is the same in every event of a stream."""
+        reason = f'"{finish_reason}"' if finish_reason else "null"
+        return (
+            f'{self._begin}"choices":[{{"index":{index},{delta},"finish_reason":{reason},"logprobs":{logprobs}'
+            f"{more}}}]}}\n\n"
+        )
+
+    @cached_property
+    def _begin(self) -> str:
+        """The beginning of every event, up to its choices."""
+        return f"data: {ENCODER.encode(self._head(streamed=True))[:-1]},"
 
     def _draft(self, draft: DraftedTree) -> dict[str, Any]:
         """The draft of a cycle: the text and the parent of each node, and the nodes that were accepted."""
         tokens = [written(self.text, token) for token in draft.token_ids]
         return {"tokens": tokens, "parents": draft.parents, "path": draft.path}
 
-    def last(self, samples: Sequence[Completion]) -> dict[str, Any]:
+    def last(self, samples: Sequence[Completion]) -> str:
         """The event with the usage of the whole request."""
-        return self._head(streamed=True) | {"choices": [], "usage": usage(samples, self.n)}
+        return f'{self._begin}"choices":[],"usage":{ENCODER.encode(usage(samples, self.n))}}}\n\n'
 
-    def _choice(self, index: int, said: Said, finish_reason: str | None, streamed: bool) -> dict[str, Any]:
+    def _choice(self, index: int, said: Said, finish_reason: str | None) -> dict[str, Any]:
         if not self.chat:
             return {"index": index, "text": said.content, "finish_reason": finish_reason}
-        if said.called and finish_reason == "stop":
-            finish_reason = "tool_calls"
         calls = [call.written() for call in said.calls]
-        if streamed:
-            delta: dict[str, Any] = {"content": said.content} if said.content or not calls else {}
-            if calls:
-                delta["tool_calls"] = [{"index": said.earlier + i, **call} for i, call in enumerate(calls)]
-            return {"index": index, "delta": delta, "finish_reason": finish_reason}
         message: dict[str, Any] = {
             "role": "assistant",
             "content": said.content or (None if calls else ""),
             "refusal": None,
         }
         message |= {"tool_calls": calls} if calls else {}
-        return {"index": index, "message": message, "finish_reason": finish_reason}
+        return {"index": index, "message": message, "finish_reason": _reason(said, finish_reason)}
 
     def _logprobs(
         self, entries: Sequence[tuple[int, Logprob | None]], pieces: Sequence[str], start: int
@@ -136,6 +153,11 @@ class Answer:
         if self.chat:
             return chat_logprobs(self.text, [own for _, own in entries if own is not None])
         return text_logprobs(self.text, entries, pieces, self.logprobs, start)
+
+
+def _reason(said: Said, finish_reason: str | None) -> str | None:
+    """Why a text ended, as OpenAI's API says it: a text with calls ends with them."""
+    return "tool_calls" if said.called and finish_reason == "stop" else finish_reason
 
 
 def _entries(logprobs: Sequence[Logprob]) -> list[tuple[int, Logprob | None]]:

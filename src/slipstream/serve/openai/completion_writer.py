@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from slipstream.engines.base import Chunk, Completion
@@ -25,26 +25,26 @@ class CompletionWriter(Writer):
     def whole(self, samples: Sequence[Completion], pieces: Sequence[Sequence[str]]) -> dict[str, Any]:
         return self._answer.whole(samples, self._echoes, pieces)
 
-    def begin(self) -> Iterator[str]:
+    def begin(self) -> str:
+        events = []
         for index, echo in enumerate(self._echoes):
             if self._answer.chat:
-                yield data_line(self._answer.first(index))
+                events.append(self._answer.first(index))
             elif echo.text and not echo.tokens:
-                yield data_line(self._answer.echo(index, echo))
+                events.append(self._answer.echo(index, echo))
+        return "".join(events)
 
-    def cycle(self, index: int, chunk: Chunk) -> Iterator[str]:
-        if chunk.prompt_logprobs:
-            yield data_line(self._answer.echo(index, self._echoes[index], chunk.prompt_logprobs))
+    def cycle(self, index: int, chunk: Chunk) -> str:
         last = chunk.finish_reason is not None
         said = self._parsers[index].feed(chunk.text, last) if self._parsers else Said(chunk.text)
-        yield data_line(self._answer.event(index, chunk, said, self._offsets[index]))
+        event = self._answer.event(index, chunk, said, self._offsets[index])
         self._offsets[index] += len(chunk.text)
+        if chunk.prompt_logprobs:
+            event = self._answer.echo(index, self._echoes[index], chunk.prompt_logprobs) + event
+        return event
 
-    def end(self, samples: Sequence[Completion]) -> Iterator[str]:
-        if self._usage:
-            yield data_line(self._answer.last(samples))
-        yield DONE
+    def end(self, samples: Sequence[Completion]) -> str:
+        return self._answer.last(samples) + DONE if self._usage else DONE
 
-    def failure(self, status: int, message: str) -> Iterator[str]:
-        yield data_line(error_body(status, message))
-        yield DONE
+    def failure(self, status: int, message: str) -> str:
+        return data_line(error_body(status, message)) + DONE

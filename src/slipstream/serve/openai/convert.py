@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from slipstream.core.sampling import Sampling
@@ -92,11 +93,25 @@ def constraint(request: GenerationRequest) -> dict[str, Any]:
 
 def max_tokens(request: ChatRequest | CompletionRequest, engine: Engine) -> int:
     """As many as were asked for; else OpenAI's default of a text, and of a chat what the context has room for."""
-    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
-        return request.max_completion_tokens
-    if request.max_tokens is not None:
-        return request.max_tokens
+    _, given = asked_tokens(request)
+    if given is not None:
+        return given
     return engine.model_info.context_length if isinstance(request, ChatRequest) else COMPLETION_TOKENS
+
+
+def asked_tokens(request: ChatRequest | CompletionRequest) -> tuple[str, int | None]:
+    """The parameter that limits the tokens of an answer, and its value; None where it was left out."""
+    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
+        return "max_completion_tokens", request.max_completion_tokens
+    return "max_tokens", request.max_tokens
+
+
+def check_room(name: str, given: int | None, prompts: Sequence[Sequence[int]], context: int) -> None:
+    """Refuse more tokens than the context has room for, as vLLM does. What was not asked for may be cut."""
+    longest = max(map(len, prompts))
+    if given is not None and longest <= context < longest + given:
+        sentence = f"{name} is {given}; the prompt has {longest} tokens and the model's context holds {context}"
+        raise ApiError(400, f"{sentence}, so it must be {context - longest} or less", name)
 
 
 def prompts(request: CompletionRequest) -> list[Prompt]:

@@ -3,45 +3,59 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, TypeVar
+from typing import Protocol, TypeVar
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response
 
 from slipstream.engines.base import Chunk, Completion
 from slipstream.serve.config import ServerLimits
 from slipstream.serve.errors import ApiError, failure_status
+from slipstream.serve.logs import note
 from slipstream.serve.models import ServedModel
-from slipstream.serve.openai.response_schema import ResponseRequest
-from slipstream.serve.openai.schema import ChatRequest, CompletionRequest
 from slipstream.serve.openai.start import Started
 from slipstream.serve.state import ServerState
-from slipstream.serve.streams import SampleStreams
+from slipstream.serve.streamed_parts import StreamedParts, disconnected
+from slipstream.serve.streams import ClientGone, SampleStreams
 
-NO_CACHE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+logger = logging.getLogger("slipstream.serve")
+SHUTDOWN = "the server is shutting down"
 
 
-B = TypeVar("B", bound=ChatRequest | CompletionRequest | ResponseRequest)
+class GenerationBody(Protocol):
+    """What the requests of all APIs have in common."""
+
+    @property
+    def model(self) -> str | None: ...
+
+    @property
+    def stream(self) -> bool | None: ...
+
+
+B = TypeVar("B", bound=GenerationBody)
 
 
 async def respond(
-    state: ServerState, http: Request, body: B, start: Callable[[ServedModel, B, ServerLimits, str], Started]
+    state: ServerState,
+    http: Request,
+    body: B,
+    start: Callable[[ServedModel, B, ServerLimits, str], Started],
+    model: str | None = None,
 ) -> Response:
-    """Admit a request, start it, and answer it whole or as a stream."""
+    """Admit a request, start it, and answer it whole or as a stream. `model` is its name where `body.model` has another
+    form."""
     async with AsyncExitStack() as stack:
         tenant = state.enter(stack, http)
-        served = await stack.enter_async_context(state.pool.use(body.model))
+        served = await stack.enter_async_context(state.pool.use(model or body.model))
         state.log_prompt(body)
         started = await asyncio.to_thread(start, served, body, state.limits, tenant)
         stack.callback(started.cancel)
         generation = Generation(state, started)
-        if body.stream:
-            return StreamingResponse(
-                generation.stream(stack.pop_all()), media_type="text/event-stream", headers=NO_CACHE
-            )
-        return await generation.whole(http)
+        return generation.streamed(stack.pop_all()) if body.stream else await generation.whole(http)
 
 
 class Generation:
@@ -53,75 +67,77 @@ class Generation:
         self._timers = [state.metrics.timer() for _ in started.handles]
         self._pieces: list[list[str]] = [[] for _ in started.handles]  # the text of each token
 
+    @property
+    def _too_long(self) -> str:
+        return f"the request took more than {self._state.limits.max_seconds:g} seconds"
+
+    def streamed(self, stack: AsyncExitStack) -> StreamedParts:
+        """The answer as a stream; `stack` gives back what the request holds at its end."""
+        return StreamedParts(self._samples, self.stream, self._state.limits.max_seconds, stack, self._writer.media_type)
+
     async def whole(self, http: Request) -> Response:
-        gone = asyncio.create_task(_disconnected(http))
-        samples = asyncio.create_task(self._read())
+        gone = asyncio.create_task(disconnected(http.receive))
+        gone.add_done_callback(lambda _: self._samples.disconnect())
+        clock = asyncio.get_running_loop().call_later(self._state.limits.max_seconds, self._samples.expire)
         try:
-            both: set[asyncio.Future[Any]] = {gone, samples}
-            await asyncio.wait(both, timeout=self._state.limits.max_seconds, return_when="FIRST_COMPLETED")
-            if not samples.done():
-                if gone.done():
-                    return Response(status_code=499)
-                raise ApiError(408, f"the request took more than {self._state.limits.max_seconds:g} seconds")
-            completions = samples.result()
+            while not self._samples.over:
+                for index, chunk in await self._samples.batch():
+                    self._time(index, chunk)
+                    self._pieces[index] += chunk.pieces
+        except ClientGone:
+            return Response(status_code=499)
+        except TimeoutError as error:
+            raise ApiError(408, self._too_long) from error
         finally:
+            clock.cancel()
             gone.cancel()
-            samples.cancel()
-        self._check(completions)
+        completions = self._samples.completions
+        for sample in completions:
+            if sample.finish_reason in ("error", "cancelled"):
+                raise _failure(sample)
         self._count(completions)
         return JSONResponse(self._writer.whole(completions, self._pieces))
 
-    async def _read(self) -> list[Completion]:
-        async for batch in self._samples.batches():
-            for index, chunk in batch:
-                self._timers[index].chunk(chunk)
-                self._pieces[index] += chunk.pieces
-        return self._samples.completions
+    async def stream(self, write: Callable[[str], Awaitable[None]]) -> None:
+        """Write the answer in parts: each has the events of all chunks that were there, so that one write sends them.
+        The first part has the events before the first cycle, too. What goes wrong becomes the last event."""
+        part = ""
+        try:
+            part = self._writer.begin()
+            while not self._samples.over:
+                for index, chunk in await self._samples.batch():
+                    self._time(index, chunk)
+                    if chunk.finish_reason in ("error", "cancelled"):
+                        failure = _failure(chunk)
+                        await write(part + self._writer.failure(failure.status, failure.message))
+                        return
+                    part += self._writer.cycle(index, chunk)
+                if not self._samples.over:
+                    await write(part)
+                    part = ""
+            completions = self._samples.completions
+            self._count(completions)
+            await write(part + self._writer.end(completions))
+        except TimeoutError:
+            await write(part + self._writer.failure(408, self._too_long))
+        except ClientGone:
+            raise
+        except Exception as error:
+            logger.exception("a stream failed")
+            note(error=repr(error))
+            await write(part + self._writer.failure(500, f"the server failed: {error!r}"))
 
-    def _check(self, completions: Sequence[Completion]) -> None:
-        for sample in completions:
-            if sample.finish_reason == "error":
-                raise ApiError(failure_status(sample.error), sample.error or "the engine failed")
-            if sample.finish_reason == "cancelled":
-                raise ApiError(503, "the server is shutting down", retry_after=5)
+    def _time(self, index: int, chunk: Chunk) -> None:
+        self._writer.first_chunk = self._writer.first_chunk or time.perf_counter()
+        self._timers[index].chunk(chunk)
 
     def _count(self, completions: Sequence[Completion]) -> None:
         for index, (sample, timer) in enumerate(zip(completions, self._timers, strict=True)):
             timer.done(sample, prompt=index % self._writer.n == 0)
 
-    async def stream(self, stack: AsyncExitStack) -> AsyncIterator[str]:
-        """Server-sent events; `stack` gives back what the request holds when the client has all of it, or goes away."""
-        async with stack:
-            try:
-                async for event in self._events():
-                    yield event
-            except TimeoutError:
-                sentence = f"the request took more than {self._state.limits.max_seconds:g} seconds"
-                yield "".join(self._writer.failure(408, sentence))
 
-    async def _events(self) -> AsyncIterator[str]:
-        """Each part holds the events of all chunks that were there, so that one write sends them."""
-        yield "".join(self._writer.begin())
-        async for batch in self._samples.batches(self._state.limits.max_seconds):
-            events: list[str] = []
-            for index, chunk in batch:
-                self._timers[index].chunk(chunk)
-                if chunk.finish_reason in ("error", "cancelled"):
-                    yield "".join([*events, *self._failure(chunk)])
-                    return
-                events += self._writer.cycle(index, chunk)
-            yield "".join(events)
-        completions = self._samples.completions
-        self._count(completions)
-        yield "".join(self._writer.end(completions))
-
-    def _failure(self, chunk: Chunk) -> Iterator[str]:
-        if chunk.finish_reason == "cancelled":
-            return self._writer.failure(503, "the server is shutting down")
-        return self._writer.failure(failure_status(chunk.error), chunk.error or "the engine failed")
-
-
-async def _disconnected(http: Request) -> None:
-    """Wait until the client is gone."""
-    while (await http.receive())["type"] != "http.disconnect":
-        pass
+def _failure(ended: Chunk | Completion) -> ApiError:
+    """What a client is told of a sample that failed."""
+    if ended.finish_reason == "cancelled":
+        return ApiError(503, SHUTDOWN, retry_after=5)
+    return ApiError(failure_status(ended.error), ended.error or "the engine failed")

@@ -60,11 +60,14 @@ class ResponseWriter(Writer):
             output.insert(0, MessageItem(said.content, self._entries(sample.logprobs)).written(status))
         return self._response(output, sample)
 
-    def begin(self) -> Iterator[str]:
-        for kind in ("created", "in_progress"):
-            yield self._event(f"response.{kind}", response=self._response([]))
+    def begin(self) -> str:
+        kinds = ("created", "in_progress")
+        return "".join([self._event(f"response.{kind}", response=self._response([])) for kind in kinds])
 
-    def cycle(self, index: int, chunk: Chunk) -> Iterator[str]:
+    def cycle(self, index: int, chunk: Chunk) -> str:
+        return "".join(self._events(chunk))
+
+    def _events(self, chunk: Chunk) -> Iterator[str]:
         last = chunk.finish_reason is not None
         said = self._parser.feed(chunk.text, last) if self._parser else Said(chunk.text)
         if said.content:
@@ -77,13 +80,13 @@ class ResponseWriter(Writer):
             yield from self._grow("", [])
             yield from self._finish_message("completed" if chunk.finish_reason == "stop" else "incomplete")
 
-    def end(self, samples: Sequence[Completion]) -> Iterator[str]:
+    def end(self, samples: Sequence[Completion]) -> str:
         response = self._response(self._output, samples[0])
-        yield self._event(f"response.{response['status']}", response=response)
+        return self._event(f"response.{response['status']}", response=response)
 
-    def failure(self, status: int, message: str) -> Iterator[str]:
+    def failure(self, status: int, message: str) -> str:
         error = error_body(status, message)["error"]
-        yield self._event("error", code=error["code"], message=error["message"], param=error["param"])
+        return self._event("error", code=error["code"], message=error["message"], param=error["param"])
 
     def _grow(self, text: str, entries: list[dict[str, Any]]) -> Iterator[str]:
         if self._message is None:

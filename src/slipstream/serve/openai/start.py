@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pydantic import ValidationError
 
 from slipstream.engines.base import Engine, RequestHandle
-from slipstream.engines.prompt import Prompt, encode
+from slipstream.engines.prompt import Prompt, encode_all
 from slipstream.serve.config import ServerLimits
 from slipstream.serve.errors import ApiError, describe
 from slipstream.serve.models import ServedModel
@@ -47,8 +47,9 @@ def start(
         prompts = _prompts(body, engine, use)
         if len(prompts) * n > limits.max_samples:
             raise ApiError(400, f"prompts times n is {len(prompts) * n}; it must be {limits.max_samples} or less")
-        echoes = _echoes(body, prompts, engine, n)
-        handles = submit(engine, prompts, body, use, tenant)
+        encoded = _encoded(prompts, body, engine, *convert.asked_tokens(body))
+        echoes = _echoes(body, prompts, encoded, engine, n)
+        handles = submit(engine, encoded, body, use, tenant)
     except (ValueError, OverflowError) as error:
         raise ApiError(400, str(error)) from error
     answer = Answer(
@@ -71,7 +72,9 @@ def start_response(served: ServedModel, body: ResponseRequest, limits: ServerLim
     try:
         chat = body.chat()
         use = tool_use(chat, engine.text)
-        handles = submit(engine, _prompts(chat, engine, use), chat, use, tenant)
+        prompts = _prompts(chat, engine, use)
+        encoded = _encoded(prompts, chat, engine, "max_output_tokens", body.max_output_tokens)
+        handles = submit(engine, encoded, chat, use, tenant)
     except ValidationError as error:
         raise ApiError(400, *describe(error.errors())) from error
     except (ValueError, OverflowError) as error:
@@ -81,6 +84,16 @@ def start_response(served: ServedModel, body: ResponseRequest, limits: ServerLim
 
 def _prompts(body: ChatRequest | CompletionRequest, engine: Engine, use: ToolUse | None) -> list[Prompt]:
     return [chat_prompt(body, engine.text, use)] if isinstance(body, ChatRequest) else convert.prompts(body)
+
+
+def _encoded(
+    prompts: Sequence[Prompt], body: ChatRequest | CompletionRequest, engine: Engine, name: str, most: int | None
+) -> list[list[int]]:
+    """The token ids of all prompts, each with room for `most` tokens, which the parameter `name` asks for."""
+    context = engine.model_info.context_length
+    encoded = encode_all(prompts, isinstance(body, CompletionRequest), engine.text, context)
+    convert.check_room(name, most, encoded, context)
+    return encoded
 
 
 def _check(body: ChatRequest | CompletionRequest) -> None:
@@ -116,13 +129,18 @@ def submit(
     return handles
 
 
-def _echoes(body: ChatRequest | CompletionRequest, prompts: Sequence[Prompt], engine: Engine, n: int) -> list[Echo]:
+def _echoes(
+    body: ChatRequest | CompletionRequest,
+    prompts: Sequence[Prompt],
+    encoded: Sequence[list[int]],
+    engine: Engine,
+    n: int,
+) -> list[Echo]:
     """What stands before each sample: its prompt, where that was asked for."""
     if isinstance(body, ChatRequest) or not body.echo:
         return [Echo()] * (len(prompts) * n)
     echoes = []
-    for prompt in prompts:
-        ids = encode(prompt, True, engine.text)
+    for prompt, ids in zip(prompts, encoded, strict=True):
         text = prompt if isinstance(prompt, str) else engine.text.decode(ids)
         tokens = [] if body.logprobs is None else ids
         echoes += [Echo(text, tokens, prompt_pieces(engine.text, tokens, text))] * n
