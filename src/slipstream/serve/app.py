@@ -35,7 +35,7 @@ def create_app(config: ServerConfig, open_model: Opener | None = None) -> FastAP
         loading = asyncio.create_task(_load(app, config.models[0]))
         yield
         loading.cancel()
-        await state.pool.close()
+        await state.close()
 
     app = FastAPI(title="slipstream", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.failed, app.state.ready, app.state.stop = None, _nothing, _nothing

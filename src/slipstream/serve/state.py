@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request
 
@@ -17,6 +19,8 @@ from slipstream.serve.metrics import Metrics
 from slipstream.serve.models import ModelPool, Opener, opener
 from slipstream.serve.streams import Wakeups
 
+T = TypeVar("T")
+START_THREADS = 4  # each keeps the memory of the largest prompt that it encoded
 PROMPT_FIELDS = {"system", "prompt", "messages", "instructions", "input"}
 
 
@@ -37,6 +41,7 @@ class ServerState:
         self.pool = ModelPool(config.models, open_model, config.max_loaded, config.max_memory)
         self.admission = Admission(config.limits, config.api_keys)
         self.wakeups = Wakeups()
+        self._threads = ThreadPoolExecutor(START_THREADS, thread_name_prefix="slipstream-start")
         watch = self.metrics.watch
         watch("num_requests_running", "Rows that decode.", lambda: self._sum("running"))
         watch("num_requests_waiting", "Requests that wait for a row.", lambda: self._sum("waiting"))
@@ -50,6 +55,14 @@ class ServerState:
         self.joules = energy_reader()
         if self.joules is not None:
             watch("gpu_energy_joules", "Energy of the GPU since the server started.", self.joules)
+
+    async def in_thread(self, call: Callable[[], T]) -> T:
+        """What takes a while before a request is under way, such as long prompts and grammars."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    async def close(self) -> None:
+        await self.pool.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     @property
     def limits(self) -> ServerLimits:

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 import letters
 from alphabets import CHATML, byte_level, sentencepiece
 from slipstream.models.sources.catalog import load_text, resolve
-from slipstream.models.text.codec import TextCodec, fingerprint, same_tokenizer
+from slipstream.models.text.codec import PIECE, TextCodec, fingerprint, same_tokenizer
 from slipstream.models.text.detokenizer import ByteDetokenizer, Detokenizer
 
 PHRASES = [
@@ -196,3 +196,7 @@ def test_a_text_that_is_far_too_long_is_refused_by_its_beginning(monkeypatch):
         codec.encode("abc" * 10_000, raw=True, context=100)
     assert max(lengths) <= 1600
     assert len(codec.encode("abc" * 500, raw=True, context=100)) == 1500, "what might fit is counted in full"
+    lengths.clear()
+    with pytest.raises(ValueError, match="the prompt has more than 50000 tokens"):
+        codec.encode("abc" * 1_000_000, raw=True, context=50_000)
+    assert (max(lengths), len(lengths)) == (PIECE, 4), "the memory for a piece, and no more pieces than it takes"

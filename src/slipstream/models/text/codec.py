@@ -26,7 +26,8 @@ TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<turn|>
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 PADDING = re.compile(r"\[PAD\d*\]|<\|?(?:extra|reserved|dummy|unused|pad)_?\d+\|?>")
 LONG_TOKEN = 16  # characters, more than tokens of any text have on average
-CUT_TOKENS = 64  # tokens by which the beginning of a text may differ from the same part of the whole
+PIECE = 1 << 14  # characters of a long text that are encoded at a time to count its tokens
+CUT_TOKENS = 64  # tokens by which a piece of a text may differ from the same part of the whole
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -97,7 +98,7 @@ class TextCodec:
         except UnicodeEncodeError as error:
             raise ValueError("the prompt is not valid Unicode text (it holds half of a surrogate pair)") from error
         if context is not None and len(text) > LONG_TOKEN * context:
-            self._check_beginning(text[: LONG_TOKEN * context], context)
+            self._check_length(text, context)
         return text
 
     def _with_bos(self, ids: list[int]) -> list[int]:
@@ -118,11 +119,15 @@ class TextCodec:
             return None
         return template if "probe_of_tools" in written else None
 
-    def _check_beginning(self, beginning: str, context: int) -> None:
-        """Tokenizers take hundreds of bytes per token, so a text of megabytes is not encoded to learn that it is too
-        long."""
-        if len(self.tokenizer.encode(beginning, add_special_tokens=False, verbose=False)) > context + CUT_TOKENS:
-            raise ValueError(f"the prompt has more than {context} tokens; the model's context holds {context}")
+    def _check_length(self, text: str, context: int) -> None:
+        """Refuse a text once its beginning has too many tokens. Tokenizers take hundreds of bytes per token, and the
+        thread that calls them keeps that memory, so the beginning is read in pieces."""
+        tokens = 0
+        for start in range(0, LONG_TOKEN * context, PIECE):
+            piece = text[start : min(start + PIECE, LONG_TOKEN * context)]
+            tokens += len(self.tokenizer.encode(piece, add_special_tokens=False, verbose=False)) - CUT_TOKENS
+            if tokens > context:
+                raise ValueError(f"the prompt has more than {context} tokens; the model's context holds {context}")
 
     def _chat(self, prompt: str | Messages, tools: Sequence[Mapping[str, Any]] = ()) -> str:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)

@@ -52,7 +52,7 @@ async def respond(
         tenant = state.enter(stack, http)
         served = await stack.enter_async_context(state.pool.use(model or body.model))
         state.log_prompt(body)
-        started = await asyncio.to_thread(start, served, body, state.limits, tenant)
+        started = await state.in_thread(lambda: start(served, body, state.limits, tenant))
         stack.callback(started.cancel)
         generation = Generation(state, started)
         return generation.streamed(stack.pop_all()) if body.stream else await generation.whole(http)
