@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+import blocks
 from heads import TableTarget, on_table
 from slipstream.audit.subject import Pair, Subject
 from slipstream.audit.tables.enumeration import outcomes
@@ -26,7 +27,8 @@ from state_heads import heads_on_table
 
 PAIR = Pair.random(1)
 HEADS = {kind: heads_on_table(kind) for kind in ("medusa", "mlp", "prophet")}
-WEIGHTS = {"table": TableDrafter, "eagle": on_table, **HEADS}  # drafters that need weights to be built by name
+# drafters that need weights to be built by name
+WEIGHTS = {"table": TableDrafter, "eagle": on_table, "dflash": blocks.on_table, **HEADS}
 NEEDS_A_MODEL = {"draft_model"}  # its own suite runs it on real architectures
 NAMES = sorted({*drafters.names(), *WEIGHTS} - NEEDS_A_MODEL)  # plugins that are installed are among them
 

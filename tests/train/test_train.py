@@ -112,10 +112,11 @@ def test_every_sample_is_in_an_epoch_once_and_batches_keep_to_their_size(teacher
 
 
 @pytest.mark.parametrize(
-    "method", ["eagle", "draft_model", pytest.param("medusa", marks=pytest.mark.slow), "mlp", "prophet"]
+    "method", ["eagle", "dflash", "draft_model", pytest.param("medusa", marks=pytest.mark.slow), "mlp", "prophet"]
 )
 def test_it_learns_and_its_greedy_tau_is_what_decoding_shows(method, folder, tmp_path):
     sizes = {"draft_model": {"layers": "1"}, "mlp": {"inner": 48}, "prophet": {"intermediate": 48, "window": 6}}
+    sizes["dflash"] = {"layers": 1, "block": 5, "anchors": 8}
     options = SMALL | {"answers": folder / "answers"} | sizes.get(method, {})
     outcome = train(method, str(folder), [folder / "prompts.jsonl"], tmp_path / "out", options, device="cpu")
     journal = [json.loads(line) for line in (tmp_path / "out/work/journal.jsonl").read_text().splitlines()]

@@ -31,7 +31,8 @@ def train(
     method: Annotated[
         str,
         typer.Argument(
-            help="eagle, medusa, mlp or prophet: heads on the target's hidden states; "
+            help="eagle, medusa, mlp or prophet: heads on the target's hidden states; dflash: a stack that drafts "
+            "blocks; "
             "draft_model: some of the target's layers."
         ),
     ],

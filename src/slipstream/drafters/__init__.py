@@ -16,6 +16,7 @@ drafters: Registry[Drafter] = Registry(
         "ngram": "slipstream.drafters.ngram:NGram",
         "draft_model": "slipstream.drafters.draft_model:DraftModel",
         "eagle": "slipstream.drafters.eagle.drafter:Eagle",
+        "dflash": "slipstream.drafters.dflash.drafter:Dflash",
         "medusa": "slipstream.drafters.heads.medusa:Medusa",
         "mlp": "slipstream.drafters.heads.mlp:Mlp",
         "prophet": "slipstream.drafters.heads.prophet:Prophet",

@@ -68,6 +68,7 @@ methods: Registry[Method] = Registry(
     "method",
     {
         "eagle": "slipstream.train.methods.eagle:EagleMethod",
+        "dflash": "slipstream.train.methods.dflash:DflashMethod",
         "draft_model": "slipstream.train.methods.draft_model:DraftModelMethod",
         "medusa": "slipstream.train.methods.heads:MedusaMethod",
         "mlp": "slipstream.train.methods.heads:MlpMethod",

@@ -80,6 +80,34 @@ class EagleTrainOptions:
 
 
 @dataclass(frozen=True)
+class DflashTrainOptions:
+    """Options of the method `dflash`."""
+
+    features: str = _option(
+        "", "layers of the target whose hidden states are fused, such as 2,11,20,29", "four from a low one to the last"
+    )
+    layers: int = _option(3, "layers of the stack")
+    intermediate: int = _option(0, "width of the feed-forward parts", "the width of the target's hidden states")
+    kv_heads: int = _option(0, "heads of keys and values", "the target's")
+    block: int = _option(8, "tokens drafted in one pass")
+    anchors: int = _option(96, "blocks of an answer in one step, at random positions")
+    gamma: float = _option(4.0, "the n-th token of a block has the weight exp(-(n - 1) / gamma) in the loss")
+    focus: float = _option(0.5, "share of a weight that is multiplied with the probability of the tokens before it")
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "block", "anchors"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+        for name in ("intermediate", "kv_heads"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more, or 0 for the default")
+        if not 0 < self.gamma < float("inf"):
+            raise ValueError(f"gamma is {self.gamma}; it must be above 0")
+        if not 0 <= self.focus <= 1:
+            raise ValueError(f"focus is {self.focus}; it must be between 0 and 1")
+
+
+@dataclass(frozen=True)
 class DraftModelTrainOptions:
     """Options of the method `draft_model`."""
 
@@ -133,6 +161,7 @@ class ProphetTrainOptions(HeadsTrainOptions):
 GROUPS: dict[str, type] = {
     "every method": CommonOptions,
     "eagle": EagleTrainOptions,
+    "dflash": DflashTrainOptions,
     "draft_model": DraftModelTrainOptions,
     "medusa, mlp and prophet": HeadsTrainOptions,
     "medusa": MedusaTrainOptions,

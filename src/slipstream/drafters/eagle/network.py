@@ -50,6 +50,21 @@ class RMSNorm(nn.Module):
         return functional.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), self.eps)
 
 
+def rotate(
+    x: Float[Tensor, "*n heads dim"], position: Int[Tensor, " *n"], frequency: Float[Tensor, " pairs"]
+) -> Float[Tensor, "*n heads dim"]:
+    """Rotary embedding that pairs the two halves of each head."""
+    angle = position[..., None, None].to(frequency.dtype) * frequency
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    left, right = x.chunk(2, -1)
+    return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
+
+
+def frequencies(theta: float, dim: int) -> Float[Tensor, " pairs"]:
+    """The angle per position of each pair of a rotary embedding."""
+    return (theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)).float()
+
+
 class EagleNet(nn.Module):
     """`output`: the rows of the target's output matrix for the draft vocabulary, or the head's own rows."""
 
@@ -72,8 +87,7 @@ class EagleNet(nn.Module):
         self.norm = RMSNorm(c.hidden, c.eps)
         rows = torch.zeros(c.draft_vocab, c.hidden) if output is None else output
         self.register_buffer("output", rows, persistent=c.own_output)
-        frequency = c.rope_theta ** (-torch.arange(0, c.head_dim, 2, dtype=torch.float64) / c.head_dim)
-        self.register_buffer("frequency", frequency.float(), persistent=False)
+        self.register_buffer("frequency", frequencies(c.rope_theta, c.head_dim), persistent=False)
 
     def fuse(self, features: Float[Tensor, "*n stacked"]) -> Float[Tensor, "*n hidden"]:
         """Fuse the target's hidden states of several layers, concatenated per position, into one state."""
@@ -89,16 +103,9 @@ class EagleNet(nn.Module):
         both = torch.cat([self.norm_embedding(embedding), self.norm_state(state)], -1)
         packed = self.qkv(both).unflatten(-1, (-1, c.head_dim))
         query_key, value = packed.split((c.heads + c.kv_heads, c.kv_heads), -2)
-        rotated = self._rotate(query_key, position)
+        rotated = rotate(query_key, position, self.frequency)
         query, key = torch.split(rotated, [c.heads, c.kv_heads], -2)
         return query, key, value
-
-    def _rotate(self, x: Float[Tensor, "*n heads dim"], position: Int[Tensor, " *n"]) -> Float[Tensor, "*n heads dim"]:
-        """Rotary embedding that pairs the two halves of each head."""
-        angle = position[..., None, None].to(self.frequency.dtype) * self.frequency
-        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-        left, right = x.chunk(2, -1)
-        return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
 
     def finish(
         self, state: Float[Tensor, "*n hidden"], attended: Float[Tensor, "*n inner"]

@@ -87,16 +87,25 @@ Watched = Mapping[int, Callable[[Tensor], object]]
 
 
 def walk(
-    net: GpuNetwork, room: PassBuffers, layout: Layout, held: Held, span: tuple[int, int], watched: Watched, tree: bool
+    net: GpuNetwork,
+    room: PassBuffers,
+    layout: Layout,
+    held: Held,
+    span: tuple[int, int],
+    watched: Watched,
+    tree: bool,
+    writes: Layout | None = None,
 ) -> None:
-    """Take what lies in `room.hidden` through the layers of a span; the final norm may read it then."""
+    """Take what lies in `room.hidden` through the layers of a span; the final norm may read it then.
+
+    `writes`: where keys and values are written, if tokens see more than the places up to their own."""
     few, (first, last) = net.few(len(room.hidden)), span
     if first < last:
         room.stream.begin(_norm_before(net, first))
         survey(layout, room.space, net.heads)
     for i in range(first, last):
         after = _norm_before(net, i + 1)
-        layer(net, net.blocks[i], room, room.stream, layout, held[i], after, tree, few, surveyed=True)
+        layer(net, net.blocks[i], room, room.stream, layout, held[i], after, tree, few, surveyed=True, writes=writes)
         if i in watched:
             watched[i](room.hidden)
 
@@ -118,11 +127,12 @@ def layer(
     tree: bool,
     few: bool,
     surveyed: bool = False,
+    writes: Layout | None = None,
 ) -> None:
     """One layer, which adds to the room's stream what it makes of `reads`; `after` is the norm that comes next."""
     keys, values = held
     product(reads, block.qkv, room.given, block.qkv_bias, few=few)
-    turn(room.given, net.angles, layout, keys, values, room.space.query, net.heads, block.head_norms)
+    turn(room.given, net.angles, writes or layout, keys, values, room.space.query, net.heads, block.head_norms)
     attend(layout, keys, values, room.space, room.attended, net.heads, tree, surveyed=surveyed)
     _add(net, room.attended, block.output, room.stream, block.output_bias, block.between, few)
     product(room.stream, block.gate_up, room.inner, gated=True, few=few)

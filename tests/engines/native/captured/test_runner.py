@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
 
+from blocks import dflash
 from heads import eagle
 from slipstream.core.interfaces import Policy
 from slipstream.core.rules import rules
@@ -100,6 +101,10 @@ def decoded(
     head.slots.net.to(DEVICE)
     head.slots._kernel, head.vocabulary.ids = None, head.vocabulary.ids.to(DEVICE)
     parts = {"none": NoDrafter(VOCAB), "eagle": head, "ngram": NGram(VOCAB)}
+    if plan.drafter == "dflash":
+        parts["dflash"] = stack = dflash(target, IDS, features=(0, 1), block=8)
+        stack.slots.net.to(DEVICE)
+        stack.slots._kernel, stack.vocabulary.ids = None, stack.vocabulary.ids.to(DEVICE)
     if plan.drafter == "draft_model":
         parts["draft_model"] = draft_model(target, fast, ids)
     runner = CapturedRunner(target, target.decoder) if fast else None
@@ -138,7 +143,9 @@ CUT = Sampling(temperature=0.9, top_k=20, top_p=0.8, min_p=0.05)
      ("ngram", "token", 2, Sampling(0.3)),
      *(pytest.param(*case, marks=pytest.mark.slow) for case in [
          ("none", "block", 0, Sampling(0.8)), ("eagle", "coupled", 2, Sampling(1.0)), ("eagle", "token", 2, CUT),
-         ("eagle", "block", 3, Sampling(0.8)), ("draft_model", "greedy", 3, Sampling(0)),
+         ("eagle", "block", 3, Sampling(0.8)), ("dflash", "greedy", 3, Sampling(0)),
+         ("dflash", "block", 8, Sampling(0.8)), ("dflash", "coupled", 2, CUT),
+         ("dflash", "token", 2, Sampling(0.8)), ("draft_model", "greedy", 3, Sampling(0)),
          ("draft_model", "token", 2, Sampling(0.8)), ("ngram", "greedy", 3, Sampling(0)),
          ("ngram", "block", 3, Sampling(0.5)), ("ngram", "coupled", 2, CUT), ("draft_model", "block", 2, CUT)])],
 )  # fmt: skip

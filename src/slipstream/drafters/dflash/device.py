@@ -1,0 +1,154 @@
+"""The device form of a DFlash stack: a chain in each row, drafted by one pass of the stack.
+
+At the end of a cycle with drafts the stack reads the committed positions: their context keys and values, and the fused
+state of the last one, which the next block starts from. A cycle without drafts reads nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from slipstream.core.array_types import Float, Tensor
+from slipstream.core.types import Budget, Row
+from slipstream.drafters.device.interface import CommittedRead, DeviceDraft, DeviceDrafter, DraftSteps, inverse
+from slipstream.drafters.dflash.gpu_stack import GpuStack
+from slipstream.kernels.gpu.block import BlockLayout
+from slipstream.kernels.gpu.cycle import CycleControl
+from slipstream.kernels.gpu.decoder import Held, PassBuffers, logits
+from slipstream.kernels.gpu.residual import ResidualStream
+
+if TYPE_CHECKING:
+    from slipstream.drafters.dflash.drafter import Dflash
+    from slipstream.models.run.torch_model import TorchModel
+
+DEEPEST = 8  # tokens of the deepest captured chain; a smaller block has no device form
+
+
+class StackState(DeviceDraft):
+    """The stack's part of one captured graph.
+
+    `features`: cache tensors of the target's hidden states by layer, [rows, 1, places, hidden]."""
+
+    def __init__(
+        self, kernels: GpuStack, held: Held, features: Mapping[int, Tensor], ids: Tensor, slot_of: Tensor
+    ) -> None:
+        self.kernels, self.held = kernels, held
+        self.features, self.feature_scale, self.ids, self.slot_of = features, kernels.scale, ids, slot_of
+
+    def steps(self, rows: int, depth: int, parts: int, state: Tensor) -> DraftSteps:
+        return BlockSteps(self, rows, depth, parts, state)
+
+    def committed_read(self, rows: int, width: int, parts: int, like: Tensor) -> CommittedRead:
+        return ContextRead(self, rows, width, like) if width > 1 else super().committed_read(rows, width, parts, like)
+
+
+class BlockSteps:
+    """The tokens of a chain in each row. The first step runs the block."""
+
+    def __init__(self, stack: StackState, rows: int, depth: int, parts: int, state: Tensor) -> None:
+        self._stack, self._rows, self._state = stack, rows, state
+        kernels, device = stack.kernels, state.device
+        net, block = kernels.net, kernels.config.block
+        # the block may reach one part of the cache further than the chain
+        self._room = PassBuffers(net, rows * block, parts + 1)
+        self._layout = BlockLayout.of(rows, block, net.heads.chunk(block, rows * block), device)
+        self._both = kernels.embedding.new_zeros(rows, 2 * state.shape[1])
+        self._index = torch.tensor([r * block + n for n in range(depth) for r in range(rows)], device=device)
+        self._drafted = ResidualStream(depth * rows, state.shape[1], net.head)
+        self._logits = torch.zeros(depth * rows, len(net.head), device=device)
+
+    def begin(self, control: CycleControl) -> None:
+        kernels = self._stack.kernels
+        self._layout.lay(control)
+        kernels.run(control.last, self._state, self._both, self._room, self._layout, self._stack.held)
+        torch.index_select(self._room.hidden, 0, self._index, out=self._drafted.hidden)
+        self._drafted.begin(kernels.net.norm)
+        logits(kernels.net, self._drafted, self._logits)
+
+    def run(self, n: int, token: Tensor, out: Tensor) -> None:
+        out.copy_(self._logits[n * self._rows : (n + 1) * self._rows])
+
+
+class ContextRead(CommittedRead):
+    """Reads the committed positions at the end of a cycle."""
+
+    def __init__(self, stack: StackState, rows: int, width: int, like: Tensor) -> None:
+        super().__init__(rows, width, stack.kernels.net.heads.chunk(width, rows * width), like)
+        self._stack, self._room = stack, PassBuffers(stack.kernels.net, rows * width, 1)
+
+    def run(self, stack: Tensor) -> None:
+        self._stack.kernels.read(stack, self._room, self.layout, self._stack.held)
+        torch.index_select(self._room.hidden, 0, self.end, out=self.state)
+
+
+class DflashDeviceDrafter(DeviceDrafter):
+    """A DFlash stack between captured cycles."""
+
+    def __init__(self, drafter: Dflash, target: TorchModel, like: Float[Tensor, "1 hidden"]) -> None:
+        self._drafter, self._target, self._like = drafter, target, like
+        slots, vocabulary = drafter.slots, drafter.vocabulary
+        self._kernels = GpuStack(slots.net, slots.embedding, target.context)
+        self._slot_of = inverse(vocabulary.ids, vocabulary.size, target.device)
+        # the last cycle, with the index and the length of each of its rows
+        self._last_cycle: tuple[dict[Row, tuple[int, int]], Any] | None = None
+
+    @property
+    def version(self) -> int:
+        return self._drafter.slots.cache.version
+
+    @property
+    def places(self) -> int:
+        return self._drafter.slots.cache.places - self._drafter.block
+
+    def draft_on_host(self, rows: Sequence[Row], budget: Sequence[Budget]) -> Sequence[Budget]:
+        """Nothing is drafted on the host. Depths beyond the block are cut."""
+        return [replace(spend, depth=min(spend.depth, self._drafter.block)) for spend in budget]
+
+    def part(self, places: int) -> StackState:
+        slots, heads = self._drafter.slots, self._kernels.net.heads
+        like = slots.embedding.new_empty(1, heads.kv_heads, 1, heads.dim)
+        slots.cache.reserve(places + self._drafter.block)
+        features = self._target.feature_places(self._drafter.needs.features, self._like)
+        held = [slots.cache.layer(layer, like, like) for layer in range(slots.net.config.layers)]
+        return StackState(self._kernels, held, features, self._drafter.vocabulary.ids, self._slot_of)
+
+    def index(self, row: Row) -> int:
+        return self._drafter.slots.index(row)
+
+    def behind(self, rows: Sequence[Row]) -> int:
+        return sum(map(self._drafter.slots.unread, rows))
+
+    def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, int]:
+        """The fused state before each row's last token, from the last cycle if it holds all of them."""
+        (places, last), self._last_cycle = self._last_cycle or ({}, None), None
+        if not cycle.key.depth:
+            return None, 0
+        if last is None or any(row not in places or places[row][1] != row.length for row in rows):
+            return self._drafter.slots.last_states(rows)
+        index = [places[row][0] for row in rows]
+        if last is cycle and index == list(range(len(rows))):
+            return None, 0
+        return last.state[torch.tensor(index, device=last.state.device)], 0
+
+    def forget(self) -> None:
+        self._last_cycle = None
+
+    def commit(
+        self,
+        rows: Sequence[Row],
+        depths: Sequence[int],
+        accepted: Sequence[Sequence[int]],
+        cycle: Any,
+        lines: Sequence[int],
+    ) -> None:
+        if not cycle.key.depth:
+            return
+        lengths = [row.length + len(tokens) + 1 for row, tokens in zip(rows, accepted, strict=True)]
+        for row, length in zip(rows, lengths, strict=True):
+            self._drafter.slots.record_cached(row, length - 1)
+        places = {row: (line, length) for row, line, length in zip(rows, lines, lengths, strict=True)}
+        self._last_cycle = places, cycle

@@ -1,0 +1,66 @@
+"""The DFlash stack on GPU kernels (`kernels.gpu`). Its reference is `network`."""
+
+from __future__ import annotations
+
+import torch
+
+from slipstream.core.array_types import Float, Int, Tensor
+from slipstream.drafters.dflash.network import DflashLayer, DflashNet
+from slipstream.kernels.gpu.attention import AttentionHeads, Layout, turn
+from slipstream.kernels.gpu.block import BlockLayout
+from slipstream.kernels.gpu.cycle import pair
+from slipstream.kernels.gpu.decoder import GpuLayer, GpuNetwork, Held, PassBuffers, walk
+from slipstream.kernels.gpu.matmul import product
+from slipstream.kernels.gpu.residual import Norm
+
+
+class GpuStack:
+    """All layers, the final norm and the output matrix on GPU kernels."""
+
+    def __init__(self, net: DflashNet, embedding: Float[Tensor, "vocab hidden"], positions: int) -> None:
+        c = net.config
+        self.config, self.embedding, self.scale, self.slots = c, embedding, net.scale, net.slots.detach()
+        self._fc, self._join = net.fc.weight.detach(), net.join.weight.detach()
+        self._norms = Norm(net.norm_embedding.weight, c.eps), Norm(net.norm_state.weight, c.eps)
+        angle = torch.arange(positions + c.block, device=embedding.device)[:, None] * net.frequency.float()
+        heads = AttentionHeads(c.heads, c.kv_heads, c.head_dim, c.head_dim**-0.5)
+        blocks = [_gpu_layer(layer, c.eps) for layer in net.stack]
+        output = net.output.detach()
+        self.net = GpuNetwork(blocks, Norm(net.norm.weight, c.eps), output, heads, (angle.cos(), angle.sin()))
+
+    def read(self, stacked: Float[Tensor, "n stacked"], room: PassBuffers, layout: Layout, held: Held) -> None:
+        """Write the context keys and values of positions; `room.hidden` then holds their fused states.
+
+        `stacked`: the target's scaled states of several layers, concatenated per position."""
+        net, few = self.net, self.net.few(len(stacked))
+        product(stacked, self._fc, room.hidden, few=few)
+        for block, (keys, values) in zip(net.blocks, held, strict=True):
+            assert block.before is not None, "every layer norms what it reads"
+            room.stream.begin(block.before)
+            product(room.stream, block.qkv, room.given, few=few)
+            turn(room.given, net.angles, layout, keys, values, room.space.query, net.heads)
+
+    def run(
+        self,
+        token: Int[Tensor, " rows"],
+        state: Float[Tensor, "rows hidden"],
+        both: Float[Tensor, "rows twice"],
+        room: PassBuffers,
+        layout: BlockLayout,
+        held: Held,
+    ) -> None:
+        """Run one block per row, from its last token and the fused state before it. `room.hidden` holds the outputs."""
+        rows, size = state.shape
+        pair(token, 1, self.embedding, state, self._norms, both)
+        joined = state.new_empty(rows, size)
+        product(both, self._join, joined, few=self.net.few(rows))
+        torch.add(joined[:, None], self.slots, out=room.hidden.view(rows, -1, size))
+        span = 0, len(self.net.blocks)
+        walk(self.net, room, layout.reads, held, span, {}, False, writes=layout.writes)
+
+
+def _gpu_layer(layer: DflashLayer, eps: float) -> GpuLayer:
+    qkv = torch.cat([layer.query.weight.detach(), layer.key_value.weight.detach()])
+    output, gate_up, down = (part.weight.detach() for part in (layer.o, layer.gate_up, layer.down))
+    norms = Norm(layer.norm_attention.weight, eps), Norm(layer.norm_mlp.weight, eps)
+    return GpuLayer(qkv, output, gate_up, down, *norms)
