@@ -33,8 +33,9 @@ SIZES = {
     "medusa": {"heads": 3, "blocks": 1},
     "mlp": {"features": "0,1", "inner": 40},
     "prophet": {"window": 5, "intermediate": 40},
+    "dflash": {"layers": 1, "block": 4, "kv_heads": 4, "intermediate": 40},
 }
-HEADS = ["medusa", "mlp", "prophet"]
+HEADS = ["medusa", "mlp", "prophet", "dflash"]
 ODD = torch.arange(0, 18, 2)  # tokens no count of words would choose
 
 
