@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from slipstream.core.array_types import Float, Tensor
 from slipstream.core.types import Budget, Row
-from slipstream.drafters.device.interface import CommittedRead, DeviceDraft, DeviceDrafter, DraftSteps, inverse
+from slipstream.drafters.device.interface import CommittedRead, DeviceDraft, DraftSteps, inverse
+from slipstream.drafters.device.state_drafter import StateDrafter
 from slipstream.drafters.dflash.gpu_stack import GpuStack
 from slipstream.kernels.gpu.block import BlockLayout
 from slipstream.kernels.gpu.cycle import CycleControl
@@ -85,7 +86,7 @@ class ContextRead(CommittedRead):
         torch.index_select(self._room.hidden, 0, self.end, out=self.state)
 
 
-class DflashDeviceDrafter(DeviceDrafter):
+class DflashDeviceDrafter(StateDrafter):
     """A DFlash stack between captured cycles."""
 
     def __init__(self, drafter: Dflash, target: TorchModel, like: Float[Tensor, "1 hidden"]) -> None:
@@ -93,8 +94,6 @@ class DflashDeviceDrafter(DeviceDrafter):
         slots, vocabulary = drafter.slots, drafter.vocabulary
         self._kernels = GpuStack(slots.net, slots.embedding, target.context)
         self._slot_of = inverse(vocabulary.ids, vocabulary.size, target.device)
-        # the last cycle, with the index and the length of each of its rows
-        self._last_cycle: tuple[dict[Row, tuple[int, int]], Any] | None = None
 
     @property
     def version(self) -> int:
@@ -119,36 +118,11 @@ class DflashDeviceDrafter(DeviceDrafter):
     def index(self, row: Row) -> int:
         return self._drafter.slots.index(row)
 
-    def behind(self, rows: Sequence[Row]) -> int:
-        return sum(map(self._drafter.slots.unread, rows))
+    def unread(self, row: Row) -> int:
+        return self._drafter.slots.unread(row)
 
-    def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, int]:
-        """The fused state before each row's last token, from the last cycle if it holds all of them."""
-        (places, last), self._last_cycle = self._last_cycle or ({}, None), None
-        if not cycle.key.depth:
-            return None, 0
-        if last is None or any(row not in places or places[row][1] != row.length for row in rows):
-            return self._drafter.slots.last_states(rows)
-        index = [places[row][0] for row in rows]
-        if last is cycle and index == list(range(len(rows))):
-            return None, 0
-        return last.state[torch.tensor(index, device=last.state.device)], 0
+    def record_cached(self, row: Row, tokens: int) -> None:
+        self._drafter.slots.record_cached(row, tokens)
 
-    def forget(self) -> None:
-        self._last_cycle = None
-
-    def commit(
-        self,
-        rows: Sequence[Row],
-        depths: Sequence[int],
-        accepted: Sequence[Sequence[int]],
-        cycle: Any,
-        lines: Sequence[int],
-    ) -> None:
-        if not cycle.key.depth:
-            return
-        lengths = [row.length + len(tokens) + 1 for row, tokens in zip(rows, accepted, strict=True)]
-        for row, length in zip(rows, lengths, strict=True):
-            self._drafter.slots.record_cached(row, length - 1)
-        places = {row: (line, length) for row, line, length in zip(rows, lines, lengths, strict=True)}
-        self._last_cycle = places, cycle
+    def read_states(self, rows: Sequence[Row]) -> tuple[Tensor, int]:
+        return self._drafter.slots.last_states(rows)

@@ -8,14 +8,15 @@ what plain decoding costs, and the next cycle with drafts first reads what was m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from slipstream.core.array_types import Float, Tensor
-from slipstream.core.types import Budget, Row
-from slipstream.drafters.device.interface import CommittedRead, DeviceDrafter, DraftSteps, TreeDraft, inverse
+from slipstream.core.types import Row
+from slipstream.drafters.device.interface import CommittedRead, DraftSteps, TreeDraft, inverse
+from slipstream.drafters.device.state_drafter import StateDrafter
 from slipstream.drafters.eagle.gpu_layer import GpuEagleLayer
 from slipstream.kernels.gpu.cycle import CycleControl, chain_layout, lay_steps, part
 from slipstream.kernels.gpu.decoder import Held, PassBuffers
@@ -86,7 +87,7 @@ class HeadRead(CommittedRead):
         torch.index_select(self._room.hidden, 0, self.end, out=self.state)
 
 
-class EagleDeviceDrafter(DeviceDrafter):
+class EagleDeviceDrafter(StateDrafter):
     """An EAGLE head between captured cycles."""
 
     branches = True
@@ -96,8 +97,6 @@ class EagleDeviceDrafter(DeviceDrafter):
         slots, vocabulary = drafter.slots, drafter.vocabulary
         self._kernels = GpuEagleLayer(slots.net, slots.embedding, target.context)
         self._slot_of = inverse(vocabulary.ids, vocabulary.size, target.device)
-        # the last cycle, with the index and the length of each of its rows
-        self._last_cycle: tuple[dict[Row, tuple[int, int]], Any] | None = None
 
     @property
     def version(self) -> int:
@@ -118,26 +117,13 @@ class EagleDeviceDrafter(DeviceDrafter):
     def index(self, row: Row) -> int:
         return self._drafter.slots.index(row)
 
-    def behind(self, rows: Sequence[Row]) -> int:
-        unread = self._drafter.slots.unread
-        return sum(map(unread, rows))
+    def unread(self, row: Row) -> int:
+        return self._drafter.slots.unread(row)
 
-    def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, int]:
-        """The head's state at the last slot of each row, from the last cycle if it holds all of them."""
-        (places, last), self._last_cycle = self._last_cycle or ({}, None), None
-        if not cycle.key.depth:
-            return None, 0
-        if last is None or any(row not in places or places[row][1] != row.length for row in rows):
-            return self._read_ends(rows)
-        index = [places[row][0] for row in rows]
-        if last is cycle and index == list(range(len(rows))):
-            return None, 0
-        return last.state[torch.tensor(index, device=last.state.device)], 0
+    def record_cached(self, row: Row, tokens: int) -> None:
+        self._drafter.slots.record_cached(row, tokens)
 
-    def forget(self) -> None:
-        self._last_cycle = None
-
-    def _read_ends(self, rows: Sequence[Row]) -> tuple[Tensor, int]:
+    def read_states(self, rows: Sequence[Row]) -> tuple[Tensor, int]:
         """Read all unread slots. Returns the head's states at the rows' last slots, and the number of slots read."""
         head = self.part(max(row.length for row in rows))
         pieces = [self._drafter.slots.take_unread(row) for row in rows]
@@ -150,22 +136,6 @@ class EagleDeviceDrafter(DeviceDrafter):
             states.append(read_slots(head, pieces[begin:end], index))
             begin = end
         return torch.cat(states), sum(map(len, pieces))
-
-    def commit(
-        self,
-        rows: Sequence[Row],
-        depths: Sequence[int],
-        accepted: Sequence[Sequence[int]],
-        cycle: Any,
-        lines: Sequence[int],
-    ) -> None:
-        if not cycle.key.depth:
-            return
-        lengths = [row.length + len(tokens) + 1 for row, tokens in zip(rows, accepted, strict=True)]
-        for row, length in zip(rows, lengths, strict=True):
-            self._drafter.slots.record_cached(row, length - 1)
-        places = {row: (line, length) for row, line, length in zip(rows, lines, lengths, strict=True)}
-        self._last_cycle = places, cycle
 
 
 def read_slots(head: HeadState, pieces: Sequence[RowSlice], rows: Sequence[int]) -> Float[Tensor, "pieces hidden"]:

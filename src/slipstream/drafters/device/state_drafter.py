@@ -1,0 +1,70 @@
+"""Device drafters whose drafts start from one state per row: the state that the last cycle left, or one that is read.
+
+A cycle with drafts ends by reading the committed tokens, so the next cycle of the same rows needs nothing from the
+host. A cycle without drafts reads nothing. The next cycle with drafts first reads what was missed.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from slipstream.core.array_types import Float, Tensor
+from slipstream.core.types import Budget, Row
+from slipstream.drafters.device.interface import DeviceDrafter
+
+
+class StateDrafter(DeviceDrafter):
+    """Keeps track of the rows whose states the last cycle holds."""
+
+    # the last cycle, with the index and the length of each of its rows
+    _last_cycle: tuple[dict[Row, tuple[int, int]], Any] | None = None
+
+    @abstractmethod
+    def read_states(self, rows: Sequence[Row]) -> tuple[Float[Tensor, "rows hidden"], int]:
+        """Read all unread tokens of the rows. Returns the rows' states, and how many tokens were read."""
+
+    @abstractmethod
+    def unread(self, row: Row) -> int:
+        """Committed tokens of a row that are not in the drafter's cache, the last one not counted."""
+
+    @abstractmethod
+    def record_cached(self, row: Row, tokens: int) -> None:
+        """Record that a captured cycle wrote the first `tokens` committed tokens of a row to the drafter's cache."""
+
+    def behind(self, rows: Sequence[Row]) -> int:
+        return sum(map(self.unread, rows))
+
+    def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, int]:
+        """The state of each row, from the last cycle if it holds all of them."""
+        (places, last), self._last_cycle = self._last_cycle or ({}, None), None
+        if not cycle.key.depth:
+            return None, 0
+        if last is None or any(row not in places or places[row][1] != row.length for row in rows):
+            return self.read_states(rows)
+        index = [places[row][0] for row in rows]
+        if last is cycle and index == list(range(len(rows))):
+            return None, 0
+        return last.state[torch.tensor(index, device=last.state.device)], 0
+
+    def forget(self) -> None:
+        self._last_cycle = None
+
+    def commit(
+        self,
+        rows: Sequence[Row],
+        depths: Sequence[int],
+        accepted: Sequence[Sequence[int]],
+        cycle: Any,
+        lines: Sequence[int],
+    ) -> None:
+        if not cycle.key.depth:
+            return
+        lengths = [row.length + len(tokens) + 1 for row, tokens in zip(rows, accepted, strict=True)]
+        for row, length in zip(rows, lengths, strict=True):
+            self.record_cached(row, length - 1)
+        places = {row: (line, length) for row, line, length in zip(rows, lines, lengths, strict=True)}
+        self._last_cycle = places, cycle
