@@ -79,6 +79,19 @@ def test_prices_of_sizes_that_are_not_there_are_rather_too_high():
     assert [o.seconds for o in stock.menu(few, RULE, SIZES, lambda _: False)] == [1.0, 1.1], "the cheaper of two"
 
 
+def test_few_rows_are_offered_a_cycle_of_their_own_if_only_one_for_many_is_captured():
+    stock, few = GraphCache(), BatchShape(8, 100, False)
+    for lines, plain in ((64, 0.002), (8, 0.001)):
+        capture(stock, few, PLAIN, lines, plain)
+    capture(stock, few, DraftSize(3), 64, 0.003)
+    denied = stock.menu(few, RULE, SIZES, lambda _: False)
+    assert [(offer.seconds, offer.captured) for offer in denied] == [(0.001, True), (0.003, True)]
+    assert find(stock, few, DraftSize(3)).rows == 64
+    offer = next(offer for offer in stock.menu(few, RULE, SIZES, lambda _: True) if offer.size == DraftSize(3))
+    assert (offer.seconds, offer.captured) == (pytest.approx(0.00124), False)
+    assert find(stock, few, DraftSize(3)).rows == 8, "whoever chooses it has it captured"
+
+
 def test_what_cycles_took_counts_and_else_what_the_host_added_to_others():
     stock, few = GraphCache(), BatchShape(8, 100, False)
     capture(stock, few, PLAIN, 8, 1.0)

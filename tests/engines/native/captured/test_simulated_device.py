@@ -170,3 +170,12 @@ def test_rows_that_leave_make_nobody_capture():
     for _ in range(3):
         machine.serve(64)
     assert machine.captured <= before + 1
+
+
+def test_few_rows_after_many_get_cycles_of_their_own():
+    """Cycles for 256 rows cost more than drafting gains for eight. Those for eight rows are captured and pay."""
+    machine = Machine(0.65, token=4e-6)
+    for _ in range(3):
+        machine.serve(256)
+    speeds = [machine.serve(8) for _ in range(16)]
+    assert sorted(speeds[8:])[4] > 1.3 * machine.plainly(8)

@@ -33,6 +33,7 @@ class GraphCache:
         self.cycles: dict[GraphKey, ChainCycle | TreeCycle] = {}
         self._version: tuple[int, int] | None = None
         self._missed: defaultdict[GraphKey, float] = defaultdict(float)  # seconds lost because a larger one served
+        self._offered: set[GraphKey] = set()  # to be captured if they are chosen from the last menu
         self._captures: dict[bool, RecentMedian] = {}  # seconds of capturing a chain, a tree
 
     def set_version(self, version: tuple[int, int]) -> None:
@@ -48,7 +49,7 @@ class GraphCache:
         """The cycle for rows that draft so much: the cheapest there is, unless their own should be captured. A cycle
         reads at most `context` places. `exact`: rows that draft nothing shall have a cycle without drafts."""
         own = shape.key(size, rule, shape.lines(size))
-        if own in self.cycles:
+        if own in self.cycles or own in self._offered:
             return own
         larger = [
             key
@@ -65,6 +66,7 @@ class GraphCache:
     def add(self, key: GraphKey, cycle: ChainCycle | TreeCycle) -> None:
         self.cycles[key] = cycle
         self._missed.pop(key, None)
+        self._offered.discard(key)
         if (seconds := cycle.whole.rehearse()) is not None:
             self.costs.captured(key, seconds)
 
@@ -85,21 +87,44 @@ class GraphCache:
     ) -> list[SizeOption]:
         """Sizes to choose from, drafting nothing first; also those that would have to be captured, where `may_capture`
         says that there are so many seconds for it, at a time that is guessed rather too high."""
-        captured: dict[DraftSize, float] = {}
-        for key in self.cycles:
-            if shape.fits(key, rule):
-                seconds = self.costs.seconds(key, shape.rows)
-                captured[key.size] = min(seconds, captured.get(key.size, seconds))
+        captured = self._captured_sizes(shape, rule)
+        self._offered.clear()
         plain = captured.pop(PLAIN, 0.0)
         if not plain:
             return [SizeOption(PLAIN, 1.0)]
-        options = [SizeOption(size, captured[size]) for size in sizes if size in captured]
+        allowed = {tree: may_capture(self._capture_time(tree)) for tree in (False, True)}
+        options = list[SizeOption]()
+        for size in (size for size in sizes if size in captured):
+            own = self._cost_of_own(shape, size, rule) if allowed[size.nodes > 0] else None
+            if own is not None and own < captured[size]:
+                self._offered.add(shape.key(size, rule, shape.lines(size)))
+                options.append(SizeOption(size, own, captured=False))
+            else:
+                options.append(SizeOption(size, captured[size]))
         missing = [size for size in sizes if size.depth and size not in captured]
         missing = missing if captured else [size for size in FIRST if size in missing][:1]
-        allowed = {tree: may_capture(self._capture_time(tree)) for tree in (False, True)}
         options += [
             SizeOption(size, self.costs.guess(size, plain, captured), captured=False)
             for size in missing
             if allowed[size.nodes > 0] or not (captured or rule.chains)
         ]
         return [SizeOption(PLAIN, plain), *options]
+
+    def _captured_sizes(self, shape: BatchShape, rule: DeviceRule) -> dict[DraftSize, float]:
+        """Seconds of the cheapest captured cycle of each size that these rows fit in."""
+        captured: dict[DraftSize, float] = {}
+        for key in self.cycles:
+            if shape.fits(key, rule):
+                seconds = self.costs.seconds(key, shape.rows)
+                captured[key.size] = min(seconds, captured.get(key.size, seconds))
+        return captured
+
+    def _cost_of_own(self, shape: BatchShape, size: DraftSize, rule: DeviceRule) -> float | None:
+        """Seconds that a cycle for just these rows is expected to take, if only one for more rows is captured. None if
+        it is captured already, or if plain decoding is not captured for just these rows."""
+        own, plain = (shape.key(each, rule, shape.lines(each)) for each in (size, PLAIN))
+        if own in self.cycles or plain not in self.cycles:
+            return None
+        if self.costs.device(own):  # it was captured before a cache moved
+            return self.costs.seconds(own, shape.rows)
+        return self.costs.guess(size, self.costs.seconds(plain, shape.rows), {})

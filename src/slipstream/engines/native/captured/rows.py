@@ -126,8 +126,8 @@ class CapturedRows:
         if runner is None or flight is None or not flight.cycle.repeats:
             return False
         live = [job for job in self._jobs if not job.done]
-        if not flight.size.depth and any(job.budget.depth for job in live):  # it drafted nothing for once
-            return False
+        if not any(goal for _, _, goal in flight.lines) and any(job.budget.depth for job in live):
+            return False  # the last cycle drafted nothing for once
         before, following = [job.budget for job in live], None
         with self._giving_up():
             if not self._choose(live) or before != [job.budget for job in live]:

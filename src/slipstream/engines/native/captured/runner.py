@@ -142,7 +142,8 @@ class CapturedRunner:
         if size is None or not self._fits(shape, size, drafter, rule) or not self._in_context(shape, size, device):
             return None
         graphs = self._graphs_of(drafter) if device.drafts else self._graphs[0]
-        key = graphs.find(shape, size, rule, self.expected_rows, self._context(shape, size, device), by_policy)
+        exact = by_policy or not any(own.depth for own in goals)
+        key = graphs.find(shape, size, rule, self.expected_rows, self._context(shape, size, device), exact)
         cycle, captured = self._cycle(graphs, key, shape, device, by_policy and size.depth > 0)
         budget = [Budget(0) if row in plain else own for row, own in zip(rows, budget, strict=True)]
         began = perf_counter()
@@ -169,7 +170,7 @@ class CapturedRunner:
         if used > self._model.cache.places or used > device.places or not self._in_context(shape, size, device):
             return None
         context = self._context(shape, size, device)
-        best = flight.graphs.find(shape, size, flight.rule, self.expected_rows, context, flight.by_policy)
+        best = flight.graphs.find(shape, size, flight.rule, self.expected_rows, context, exact=True)
         if best != flight.key:
             return None
         record = flight.cycle.whole.launch()
