@@ -98,13 +98,13 @@ def pack_linears(model: nn.Module, integers: bool = False, rounded: bool = False
 
 
 def pack_as_target(drafter: nn.Module, target: nn.Module) -> None:
-    """Pack the linear layers of a drafter that runs in float32 on a CPU; in 8 bits if those of the target are integers.
+    """Pack the linear layers of a drafter that runs in float32 on a CPU.
 
-    The weights of the drafter must have the type of the target's."""
+    Weights that are integers of few bits, such as output rows of a quantised target, use integer products. If the
+    target has integer products, the other weights are rounded to 8 bits."""
     weight = next(drafter.parameters())
     if weight.is_cpu and weight.dtype == torch.float32:
-        integers = products(target) is not None
-        pack_linears(drafter, integers=integers, rounded=integers, row_bits=row_bits(target))
+        pack_linears(drafter, integers=True, rounded=products(target) is not None, row_bits=row_bits(target))
 
 
 def places(model: nn.Module) -> dict[nn.Module, Homes]:
