@@ -34,8 +34,10 @@ from heads import head
 from slipstream import hf
 from slipstream.audit.statistical import fit
 from slipstream.drafters.eagle.folder import save_head
+from slipstream.drafters.files.net_folder import save_net
 from slipstream.hf import borrow
 from slipstream.models.run import torch_model
+from state_heads import random_net
 
 VOCAB = 61
 IDS = torch.tensor([[0, 0, 5, 6, 7, 5, 6], [9, 8, 7, 6, 5, 9, 8], [0, 3, 4, 5, 3, 4, 5]])
@@ -456,6 +458,14 @@ def test_a_trained_head(tmp_path: Any, llama: Any):
     save_head(tmp_path / "head", head(llama, ids, features=(0, 1)), torch.tensor(ids))
     assert torch.equal(ours(llama, drafter=str(tmp_path / "head"), depth=3), plain(llama))
     assert torch.equal(ours(llama, drafter="eagle", options={"model": str(tmp_path / "head")}), plain(llama))
+
+
+@pytest.mark.parametrize("kind", ["medusa", "mlp", "prophet"])
+def test_heads_that_keep_no_cache(kind: str, tmp_path: Any, llama: Any):
+    vocab = llama.config.vocab_size
+    net = random_net(kind, llama.config.hidden_size, (0, 1), vocab // 2)
+    save_net(tmp_path, kind, net, net.config, torch.arange(vocab // 2), about={"target_sha256": "ab" * 32})
+    assert torch.equal(ours(llama, drafter=str(tmp_path), depth=3), plain(llama))
 
 
 @pytest.mark.gpu

@@ -207,8 +207,9 @@ def test_bad_options_are_refused_by_name(options, said, folder, tmp_path):
     ("method", "options", "said"),
     [
         ("medusa", {"heads": 0}, "heads is 0; it must be 1 or more"),
-        ("medusa", {"inner": 3}, "medusa has no option 'inner'; it takes features, heads, decay, blocks, steps"),
+        ("medusa", {"inner": 3}, "medusa has no option 'inner'; it takes features, heads, decay, focus, blocks, steps"),
         ("mlp", {"inner": 0}, "inner is 0; it must be 1 or more"),
+        ("mlp", {"focus": 2}, "focus is 2.0; it must be between 0 and 1"),
         ("mlp", {"decay": 0}, "decay is 0.0; it must be above 0 and at most 1"),
         ("prophet", {"projection": "cubic"}, "projection is 'cubic'; it must be transformer or linear"),
         ("prophet", {"features": "2"}, "features names layer 2; the target has layers 0 to 1"),

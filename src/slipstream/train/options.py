@@ -121,6 +121,7 @@ class HeadsTrainOptions:
     features: str = _option("", "layers of the target whose hidden states are read, such as 3,16,29", "the last")
     heads: int = _option(5, "heads: the most tokens of a draft")
     decay: float = _option(0.8, "head j has the weight decay^j in the loss")
+    focus: float = _option(0.5, "share of a weight that is multiplied with the probability of the tokens before it")
 
     def __post_init__(self) -> None:
         for option in fields(self):
@@ -128,6 +129,8 @@ class HeadsTrainOptions:
                 raise ValueError(f"{option.name} is {getattr(self, option.name)}; it must be 1 or more")
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay is {self.decay}; it must be above 0 and at most 1")
+        if not 0 <= self.focus <= 1:
+            raise ValueError(f"focus is {self.focus}; it must be between 0 and 1")
 
 
 @dataclass(frozen=True)

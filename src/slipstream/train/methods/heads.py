@@ -41,7 +41,7 @@ class HeadsMethod(RolloutMethod):
     net: HeadsNet
 
     def __init__(self, teacher: Teacher, ids: Int[Tensor, " draft_vocab"], options: Any) -> None:
-        super().__init__(teacher, ids, options.heads, options.decay)
+        super().__init__(teacher, ids, options.heads, options.decay, options.focus)
         self.layers = feature_layers(options.features, teacher.layers, (teacher.layers - 1,))
         sizes = {
             "hidden": teacher.output.shape[1],

@@ -3,6 +3,10 @@
 Base s is the last position that the target has read, and token s + 1 is known. Step j predicts the target's
 distribution at position s + j + 1. Arrays are indexed by base, so nothing is shifted. The loss is the cross-entropy to
 the target's distribution on the draft vocabulary, with the weight decay^j for step j.
+
+A drafted token counts only if all tokens before it are accepted. So the share `focus` of a base's weight in step j is
+multiplied with the probability that the network gives to the j answer tokens before. A network that does not see these
+tokens then learns what follows the tokens that it drafts.
 """
 
 from __future__ import annotations
@@ -42,8 +46,10 @@ class AnswerScores:
 class RolloutMethod(Method):
     """A method whose network predicts `steps` tokens from every base."""
 
-    def __init__(self, teacher: Teacher, ids: Int[Tensor, " draft_vocab"], steps: int, decay: float) -> None:
-        self.teacher, self.ids = teacher, ids.to(teacher.device)
+    def __init__(
+        self, teacher: Teacher, ids: Int[Tensor, " draft_vocab"], steps: int, decay: float, focus: float = 0.0
+    ) -> None:
+        self.teacher, self.ids, self._focus = teacher, ids.to(teacher.device), focus
         self._weights = [decay**j for j in range(steps)]
         self._scores = AnswerScores(self.ids, len(teacher.output))
 
@@ -60,14 +66,19 @@ class RolloutMethod(Method):
         supervised = batch.supervised
         number = supervised.flatten().cumsum(0).view(supervised.shape) - 1  # of each supervised position
         target = self.teacher.log_probs(output.last[supervised], self.ids).exp_()
+        before = torch.ones(batch.tokens[:, 1:].shape, device=total.device)  # probability of the earlier answer tokens
         for step, (weight, state) in enumerate(zip(self._weights, self.rollout(batch, output), strict=False)):
             position = predicted_positions(batch, step)
             exists = position >= 0
             row = torch.arange(len(position), device=position.device)[:, None].expand_as(position)[exists]
-            target_probs = target[number[row, position[exists]]]
             logits = self.logits(state[exists]).float()
-            loss = functional.cross_entropy(logits, target_probs, reduction="sum")
-            total = total + weight * loss / max(1, len(target_probs))  # short answers may have no position this far
+            losses = functional.cross_entropy(logits, target[number[row, position[exists]]], reduction="none")
+            share = 1 - self._focus + self._focus * before[exists]
+            # short answers may have no position this far
+            total = total + weight * (share * losses).sum() / share.sum().clamp(min=1e-6)
+            if self._focus:
+                token = batch.tokens[row, position[exists] + 1]
+                before[exists] *= self._scores(logits.detach(), token)[1].exp()
         return total / sum(self._weights)
 
     @torch.no_grad()
