@@ -144,7 +144,7 @@ def test_a_depth_beyond_the_block_is_cut_to_the_block():
     assert draft.tree.row.tolist() == [0, 0] + [1] * BLOCK
 
 
-def test_one_kernel_call_runs_the_blocks_of_all_rows(monkeypatch):
+def test_one_kernel_call_reads_all_contexts_and_one_runs_all_blocks(monkeypatch):
     checked = CheckedDrafter(torch.float32)
     kernel = checked.drafter.slots._kernel
     if kernel is None:
@@ -159,7 +159,7 @@ def test_one_kernel_call_runs_the_blocks_of_all_rows(monkeypatch):
     noise = CounterNoise(rows, [False] * 3)
     for _ in range(2):
         assert len(checked.drafter.propose(rows, [Budget(4)] * 3, noise).token) == 12
-    assert [args.keys_only for args in calls] == [True, True, False, False]  # two layers read the context once
+    assert [args.keys_only for args in calls] == [True, False, False]  # the context is read once
 
 
 CHAINS = [Budget(1), Budget(4), Budget(4, 0.05), Budget(3), Budget(3, 0.06), Budget(2)]

@@ -1,7 +1,7 @@
 """The DFlash stack on the CPU kernel (`kernels.cpu.decoder`). Its reference is `network`.
 
-A block is one call for all layers and the logits. New committed positions take one call per layer, which computes only
-keys and values. The weights that `network` fuses (key and value; gate and up) are separate here.
+A block is one call for all layers and the logits. New committed positions are one call that computes only keys and
+values. The weights that `network` fuses (key and value; gate and up) are separate here.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ class CpuStack:
         self, cache: KVCache, state: Float[Tensor, "n hidden"], row: Int[Tensor, " n"], position: Int[Tensor, " n"]
     ) -> None:
         """Write the context keys and values of committed positions."""
-        used = int(position.max()) + 1
-        for layer in range(self._layers):
-            self._run(cache, state, row, position, used, None, None, layer)
+        self._run(cache, state, row, position, int(position.max()) + 1, None, None)
 
     def block(
         self,
@@ -57,7 +55,7 @@ class CpuStack:
         """Run the slots of one block per piece. Returns the logits of the kept slots."""
         used = max(piece.line.start + len(piece.line) for piece in pieces)
         mask = AttentionMask(pieces, inputs.device).visible(None, used)
-        logits = self._run(cache, inputs.contiguous(), row, position, used, mask, kept, None)
+        logits = self._run(cache, inputs.contiguous(), row, position, used, mask, kept)
         assert logits is not None, "slots were kept"
         return logits
 
@@ -70,16 +68,12 @@ class CpuStack:
         used: int,
         mask: Tensor | None,
         kept: Int[Tensor, " kept"] | None,
-        keys_of: int | None,
     ) -> Tensor | None:
-        """One kernel call. `keys_of`: the layer whose keys and values alone are computed; None: all layers run."""
+        """One kernel call. `kept` None: only keys and values are computed, those of every layer from `hidden`."""
         cache.reserve(used)
         cos, sin = self._angles(used)[:, position]
-        first, last = (0, self._layers) if keys_of is None else (keys_of, keys_of + 1)
-        masks, features = [mask] * self._layers, [None] * self._layers
-        args = PassArgs(
-            hidden, (cos, sin), row, position, used, masks, features, first, last, kept, None, keys_of is not None
-        )
+        masks, features, span = [mask] * self._layers, [None] * self._layers, (0, self._layers)
+        args = PassArgs(hidden, (cos, sin), row, position, used, masks, features, *span, kept, None, kept is None)
         return self._kernel.run(self._net, self._cache_pointers(cache), args)
 
     def _angles(self, positions: int) -> Float[Tensor, "2 positions dim"]:

@@ -107,7 +107,8 @@ class CpuNetwork:
         table = (_Layer * len(blocks))(*map(_layer, blocks))
         self._table = table
         inner = blocks[0].gate.outputs
-        self.work = self.hidden * inner
+        self.work = self.hidden * inner  # about a quarter of the multiplications of a layer
+        self.key_work = self.hidden * blocks[0].key.outputs // 2  # the same share for keys and values alone
         self._net = _Network(
             ctypes.addressof(table),
             norm.data_ptr(),
@@ -137,7 +138,7 @@ class PassArgs:
     last: int
     scored: Tensor | None = None  # [slots] tokens whose logits are computed
     second: Tensor | None = None  # [tokens, hidden] the second input
-    keys_only: bool = False  # compute only the keys and values of the first layer
+    keys_only: bool = False  # compute only keys and values: each layer's from the input of the first
 
 
 class DecoderKernel:
@@ -157,7 +158,8 @@ class DecoderKernel:
         tokens, slots = len(args.hidden), 0 if args.scored is None else len(args.scored)
         logits = torch.empty(slots, net.outputs) if slots else None
         call, _tables = _call(cache, args, logits)
-        self._call(net.address, ctypes.addressof(call), _threads(net, max(tokens, slots)), *self._team)
+        threads = _threads(net.key_work if args.keys_only else net.work, max(tokens, slots))
+        self._call(net.address, ctypes.addressof(call), threads, *self._team)
         return logits
 
     def draft(self, net: CpuNetwork, cache: CachePointers, rotated: int, draft_args: int, tokens: int) -> None:
@@ -167,7 +169,7 @@ class DecoderKernel:
         tables = map(ctypes.addressof, cache.tables)
         call = _PassArgs(keys=next(tables), values=next(tables), features=ctypes.addressof(features))
         call.rotated, call.places, call.last = rotated, cache.places, net.layers
-        self._draft(net.address, ctypes.addressof(call), draft_args, _threads(net, tokens), *self._team)
+        self._draft(net.address, ctypes.addressof(call), draft_args, _threads(net.work, tokens), *self._team)
 
 
 def _call(cache: CachePointers, args: PassArgs, logits: Tensor | None) -> tuple[_PassArgs, object]:
@@ -183,8 +185,8 @@ def _call(cache: CachePointers, args: PassArgs, logits: Tensor | None) -> tuple[
     return call, (mask, features, logits)
 
 
-def _threads(net: CpuNetwork, tokens: int) -> int:
-    return torch.get_num_threads() if tokens * net.work > SMALL else 1
+def _threads(work: int, tokens: int) -> int:
+    return torch.get_num_threads() if tokens * work > SMALL else 1
 
 
 def addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:

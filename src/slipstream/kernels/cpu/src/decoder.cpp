@@ -193,7 +193,7 @@ void run_layer(Pass& pass, int64_t index, int threads) {
     multiply(&work.value);
     pass.barrier.wait(threads);
     work.rotate.share(tokens, [&](int64_t i) { store_keys(pass, index, i); });
-    if (pass.args.keys_only) return;
+    if (pass.args.keys_only) return;  // the next layer overwrites keys and values only after its first barrier
     pass.barrier.wait(threads);
     attention::work(&work.attention);
     pass.barrier.wait(threads);

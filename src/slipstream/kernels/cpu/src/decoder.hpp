@@ -46,7 +46,7 @@ struct PassArgs {
     const int64_t* scored;               // [slots] tokens whose logits are wanted
     float* logits;                       // [slots, vocabulary]
     int64_t tokens, slots, rotated, places, used, first, last;
-    int64_t keys_only;  // whether keys and values of the first layer are all that is wanted
+    int64_t keys_only;  // whether only keys and values are wanted: each layer's, from the input of the first
 };
 
 using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);  // GOMP_parallel
