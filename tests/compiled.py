@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from slipstream.kernels.gpu import attention, cycle, path, tree
+from slipstream.kernels.gpu import attention, cycle, entries, path, tree
 from slipstream.kernels.gpu import matmul as products
 from slipstream.kernels.gpu import sample as draw
 from slipstream.kernels.gpu import verify as judge
@@ -155,6 +155,7 @@ KERNELS: list[Kernel] = [
         (path._carry, [L, kind, L, L, L, L, *["i32"] * 3], {"LEVELS": LEVELS, "SIZE": 64, "EARLY": True})
         for kind in (F, "*bf16")
     ),
+    *((entries._copy, [L, L, kind, L, L, *["i64"] * 2, *["i32"] * 3], {"SIZE": 64}) for kind in (F, "*bf16")),
     (
         path._report,
         [L] * 23,

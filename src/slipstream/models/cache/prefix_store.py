@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,6 +21,9 @@ from slipstream.core.array_types import Tensor
 from slipstream.kernels.machine import memory
 from slipstream.models.cache.prefix import PAGE, PrefixIndex
 from slipstream.models.cache.tensors import KVCache
+
+if TYPE_CHECKING:
+    from slipstream.kernels.gpu.entries import EntryCopier
 
 WORTH = 16  # tokens; fewer are computed again rather than copied
 PASS = 64  # tokens saved in other rows that justify a pass for reading ahead
@@ -48,6 +53,7 @@ class PrefixStore:
         self.retained, self.max_bytes, self._cache = retained, max_bytes, cache
         self._pages = PrefixIndex(retained // PAGE)
         self._layers: dict[object, tuple[Tensor, ...]] = {}
+        self._copier: tuple[tuple[int, int, int], EntryCopier] | None = None
         self._places = 0
         self._hits = self._reused = 0
 
@@ -68,12 +74,15 @@ class PrefixStore:
         if len(places) - held < WORTH:
             return held
         self._cache.reserve(len(places))
-        index = self._index(places[held:])
-        for name, rectangles in self._cache.all_tensors():
-            for rectangle, kept in zip(rectangles, self._layers[name], strict=True):
+        new = places[held:]
+        if (copier := self._entry_copier()) is not None:
+            copier.recall(row, held, new)
+        else:
+            index = torch.tensor(new, device=self._cache.device)
+            for rectangle, kept in self._pairs():
                 rectangle[row, :, held : len(places)] = kept.index_select(1, index)
         self._hits += 1
-        self._reused += len(index)
+        self._reused += len(new)
         return len(places)
 
     def keep(self, row: int, tokens: Sequence[int]) -> None:
@@ -93,6 +102,7 @@ class PrefixStore:
 
     def clear(self) -> None:
         self._pages, self._layers, self._places = PrefixIndex(self._pages.capacity), {}, 0
+        self._copier = None
 
     def _fit(self) -> None:
         """Keep no more pages than fit `max_bytes`. The size of a page is known once all layers have run."""
@@ -102,10 +112,32 @@ class PrefixStore:
             self.clear()
 
     def _write(self, row: int, start: int, places: Sequence[int]) -> None:
-        index = self._index(places)
-        for name, rectangles in self._cache.all_tensors():
-            for rectangle, kept in zip(rectangles, self._layers[name], strict=True):
-                kept.index_copy_(1, index, rectangle[row, :, start : start + len(places)])
+        if (copier := self._entry_copier()) is not None:
+            copier.keep(row, start, places)
+            return
+        index = torch.tensor(places, device=self._cache.device)
+        for rectangle, kept in self._pairs():
+            kept.index_copy_(1, index, rectangle[row, :, start : start + len(places)])
+
+    def _pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """The tensors of the cache with those of the store that hold the same entries."""
+        return [
+            pair
+            for name, rectangles in self._cache.all_tensors()
+            for pair in zip(rectangles, self._layers[name], strict=True)
+        ]
+
+    def _entry_copier(self) -> EntryCopier | None:
+        """The kernel that copies the entries of all layers at once, on a GPU; None where there is none."""
+        version = self._cache.version, self._places, self._cache.token_bytes
+        if self._copier is not None and self._copier[0] == version:
+            return self._copier[1]
+        if self._cache.device.type != "cuda" or find_spec("triton") is None:
+            return None
+        from slipstream.kernels.gpu.entries import EntryCopier
+
+        self._copier = version, EntryCopier(self._pairs())
+        return self._copier[1]
 
     def _grow(self) -> None:
         """Make memory for every page in use, in every layer of the cache."""
@@ -123,9 +155,6 @@ class PrefixStore:
         if old is not None:
             new[:, : old[n].shape[1]] = old[n]
         return new
-
-    def _index(self, places: Sequence[int]) -> Tensor:
-        return torch.tensor(places, device=self._cache.device)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the index is consistent and agrees with the memory."""
