@@ -9,8 +9,9 @@ decode the same requests with the same seeds, so they emit the same number of to
 The clients share the processor with the server, as they do here, but not on a machine of their own.
 
 The table has the median of each side and the ratio of neighbouring calls: median, mean and 95 % interval (Student's t
-on logarithms), by the clock and by processor seconds of the server's process, without the clients. The exit code is 1
-where a median ratio by the clock is under the bar.
+on logarithms), by the clock and by processor seconds of the server's process, without the clients. The last
+columns are the processor time of HTTP's own threads, as a share of the process and per token: other work on the machine
+disturbs them least. The exit code is 1 where a median ratio by the clock is under the bar.
 """
 
 from __future__ import annotations
@@ -160,6 +161,12 @@ def bodies_of(count: int, tokens: int, depth: int | None) -> list[dict[str, Any]
     return [how | {"seed": number, "messages": chat} for number, chat in enumerate(chats)]
 
 
+def http_seconds() -> float:
+    """Processor seconds of the event loop and of the threads that start requests: all but the engine and this one."""
+    own = (thread for thread in threading.enumerate() if thread.name not in ("MainThread", "slipstream"))
+    return sum(time.clock_gettime(time.pthread_getcpuclockid(thread.ident)) for thread in own if thread.ident)
+
+
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     import torch
     from engine import ratios
@@ -179,17 +186,23 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
             }
             speeds: dict[str, list[float]] = {name: [] for name in sides}
             efforts: dict[str, list[float]] = {name: [] for name in sides}
+            works: list[tuple[float, float, int]] = []  # seconds of HTTP's threads, of the process, and tokens
             for repeat in range(given.repeats + 1):
                 emitted = {}
                 for name, run in sides.items() if repeat % 2 else reversed(sides.items()):
-                    began, worked = time.perf_counter(), time.process_time()
+                    began, worked, http = time.perf_counter(), time.process_time(), http_seconds()
                     emitted[name] = run()
-                    speeds[name].append(sum(emitted[name]) / (time.perf_counter() - began))
-                    efforts[name].append(sum(emitted[name]) / (time.process_time() - worked))
+                    effort, tokens = time.process_time() - worked, sum(emitted[name])
+                    speeds[name].append(tokens / (time.perf_counter() - began))
+                    efforts[name].append(tokens / effort)
+                    if name == "http":
+                        works.append((http_seconds() - http, effort, tokens))
                 assert emitted["engine"] == emitted["http"], emitted
             medians = {name: statistics.median(values[1:]) for name, values in speeds.items()}  # the first warms up
-            record = {"ratio": ratios(speeds["http"][1:], speeds["engine"][1:])}
+            record: dict[str, Any] = {"ratio": ratios(speeds["http"][1:], speeds["engine"][1:])}
             record["processor"] = ratios(efforts["http"][1:], efforts["engine"][1:])
+            record["share"] = statistics.median(work / whole for work, whole, _ in works[1:])
+            record["microseconds"] = statistics.median(1e6 * work / tokens for work, _, tokens in works[1:])
             records.append({"clients": count} | medians | record)
     about = {"model": engine.label, "drafter": given.drafter, "machine": f"{platform.machine()}, {device}"}
     return about | {"tokens": given.tokens, "repeats": given.repeats, "records": records}
@@ -223,11 +236,16 @@ def main() -> int:
         "HTTP tok/s",
         "HTTP / engine",
         "by processor time",
+        "HTTP's share",
+        "µs per token",
         title=f"{report['model']}, {report['machine']}",
     )
     for record in report["records"]:
         speeds = [f"{record[name]:.1f}" for name in ("engine", "http")]
-        table.add_row(str(record["clients"]), *speeds, interval(record["ratio"]), interval(record["processor"]))
+        shares = [interval(record[name]) for name in ("ratio", "processor")]
+        table.add_row(
+            str(record["clients"]), *speeds, *shares, f"{record['share']:.1%}", f"{record['microseconds']:.0f}"
+        )
     Console(width=120).print(table)
     if given.out:
         save(given.out, report | {"command": "python " + " ".join(sys.argv)})

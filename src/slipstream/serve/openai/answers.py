@@ -92,11 +92,11 @@ class Answer:
         entries = self._logprobs(_entries(chunk.logprobs), chunk.pieces, start)
         if self.token_ids:
             more = f',"token_ids":{encode(chunk.token_ids)}'
-        if self.origins and chunk.token_ids:
-            origins = ",".join([f'"{origin.value}"' for origin in chunk.origins])  # these words need no escapes
+        if self.origins and chunk.origins:
+            origins = '","'.join(chunk.origins)  # these words need no escapes
             pieces = ",".join([encode(piece) for piece in chunk.pieces])
             draft = "" if chunk.draft is None else f',"draft":{encode(self._draft(chunk.draft))}'
-            more += f',"slipstream":{{"origins":[{origins}],"pieces":[{pieces}]{draft}}}'
+            more += f',"slipstream":{{"origins":["{origins}"],"pieces":[{pieces}]{draft}}}'
         written = "null" if entries is None else encode(entries)
         return self._event(index, self._delta(said), _reason(said, chunk.finish_reason), written, more)
 
