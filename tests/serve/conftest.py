@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import logging
+import ssl
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_certificates() -> Iterator[None]:
+    """Clients read all certificates of the system, which takes longer than most requests. Nothing here is encrypted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", lambda *_, **__: ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def quiet_logs() -> Iterator[None]:
+    """The command logs to the standard error of its test, which is closed afterwards."""
+    yield
+    for name in ("slipstream.serve", "uvicorn"):
+        logging.getLogger(name).handlers.clear()
 
 
 @pytest.fixture(scope="module")

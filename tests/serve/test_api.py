@@ -214,10 +214,11 @@ def test_more_tokens_than_the_context_holds_are_refused(address):
         assert (answer.status_code, error["param"]) == (400, name)
         said = f"{name} is 156; the prompt has 5 tokens and the model's context holds 160, so it must be 155 or less"
         assert error["message"] == said
-    assert ask("/v1/completions", prompt="abcde", max_tokens=155).status_code == 200
+    ended = ask("/v1/completions", prompt="abcde", max_tokens=155, stop=list(letters.LETTERS))
+    assert (ended.status_code, ended.json()["choices"][0]["finish_reason"]) == (200, "stop")
     cut = ask("/v1/completions", prompt="a" * 155, ignore_eos=True).json()  # the default of 16 is cut
     assert (cut["usage"]["completion_tokens"], cut["choices"][0]["finish_reason"]) == (5, "length")
-    rest = ask("/v1/chat/completions", **chat, ignore_eos=True, temperature=0).json()
+    rest = ask("/v1/chat/completions", messages=[{"role": "user", "content": "a" * 150}], ignore_eos=True).json()
     assert rest["usage"]["total_tokens"] == 160
 
 

@@ -150,21 +150,21 @@ def test_a_template_without_tools_says_so():
 
 
 def test_calls_through_ollamas_api(address, engine):
-    engine.script = f"I look.\n{WEATHER}\n{TIME}"
-    body = {"model": "letters", "messages": ASKED, "tools": TOOLS, "options": {"num_predict": 300}}
+    engine.script = 'Hm. <tool_call>{"name": "time", "arguments": {"hour": 2}}</tool_call>'
+    body = {"model": "letters", "messages": ASKED, "tools": TOOLS, "options": {"num_predict": 100}}
     whole = httpx.post(f"{address}/api/chat", json=body | {"stream": False}).json()
     lines = [json.loads(line) for line in httpx.post(f"{address}/api/chat", json=body).text.splitlines()]
-    calls = [{"name": "weather", "arguments": {"city": "Rome", "days": 2}}, {"name": "time", "arguments": {}}]
-    assert whole["message"]["content"] == "".join(line["message"]["content"] for line in lines) == "I look."
+    calls = [{"name": "time", "arguments": {"hour": 2}}]
+    assert whole["message"]["content"] == "".join(line["message"]["content"] for line in lines) == "Hm."
     assert [call["function"] for call in whole["message"]["tool_calls"]] == calls
     assert [call["function"] for line in lines for call in line["message"].get("tool_calls", ())] == calls
-    engine.script = "It is sunny."
-    answers = [{"role": "tool", "content": "sunny", "tool_name": "weather"}]
+    engine.script = "Sun."
+    answers = [{"role": "tool", "content": "sunny", "tool_name": "time"}]
     again = httpx.post(
         f"{address}/api/chat", json=body | {"messages": [*ASKED, whole["message"], *answers], "stream": False}
     ).json()
-    assert again["message"] == {"role": "assistant", "content": "It is sunny."}
-    assert WEATHER in engine.prompts[-1]
+    assert again["message"] == {"role": "assistant", "content": "Sun."}
+    assert '{"name": "time", "arguments": {"hour": 2}}' in engine.prompts[-1]
     assert "<|im_start|>tool\nsunny" in engine.prompts[-1]
     assert httpx.post(f"{address}/api/show", json={"model": "letters"}).json()["capabilities"] == [
         "completion",
