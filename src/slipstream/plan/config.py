@@ -106,6 +106,7 @@ class SizeConfig:
     min_wait: int = 4  # plain cycles before the cheapest size is tried again
     max_wait: int = 128  # the same after many failed attempts
     trial: float = 32.0  # plain time before a trial, in multiples of what the drafter needs to catch up
+    caution: float = 1.5  # factor on the time to catch up: it is certain, the gain is not
     luck: float = 0.5  # share of a row's difference from the others that is taken for chance
     observed_rows: int = 8  # rows that are learnt from per cycle; of more rows, some in turn
     refresh: int = 256  # decisions after which the worth of trees is worked out again

@@ -53,14 +53,17 @@ class GraphCosts:
 
     def guess(self, size: DraftSize, plain: float, measured: Mapping[DraftSize, float]) -> float:
         """What a size would take that is not captured: by its levels or by its tokens, whichever says more, as those
-        cost that are captured, chains or trees like it if there are any."""
+        cost that are captured, chains or trees like it if there are any. One that is smaller than all of these may
+        take much less, since passes of few tokens have kernels of their own: it is worth finding out."""
         alike = [other for other in measured if bool(other.nodes) == bool(size.nodes)] or list(measured)
+        hoped = plain * (1 + self._config.first_level * size.depth)
         if not alike:
-            return plain * (1 + self._config.first_level * size.depth)
+            return hoped
         more = {other: max(0.0, measured[other] - plain) for other in alike}
         level = sum(more[other] / other.depth for other in alike) / len(alike)
         token = sum(more[other] / other.slots for other in alike) / len(alike)
-        return plain + max(level * size.depth, token * size.slots)
+        guessed = plain + max(level * size.depth, token * size.slots)
+        return min(guessed, hoped) if all(size.slots < other.slots for other in alike) else guessed
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -61,7 +61,7 @@ class SizeChoice:
         # what is known beforehand is known of this cycle only, so the cost of a token is all that counts
         times = self.pace.seconds(seconds, more, left) if ready is None else seconds / (1 + more).sum(1)
         expected = [
-            (time + delay * bool(option.size.depth)) * (1.0 if option.captured else config.uncaptured)
+            (time + config.caution * delay * bool(option.size.depth)) * (1.0 if option.captured else config.uncaptured)
             for option, time in zip(options, times.tolist(), strict=True)
         ]
         self._last = self._fastest(options, expected, delay, ready)

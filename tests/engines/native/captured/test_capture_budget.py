@@ -20,6 +20,7 @@ def test_some_whenever_there_are_more_rows_than_ever_then_a_share_of_all_time():
             now[0] += 5.0
     assert (allowance.running, allowance.spent) == (1.0, 2.5 * GRANT)
     assert not any(allowance.left(rows) for rows in (1, 8, 64, 64)), "the next one will take as long"
+    assert allowance.left(64, 0.4 * GRANT), "unless it is known to take less: a chain after a tree"
     allowance.spent = 0.0
     assert allowance.left(64, 2.9 * GRANT)
     assert not allowance.left(32, 3.1 * GRANT), "those who leave bring no more"

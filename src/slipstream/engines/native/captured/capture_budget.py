@@ -20,15 +20,16 @@ class CaptureBudget:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self.running = self.spent = 0.0  # seconds
-        self._latest = 0.0  # what the last one took, which is what the next one is expected to
+        self._latest = 0.0  # seconds of the last capture
         self._stopped = 0.0  # of the cycle under way
         self._most = self._grants = 0  # rows so far, and how often there were more
 
-    def left(self, rows: int, cost: float = 0.0) -> bool:
-        """Whether something may be captured that is expected to take so long, or as long as the last one."""
+    def left(self, rows: int, cost: float | None = None) -> bool:
+        """Whether something may be captured that is expected to take so long; None: as long as the last one."""
         if rows > self._most:
             self._most, self._grants = rows, self._grants + 1
-        return self.spent + max(self._latest, cost) <= GRANT * self._grants + SHARE * self.running
+        cost = self._latest if cost is None else cost
+        return self.spent + cost <= GRANT * self._grants + SHARE * self.running
 
     @contextmanager
     def runs(self) -> Iterator[None]:

@@ -88,7 +88,7 @@ class GraphCache:
         """Sizes to choose from, drafting nothing first; also those that would have to be captured, where `may_capture`
         says that there are so many seconds for it, at a time that is guessed rather too high."""
         captured = self._captured_sizes(shape, rule)
-        self._offered.clear()
+        self._offered = set()
         plain = captured.pop(PLAIN, 0.0)
         if not plain:
             return [SizeOption(PLAIN, 1.0)]
@@ -97,17 +97,15 @@ class GraphCache:
         for size in (size for size in sizes if size in captured):
             own = self._cost_of_own(shape, size, rule) if allowed[size.nodes > 0] else None
             if own is not None and own < captured[size]:
-                self._offered.add(shape.key(size, rule, shape.lines(size)))
                 options.append(SizeOption(size, own, captured=False))
             else:
                 options.append(SizeOption(size, captured[size]))
         missing = [size for size in sizes if size.depth and size not in captured]
         missing = missing if captured else [size for size in FIRST if size in missing][:1]
-        options += [
-            SizeOption(size, self.costs.guess(size, plain, captured), captured=False)
-            for size in missing
-            if allowed[size.nodes > 0] or not (captured or rule.chains)
-        ]
+        missing = [size for size in missing if allowed[size.nodes > 0] or not (captured or rule.chains)]
+        options += [SizeOption(size, self.costs.guess(size, plain, captured), captured=False) for size in missing]
+        offered = [option.size for option in options if not option.captured]
+        self._offered = {shape.key(size, rule, shape.lines(size)) for size in offered if captured}
         return [SizeOption(PLAIN, plain), *options]
 
     def _captured_sizes(self, shape: BatchShape, rule: DeviceRule) -> dict[DraftSize, float]:
