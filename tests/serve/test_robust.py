@@ -102,6 +102,22 @@ def test_a_reader_that_waits_holds_up_nobody_and_loses_nothing(monkeypatch):
         assert text.count(b'"token_logprobs":[') == 8 * 32
 
 
+def test_a_stream_for_a_client_that_knows_no_chunks():
+    payload = json.dumps(LONG | {"max_tokens": 4, "stream": True}).encode()
+    with served() as address:
+        host = urlsplit(address)
+        with socket.create_connection((host.hostname, host.port), timeout=30) as own:
+            head = f"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}"
+            own.sendall(head.encode() + b"\r\n\r\n" + payload)
+            answer = b""
+            while part := own.recv(1 << 16):
+                answer += part
+    headers, body = answer.split(b"\r\n\r\n", 1)
+    assert b"chunked" not in headers
+    assert all(event.startswith(b"data: ") for event in body.split(b"\n\n") if event), "no sizes of chunks between"
+    assert body.endswith(b"data: [DONE]\n\n")
+
+
 def test_a_client_that_goes_away_frees_its_row_within_a_cycle(monkeypatch):
     engine, cycles = NativeEngine(letters.target(), "none"), list[int]()
     cancel = Job.cancel
