@@ -73,7 +73,7 @@ class Job(RequestHandle):
         self.budget = Budget(0)  # of the next cycle
         self.prefilled = 0  # prompt tokens that were read
         self.seated = False  # whether its row is open in the model
-        self.rides = False  # whether its cycles can run as captured cycles
+        self.capturable = False  # whether its cycles can run as captured cycles
         self.cancelled = False
         self.error: str | None = None
         self._decoder, self._stops = decoder, StopStrings(stop)
@@ -190,7 +190,7 @@ class Job(RequestHandle):
         return new
 
     @property
-    def way(self) -> tuple[str, str]:
+    def drafter_and_rule(self) -> tuple[str, str]:
         """Its drafter and its rule. Rows with the same pair draft and verify together."""
         return self.plan.drafter, self.plan.rule
 

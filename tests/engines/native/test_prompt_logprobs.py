@@ -22,7 +22,7 @@ PROMPT = "abcabcdefabcabcd" * 5
 def engine() -> Iterator[NativeEngine]:
     with NativeEngine(letters.target(), "ngram", depth=3) as opened:
         yield opened
-        opened.target.model.check_integrity()
+    opened.target.model.check_integrity()
 
 
 def ids(text: str) -> list[int]:
@@ -50,7 +50,7 @@ def test_they_are_the_models_own_in_chunks_of_any_size(limit, max_tokens):
             (done,) = engine.generate(PROMPT, COLD, max_tokens=max_tokens, raw=True, prompt_logprobs=2)
             check(done, ids(PROMPT), 2)
             assert (done.token_ids, done.finish_reason) == (plain.token_ids, plain.finish_reason)
-        engine.target.model.check_integrity()
+    engine.target.model.check_integrity()
 
 
 def test_a_chunk_is_bounded_by_its_logits(monkeypatch):

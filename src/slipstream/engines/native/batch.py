@@ -89,7 +89,7 @@ class Batch:
             self._close(self.scheduler.leave())
             return True
         ready = self.schedule()
-        others = self.captured.run(ready, self.scheduler.crowd)
+        others = self.captured.run(ready, self.scheduler.expected_rows)
         if others or not ready:
             self.publisher.catch_up()
         if others:
@@ -188,7 +188,9 @@ class Batch:
     def draft(self, jobs: Sequence[Job]) -> tuple[list[Group], list[Draft]]:
         """Rows in groups by drafter and rule, and the draft of each group."""
         groups = []
-        for (drafter, rule), same in groupby(sorted(jobs, key=lambda job: job.way), key=lambda job: job.way):
+        for (drafter, rule), same in groupby(
+            sorted(jobs, key=lambda job: job.drafter_and_rule), key=lambda job: job.drafter_and_rule
+        ):
             members, judge = list(same), self._rule(rule)
             noise = self._make_noise([job.row for job in members], [judge.shared] * len(members))
             groups.append(Group(members, self._drafter(drafter), judge, noise))

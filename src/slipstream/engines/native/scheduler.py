@@ -62,7 +62,7 @@ class Scheduler:
         self.running: list[Job] = []
 
     @property
-    def crowd(self) -> int:
+    def expected_rows(self) -> int:
         """The number of running and waiting requests, limited to the maximum number of rows."""
         return min(len(self.running) + len(self.waiting), self.rows)
 

@@ -54,7 +54,7 @@ class PrefixStore:
         self._pages = PrefixIndex(retained // PAGE)
         self._layers: dict[object, tuple[Tensor, ...]] = {}
         self._copier: tuple[tuple[int, int, int], EntryCopier] | None = None
-        self._places = 0
+        self._places = self._grown_for = 0
         self._hits = self._reused = 0
 
     @property
@@ -101,8 +101,8 @@ class PrefixStore:
             raise
 
     def clear(self) -> None:
-        self._pages, self._layers, self._places = PrefixIndex(self._pages.capacity), {}, 0
-        self._copier = None
+        self._pages, self._layers, self._copier = PrefixIndex(self._pages.capacity), {}, None
+        self._places = self._grown_for = 0
 
     def _fit(self) -> None:
         """Keep no more pages than fit `max_bytes`. The size of a page is known once all layers have run."""
@@ -141,6 +141,9 @@ class PrefixStore:
 
     def _grow(self) -> None:
         """Make memory for every page in use, in every layer of the cache."""
+        if self._pages.high * PAGE <= self._places and self._grown_for == self._cache.token_bytes:
+            return
+        self._grown_for = self._cache.token_bytes  # changes when a layer is added
         limit = self._pages.capacity * PAGE
         least = limit if self._cache.device.type == "cpu" else 4 * PAGE
         while self._places < self._pages.high * PAGE:

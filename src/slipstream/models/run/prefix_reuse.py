@@ -58,10 +58,11 @@ class PrefixReuse:
         return gained
 
     def publish(self, row: Row) -> None:
-        """Offer the part of a row's prompt that is cached to other rows. The output is offered when the row closes."""
+        """Offer the part of a row's prompt that is cached to other rows. The rest is offered when the row closes: the
+        output, and the last token of a prompt that was read up to there, which an equal prompt computes anyway."""
         state = self._rows.states[row]
-        published = state.published
-        if published < min(len(row.request.prompt), len(state.tokens)) and state.features == self._features.layers:
+        end = min(len(row.request.prompt) - 1, len(state.tokens))
+        if state.published < end and state.features == self._features.layers:
             self.store.keep(state.index, state.tokens)
             state.published = len(state.tokens)
 

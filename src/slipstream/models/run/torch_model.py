@@ -192,5 +192,5 @@ class TorchModel(Model):
                 state.tokens += more
             else:
                 self.rows.extend(row, more)
-            if state.published < len(row.request.prompt):
+            if state.published < len(row.request.prompt) - 1:
                 self.prefixes.publish(row)

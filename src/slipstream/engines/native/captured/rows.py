@@ -52,10 +52,10 @@ class CapturedRows:
         """Whether a row's cycles can be captured, once it has read its prompt."""
         if self.runner is None:
             return False
-        if not job.rides:  # a row that suits always will
+        if not job.capturable:  # a row that suits always will
             rule = self._rule(job.plan.rule).device_rule
-            job.rides = job.top is None and rule is not None and self.runner.suits(job.row, rule)
-        return job.rides
+            job.capturable = job.top is None and rule is not None and self.runner.suits(job.row, rule)
+        return job.capturable
 
     def ready(self, job: Job) -> bool:
         """Whether its next cycle can be captured."""
@@ -76,9 +76,11 @@ class CapturedRows:
             return list(jobs)
         self.runner.expected_rows = expected_rows
         repeated, self._repeated = self._repeated, set()
-        ready = sorted((job for job in jobs if self.ready(job) and job not in repeated), key=lambda job: job.way)
+        ready = sorted(
+            (job for job in jobs if self.ready(job) and job not in repeated), key=lambda job: job.drafter_and_rule
+        )
         done: set[Job] = set()
-        for _, members in groupby(ready, key=lambda job: job.way):
+        for _, members in groupby(ready, key=lambda job: job.drafter_and_rule):
             group = list(members)
             if not self._launch(group):
                 continue

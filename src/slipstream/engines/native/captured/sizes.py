@@ -38,10 +38,10 @@ class BatchShape:
         """Places of the caches that a cycle may look at."""
         return self.longest + size.places + 1
 
-    def lines(self, size: DraftSize, crowd: int = 1) -> int:
+    def lines(self, size: DraftSize, expected_rows: int = 1) -> int:
         """Rows that a graph is captured for: those there are, and those that will soon be, as far as they fit."""
         most = max(1, WIDEST // (size.slots + 1))
-        return next_power_of_two(max(self.rows, min(crowd, 1 << (most.bit_length() - 1))))
+        return next_power_of_two(max(self.rows, min(expected_rows, 1 << (most.bit_length() - 1))))
 
     def key(self, size: DraftSize, rule: DeviceRule, rows: int) -> GraphKey:
         """The graph for so many rows. Graphs of trees never truncate laws."""

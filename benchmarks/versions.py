@@ -1,0 +1,113 @@
+"""Two checkouts on one CPU, request by request in turn: has a change made decoding slower?
+
+    python benchmarks/versions.py OLD NEW [--way plain|depth3|policy] [--rounds 12]
+
+OLD and NEW are checkouts (folders with `src`). Each has a process of its own, with one thread, on the same core. Every
+request runs in one and then in the other, in alternating order, so a change of the clock meets both. What counts is
+processor time. The median of the paired ratios old / new is printed for each workload: 1.02 means that NEW takes 2 %
+less. Where the pages of a package of weights lie in memory makes up to 5 %: remove the folder `packages` of
+slipstream's cache before, so that both are written anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+WORKLOADS = ("chat", "code", "maths", "rewriting", "summary")
+WAYS = {"plain": ("none", None), "depth3": ("eagle", 3), "policy": ("eagle", None)}
+WARM = 2  # rounds before any is counted
+TOKENS = 48
+
+
+def serve(way: str) -> None:
+    """Answer the prompts on stdin, one JSON string a line; print the processor time of each."""
+    import torch
+
+    import slipstream as ss
+
+    torch.set_num_threads(1)
+    drafter, depth = WAYS[way]
+    with ss.Engine("smollm2-135m", drafter=drafter, depth=depth) as engine:
+        print("ready", flush=True)
+        for line in sys.stdin:
+            began = time.process_time()
+            engine.generate(json.loads(line), ss.Sampling(temperature=0), max_tokens=TOKENS)
+            print(f"seconds {time.process_time() - began}", flush=True)
+
+
+class Version:
+    """A checkout in a process of its own."""
+
+    def __init__(self, checkout: Path, way: str) -> None:
+        pinned = ["taskset", "-c", "0"] if shutil.which("taskset") else []
+        self._process = subprocess.Popen(
+            [*pinned, sys.executable, __file__, "--serve", way],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str((checkout / "src").resolve()), "OMP_NUM_THREADS": "1"},
+        )
+        self._hear("ready")
+
+    def seconds(self, prompt: str) -> float:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(prompt) + "\n")
+        self._process.stdin.flush()
+        return float(self._hear("seconds").split()[1])
+
+    def _hear(self, word: str) -> str:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(word):
+                return line
+        raise RuntimeError("the process of a checkout has ended")
+
+    def close(self) -> None:
+        self._process.kill()
+
+
+def compare(old: Version, new: Version, rounds: int) -> dict[str, float]:
+    folder = Path(__file__).parents[1] / "src/slipstream/bench/workloads"
+    ratios: dict[str, list[float]] = {name: [] for name in WORKLOADS}
+    for n in range(rounds + WARM):
+        for name in WORKLOADS:
+            prompt = json.loads((folder / f"{name}.jsonl").read_text().splitlines()[0])["prompt"]
+            order = (old, new) if n % 2 else (new, old)
+            seconds = {version: version.seconds(prompt) for version in order}
+            if n >= WARM:
+                ratios[name].append(seconds[old] / seconds[new])
+    return {name: round(statistics.median(each), 3) for name, each in ratios.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("old", type=Path, nargs="?")
+    parser.add_argument("new", type=Path, nargs="?")
+    parser.add_argument("--way", choices=WAYS, action="append")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--serve", choices=WAYS, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.serve:
+        serve(asked.serve)
+        return
+    if asked.old is None or asked.new is None:
+        parser.error("name two checkouts, the old one first")
+    for way in asked.way or WAYS:
+        versions = Version(asked.old, way), Version(asked.new, way)
+        try:
+            print(json.dumps({"way": way, "old / new": compare(*versions, asked.rounds)}), flush=True)
+        finally:
+            for version in versions:
+                version.close()
+
+
+if __name__ == "__main__":
+    main()
