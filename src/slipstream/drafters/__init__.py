@@ -15,6 +15,7 @@ drafters: Registry[Drafter] = Registry(
         "none": "slipstream.drafters.none:NoDrafter",
         "ngram": "slipstream.drafters.ngram:NGram",
         "draft_model": "slipstream.drafters.draft_model:DraftModel",
+        "early_exit": "slipstream.drafters.early_exit:EarlyExit",
         "eagle": "slipstream.drafters.eagle.drafter:Eagle",
         "dflash": "slipstream.drafters.dflash.drafter:Dflash",
         "medusa": "slipstream.drafters.heads.medusa:Medusa",
