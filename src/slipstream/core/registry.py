@@ -54,7 +54,7 @@ class Registry(Collection[str], Generic[T]):
             return self._load(self._entries[name])
         plugin = next((point.value for point in entry_points(group=self.group) if point.name == name), None)
         if plugin is None:
-            near = get_close_matches(name, self.names(), 1)
+            near = get_close_matches(name, self.names(), 1, cutoff=0.7)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(f"there is no {self.kind} called {name!r}; one of {', '.join(self.names())}{hint}")
         try:
