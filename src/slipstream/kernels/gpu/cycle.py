@@ -19,8 +19,8 @@ def _lay(
     start, depth, owner, last, far, token, position, row, place, limit, count, rows, width, chunk, chunks,
     FIRST: tl.constexpr, LONG: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Where token n of each row lies. It stands at r * width + n, or at n * rows + r where tokens are run one after the
-    other (FIRST: slots of a head, of which the last drafted token needs none)."""
+    """Write the layout of each row's tokens. Token n of row r has the index r * width + n. FIRST, for the steps of a
+    head: the index n * rows + r, since tokens run one after the other; the last drafted token needs no step."""
     if EARLY:
         wait()
     r = tl.program_id(0)
@@ -76,7 +76,7 @@ def _pair(
 
 @triton.jit
 def _keep(state, row, place, held, row_step, stack, stack_step, scale, size, SIZE: tl.constexpr, EARLY: tl.constexpr):
-    """A layer's states to their places in the cache, and scaled beside those of other layers."""
+    """Write a layer's states to their places in the cache, and scaled states to the stack of all layers."""
     if EARLY:
         wait()
     token, at = tl.program_id(0), tl.arange(0, SIZE)
@@ -94,8 +94,8 @@ def _commit(
     start, depth, far, owner, token, accepted, next, sound, chance, following, position, row, place, limit, count, end,
     result, last, before, left, goal, rows, width, chunk, chunks, LONG: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """What each row committed as the next tokens a head reads, the record the host reads, and the row's control for
-    the next cycle."""
+    """Write for each row the committed tokens that a head reads next, the record for the host, and the control of the
+    next cycle."""
     if EARLY:
         wait()
     r = tl.program_id(0)
@@ -133,8 +133,8 @@ def _commit(
 
 @dataclass(frozen=True, eq=False)
 class CycleControl:
-    """What the host says of each row before a cycle. A cycle leaves here what the next one of the same rows begins
-    with, so that it can be launched before the host knows how this one ended."""
+    """The inputs of a cycle for each row. A cycle writes the inputs of the next one here, so the next one can be
+    launched before the host has read the result."""
 
     stream: Tensor
     start: Tensor
@@ -154,7 +154,7 @@ class CycleControl:
 
 
 def chain_layout(rows: int, width: int, chunk: int, device: torch.device) -> Layout:
-    """Room for the layout of `width` tokens in each row, in chunks of tokens of a row."""
+    """An empty layout for `width` tokens of each row, in chunks of tokens of one row."""
     parts = -(-width // chunk)
     table = torch.zeros(5, rows * width, dtype=torch.long, device=device)
     bits = torch.zeros(rows * width, WORDS, dtype=torch.long, device=device)
@@ -164,7 +164,7 @@ def chain_layout(rows: int, width: int, chunk: int, device: torch.device) -> Lay
 
 
 def lay(control: CycleControl, token: Tensor, far: Tensor, layout: Layout) -> None:
-    """The committed end of each row and the tokens drafted after it, and how far each row may draft."""
+    """Lay out the committed end of each row and the tokens drafted after it. `far` receives the depth of each row."""
     (rows, width), chunk = token.shape, layout.chunk
     _lay[(rows,)](
         *(control.start, control.depth, control.row, control.last, far, token, layout.position, layout.row),
@@ -175,7 +175,7 @@ def lay(control: CycleControl, token: Tensor, far: Tensor, layout: Layout) -> No
 
 
 def lay_steps(control: CycleControl, steps: int, layout: Layout) -> None:
-    """Slots of a head for the tokens drafted one after the other: all rows of the first step, then of the next."""
+    """Lay out the steps of a head: all rows of the first step, then all rows of the next."""
     rows = len(control.start)
     _lay[(rows,)](
         *(control.start, control.depth, control.head_row, control.last, control.depth, control.last),
@@ -186,7 +186,7 @@ def lay_steps(control: CycleControl, steps: int, layout: Layout) -> None:
 
 
 def part(layout: Layout, start: int, size: int) -> Layout:
-    """Some tokens of a layout in which every token is a chunk; chunks count from the first of these."""
+    """A part of a layout in which every token is a chunk."""
     here = slice(start, start + size)
     return Layout(
         layout.position[here],

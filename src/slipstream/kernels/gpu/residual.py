@@ -1,7 +1,8 @@
 """The residual stream of a pass: products read it through a norm, and add to it.
 
-It is kept in float32. Whoever adds to it also leaves it times the weight of the norm that comes next, and the squares
-of what it left; who reads it then divides by their root. Where the library multiplies, the norm is a kernel of its own.
+It is kept in float32. A kernel that adds to it also writes the stream multiplied by the weight of the next norm, and
+the sum of its squares. The reader divides by the root of that sum. If the library computes the product, the norm is
+a separate kernel.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def _norm(x, weight, out, size, epsilon, SIZE: tl.constexpr, EARLY: tl.constexpr
 
 @triton.jit
 def _added(x, addend, weight, out, size, epsilon, SIZE: tl.constexpr, EARLY: tl.constexpr):
-    """Add to a stream, and norm it for who reads it next."""
+    """Add to a stream, and normalise it for the next reader."""
     if EARLY:
         wait()
     row, at = tl.program_id(0), tl.arange(0, SIZE)
@@ -68,7 +69,7 @@ class Norm:
 
 
 class ResidualStream:
-    """The residual stream of a pass, and what the norm that comes next needs of it."""
+    """The residual stream of a pass, and the sums that the next norm needs."""
 
     def __init__(self, tokens: int, size: int, like: Weight) -> None:
         self.hidden = torch.empty(tokens, size, device=like.device)
@@ -82,14 +83,14 @@ class ResidualStream:
         self.normed = False  # whether `ready` is what the norm gives, and not only what it multiplies
 
     def begin(self, norm: Norm) -> None:
-        """What lies in `hidden` is read under this norm next."""
+        """Prepare `hidden` for a first read through this norm."""
         (tokens, size), hidden = self.hidden.shape, self.hidden
         wide = triton.next_power_of_2(size)
         _ready[(tokens,)](hidden, norm.weight, self.ready, self.squares, size, wide, MOST, **early(hidden, tokens))
         self.norm, self.parts, self.normed = norm, 1, False
 
     def through_norm(self) -> Tensor:
-        """What the norm that is due makes of it."""
+        """The stream, normalised by the pending norm."""
         assert self.norm is not None, "a stream is read through a norm"
         tokens, size = self.hidden.shape
         if not self.normed:
@@ -98,7 +99,7 @@ class ResidualStream:
         return self.ready
 
     def add(self, addend: Tensor, after: Norm | None) -> None:
-        """Add what was made, to be read under this norm next."""
+        """Add an output to the stream. The stream is read through the norm `after` next."""
         tokens, size = self.hidden.shape
         self.norm, self.parts, self.normed = after, 0, after is not None
         if after is None:

@@ -1,8 +1,8 @@
 """From logits to tokens on the device. The references are `core.sampling` and `core.noise`.
 
-A vocabulary is gone through once, in blocks side by side: largest logit, sum of the weights and the race that draws a
-token (`core.noise.race`) all come of one reading, and a second small kernel puts the blocks together. Weights are not
-divided by their sum before the race, which changes who wins it only where two finish within rounding.
+The vocabulary is read once, in parallel blocks. Each block computes its largest logit, the sum of its weights and
+the winner of the race that draws a token (`core.noise.race`). A second small kernel combines the blocks. Weights are
+not divided by their sum before the race. This can change the winner only if two tokens finish within rounding.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def _survey(
     PURPOSE: tl.constexpr, RACE: tl.constexpr, NAMED: tl.constexpr, TREE: tl.constexpr, BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One block of a slot's vocabulary: its largest logit, the weight of all relative to that, and who wins its race.
-    Slot s is the (s % width + deep)-th of row s // width, or in a TREE, `far[s]` tokens beyond the row's end."""
+    """One block of a slot's vocabulary: the largest logit, the sum of the weights relative to it, and the winner of the
+    block's race. Slot s is token s % width + deep of row s // width. In a TREE it follows `far[s]` drafted tokens."""
     if EARLY:
         wait()
     slot, block = tl.program_id(0), tl.program_id(1)
@@ -72,7 +72,7 @@ def _conclude(
     depth, blocks, width, deep, RACE: tl.constexpr, NAMED: tl.constexpr, DRAFTING: tl.constexpr,
     BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The blocks of a slot put together: its largest logit, the sum of its weights, and its token."""
+    """Combine the blocks of a slot: its largest logit, the sum of its weights, and its token."""
     if EARLY:
         wait()
     slot = tl.program_id(0)
@@ -112,7 +112,7 @@ def _conclude(
 
 @dataclass(frozen=True, eq=False)
 class SamplingInputs:
-    """What each row wants, and how far it is: one entry per row."""
+    """The sampling parameters and the noise position of each row."""
 
     temperature: Tensor  # float32; 0: greedy
     stream: Tensor  # the key of its noise
@@ -123,7 +123,7 @@ class SamplingInputs:
 
 
 class LawBuffers:
-    """Logits of slots, and what makes laws of them; scratch for the blocks their vocabulary is gone through in."""
+    """The logits of slots, the maximum and the sum that turn them into laws, and scratch memory for the blocks."""
 
     def __init__(self, slots: int, vocab: int, device: torch.device) -> None:
         self.logits = torch.zeros(slots, vocab, device=device)
@@ -137,7 +137,7 @@ class LawBuffers:
         self.soonest, self.drawn = scratch(torch.float64), scratch(torch.int32)
 
     def section(self, start: int, size: int) -> LawBuffers:
-        """The laws of some slots, where they lie."""
+        """The laws of some of the slots, as views."""
         part = copy.copy(self)
         for name in ("logits", "best", "total", "high", "who", "mass", "soonest", "drawn"):
             setattr(part, name, getattr(self, name)[start : start + size])
@@ -153,8 +153,8 @@ def choose(
     race: bool = True,
     far: Tensor | None = None,
 ) -> None:
-    """The target's own token at every slot, `width` slots a row. Without `race` only what makes a law of logits is
-    worked out, and the likeliest token. In a tree, `far` says how many drafted tokens each slot follows."""
+    """Choose the target's token at every slot, `width` slots per row. Without `race`, only the maximum, the sum and the
+    most probable token are computed. In a tree, `far` is the number of drafted tokens that each slot follows."""
     _draw(laws, sampling, out, width, (width, 0), purpose, race, None, None, far)
 
 
@@ -168,7 +168,7 @@ def draft(
     chance: Tensor,
     ids: Tensor | None,
 ) -> None:
-    """Draw the drafted token after `depth` others, one for each row, into `out`, whose rows are `step` apart."""
+    """Draw the drafted token after `depth` others for each row, and write it to `out`, whose rows are `step` apart."""
     _draw(laws, sampling, out, step, (1, depth), purpose, True, ids, chance)
 
 

@@ -1,12 +1,13 @@
 """Grows a tree of drafted tokens on the device.
 
-A row's candidates stand in one pool, in the order in which they are looked at: the likeliest few after the committed
-end, then, level by level, the likeliest few after each node that was opened. A candidate's weight is the logarithm of
-its path's probability. The likeliest of a level are opened next; in the end the likeliest of the pool are the draft.
-Weights only fall along a path and of equal ones the earlier counts more, so ancestors are always among them.
+A row's candidates are in one pool: the most probable tokens after the committed end, then, level by level, those
+after each opened node. The weight of a candidate is the log-probability of its path. The most probable candidates of
+a level are opened next. In the end the most probable candidates of the pool form the draft. Weights never grow along
+a path, and of equal weights the earlier candidate counts more, so the ancestors of a drafted node are drafted, too.
 
-Where the rule races on the noise of a position (`coupled`), candidates are those that finish first in the draft's race:
-the largest of logit / temperature - log E, which is the law a softmax makes of these numbers, so one kernel does both.
+If the rule uses the noise of a position (`coupled`), the candidates are those that finish first in the draft's race:
+the largest values of logit / temperature - log E. A softmax of these numbers gives their law, so one kernel serves
+both cases.
 
 Shapes: rows R; candidates after a slot W; levels D; pool C = W + (D - 1) W W; opened nodes of a level R W.
 """
@@ -35,8 +36,8 @@ def _rank(
     logits, vocab, temperature, stream, start, ids, level, high, mass, worth, who,
     WIDTH: tl.constexpr, OPEN: tl.constexpr, RACE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One block of a slot's draft vocabulary: its largest number, the weight of all relative to that, and the WIDTH
-    largest of it. What is no number counts as impossible."""
+    """One block of a slot's draft vocabulary: its largest number, the sum of the weights relative to it, and its WIDTH
+    largest numbers. NaN counts as impossible."""
     if EARLY:
         wait()
     slot, block = tl.program_id(0), tl.program_id(1)
@@ -72,7 +73,8 @@ def _merge(
     WIDTH: tl.constexpr, OPEN: tl.constexpr, FIRST: tl.constexpr, BLOCKS: tl.constexpr, CANDIDATES: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The blocks of a slot put together: its WIDTH likeliest tokens go to the pool, as far as its row wants them."""
+    """Combine the blocks of a slot: its WIDTH most probable tokens are added to the pool, as far as its row's budget
+    allows."""
     if EARLY:
         wait()
     slot = tl.program_id(0)
@@ -113,8 +115,8 @@ def _open(
     WIDTH: tl.constexpr, FIRST: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, WORDS: tl.constexpr, USED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The likeliest nodes of a level become slots of the head, in the order of the pool: what they read, where they
-    lie, and which of the slots before they see."""
+    """Make the most probable nodes of a level slots of the head, in the order of the pool: their tokens, their places,
+    and the earlier slots that they see."""
     if EARLY:
         wait()
     r = tl.program_id(0)
@@ -161,7 +163,7 @@ def _open(
 
 @triton.jit(do_not_specialize=["pool"])
 def _sift(weight, nodes, pool, kept, SOME: tl.constexpr, EARLY: tl.constexpr):
-    """Which candidates are among the likeliest of their row."""
+    """Which candidates are among the most probable of their row."""
     if EARLY:
         wait()
     r = tl.program_id(0)
@@ -179,7 +181,7 @@ def _sift(weight, nodes, pool, kept, SOME: tl.constexpr, EARLY: tl.constexpr):
 
 @triton.jit(do_not_specialize=["pool"])
 def _number(kept, pool, total, POOL: tl.constexpr, EARLY: tl.constexpr):
-    """Number the candidates that are kept, in the order of the pool; -1 for the others."""
+    """Number the kept candidates in the order of the pool; -1 for the others."""
     if EARLY:
         wait()
     r = tl.program_id(0)
@@ -197,7 +199,7 @@ def _plant(
     WIDTH: tl.constexpr, WIDE: tl.constexpr, SOME: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
     WORDS: tl.constexpr, USED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The kept candidates as nodes of a pass: slot 0 of a row is its committed end, node n its slot n + 1."""
+    """Write the kept candidates as nodes of a pass: slot 0 of a row is its committed end, node n is slot n + 1."""
     if EARLY:
         wait()
     r, block = tl.program_id(0), tl.program_id(1)
@@ -251,8 +253,8 @@ def _plant(
 
 
 class CandidatePool:
-    """All candidates of one growth, and the nodes that are open; scratch for the blocks a vocabulary is gone through
-    in. `kept` numbers the candidates that made it into the draft."""
+    """All candidates of a growing tree, the open nodes, and scratch memory for the blocks of a vocabulary. `kept`
+    numbers the candidates that are in the draft."""
 
     def __init__(self, rows: int, width: int, depth: int, vocab: int, chunk: int, device: torch.device) -> None:
         self.rows, self.width, self.depth = rows, width, depth
@@ -286,7 +288,7 @@ def rank(
     control: CycleControl,
     race: bool,
 ) -> None:
-    """Put the likeliest tokens after each open slot into the pool: after the row's end, then after `pool.node`."""
+    """Add the most probable tokens after each open slot to the pool: after the row's end, later after `pool.node`."""
     width, opened, (slots, vocab) = pool.width, pool.width if level else 1, logits.shape
     _rank[slots, pool.blocks](
         *(logits, vocab, sampling.temperature, sampling.stream, sampling.start, ids, level),
@@ -303,8 +305,8 @@ def rank(
 
 
 def open_level(pool: CandidatePool, level: int, control: CycleControl) -> Layout:
-    """Open the likeliest nodes of a level; where they lie as slots of the head. `pool.word` is what they read, and
-    `pool.source` says after which slot of the level before each of them stands."""
+    """Open the most probable nodes of a level. Returns their layout as slots of the head. `pool.word` holds their
+    tokens, `pool.source` the slot of the previous level that each follows."""
     here, width = pool.layouts[level], pool.width
     earlier = pool.layouts[max(0, level - 1)].bits
     size = width * width if level else width
@@ -322,7 +324,7 @@ def open_level(pool: CandidatePool, level: int, control: CycleControl) -> Layout
 
 @dataclass(frozen=True, eq=False)
 class PackedTree:
-    """A tree as the target reads it, one line per row: slot 0 is the committed end, slot n + 1 node n."""
+    """A tree as the target reads it, one line per row: slot 0 is the committed end, slot n + 1 is node n."""
 
     token: Tensor
     parent: Tensor  # the number of the node before; -1: the committed end; -2: no node at all
@@ -330,7 +332,7 @@ class PackedTree:
 
 
 def plant(pool: CandidatePool, control: CycleControl, tree: PackedTree, layout: Layout) -> None:
-    """The likeliest candidates as a draft, in the order of the pool, laid out for a pass."""
+    """Lay out the most probable candidates as a draft for a pass, in the order of the pool."""
     (rows, width), parts, chunk = tree.token.shape, triton.cdiv(pool.size, SOME), layout.chunk
     how = early(tree.token, rows * width)
     _sift[rows, parts](pool.weight, control.nodes, pool.size, pool.kept, SOME, **how)

@@ -1,8 +1,8 @@
 """Truncates laws by top-k, top-p and min-p on the device. The reference is `core.sampling.law`.
 
-The same steps in the same order on the same numbers, so that a token at the edge falls on the same side: top-k by
-logits, top-p by the probabilities that are left, min-p by those after that. Nothing here asks the device for a number,
-so that it can be captured; a row that wants no cut keeps everything.
+The steps, their order and their numbers are the reference's, so a token at the limit is treated alike: top-k by
+logits, top-p by the remaining probabilities, min-p by those after that. Nothing reads a number back from the device,
+so the steps can be captured. A row without limits keeps all tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slipstream.kernels.gpu.sample import SamplingInputs
 
 
 def cut(logits: Tensor, sampling: SamplingInputs) -> None:
-    """Set what is cut off to -inf. `logits` has the same number of slots for each row, side by side."""
+    """Set the logits of excluded tokens to -inf. `logits` has the same number of consecutive slots for each row."""
     rows, vocab = len(sampling.temperature), logits.shape[1]
     warm, top, mass, least = (
         column.repeat_interleave(len(logits) // rows)[:, None] for column in (sampling.temperature, *sampling.limits)
@@ -34,7 +34,7 @@ def cut(logits: Tensor, sampling: SamplingInputs) -> None:
 
 
 def _edge(probs: Tensor, mass: Tensor) -> Tensor:
-    """The least probable of the most probable tokens whose sum reaches `mass`."""
+    """The smallest probability among the most probable tokens whose sum reaches `mass`."""
     ranked = probs.sort(-1, descending=True).values
     below = (ranked.cumsum(-1, dtype=torch.float64) < mass).sum(-1, keepdim=True)
     return ranked.gather(1, below.clamp(max=probs.shape[1] - 1))

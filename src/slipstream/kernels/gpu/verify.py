@@ -1,8 +1,8 @@
 """Verifies drafts on the device. The references are the rules of `core`.
 
-Greedy and coupled compare what each slot chose with what was drafted (`match`). The token and the block rule weigh the
-two laws (`judge`): what is kept follows from a few numbers, and the token that follows is a race over what is left of
-the target's law, in blocks side by side.
+Greedy and coupled compare the choice at each slot with the drafted token (`match`). The token and the block rule
+compare the two laws (`judge`). The number of kept tokens follows from a few numbers per row. The token after them is
+drawn by a race on the residual law, in parallel blocks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slipstream.kernels.gpu.sample import LawBuffers, SamplingInputs
 
 @triton.jit(do_not_specialize=["width"])
 def _match(choice, token, depth, best, accepted, next, sound, width, LONG: tl.constexpr, EARLY: tl.constexpr):
-    """Greedy and coupled: keep the drafts that are the target's own choices, up to the first that is not."""
+    """Greedy and coupled: keep the drafted tokens that equal the target's choices, up to the first that does not."""
     if EARLY:
         wait()
     row, n = tl.program_id(0), tl.arange(0, LONG)
@@ -58,8 +58,8 @@ def _laws_at(
     logits, vocab, best, total, drafts, draft_vocab, draft_best, draft_total, slot_of, warm, slot, line, block, covered,
     word, NAMED: tl.constexpr, SURE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One block of the target's law at a slot and of the law a node was drafted from: where that was SURE, all of it on
-    one word."""
+    """One block of two laws: the target's at a slot, and the one that a node was drafted from. SURE: the draft's law
+    has all probability on one token."""
     at = block * BLOCK + tl.arange(0, BLOCK)
     inside = at < vocab
     x = tl.load(logits + slot.to(tl.int64) * vocab + at, mask=inside, other=float("-inf"))
@@ -81,7 +81,8 @@ def _surplus(
     temperature, surplus, rows,
     WIDTH: tl.constexpr, NAMED: tl.constexpr, SURE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """For the block rule: how far w_i times the target's law after i drafted tokens exceeds the draft's, in sum."""
+    """For the block rule: the sum of the positive part of w_i times the target's law after i drafted tokens minus the
+    draft's law."""
     if EARLY:
         wait()
     row, block = tl.program_id(0), tl.program_id(2)
@@ -105,8 +106,9 @@ def _accept(
     logits, vocab, token, depth, best, total, chance, temperature, stream, start, surplus, blocks, accepted, carry,
     sound, rows, WIDTH: tl.constexpr, WHOLE: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """How many drafted tokens are kept: by the token rule each with min(1, p / q) after those before it; by the block
-    rule (WHOLE) credit is carried from token to token, and the longest prefix that is kept wins."""
+    """The number of drafted tokens that are kept. The token rule keeps each with probability min(1, p / q) if all
+    before it were kept. The block rule (WHOLE) carries credit from token to token and keeps the longest accepted
+    prefix."""
     if EARLY:
         wait()
     row = tl.program_id(0)
@@ -145,7 +147,8 @@ def _rest(
     stream, start, accepted, carry, soonest, drawn, rows, width,
     NAMED: tl.constexpr, SURE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One block of two races for the token after the kept ones: on what is left of the target's law, and on it all."""
+    """One block of two races for the token after the kept ones: on the residual law, and on the whole law of the
+    target."""
     if EARLY:
         wait()
     row, block = tl.program_id(0), tl.program_id(1)
@@ -172,7 +175,7 @@ def _rest(
 
 @triton.jit
 def _settle(soonest, drawn, vocab, blocks, next, BLOCKS: tl.constexpr, EARLY: tl.constexpr):
-    """The winner of the race on what was left; of the other one where nothing was."""
+    """The winner of the race on the residual law, or of the other race if the residual law is empty."""
     if EARLY:
         wait()
     row = tl.program_id(0)
@@ -193,7 +196,7 @@ VerdictTensors = tuple[Tensor, Tensor, Tensor]
 
 
 def match(choice: Tensor, token: Tensor, sampling: SamplingInputs, best: Tensor, outcome: VerdictTensors) -> None:
-    """The verdict on rows whose slots chose so, by comparing."""
+    """The verdict of `greedy` and `coupled`, by comparing choices with drafted tokens."""
     rows, width = token.shape
     _match[(rows,)](
         *(choice, token, sampling.depth, best, *outcome, width, long(width)), num_warps=1, **early(token, rows * width)
@@ -205,9 +208,9 @@ def judge(
     sampling: SamplingInputs, slot_of: Tensor | None,
     room: tuple[Tensor, Tensor], whole: bool, outcome: VerdictTensors,
 ) -> None:  # fmt: skip
-    """The verdict by the token rule or, `whole`, by the block rule. Drafts and their chances stand one depth after the
-    other, all rows of each; without laws of theirs they were sure. `room` is for a surplus [rows, depth, blocks] and a
-    credit [rows]."""
+    """The verdict of the token rule or, with `whole`, of the block rule. Drafted tokens and their probabilities are
+    ordered by depth, then by row. Drafts without laws had probability 1. `room` is scratch memory for a surplus
+    [rows, depth, blocks] and a credit [rows]."""
     (rows, width), vocab, (surplus, carry) = token.shape, laws.logits.shape[1], room
     kept, following, sound = outcome
     named, names = slot_of is not None, token if slot_of is None else slot_of
@@ -238,7 +241,7 @@ def judge(
 
 
 def settle(laws: LawBuffers, following: Tensor) -> None:
-    """The token after each row's kept ones, of two races that were run block by block."""
+    """The token after the kept ones of each row, from two races that were run block by block."""
     wide = triton.next_power_of_2(laws.blocks)
     rows, vocab = len(following), laws.logits.shape[1]
     _settle[(rows,)](
