@@ -188,7 +188,6 @@ def test_one_target_and_one_engine_for_all_depths(folder):
     ("words", "says"),
     [
         (["-d", "nonsense"], "native cannot draft with nonsense; it takes"),
-        (["-d", "early_exit"], "native cannot draft with early_exit"),
         (["--engine", "nonsense"], "no engine called"),
         (["--engine", "transformers", "--verify", "coupled"], "no rule coupled"),
         (["-m", "nonsense"], "no model called"),

@@ -82,8 +82,7 @@ def _product(
     PARTS: tl.constexpr, MOST: tl.constexpr, LINE: tl.constexpr, LINES: tl.constexpr, SHARES: tl.constexpr,
     SPREAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The inputs are divided into SHARES of length `share`. SPREAD: one share per program; otherwise each program
-    computes all shares in turn."""
+    """The inputs are divided into SHARES of length `share`. SPREAD: one share per program, else all in turn."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     valid = row < tokens
