@@ -46,7 +46,7 @@ from slipstream.engines.native.batch import Batch
 from slipstream.engines.native.build import build_target
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.target import Target
-from slipstream.plan.policy import Adaptive
+from slipstream.plan.policy.policies import Adaptive
 
 CLOCKS = {"processor": time.process_time, "clock": time.perf_counter}
 CLIP = 5.0  # median deviations

@@ -20,7 +20,7 @@ from slipstream.cli.generate.pairs import why_not_measured
 from slipstream.cli.generation import GenerationTask, Run, run_task
 from slipstream.cli.output.token_view import TokenView, legend
 from slipstream.models.target import Target
-from slipstream.plan.drafting_cost import DraftingCost
+from slipstream.plan.policy.drafting_cost import DraftingCost
 
 PROMPTS = {"code": "Write a Python function that reverses a string.", "chat": "Why is the sky blue?"}
 DEPTH, LEAST, MOST = 4, 5, 12  # drafted tokens a cycle where the depth is fixed; rounds of measurements

@@ -19,8 +19,8 @@ from slipstream.engines.job import DecodingPlan, Job
 from slipstream.engines.native.batch import Batch
 from slipstream.engines.native.scheduler import Limits
 from slipstream.models.run.table_model import TableModel
-from slipstream.plan.config import AdaptiveConfig
-from slipstream.plan.policy import Adaptive, Fixed
+from slipstream.plan.policy.config import AdaptiveConfig
+from slipstream.plan.policy.policies import Adaptive, Fixed
 
 SHALLOW = AdaptiveConfig(max_depth=4)
 

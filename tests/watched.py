@@ -17,7 +17,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Siblings
 from slipstream.core.types import Budget, Request, Row
 from slipstream.models.run.torch_model import TorchModel
-from slipstream.plan.policy import Fixed
+from slipstream.plan.policy.policies import Fixed
 from tiny import VOCAB, build
 
 SOME = sorted(random.Random(1).sample(range(VOCAB), 40))

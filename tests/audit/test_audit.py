@@ -18,7 +18,7 @@ from slipstream.audit.tables.enumeration import Universe
 from slipstream.audit.tables.exact import HistoryPolicy, check_cycles, check_endings
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
-from slipstream.plan.policy import Fixed
+from slipstream.plan.policy.policies import Fixed
 
 PAIRS = [Pair.random(seed, vocab=3) for seed in range(4)]
 

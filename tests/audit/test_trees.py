@@ -19,7 +19,7 @@ from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Shape
 from slipstream.core.types import Budget
-from slipstream.plan.policy import Fixed
+from slipstream.plan.policy.policies import Fixed
 
 PAIRS = [Pair.random(seed, vocab=3) for seed in (2, 5)]
 SMALL = Pair.random(4, vocab=2, order=3)

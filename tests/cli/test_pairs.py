@@ -23,7 +23,7 @@ from slipstream.cli.generate.pairs import (
 )
 from slipstream.cli.generation import Run
 from slipstream.engines.base import Completion, Guarantee, SpeculationStats
-from slipstream.plan.drafting_cost import DraftingCost
+from slipstream.plan.policy.drafting_cost import DraftingCost
 
 
 def run(speed: float = 10.0, tokens: int = 100, drafted: int = 50, interrupted: bool = False) -> Run:

@@ -22,7 +22,7 @@ from slipstream.drafters import drafters
 from slipstream.drafters.build import build_drafter
 from slipstream.drafters.table import TableDrafter
 from slipstream.models.run.table_model import Table
-from slipstream.plan.policy import Fixed
+from slipstream.plan.policy.policies import Fixed
 from state_heads import heads_on_table
 
 PAIR = Pair.random(1)

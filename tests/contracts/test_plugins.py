@@ -18,7 +18,7 @@ from slipstream.core.types import Budget
 from slipstream.core.verify.block import Block
 from slipstream.engines import engines, open_engine
 from slipstream.engines.native.engine import NativeEngine
-from slipstream.plan.policy import Fixed
+from slipstream.plan.policy.policies import Fixed
 
 ROOT = Path(__file__).parents[2]
 COLD = Sampling(temperature=0)

@@ -16,7 +16,7 @@ from slipstream.drafters.ngram import NGram
 from slipstream.drafters.none import NoDrafter
 from slipstream.drafters.table import TableDrafter
 from slipstream.models.run.table_model import Table, TableModel
-from slipstream.plan.policy import Fixed
+from slipstream.plan.policy.policies import Fixed
 
 TARGET, DRAFT = Table.random(4, 2, 5), Table.random(4, 2, 6)
 

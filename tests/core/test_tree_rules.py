@@ -26,7 +26,7 @@ from slipstream.core.verify.spectr import factor, gain, k_sequential
 from slipstream.core.verify.token import acceptance
 from slipstream.core.verify.tree import offer, offer_one_hot, outcomes
 from slipstream.models.run.table_model import Table
-from slipstream.plan.policy import Fixed
+from slipstream.plan.policy.policies import Fixed
 
 weights = st.lists(st.integers(0, 6), min_size=4, max_size=4).filter(any)
 TREES = ["chosen", "replace", "no_replace", "spectr"]

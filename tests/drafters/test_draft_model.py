@@ -17,7 +17,7 @@ from slipstream.core.tree import Shape
 from slipstream.core.types import Budget, Request, Row
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.models.run.torch_model import TorchModel
-from slipstream.plan.policy import Fixed
+from slipstream.plan.policy.policies import Fixed
 from tiny import build
 
 SMALL = {"vocab_size": 3, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}

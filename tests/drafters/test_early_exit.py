@@ -18,7 +18,7 @@ from slipstream.drafters.early_exit import EarlyExit
 from slipstream.drafters.none import NoDrafter
 from slipstream.models.run.forward_pass import ForwardPass
 from slipstream.models.run.torch_model import TorchModel
-from slipstream.plan.policy import Fixed
+from slipstream.plan.policy.policies import Fixed
 from tiny import VOCAB, build
 
 SMALL = {"vocab_size": 3, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}

@@ -34,7 +34,7 @@ from slipstream.drafters.none import NoDrafter, empty_draft
 from slipstream.engines.agreement import Agreement
 from slipstream.engines.native.compare import agreement
 from slipstream.models.run.torch_model import TorchModel
-from slipstream.plan.policy import Fixed
+from slipstream.plan.policy.policies import Fixed
 
 TREE = Shape(nodes=8, width=3)
 FORKS = Shape.levels([3, 2])  # for sampled continuations: several candidates at every position

@@ -20,7 +20,7 @@ from slipstream.core.shaping import law_at
 from slipstream.core.types import Constraint, Request, Row, Step
 from slipstream.drafters.table import TableDrafter
 from slipstream.models.run.table_model import Table, TableModel
-from slipstream.plan.policy import Fixed
+from slipstream.plan.policy.policies import Fixed
 
 
 @dataclass(frozen=True)

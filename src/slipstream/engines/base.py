@@ -14,7 +14,7 @@ from slipstream.engines.completion import Chunk, Completion, Guarantee, Logprob,
 from slipstream.engines.options import GenerationOptions, Speculation, checked
 from slipstream.engines.prompt import Prompt, split_prompts
 from slipstream.models.text.codec import TextCodec
-from slipstream.plan.drafting_cost import DraftingCost
+from slipstream.plan.policy.drafting_cost import DraftingCost
 
 __all__ = [
     "Capabilities",

@@ -10,7 +10,7 @@ from typing import Any
 from slipstream.core.checks import boolean, integer, integers, shown, strings
 from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Shape
-from slipstream.plan.tree_shapes import parse
+from slipstream.plan.policy.tree_shapes import parse
 
 SAMPLES = 4096  # maximum number of samples of one request
 

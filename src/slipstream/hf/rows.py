@@ -19,7 +19,7 @@ from slipstream.engines.native.scheduler import Limits
 from slipstream.hf.processors import MiddleProcessors, ProcessorChain, with_output
 from slipstream.hf.prompts import PromptRow
 from slipstream.hf.record import LogitsRecorder
-from slipstream.plan.policy import Adaptive
+from slipstream.plan.policy.policies import Adaptive
 
 
 class OutputRow:

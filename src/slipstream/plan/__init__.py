@@ -6,5 +6,5 @@ from slipstream.core.interfaces import Policy
 from slipstream.core.registry import Registry
 
 policies: Registry[Policy] = Registry(
-    "policy", {"adaptive": "slipstream.plan.policy:Adaptive", "fixed": "slipstream.plan.policy:Fixed"}
+    "policy", {"adaptive": "slipstream.plan.policy.policies:Adaptive", "fixed": "slipstream.plan.policy.policies:Fixed"}
 )

@@ -30,7 +30,7 @@ from slipstream.drafters.grow import grow
 from slipstream.drafters.none import NoDrafter
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.target import Target
-from slipstream.plan.policy import Fixed
+from slipstream.plan.policy.policies import Fixed
 from tiny import VOCAB, build
 
 SOME = sorted(random.Random(1).sample(range(VOCAB), 40))

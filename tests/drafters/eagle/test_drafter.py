@@ -29,7 +29,7 @@ from slipstream.drafters.grow import grow
 from slipstream.drafters.none import NoDrafter
 from slipstream.kernels.cpu.draft import CandidateMode
 from slipstream.models.run.torch_model import TorchModel
-from slipstream.plan.policy import Fixed
+from slipstream.plan.policy.policies import Fixed
 from tiny import VOCAB, build
 from watched import SOME, Turns, Watched
 

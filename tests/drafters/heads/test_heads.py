@@ -23,7 +23,7 @@ from slipstream.engines.native.engine import NativeEngine
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.target import Target
 from slipstream.models.weights.linears import PackedLinear
-from slipstream.plan.policy import Fixed
+from slipstream.plan.policy.policies import Fixed
 from state_heads import SIZES, drafter_for, random_net, reference
 from tiny import build
 from watched import SOME, Turns, Watched

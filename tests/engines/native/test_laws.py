@@ -26,7 +26,7 @@ from slipstream.engines.job import DecodingPlan, Job
 from slipstream.engines.native.batch import Batch
 from slipstream.engines.native.scheduler import Limits
 from slipstream.models.run.table_model import Table
-from slipstream.plan.policy import Fixed
+from slipstream.plan.policy.policies import Fixed
 
 BARE = Sampling(top_k=2)
 EVERYTHING = Sampling(

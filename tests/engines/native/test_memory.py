@@ -17,8 +17,8 @@ from slipstream.engines.native.batch import Batch
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import DeviceLimits, Limits, Scheduler
 from slipstream.models.run.torch_model import TorchModel
-from slipstream.plan.config import AdaptiveConfig
-from slipstream.plan.policy import Adaptive
+from slipstream.plan.policy.config import AdaptiveConfig
+from slipstream.plan.policy.policies import Adaptive
 
 SHALLOW = AdaptiveConfig(max_depth=4)
 

@@ -20,8 +20,8 @@ from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
 from slipstream.models.run.layers import keep_layers
 from slipstream.models.run.torch_model import TorchModel
-from slipstream.plan.config import AdaptiveConfig
-from slipstream.plan.policy import Adaptive
+from slipstream.plan.policy.config import AdaptiveConfig
+from slipstream.plan.policy.policies import Adaptive
 
 TEXT = "The cat sat on the mat. The dog sat on the mat. The cat sat on the"
 ASKED = [

@@ -22,7 +22,7 @@ from slipstream.engines.native.guarantee import choose_rule
 from slipstream.engines.native.scheduler import Limits
 from slipstream.models.run.layers import keep_layers
 from slipstream.models.run.torch_model import TorchModel
-from slipstream.plan.policy import Adaptive
+from slipstream.plan.policy.policies import Adaptive
 
 WARM = Sampling(temperature=0.8, seed=7)
 RUNS = range(4)

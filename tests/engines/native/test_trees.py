@@ -23,8 +23,8 @@ from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.groups import levels
 from slipstream.engines.native.scheduler import Limits
 from slipstream.models.run.table_model import TableModel
-from slipstream.plan.config import AdaptiveConfig
-from slipstream.plan.policy import Adaptive
+from slipstream.plan.policy.config import AdaptiveConfig
+from slipstream.plan.policy.policies import Adaptive
 
 SHALLOW = AdaptiveConfig(max_depth=4)
 

@@ -20,7 +20,7 @@ from slipstream.engines.native.scheduler import Limits
 from slipstream.models.cache import prefix_store as shelf
 from slipstream.models.cache.prefix import PAGE, PrefixIndex, common, leaders
 from slipstream.models.run.torch_model import TorchModel
-from slipstream.plan.policy import Fixed
+from slipstream.plan.policy.policies import Fixed
 from tiny import ROUNDING, VOCAB, Bench, build, make
 
 KINDS = ["llama", "gemma2", "gpt2"]

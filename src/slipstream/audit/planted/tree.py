@@ -18,7 +18,7 @@ from slipstream.core.verify.token import acceptance
 from slipstream.core.verify.tree import Chosen, Replace, offer
 from slipstream.drafters.table import TableDrafter
 from slipstream.models.run.table_model import Table, TableModel
-from slipstream.plan.policy import Fixed
+from slipstream.plan.policy.policies import Fixed
 
 
 def forgetful(probs: Tensor, draft: Draft, nodes: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from slipstream.core.law import Law
 from slipstream.core.noise import Noise, Purpose, Site
 from slipstream.core.tree import Shape
 from slipstream.core.types import Row
-from slipstream.plan.policy import Fixed
+from slipstream.plan.policy.policies import Fixed
 
 Field = tuple[float, ...]
 """The exponential numbers of one position, by token."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from slipstream.audit.check import Check
 from slipstream.audit.subject import Pair, Subject
 from slipstream.core.tree import Shape
-from slipstream.plan.policy import Fixed
+from slipstream.plan.policy.policies import Fixed
 
 
 def check_replay(

@@ -20,7 +20,7 @@ from slipstream.audit.tables.replay import check_replay
 from slipstream.audit.tables.trees import plan_tree_rule
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
-from slipstream.plan.policy import Fixed
+from slipstream.plan.policy.policies import Fixed
 
 
 def spare(pair: Pair) -> int | None:

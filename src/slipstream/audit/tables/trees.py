@@ -24,7 +24,7 @@ from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Shape
 from slipstream.core.types import Budget, Draft, Row, Verdict
-from slipstream.plan.policy import Fixed
+from slipstream.plan.policy.policies import Fixed
 
 PAIR, FORK = Shape((-1, -1)), Shape((-1, -1, 0))
 GROWN = Shape(nodes=3, width=2)

@@ -135,7 +135,7 @@ def _audit_model(
     from slipstream.audit.real import TREE, RealPair, pass_seconds, plan_real
     from slipstream.drafters.build import build_drafter
     from slipstream.engines.native.build import build_target
-    from slipstream.plan.tree_shapes import parse
+    from slipstream.plan.policy.tree_shapes import parse
 
     if not 1 <= depth <= 16:
         raise ValueError(f"depth is {depth}; it must be between 1 and 16")

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from slipstream.cli.generation import Run
     from slipstream.engines.base import Completion, Engine, Logprob, SpeculationStats
     from slipstream.models.text.codec import TextCodec
-    from slipstream.plan.drafting_cost import DraftingCost
+    from slipstream.plan.policy.drafting_cost import DraftingCost
 
 
 def completion_report(run: Run, engine: Engine, drafter: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from slipstream.models.weights.precision import EIGHT_BIT_ACTIVATIONS, choose, c
 
 if TYPE_CHECKING:
     from slipstream.engines.native.captured.runner import CapturedRunner
-    from slipstream.plan.costs import CostModel
+    from slipstream.plan.policy.costs import CostModel
 
 WORTH, MUCH = 1 << 25, 1 << 30  # bytes; models of other sizes are packaged only on request, to save disk space
 SOON = 0.5  # seconds; kernels that were compiled before are loaded in less

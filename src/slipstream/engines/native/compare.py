@@ -29,7 +29,7 @@ from slipstream.drafters.none import NoDrafter
 from slipstream.engines.agreement import Agreement, Divergence
 from slipstream.engines.completion import Completion
 from slipstream.models.run.torch_model import TorchModel
-from slipstream.plan.policy import Fixed
+from slipstream.plan.policy.policies import Fixed
 
 DRAFTED = 4  # tokens of the text that one of the computations reads as a draft
 DOUBT = 4.0  # factor on the spread of the computations, since four of them do not reach the extremes

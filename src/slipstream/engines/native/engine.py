@@ -30,8 +30,8 @@ from slipstream.engines.native.watch import ObservedRule, Watch
 from slipstream.engines.native.worker import Worker
 from slipstream.models.target import Target
 from slipstream.models.text.codec import TextCodec
-from slipstream.plan.config import TreeConfig
-from slipstream.plan.drafting_cost import DraftingCost
+from slipstream.plan.policy.config import TreeConfig
+from slipstream.plan.policy.drafting_cost import DraftingCost
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -46,7 +46,7 @@ def test_what_is_there_is_used_where_nothing_may_be_captured():
     from slipstream.engines.native.scheduler import Limits
     from slipstream.models.run.gpu.decoder import GpuDecoder
     from slipstream.models.run.torch_model import TorchModel
-    from slipstream.plan.policy import Adaptive
+    from slipstream.plan.policy.policies import Adaptive
     from tiny import VOCAB, build
 
     class Nines(RowDrafter):

@@ -24,7 +24,7 @@ from slipstream.kernels.gpu import sample as draw
 from slipstream.models.run.gpu import passes as gpu_passes
 from slipstream.models.run.gpu.decoder import GpuDecoder
 from slipstream.models.run.torch_model import TorchModel
-from slipstream.plan.policy import Fixed
+from slipstream.plan.policy.policies import Fixed
 from tiny import VOCAB, build
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

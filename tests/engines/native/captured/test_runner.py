@@ -31,8 +31,8 @@ from slipstream.models.run.gpu.decoder import GpuDecoder
 from slipstream.models.run.gpu.modules import record
 from slipstream.models.run.gpu.passes import GpuPasses
 from slipstream.models.run.torch_model import TorchModel
-from slipstream.plan.config import AdaptiveConfig
-from slipstream.plan.policy import Adaptive, Fixed
+from slipstream.plan.policy.config import AdaptiveConfig
+from slipstream.plan.policy.policies import Adaptive, Fixed
 from tiny import VOCAB, build
 
 SHALLOW = AdaptiveConfig(max_depth=4)

@@ -21,7 +21,7 @@ from slipstream.engines.native.captured.capture_budget import GRANT, CaptureBudg
 from slipstream.engines.native.captured.graph_cache import GraphCache
 from slipstream.engines.native.captured.sizes import DEPTHS, GROWN, PLAIN, BatchShape, size_for
 from slipstream.models.run.table_model import Table, TableModel
-from slipstream.plan.policy import Adaptive
+from slipstream.plan.policy.policies import Adaptive
 
 RULE, TOKENS, PROMPT, HOST, EACH = Greedy.device_rule, 128, 170, 4e-4, 1.2e-5
 MODEL, DRAFTER = TableModel(Table.random(8, 1, 0)), TableDrafter(Table.random(8, 1, 1))

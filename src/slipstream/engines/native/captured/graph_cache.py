@@ -18,8 +18,8 @@ from slipstream.engines.native.captured.chain_cycle import ChainCycle
 from slipstream.engines.native.captured.sizes import FIRST, PLAIN, BatchShape
 from slipstream.engines.native.captured.tree_cycle import TreeCycle
 from slipstream.kernels.machine import say
-from slipstream.plan.graph_costs import GraphCosts
-from slipstream.plan.prices import RecentMedian
+from slipstream.plan.policy.graph_costs import GraphCosts
+from slipstream.plan.policy.prices import RecentMedian
 
 MIN_CAPTURE = 0.3  # seconds that capturing is expected to take at least
 FIRST_TREE = 4.0  # seconds of the first tree, whose kernels must be compiled; the first chain is always captured

@@ -32,7 +32,7 @@ from slipstream.engines.native.scheduler import CPU, DeviceLimits
 from slipstream.kernels.gpu.decoder import Held
 from slipstream.models.run.gpu.passes import GpuPasses
 from slipstream.models.run.torch_model import TorchModel
-from slipstream.plan.costs import CostModel
+from slipstream.plan.policy.costs import CostModel
 
 ROWS = 256  # rows that decode together by default
 CACHE_SHARE = 0.4  # of the memory that is free once the model is loaded; growing copies one layer after the other

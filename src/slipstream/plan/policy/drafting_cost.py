@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slipstream.plan.costs import CostModel
+from slipstream.plan.policy.costs import CostModel
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ import numpy as np
 
 from slipstream.core.device import DraftSize, SizeOption
 from slipstream.core.types import Row
-from slipstream.plan.acceptance import AcceptanceEstimator
-from slipstream.plan.config import AdaptiveConfig
-from slipstream.plan.pace import Column, Pace
-from slipstream.plan.rank_table import RankTable
-from slipstream.plan.tree_shapes import best_first
+from slipstream.plan.policy.acceptance import AcceptanceEstimator
+from slipstream.plan.policy.config import AdaptiveConfig
+from slipstream.plan.policy.pace import Column, Pace
+from slipstream.plan.policy.rank_table import RankTable
+from slipstream.plan.policy.tree_shapes import best_first
 
 
 class SizeChoice:

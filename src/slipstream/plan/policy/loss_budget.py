@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slipstream.plan.config import LossConfig
+from slipstream.plan.policy.config import LossConfig
 
 
 class LossBudget:

@@ -11,9 +11,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from slipstream.core.types import Row
-from slipstream.plan.config import AcceptanceConfig
-from slipstream.plan.rank_table import Judged, RankTable
-from slipstream.plan.tree_shapes import Node, best_first
+from slipstream.plan.policy.config import AcceptanceConfig
+from slipstream.plan.policy.rank_table import Judged, RankTable
+from slipstream.plan.policy.tree_shapes import Node, best_first
 
 
 @dataclass

@@ -16,7 +16,7 @@ import torch
 from slipstream.core.law import OneHot
 from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Request, Row, Verdict
-from slipstream.plan.policy import Adaptive
+from slipstream.plan.policy.policies import Adaptive
 
 ACCEPTED = {
     "code": (

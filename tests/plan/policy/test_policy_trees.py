@@ -17,13 +17,13 @@ from slipstream.core.tree import Tree
 from slipstream.core.types import Budget, Draft, Request, Row, Verdict
 from slipstream.drafters.table import TableDrafter
 from slipstream.models.run.table_model import Table, TableModel
-from slipstream.plan.acceptance import AcceptanceEstimate
-from slipstream.plan.choice import RowBudget, best
-from slipstream.plan.config import AcceptanceConfig, ChoiceConfig, TreeConfig
-from slipstream.plan.cycle_record import judge_tree as judge
-from slipstream.plan.policy import Adaptive
-from slipstream.plan.rank_table import RankTable
-from slipstream.plan.tree_shapes import best_first, best_shape, choose, expected
+from slipstream.plan.policy.acceptance import AcceptanceEstimate
+from slipstream.plan.policy.choice import RowBudget, best
+from slipstream.plan.policy.config import AcceptanceConfig, ChoiceConfig, TreeConfig
+from slipstream.plan.policy.cycle_record import judge_tree as judge
+from slipstream.plan.policy.policies import Adaptive
+from slipstream.plan.policy.rank_table import RankTable
+from slipstream.plan.policy.tree_shapes import best_first, best_shape, choose, expected
 
 FIRST, *AFTER = RankTable().rates[0]
 MOST = TreeConfig().max_nodes

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.core.types import Row
-from slipstream.plan.config import PaceConfig
+from slipstream.plan.policy.config import PaceConfig
 
 Column = NDArray[np.float64]
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from slipstream.plan.config import CostConfig
+from slipstream.plan.policy.config import CostConfig
 
 
 class RecentMedian:

@@ -9,13 +9,13 @@ from slipstream.core.device import DraftSize, RowResult, SizeMenu
 from slipstream.core.interfaces import Drafter, Model, Policy, Verifier, sibling_mode
 from slipstream.core.tree import Shape
 from slipstream.core.types import Budget, Draft, Row, Verdict
-from slipstream.plan.acceptance import AcceptanceEstimator
-from slipstream.plan.config import AdaptiveConfig, TreeConfig
-from slipstream.plan.costs import CostModel
-from slipstream.plan.drafting_cost import DraftingCost
-from slipstream.plan.free_choice import FreeChoice
-from slipstream.plan.rank_table import RankTable
-from slipstream.plan.size_choice import SizeChoice
+from slipstream.plan.policy.acceptance import AcceptanceEstimator
+from slipstream.plan.policy.config import AdaptiveConfig, TreeConfig
+from slipstream.plan.policy.costs import CostModel
+from slipstream.plan.policy.drafting_cost import DraftingCost
+from slipstream.plan.policy.free_choice import FreeChoice
+from slipstream.plan.policy.rank_table import RankTable
+from slipstream.plan.policy.size_choice import SizeChoice
 
 Group = tuple[Drafter, str]
 """Rows under one drafter and one rule."""

@@ -9,8 +9,8 @@ import pytest
 from slipstream.core.device import DeviceRule, DraftSize, GraphKey
 from slipstream.core.verify.block import Block
 from slipstream.core.verify.match import Greedy
-from slipstream.plan.costs import CostModel
-from slipstream.plan.prices import CostCurve
+from slipstream.plan.policy.costs import CostModel
+from slipstream.plan.policy.prices import CostCurve
 
 KEY = GraphKey(8, DraftSize(3), Greedy.device_rule, 2)
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from slipstream.core.tree import Shape
 from slipstream.core.types import Budget
-from slipstream.plan.acceptance import AcceptanceEstimate
-from slipstream.plan.config import ChoiceConfig
-from slipstream.plan.prices import CostCurve
+from slipstream.plan.policy.acceptance import AcceptanceEstimate
+from slipstream.plan.policy.config import ChoiceConfig
+from slipstream.plan.policy.prices import CostCurve
 
 Offer = tuple[float, int, int, int]
 """A token that could be drafted: minus its chance, so that the best sort first; its depth, row and rank."""

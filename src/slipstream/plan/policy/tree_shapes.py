@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from slipstream.core.tree import Shape
-from slipstream.plan.config import TreeConfig
+from slipstream.plan.policy.config import TreeConfig
 
 Acceptance = Sequence[Sequence[float]]
 """By depth, then by rank: how likely this candidate is the accepted one, given that the tokens before it were."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from slipstream.core.device import DraftSize, GraphKey, next_power_of_two
-from slipstream.plan.config import CostConfig
-from slipstream.plan.prices import CostCurve, RecentMedian
+from slipstream.plan.policy.config import CostConfig
+from slipstream.plan.policy.prices import CostCurve, RecentMedian
 
 
 class GraphCosts:

@@ -7,9 +7,9 @@ import pytest
 from slipstream.core.device import DraftSize, SizeOption
 from slipstream.core.sampling import Sampling
 from slipstream.core.types import Request, Row
-from slipstream.plan.acceptance import AcceptanceEstimator
-from slipstream.plan.config import AdaptiveConfig, SizeConfig
-from slipstream.plan.size_choice import SizeChoice
+from slipstream.plan.policy.acceptance import AcceptanceEstimator
+from slipstream.plan.policy.config import AdaptiveConfig, SizeConfig
+from slipstream.plan.policy.size_choice import SizeChoice
 
 
 def rows(count: int) -> list[Row]:

@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from slipstream.core.types import Budget, Draft, Row, Verdict
-from slipstream.plan.acceptance import AcceptanceEstimate, AcceptanceEstimator
-from slipstream.plan.choice import CyclePrices, RowBudget, best
-from slipstream.plan.config import AdaptiveConfig
-from slipstream.plan.costs import CostModel
-from slipstream.plan.cycle_record import CycleRecord, row_drafts
-from slipstream.plan.drafting_cost import DraftingCost, drafting_cost
-from slipstream.plan.loss_budget import LossBudget
+from slipstream.plan.policy.acceptance import AcceptanceEstimate, AcceptanceEstimator
+from slipstream.plan.policy.choice import CyclePrices, RowBudget, best
+from slipstream.plan.policy.config import AdaptiveConfig
+from slipstream.plan.policy.costs import CostModel
+from slipstream.plan.policy.cycle_record import CycleRecord, row_drafts
+from slipstream.plan.policy.drafting_cost import DraftingCost, drafting_cost
+from slipstream.plan.policy.loss_budget import LossBudget
 
 PLAIN = Budget(0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slipstream.plan.config import AcceptanceConfig, TreeConfig
+from slipstream.plan.policy.config import AcceptanceConfig, TreeConfig
 
 Judged = Sequence[tuple[int, int]]
 """Of each slot along an accepted path that had candidates: the rank of the accepted one, -1 for none; their number."""

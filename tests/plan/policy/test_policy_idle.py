@@ -10,11 +10,11 @@ import torch
 from slipstream.core.law import OneHot
 from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Origin, Request, Row, Verdict
-from slipstream.plan import free_choice
-from slipstream.plan.config import RestConfig
-from slipstream.plan.costs import CostModel
-from slipstream.plan.loss_budget import LossBudget
-from slipstream.plan.policy import Adaptive
+from slipstream.plan.policy import free_choice
+from slipstream.plan.policy.config import RestConfig
+from slipstream.plan.policy.costs import CostModel
+from slipstream.plan.policy.loss_budget import LossBudget
+from slipstream.plan.policy.policies import Adaptive
 
 PLAIN, TOKEN, STEP = 0.0074, 0.0035, 0.0015  # seconds of a plain pass, of a drafted token in it, of a draft's step
 

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from slipstream.plan.config import CostConfig
-from slipstream.plan.graph_costs import GraphCosts
-from slipstream.plan.prices import CostCurve, RecentMedian, on_line
+from slipstream.plan.policy.config import CostConfig
+from slipstream.plan.policy.graph_costs import GraphCosts
+from slipstream.plan.policy.prices import CostCurve, RecentMedian, on_line
 
 
 class CostModel:

@@ -10,11 +10,11 @@ import torch
 from slipstream.core.law import OneHot
 from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Request, Row, Verdict
-from slipstream.plan.config import AdaptiveConfig
-from slipstream.plan.costs import CostModel
-from slipstream.plan.loss_budget import LossBudget
-from slipstream.plan.policy import Adaptive, Fixed
-from slipstream.plan.prices import RecentMedian
+from slipstream.plan.policy.config import AdaptiveConfig
+from slipstream.plan.policy.costs import CostModel
+from slipstream.plan.policy.loss_budget import LossBudget
+from slipstream.plan.policy.policies import Adaptive, Fixed
+from slipstream.plan.policy.prices import RecentMedian
 
 
 def rows(n: int) -> list[Row]:

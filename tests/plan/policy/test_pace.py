@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from slipstream.core.types import Request, Row
-from slipstream.plan.config import PaceConfig
-from slipstream.plan.pace import Pace, _highest
+from slipstream.plan.policy.config import PaceConfig
+from slipstream.plan.policy.pace import Pace, _highest
 
 SPREAD = PaceConfig().spread
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.tree import Shape
-from slipstream.plan.config import TreeConfig
-from slipstream.plan.tree_shapes import best_shape, best_shapes, choose, expected, parse
+from slipstream.plan.policy.config import TreeConfig
+from slipstream.plan.policy.tree_shapes import best_shape, best_shapes, choose, expected, parse
 
 
 def trees(nodes: int, depth: int, width: int, parents: tuple[int, ...] = ()):

@@ -1,0 +1,1 @@
+"""The policies: how much to draft in each cycle, by measured costs and acceptance."""
