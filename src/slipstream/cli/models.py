@@ -146,7 +146,7 @@ def compile_model(
     dtype: Annotated[str, typer.Option(help="auto, or a8 for 8-bit activations.")] = "auto",
 ) -> None:
     """Compile a model so that it starts faster on this CPU. The first use of a model does this in the background."""
-    from slipstream.engines.native.build import compile_target
+    from slipstream.models.load_target import compile_target
 
     path = compile_target(name, dtype)
     print(f"{name} is compiled: {path.stat().st_size / 1e6:.0f} MB in {path}")

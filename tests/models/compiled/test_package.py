@@ -22,16 +22,17 @@ from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Request, Row
 from slipstream.drafters.build import build_drafter
 from slipstream.engines.base import GenerationOptions
-from slipstream.engines.native import build as building
-from slipstream.engines.native.build import build_target, compile_target
+from slipstream.engines.native.build import build_target
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.kernels.cpu import hash as cpu_hash
 from slipstream.kernels.cpu import linear as cpu_linear
 from slipstream.kernels.cpu.compile import folder as libraries
 from slipstream.kernels.cpu.decoder import kernel
+from slipstream.models import load_target as building
 from slipstream.models.compiled import package, package_file
 from slipstream.models.compiled.background import BackgroundTask
 from slipstream.models.compiled.skeleton import Skeleton
+from slipstream.models.load_target import compile_target
 from slipstream.models.sources.catalog import CatalogError, resolve, verify
 from slipstream.models.target import Target
 from slipstream.models.weights.linears import products
@@ -196,9 +197,9 @@ def test_a_short_process_writes_the_package_at_its_end(tmp_path):
     """While the interpreter shuts down no thread can be started."""
     folder = written(tmp_path / "model")
     code = (
-        "from pathlib import Path\nfrom slipstream.engines.native import build\n"
+        "from pathlib import Path\nfrom slipstream.models import load_target as build\n"
         "from slipstream.models.compiled import package\n"
-        f"build.WORTH = 0; package.home = lambda: Path({str(package.home())!r})\nbuild.build_target({folder!r})"
+        f"build.WORTH = 0; package.home = lambda: Path({str(package.home())!r})\nbuild.load_target({folder!r})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert (done.returncode, done.stderr) == (0, "")

@@ -15,9 +15,9 @@ from slipstream.core.types import Draft, Request, Row
 from slipstream.drafters.eagle.cpu_layer import cpu_layer
 from slipstream.drafters.eagle.network import EagleConfig, EagleNet
 from slipstream.engines import open_engine
-from slipstream.engines.native.build import compile_target
 from slipstream.kernels.cpu import decoder as cpu_decoder
 from slipstream.kernels.cpu import linear as cpu_linear
+from slipstream.models.load_target import compile_target
 from slipstream.models.run.cpu_decoder import CpuDecoder
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.sources.catalog import load_model, resolve

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from slipstream.core.checks import shown
 from slipstream.core.interfaces import Drafter, Policy
 from slipstream.drafters.build import drafter_kind
-from slipstream.engines.native.build import build_target
 from slipstream.engines.native.scheduler import Limits
+from slipstream.models.load_target import load_target
 from slipstream.models.run.invariant import free
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.sources.catalog import load_text, resolve
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MODELS = "a model is a name, a folder, a GGUF file, or a loaded causal language model of transformers"
-LOADING = (*list(signature(build_target).parameters)[1:], "tokenizer")
+LOADING = (*list(signature(load_target).parameters)[1:], "tokenizer")
 OPTIONS = ("model", "drafter", "verify", "depth", "shape", "options", "limits", "watch", "policy", *LOADING)
 OTHER_NAMES = {"tree": "shape", "rule": "verify", "temperature": "Sampling(temperature=…) in a request"}
 

@@ -11,9 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from gguf_files import KINDS, write_gguf
 from slipstream.drafters.build import build_drafter
-from slipstream.engines.native.build import build_target, compile_target
+from slipstream.engines.native.build import build_target
 from slipstream.kernels.cpu import linear as cpu_linear
 from slipstream.models.compiled.skeleton import Skeleton
+from slipstream.models.load_target import compile_target
 from slipstream.models.sources import catalog
 from slipstream.models.sources.gguf import model as restored
 from slipstream.models.sources.gguf import weights as kept
