@@ -29,7 +29,7 @@ PAIR = Pair.random(1)
 HEADS = {kind: heads_on_table(kind) for kind in ("medusa", "mlp", "prophet")}
 # drafters that need weights to be built by name
 WEIGHTS = {"table": TableDrafter, "eagle": on_table, "dflash": blocks.on_table, **HEADS}
-NEEDS_A_MODEL = {"draft_model", "early_exit"}  # their own suites run them on real architectures
+NEEDS_A_MODEL = {"draft_model", "early_exit", "layer_skip"}  # their own suites run them on real architectures
 NAMES = sorted({*drafters.names(), *WEIGHTS} - NEEDS_A_MODEL)  # plugins that are installed are among them
 
 

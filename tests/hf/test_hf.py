@@ -468,6 +468,11 @@ def test_heads_that_keep_no_cache(kind: str, tmp_path: Any, llama: Any):
     assert torch.equal(ours(llama, drafter=str(tmp_path), depth=3), plain(llama))
 
 
+@pytest.mark.parametrize("drafter", ["early_exit", "layer_skip"])
+def test_drafters_that_run_the_targets_own_layers(drafter: str, llama: Any):
+    assert torch.equal(ours(llama, drafter=drafter, depth=3), plain(llama))
+
+
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:You are calling .generate")  # with inputs that lie elsewhere, as is meant
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")

@@ -16,6 +16,7 @@ drafters: Registry[Drafter] = Registry(
         "ngram": "slipstream.drafters.ngram:NGram",
         "draft_model": "slipstream.drafters.draft_model:DraftModel",
         "early_exit": "slipstream.drafters.early_exit:EarlyExit",
+        "layer_skip": "slipstream.drafters.layer_skip.drafter:LayerSkip",
         "eagle": "slipstream.drafters.eagle.drafter:Eagle",
         "dflash": "slipstream.drafters.dflash.drafter:Dflash",
         "medusa": "slipstream.drafters.heads.medusa:Medusa",

@@ -23,6 +23,7 @@ from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
 from slipstream.drafters.device.interface import DeviceDrafter
 from slipstream.drafters.draft_loading import DraftModelOptions, load_draft_model
 from slipstream.drafters.grow import grow, locate
+from slipstream.drafters.own_layers import slot_states
 from slipstream.drafters.vocabulary import DraftVocabulary
 from slipstream.models.run.torch_model import TorchModel
 
@@ -81,22 +82,13 @@ class DraftModel(Drafter):
             nonlocal run
             run = self._chosen(tree, token)
             slot_places = places(rows, tree, token.tolist())
-            states = self._states(rows, run, slots)
+            states = slot_states(self.model, rows, tree, token, slots, self.model.layers)
             return self._law(self.model.logits(states), [slot_places[slot] for slot in slots], ranking)
 
         draft = grow(rows, budget, noise, next_law, self.vocab)
         number = torch.tensor(locate(draft, run.tree, run.token), dtype=torch.long)
         self._proposals |= dict.fromkeys(rows, Proposal(run, number))
         return draft
-
-    def _states(self, rows: Sequence[Row], run: Draft, slots: Sequence[int]) -> Float[Tensor, "slots hidden"]:
-        """The draft model's last hidden state at these slots. Only new tokens of the rows of these slots are read."""
-        owner = run.tree.slot_row.tolist()
-        active = sorted({owner[slot] for slot in slots})
-        tree, kept = run.tree.select(active)
-        states = self.model.peek([rows[r] for r in active], self._chosen(tree, run.token[kept]), self.model.layers)
-        place = {slot: n for n, slot in enumerate([*active, *(run.tree.rows + i for i in kept)])}
-        return states[[place[slot] for slot in slots]]
 
     def _chosen(self, tree: Tree, token: Int[Tensor, " nodes"]) -> Draft:
         return Draft(tree, token, OneHot(token, self.vocab))

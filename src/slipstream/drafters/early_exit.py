@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import torch
 
 from slipstream.core.interfaces import Drafter, TargetModel
-from slipstream.core.law import Law, OneHot
+from slipstream.core.law import Law
 from slipstream.core.noise import Noise
 from slipstream.core.shaping import law_at, places
 from slipstream.core.tree import Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row
 from slipstream.drafters.grow import grow
+from slipstream.drafters.own_layers import slot_states
 from slipstream.models.run.torch_model import TorchModel
 
 
@@ -54,17 +55,7 @@ class EarlyExit(Drafter):
 
         def next_law(tree: Tree, token: torch.Tensor, slots: list[int]) -> Law:
             slot_places = places(rows, tree, token.tolist())
-            logits = self._target.logits(self._states(rows, tree, token, slots))
+            logits = self._target.logits(slot_states(self._target, rows, tree, token, slots, self.layers))
             return law_at(logits, [slot_places[slot] for slot in slots], ranking)
 
         return grow(rows, budget, noise, next_law, self._target.vocab)
-
-    def _states(self, rows: Sequence[Row], tree: Tree, token: torch.Tensor, slots: Sequence[int]) -> torch.Tensor:
-        """The target's hidden states at these slots. Only rows of these slots run, and only their new tokens."""
-        owner = tree.slot_row.tolist()
-        active = sorted({owner[slot] for slot in slots})
-        own_tree, kept = tree.select(active)
-        draft = Draft(own_tree, token[kept], OneHot(token[kept], self._target.vocab))
-        states = self._target.peek([rows[r] for r in active], draft, self.layers)
-        place = {slot: n for n, slot in enumerate([*active, *(tree.rows + i for i in kept)])}
-        return states[[place[slot] for slot in slots]]

@@ -34,7 +34,8 @@ def describe_drafter(name: str, folder: Path) -> dict[str, Any]:
     config = read_json(folder / CONFIG)
     if problem := next((str(check) for check in verify_drafter(folder) if check.problem), None):
         raise ValueError(f"the drafter {name} cannot be used: {problem}")
-    weights = {key: count for key, (_, count) in tensors(folder).items() if key != IDS and not key.endswith(SCALE)}
+    stored = tensors(folder) if (folder / WEIGHTS).exists() else {}
+    weights = {key: count for key, (_, count) in stored.items() if key != IDS and not key.endswith(SCALE)}
     return {
         "name": name,
         "path": str(folder),
@@ -47,6 +48,7 @@ def describe_drafter(name: str, folder: Path) -> dict[str, Any]:
 
 
 def verify_drafter(folder: Path) -> list[FileCheck]:
-    """Compare the weights with the hash that the configuration names."""
+    """Compare the weights, if the drafter has any, with the hash that the configuration names."""
     expected = read_json(folder / CONFIG).get("sha256")
-    return check_files(folder, {WEIGHTS: str(expected)})
+    has_weights = expected is not None or (folder / WEIGHTS).exists()
+    return check_files(folder, {WEIGHTS: str(expected)} if has_weights else {})

@@ -57,7 +57,13 @@ def write(
         tensors |= _stored(name, weight.detach().float().cpu(), precision)
     _put(folder / WEIGHTS, lambda path: save_file(tensors, path))
     stored = {**(about or {}), KIND: kind, **config, "precision": precision, "sha256": sha256(folder / WEIGHTS)}
-    _put(folder / CONFIG, lambda path: path.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8"))
+    write_config(folder, stored)
+
+
+def write_config(folder: Path, config: Mapping[str, Any]) -> None:
+    """Write a drafter's configuration. A drafter without weights consists of it alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _put(folder / CONFIG, lambda path: path.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8"))
 
 
 def read(folder: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor], Int[Tensor, " draft_vocab"]]:

@@ -21,7 +21,8 @@ from slipstream.kernels.cpu.linear import POINTER, SIZE, PackedWeight, parallel,
 
 SOURCE = Path(__file__).parent / "src" / "decoder.cpp"
 SMALL = 1 << 16  # multiplications of a layer that take no longer than waking a second thread
-PRODUCTS = ("query", "key", "value", "output", "gate", "up", "down")
+ATTENTION, MLP = ("query", "key", "value", "output"), ("gate", "up", "down")
+PRODUCTS = (*ATTENTION, *MLP)
 NORMS = ("attention_norm", "mlp_norm", "second_norm", "query_norm", "key_norm")  # fields of CpuLayer
 
 
@@ -64,6 +65,14 @@ class CpuLayer:
 
 
 @dataclass(frozen=True)
+class SkippedBlocks:
+    """The layers whose attention is left out of a pass, and those whose MLP is."""
+
+    attention: frozenset[int]
+    mlp: frozenset[int]
+
+
+@dataclass(frozen=True)
 class LayerSizes:
     heads: int
     kv_heads: int
@@ -88,10 +97,19 @@ class CachePointers:
 class CpuNetwork:
     """A decoder's weights as the kernel reads them. Without `head` there are no logits.
 
+    `skipped` names attention and MLP blocks that a pass leaves out. Networks of the same blocks share the weights.
+
     Products that share their input (query, key and value; gate and up) must all have integer weights or none. All
     integer weights must use the same number of activation bits. TypeError otherwise."""
 
-    def __init__(self, blocks: Sequence[CpuLayer], norm: Tensor, head: PackedWeight | None, sizes: LayerSizes) -> None:
+    def __init__(
+        self,
+        blocks: Sequence[CpuLayer],
+        norm: Tensor,
+        head: PackedWeight | None,
+        sizes: LayerSizes,
+        skipped: SkippedBlocks | None = None,
+    ) -> None:
         for block in blocks:
             for sharing in ((block.query, block.key, block.value), (block.gate, block.up)):
                 if len({packed.is_integer for packed in sharing}) > 1:
@@ -102,9 +120,10 @@ class CpuNetwork:
             raise TypeError("some products use 16-bit activations and others 8-bit ones")
         self.row_bits = bits.pop()
         self._tensors = blocks, norm, head  # kept alive: the kernel has addresses only
+        self._sizes = sizes
         self.layers, self.hidden = len(blocks), norm.numel()
         self.outputs = head.outputs if head else 0
-        table = (_Layer * len(blocks))(*map(_layer, blocks))
+        table = (_Layer * len(blocks))(*(_layer(block, _left_out(skipped, i)) for i, block in enumerate(blocks)))
         self._table = table
         inner = blocks[0].gate.outputs
         self.work = self.hidden * inner  # about a quarter of the multiplications of a layer
@@ -117,10 +136,22 @@ class CpuNetwork:
         )
         self.address = ctypes.addressof(self._net)
 
+    def without(self, skipped: SkippedBlocks) -> CpuNetwork:
+        """The same weights with some blocks left out."""
+        return CpuNetwork(*self._tensors, self._sizes, skipped)
 
-def _layer(block: CpuLayer) -> _Layer:
-    products = (getattr(block, name).address for name in PRODUCTS)
+
+def _layer(block: CpuLayer, left_out: Sequence[str]) -> _Layer:
+    products = (None if name in left_out else getattr(block, name).address for name in PRODUCTS)
     return _Layer(*products, *(_address(getattr(block, name)) for name in NORMS))
+
+
+def _left_out(skipped: SkippedBlocks | None, layer: int) -> tuple[str, ...]:
+    """The products of a layer that are left out."""
+    if skipped is None:
+        return ()
+    attention = ATTENTION if layer in skipped.attention else ()
+    return (*attention, *(MLP if layer in skipped.mlp else ()))
 
 
 @dataclass(eq=False)

@@ -18,6 +18,7 @@ from slipstream.kernels.cpu.decoder import (
     DecoderKernel,
     LayerSizes,
     PassArgs,
+    SkippedBlocks,
 )
 from slipstream.models.cache.attention_mask import AttentionMask
 from slipstream.models.cache.packing import RowSlice
@@ -42,6 +43,7 @@ class CpuDecoder:
         base, head = model.base_model, model.get_output_embeddings()
         self._embed, self._angles = _embedding(model.get_input_embeddings()), RotaryTable(base.rotary_emb)
         self._net = CpuNetwork(blocks, base.norm.weight.detach(), _packed(head), _sizes(layers[0]))
+        self._partial_nets: dict[SkippedBlocks, CpuNetwork] = {}
         self._windows = [windows[i] for i in range(len(layers))]
         self._kinds = tuple(dict.fromkeys(self._windows))
         self._like = torch.empty(1, _sizes(layers[0]).kv_heads, 1, _sizes(layers[0]).dim)
@@ -57,11 +59,13 @@ class CpuDecoder:
         watched: Sequence[int] = (),
         kept: Tensor | None = None,
         into: Mapping[int, Float[Tensor, "tokens hidden"]] | None = None,
+        skipped: SkippedBlocks | None = None,
     ) -> tuple[Tensor | None, dict[int, Tensor], Where]:
         """Run the layers from `span[0]` up to `span[1]` over packed entries, from the embeddings or from `hidden`.
 
         Returns the logits of the `kept` entries, the outputs of the watched layers, and the cache row and the place
-        that each entry was written to. With `into`, the outputs of the watched layers are written there.
+        that each entry was written to. With `into`, the outputs of the watched layers are written there. The blocks
+        in `skipped` do not run.
         """
         used = max(piece.line.start + len(piece.line) for piece in pieces)
         cache.reserve(used)
@@ -74,7 +78,13 @@ class CpuDecoder:
         outputs = {layer: torch.empty_like(state) if into is None else into[layer] for layer in watched}
         watched_out = [outputs.get(i) for i in range(self._net.layers)]
         args = PassArgs(state, angles, row, place, used, views, watched_out, *span, kept)
-        return self._kernel.run(self._net, self._cache_pointers(cache), args), outputs, (row, place)
+        net = self._net if skipped is None else self._without(skipped)
+        return self._kernel.run(net, self._cache_pointers(cache), args), outputs, (row, place)
+
+    def _without(self, skipped: SkippedBlocks) -> CpuNetwork:
+        if skipped not in self._partial_nets:
+            self._partial_nets[skipped] = self._net.without(skipped)
+        return self._partial_nets[skipped]
 
     def supports(self, pieces: Sequence[RowSlice]) -> bool:
         """Whether this decoder can run a pass."""

@@ -14,6 +14,7 @@ import torch
 
 from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.core.types import Draft, LazyRows, Row, Scores, Verdict
+from slipstream.kernels.cpu.decoder import SkippedBlocks
 from slipstream.models.cache.packing import RowEntries, RowSlice, local_nodes, nodes_by_row, slot_index
 from slipstream.models.cache.row_state import RowState
 from slipstream.models.run.forward_pass import ForwardPass
@@ -42,6 +43,9 @@ class DraftScorer:
         """Run the pending tokens and the nodes of all rows; the logits and the features at every slot."""
         lines = self._lines(rows, draft)
         states = [self._rows.states[row] for row in rows]
+        for state in states:
+            if state.skipped is not None:
+                state.drop_uncommitted()
         depth = max((state.depth for state in states if state.hidden), default=0)
         if depth:
             self._run_first(states, lines, depth)
@@ -53,23 +57,27 @@ class DraftScorer:
         logits, outputs = self._forward.run(pieces, span, resumed, watched, slots)
         assert logits is not None
         for state, line in zip(states, lines, strict=True):
-            state.uncommitted, state.depth, state.hidden = line.entries, span[1], {}
+            state.drop_uncommitted()
+            state.uncommitted, state.depth = line.entries, span[1]
         self._draft = draft
         where = slice(lines[0].pending - 1, None) if len(lines) == 1 else slots  # the slots of one row are consecutive
         outputs = held | outputs
         return Scores(logits, LazyRows({layer: outputs[layer] for layer in self._features.layers}, where))
 
-    def peek(self, rows: Sequence[Row], draft: Draft, layers: int) -> Float[Tensor, "slots hidden"]:
+    def peek(
+        self, rows: Sequence[Row], draft: Draft, layers: int, skipped: SkippedBlocks | None = None
+    ) -> Float[Tensor, "slots hidden"]:
         """The hidden state after the first `layers` layers at every slot.
 
-        Entries that an earlier call ran for the same rows and the beginning of the same draft do not run again.
+        Entries that an earlier call ran for the same rows and the beginning of the same draft do not run again. With
+        `skipped` blocks, `score` runs all entries again, so that nothing of this pass remains in the cache.
         """
         layer_count = self._forward.all_layers[1]
         if not 1 <= layers <= layer_count:
             raise ValueError(f"layers is {layers}; the model has 1 to {layer_count}")
         lines = self._lines(rows, draft)
         states = [self._rows.states[row] for row in rows]
-        self._run_first(states, lines, layers)
+        self._run_first(states, lines, layers, skipped)
         outputs = torch.cat([state.hidden[layers - 1] for state in states])
         return outputs[self._slots(lines, draft)]
 
@@ -107,17 +115,25 @@ class DraftScorer:
     def _slots(self, lines: Sequence[RowEntries], draft: Draft) -> Int[Tensor, " slots"]:
         return torch.from_numpy(np.array(slot_index(lines, draft))).to(self._device)
 
-    def _run_first(self, states: Sequence[RowState], lines: Sequence[RowEntries], layers: int) -> None:
+    def _run_first(
+        self,
+        states: Sequence[RowState],
+        lines: Sequence[RowEntries],
+        layers: int,
+        skipped: SkippedBlocks | None = None,
+    ) -> None:
         """Run the first layers over the entries that they have not run over yet, and keep their outputs."""
         pieces = [
-            RowSlice(line, state.computed(line.entries, layers)) for state, line in zip(states, lines, strict=True)
+            RowSlice(line, state.computed(line.entries, layers, skipped))
+            for state, line in zip(states, lines, strict=True)
         ]
         watched = sorted({layers - 1, *(layer for layer in self._features.layers if layer < layers)})
         outputs: dict[int, Tensor] = {}
         if any(map(len, pieces)):
-            _, outputs = self._forward.run([piece for piece in pieces if len(piece)], (0, layers), None, watched)
+            running = [piece for piece in pieces if len(piece)]
+            _, outputs = self._forward.run(running, (0, layers), None, watched, None, skipped)
         offset = 0
         for state, piece in zip(states, pieces, strict=True):
             new = {layer: output[offset : offset + len(piece)] for layer, output in outputs.items()}
-            state.append_outputs(piece.line.entries, piece.skip, new, layers)
+            state.append_outputs(piece.line.entries, piece.skip, new, layers, skipped)
             offset += len(piece)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from slipstream.core.array_types import Float, Tensor
+from slipstream.kernels.cpu.decoder import SkippedBlocks
 from slipstream.models.cache.packing import RowSlice
 from slipstream.models.cache.tensors import KVCache
 from slipstream.models.run.attention import view
@@ -16,6 +17,7 @@ from slipstream.models.run.cpu_decoder import CpuDecoder
 from slipstream.models.run.decoder_choice import choose_decoder
 from slipstream.models.run.features import FeatureStore
 from slipstream.models.run.invariant import InvariantActivations, invariant_attention, no_invariance
+from slipstream.models.run.layer_blocks import LayerBlocks
 from slipstream.models.run.layers import ModuleRunner
 from slipstream.models.run.support_check import ModelAnatomy
 
@@ -44,6 +46,7 @@ class ForwardPass:
         own_modules = self._kernel is not None and self.decoder is None
         self._activations = InvariantActivations(model) if own_modules else None
         self._modules = ModuleRunner(model, anatomy.layers, anatomy.as_tuple)
+        self._blocks = LayerBlocks(anatomy.layers)
 
     def run(
         self,
@@ -52,30 +55,59 @@ class ForwardPass:
         given: Float[Tensor, "tokens hidden"] | None,
         watched: Sequence[int] = (),
         keep: Tensor | None = None,
+        skipped: SkippedBlocks | None = None,
     ) -> tuple[Tensor | None, dict[int, Tensor]]:
         """Run the layers from `span[0]` up to `span[1]`. `given` is the input of a span that does not begin at layer 0.
 
         Returns the logits of the packed entries `keep`, None without `keep`, and the outputs of the watched layers.
+        The `skipped` blocks of these layers do not run.
         """
         if isinstance(self.decoder, CpuDecoder):
             places = self.features.places(watched, pieces, self.decoder.state_like)
             if places is not None:
-                logits, outputs, _ = self.decoder.forward(self._cache, pieces, span, given, watched, keep, places)
+                logits, outputs, _ = self.decoder.forward(
+                    self._cache, pieces, span, given, watched, keep, places, skipped
+                )
                 return logits, outputs
-        if self.decoder is not None and self.decoder.supports(pieces):
+            logits, outputs, where = self.decoder.forward(
+                self._cache, pieces, span, given, watched, keep, skipped=skipped
+            )
+            self._write_features(outputs, pieces, where)
+            return logits, outputs
+        if self.decoder is not None and skipped is None and self.decoder.supports(pieces):
             logits, outputs, where = self.decoder.forward(self._cache, pieces, span, given, watched, keep)
-            for layer in self.features.layers:
-                if layer in outputs:
-                    self.features.write(layer, outputs[layer], pieces, where)
+            self._write_features(outputs, pieces, where)
             return logits, outputs
         if self._invariant and self._kernel is None:
-            raise no_invariance(self._model, "a tree as wide as this is not run by kernels that sum in one order")
+            pass_kind = "a tree as wide as this" if skipped is None else "a pass with skipped blocks"
+            raise no_invariance(self._model, f"{pass_kind} is not run by kernels that sum in one order")
+        return self._run_modules(pieces, span, given, watched, keep, skipped)
+
+    def _write_features(
+        self, outputs: Mapping[int, Tensor], pieces: Sequence[RowSlice], where: tuple[Tensor, Tensor]
+    ) -> None:
+        for layer in self.features.layers:
+            if layer in outputs:
+                self.features.write(layer, outputs[layer], pieces, where)
+
+    def _run_modules(
+        self,
+        pieces: Sequence[RowSlice],
+        span: tuple[int, int],
+        given: Float[Tensor, "tokens hidden"] | None,
+        watched: Sequence[int],
+        keep: Tensor | None,
+        skipped: SkippedBlocks | None,
+    ) -> tuple[Tensor | None, dict[int, Tensor]]:
+        """The pass by the model's own modules."""
         context = view(self._cache, self._windows, pieces, self._device, self._kernel)
         token = [token for piece in pieces for token in piece.line.token[piece.skip :]]
         position = [place for piece in pieces for place in piece.line.position[piece.skip :]]
         token_ids, position_ids = torch.tensor([token, position], device=self._device)
         with nullcontext() if self._activations is None else self._activations.applied():
-            logits, outputs = self._modules.run(token_ids, position_ids, context, span, given, watched, keep)
+            left_out = nullcontext() if skipped is None else self._blocks.left_out(skipped)
+            with left_out:
+                logits, outputs = self._modules.run(token_ids, position_ids, context, span, given, watched, keep)
         for layer in outputs.keys() & set(self.features.layers):
             context.store_output(layer, outputs[layer])
         return logits, outputs

@@ -82,7 +82,7 @@ class CompiledLayers:
     """
 
     def __init__(self, layers: Layers) -> None:
-        free = [part for layer in layers for part in layer.children() if not _attends(part)]
+        free = [part for layer in layers for part in layer.children() if not attends(part)]
         self._parts = [(part, torch.compile(part.forward, dynamic=True)) for part in free]
 
     def applied(self) -> AbstractContextManager[None]:
@@ -90,7 +90,8 @@ class CompiledLayers:
         return replaced(self._parts)
 
 
-def _attends(part: nn.Module) -> bool:
+def attends(part: nn.Module) -> bool:
+    """Whether a part of a layer is or holds its attention."""
     return any("layer_idx" in module.__dict__ for module in part.modules())
 
 

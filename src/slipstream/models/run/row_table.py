@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from slipstream.core.types import Row
-from slipstream.models.cache.packing import Entry, agree, entries_of
+from slipstream.models.cache.packing import Entry, entries_of
 from slipstream.models.cache.row_state import RowState
 from slipstream.models.cache.tensors import KVCache
 
@@ -63,7 +63,7 @@ class RowTable:
         state, pending = self.states[row], self.pending(row)
         start, count = len(state.tokens), len(pending)
         entries = entries_of(pending, nodes)
-        complete = agree(state.uncommitted, entries) if state.depth == layer_count else 0
+        complete = state.complete(entries, layer_count)
         kept = [i for i in (*range(count), *(count + n for n in path)) if i < complete]
         state.tokens += [entries[i][0] for i in kept]
         state.drop_uncommitted()

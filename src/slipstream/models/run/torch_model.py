@@ -11,7 +11,8 @@ rows of a cycle run as one packed sequence: each row's committed tokens that are
 - `prefix_reuse`: rows with a common prefix compute it once,
 - `pending_reader`: prefill in chunks,
 - `draft_scorer`: scoring, partial passes and commits,
-- `forward_pass`: one pass over packed entries.
+- `forward_pass`: one pass over packed entries,
+- `layer_blocks`: attention and MLP blocks that a drafter leaves out of a pass.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch
 from slipstream.core.array_types import Float, Tensor
 from slipstream.core.interfaces import Model
 from slipstream.core.types import Draft, Row, Scores, Verdict
+from slipstream.kernels.cpu.decoder import SkippedBlocks
 from slipstream.models.cache.tensors import KVCache
 from slipstream.models.run.cpu_decoder import CpuDecoder
 from slipstream.models.run.draft_scorer import DraftScorer
@@ -113,10 +115,13 @@ class TorchModel(Model):
         return self._scorer.score(rows, draft)
 
     @torch.inference_mode()
-    def peek(self, rows: Sequence[Row], draft: Draft, layers: int) -> Float[Tensor, "slots hidden"]:
+    def peek(
+        self, rows: Sequence[Row], draft: Draft, layers: int, skipped: SkippedBlocks | None = None
+    ) -> Float[Tensor, "slots hidden"]:
         """The hidden state after the first `layers` layers at every slot. Entries that an earlier call ran for the
-        same rows and the beginning of the same draft do not run again."""
-        return self._scorer.peek(rows, draft, layers)
+        same rows and the beginning of the same draft do not run again. A pass that left out `skipped` blocks leaves
+        nothing in the cache: `score` runs its entries again."""
+        return self._scorer.peek(rows, draft, layers, skipped)
 
     @torch.inference_mode()
     def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:

@@ -180,10 +180,9 @@ void activate(Pass& pass, const linear::Job& reader, int64_t block, int64_t slic
     linear::arrange(reader.kind, pass.gate, reader.x, reader.rows, n, first, start, end);
 }
 
-void run_layer(Pass& pass, int64_t index, int threads) {
-    LayerWork& work = pass.scratch.layers[index - pass.args.first];
+// Adds what attention gives to the hidden states.
+void run_attention(Pass& pass, LayerWork& work, int64_t index, int threads) {
     const Layer& own = pass.net.layers[index];
-    const int64_t tokens = pass.args.tokens, slices = (pass.net.inner + SLICE - 1) / SLICE;
     work.attention_norm.share(Piece::count(work.query), [&](int64_t i) {
         normalise_rows(pass, work.query, own.attention_norm, i, nullptr, own.second_norm);
     });
@@ -192,7 +191,7 @@ void run_layer(Pass& pass, int64_t index, int threads) {
     multiply(&work.key);
     multiply(&work.value);
     pass.barrier.wait(threads);
-    work.rotate.share(tokens, [&](int64_t i) { store_keys(pass, index, i); });
+    work.rotate.share(pass.args.tokens, [&](int64_t i) { store_keys(pass, index, i); });
     if (pass.args.keys_only) return;  // the next layer overwrites keys and values only after its first barrier
     pass.barrier.wait(threads);
     attention::work(&work.attention);
@@ -201,6 +200,11 @@ void run_layer(Pass& pass, int64_t index, int threads) {
     pass.barrier.wait(threads);
     multiply(&work.output);
     pass.barrier.wait(threads);
+}
+
+// Adds what the MLP gives to the hidden states.
+void run_mlp(Pass& pass, LayerWork& work, const Layer& own, int threads) {
+    const int64_t slices = (pass.net.inner + SLICE - 1) / SLICE;
     work.mlp_norm.share(Piece::count(work.gate), [&](int64_t i) { normalise_rows(pass, work.gate, own.mlp_norm, i); });
     pass.barrier.wait(threads);
     multiply(&work.gate);
@@ -212,8 +216,17 @@ void run_layer(Pass& pass, int64_t index, int threads) {
     pass.barrier.wait(threads);
     multiply(&work.down);
     pass.barrier.wait(threads);
+}
+
+// A block without weights is skipped.
+void run_layer(Pass& pass, int64_t index, int threads) {
+    LayerWork& work = pass.scratch.layers[index - pass.args.first];
+    const Layer& own = pass.net.layers[index];
+    if (own.query) run_attention(pass, work, index, threads);
+    if (pass.args.keys_only) return;
+    if (own.gate) run_mlp(pass, work, own, threads);
     if (float* to = pass.args.features[index])
-        work.copy.share(tokens, [&](int64_t t) {
+        work.copy.share(pass.args.tokens, [&](int64_t t) {
             std::memcpy(to + t * pass.net.hidden, pass.args.hidden + t * pass.net.hidden, pass.net.hidden * sizeof(float));
         });
 }
@@ -224,7 +237,7 @@ void schedule_layer(Pass& pass, LayerWork& work, int64_t index) {
     const PassArgs& args = pass.args;
     const Layer& own = net.layers[index];
     const auto product = [&](linear::Job& job, const Matrix* matrix, float* x, float* y, bool onto = false) {
-        linear::prepare(job, *matrix, x, x, y, args.tokens, pass.threads, onto);
+        if (matrix) linear::prepare(job, *matrix, x, x, y, args.tokens, pass.threads, onto);
     };
     product(work.query, own.query, pass.packed, pass.query);
     product(work.key, own.key, pass.packed, pass.key);

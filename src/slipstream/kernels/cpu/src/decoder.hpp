@@ -17,7 +17,7 @@
 
 namespace decoder {
 
-// One layer; laid out as `_Layer` in decoder.py.
+// One layer; laid out as `_Layer` in decoder.py. A skipped attention or MLP block has null for all of its matrices.
 struct Layer {
     const linear::Matrix *query, *key, *value, *output, *gate, *up, *down;
     const float *attention_norm, *mlp_norm;  // weights of the norms before attention and before gate and up

@@ -1,0 +1,1 @@
+"""Drafting with the target's own weights, without some of its attention and MLP blocks."""
