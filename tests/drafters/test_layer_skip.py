@@ -25,7 +25,7 @@ from slipstream.drafters.none import NoDrafter
 from slipstream.kernels.cpu.decoder import SkippedBlocks
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.weights import linears
-from slipstream.plan.policy import Fixed
+from slipstream.plan.policy.policies import Fixed
 from tiny import VOCAB, build
 
 LAYERS = 4
