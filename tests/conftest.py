@@ -22,9 +22,9 @@ if find_spec("triton") and not os.path.exists("/dev/nvidia0"):  # kernels for a 
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 if find_spec("beartype") and find_spec("jaxtyping"):  # shapes in signatures are checked while tests run
-    from jaxtyping import install_import_hook
+    import typecheck
 
-    install_import_hook(["slipstream.core", "slipstream.models", "slipstream.drafters"], "typecheck.check")
+    typecheck.install(["slipstream.core", "slipstream.models", "slipstream.drafters"])
 
 
 @pytest.fixture(autouse=True, scope="session")
