@@ -12,6 +12,7 @@ from slipstream.cli.bench import bench
 from slipstream.cli.chat.command import chat
 from slipstream.cli.generate.command import generate
 from slipstream.cli.models import models
+from slipstream.cli.plan.command import plan
 from slipstream.cli.serve import serve
 from slipstream.cli.train import options_help, train
 
@@ -30,6 +31,7 @@ app.command()(bench)
 app.command()(serve)
 app.command(epilog=options_help())(train)
 app.add_typer(models, name="models")
+app.add_typer(plan, name="plan")
 
 
 def _show_version(requested: bool) -> None:

@@ -193,8 +193,8 @@ class Policy(ABC):
     """Decides in each cycle which rows draft, and how deep and wide."""
 
     @classmethod
-    def build(cls) -> Policy:
-        """Make the policy when it is chosen by its registered name."""
+    def build(cls, max_depth: int | None = None) -> Policy:
+        """Make the policy when it is chosen by its registered name. `max_depth`: of every draft, if a plan has it."""
         return cls()
 
     @property

@@ -15,12 +15,13 @@ from slipstream.drafters.build import Options, build_drafter
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.none import NoDrafter
 from slipstream.engines.job import DecodingPlan
-from slipstream.engines.native.guarantee import choose_rule
+from slipstream.engines.native.planning import choose_rule
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.sources.catalog import load_text, resolve
 from slipstream.models.sources.load import ModelFiles
 from slipstream.models.target import TorchTarget
 from slipstream.models.text.codec import TextCodec
+from slipstream.plan.ir.nodes import AutoRule
 
 OWN = "the drafter"  # the name under which the batch finds the user's drafter
 
@@ -31,7 +32,7 @@ def decoding_plan(drafter: Any, depth: int | None, verify: str | None, sampled: 
         raise ValueError(f"depth is {depth}; it must be 0 (plain decoding) or more, or None to adapt")
     if verify == "greedy" and sampled:
         raise ValueError("verify is 'greedy' and do_sample is True; use token, block or coupled for sampling")
-    rule = choose_rule(verify, temperature=1.0 if sampled else 0.0, seeded=True, tree=False)
+    rule = choose_rule(verify, AutoRule(), temperature=1.0 if sampled else 0.0, seeded=True, tree=False)
     plain = depth == 0 or drafter == "none"
     return DecodingPlan("none" if plain else OWN, rule, 0 if plain else depth)
 

@@ -18,10 +18,11 @@ from slipstream.drafters.draft_model import DraftModel
 from slipstream.engines import base
 from slipstream.engines.base import Completion, Speculation
 from slipstream.engines.native.engine import NativeEngine
-from slipstream.engines.native.guarantee import choose_rule
+from slipstream.engines.native.planning import choose_rule
 from slipstream.engines.native.scheduler import Limits
 from slipstream.models.run.layers import keep_layers
 from slipstream.models.run.torch_model import TorchModel
+from slipstream.plan.ir.nodes import AutoRule
 from slipstream.plan.policy.policies import Adaptive
 
 WARM = Sampling(temperature=0.8, seed=7)
@@ -86,7 +87,7 @@ def test_the_block_rule_with_a_seed_promises_nothing():
     ],
 )
 def test_the_default_rule(named, temperature, seeded, tree, rule):
-    assert choose_rule(named, temperature, seeded, tree) == rule
+    assert choose_rule(named, AutoRule(), temperature, seeded, tree) == rule
 
 
 def test_a_completion_names_its_rule_and_its_promise():

@@ -1,35 +1,30 @@
-"""Checks the types of the engine's arguments, and accepts loaded objects in place of names."""
+"""Checks the types of the engine's arguments, and makes the plan that they stand for."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from difflib import get_close_matches
 from inspect import signature
 from os import PathLike
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slipstream.core.checks import shown
 from slipstream.core.interfaces import Drafter, Policy
-from slipstream.drafters.build import drafter_kind
+from slipstream.core.rules import rules
+from slipstream.engines.drafter_catalogue import DrafterCatalogue, plan_of_flags
 from slipstream.engines.native.scheduler import Limits
+from slipstream.engines.options import Speculation
 from slipstream.models.load_target import load_target
-from slipstream.models.run.invariant import free
-from slipstream.models.run.torch_model import TorchModel
-from slipstream.models.sources.catalog import load_text, resolve
-from slipstream.models.sources.load import ModelFiles
-from slipstream.models.target import Target
-from slipstream.models.text.codec import TextCodec
-from slipstream.models.weights.linears import prepared
 from slipstream.plan import policies
+from slipstream.plan.ir.build import build_plan
+from slipstream.plan.ir.check import check_plan
+from slipstream.plan.ir.library import load_plan
+from slipstream.plan.ir.nodes import Plan
+from slipstream.plan.lower.native import LOADING as IN_PLAN
+from slipstream.plan.lower.native import lower_native
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-MODELS = "a model is a name, a folder, a GGUF file, or a loaded causal language model of transformers"
 LOADING = (*list(signature(load_target).parameters)[1:], "tokenizer")
-OPTIONS = ("model", "drafter", "verify", "depth", "shape", "options", "limits", "watch", "policy", *LOADING)
+OPTIONS = ("model", "drafter", "verify", "depth", "shape", "options", "limits", "watch", "policy", "plan", *LOADING)
 OTHER_NAMES = {"tree": "shape", "rule": "verify", "temperature": "Sampling(temperature=…) in a request"}
 
 
@@ -52,67 +47,70 @@ def check_types(drafter: Any, options: Any, limits: Any, watch: Any, loading: Ma
         raise ValueError(f"watch is {shown(watch)}; it must be a function of a draft, a law and a verdict")
 
 
-def chosen_policy(chosen: str | Policy | None) -> Policy:
-    """The policy with a registered name, by default `adaptive`. A `Policy` object is returned unchanged."""
+def chosen_policy(chosen: str | Policy | None, max_depth: int | None = None) -> Policy:
+    """The policy with a registered name, by default `adaptive`. A `Policy` object is returned unchanged.
+
+    `max_depth`: the policy's limit; None: its own."""
     if chosen is None or isinstance(chosen, str):
-        return policies.get(chosen or "adaptive").build()
+        kind = policies.get(chosen or "adaptive")
+        return kind.build() if max_depth is None else kind.build(max_depth)
     if not callable(getattr(chosen, "budget", None)):
         raise ValueError(f"policy is {shown(chosen)}; it must be a Policy or one of {', '.join(policies)}")
     return chosen
 
 
-def given_drafter(drafter: str | Drafter | None) -> tuple[str, Drafter | None]:
-    """The name of the engine's own drafter in requests, and the drafter itself if it was passed as an object."""
+def own_drafter(drafter: str | Drafter | None) -> Drafter | None:
+    """The drafter that was passed as an object, or None."""
+    return drafter if isinstance(drafter, Drafter) else None
+
+
+def engine_plan(
+    plan: Plan | str | PathLike[str] | None,
+    model: Any,
+    drafter: str | Drafter | None,
+    chosen: Speculation,
+    options: Mapping[str, Any] | None,
+    policy: str | Policy | None,
+    loading: Mapping[str, Any],
+) -> tuple[Plan, str]:
+    """The checked plan of an engine's arguments, and the name of its drafter in requests.
+
+    A part that was passed as an object (model, drafter or policy) is in the plan by its class name."""
+    if plan is not None:
+        return _given_plan(plan, drafter, chosen, options, policy, loading)
+    arguments: dict[str, Any] = {"verify": chosen.verify, "depth": chosen.depth, "shape": chosen.tree}
+    if chosen.verify is not None:
+        rules.get(chosen.verify)
+    arguments["policy"] = policy if isinstance(policy, str) else None
+    arguments |= {name: loading[name] for name in IN_PLAN if name in loading}
+    place = str(model) if isinstance(model, str | PathLike) else type(model).__name__
     if isinstance(drafter, Drafter):
-        return type(drafter).__name__, drafter
+        name = type(drafter).__name__
+        return build_plan(place, name, **arguments), name
     name = "none" if drafter is None else drafter
-    drafter_kind(name)
-    return name, None
+    return plan_of_flags(place, name, options or {}, **arguments), name
 
 
-def given_target(
-    model: Any, tokenizer: Any = None, context: int | None = None, invariant: bool | None = None, **loading: Any
-) -> Target:
-    """The target of a model that is already loaded."""
-    if isinstance(model, str | PathLike):
-        raise ValueError("tokenizer goes with a loaded model; a model by name brings its own")
-    if loading:
-        raise ValueError(f"{', '.join(loading)} cannot be given for a loaded model; load it as it is to run")
-    if isinstance(model, Target):
-        if (tokenizer, context, invariant) != (None, None, None):
-            raise ValueError("tokenizer, context and invariant are part of a target already")
-        return model
-    from transformers import PreTrainedModel
-
-    if not isinstance(model, PreTrainedModel):
-        raise ValueError(f"model is {shown(model)}; {MODELS}")
-    files, text = _identity(model, tokenizer)
-    twin = prepared(_twin(model), bool(invariant))
-    exact = free(twin) if invariant is None else invariant
-    return Target(files, TorchModel(twin, context=context, invariant=exact), text)
-
-
-def _twin(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of the modules and the configuration with the same weights, so that the user's model is not changed."""
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    return copy.deepcopy(model, shared)
-
-
-def _identity(model: PreTrainedModel, tokenizer: Any) -> tuple[ModelFiles, TextCodec]:
-    """The files that a loaded model came from, and its tokenizer."""
-    from transformers import PreTrainedTokenizerBase
-
-    place = model.name_or_path
-    try:
-        files = resolve(place, fetch=False) if place else None
-        text = load_text(files) if files and tokenizer is None else None
-    except ValueError:
-        files = text = None
-    if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
-        raise ValueError(f"tokenizer is {shown(tokenizer)}; it must be a tokenizer of transformers")
-    if tokenizer is not None:
-        ends = (model.config.eos_token_id, getattr(model.generation_config, "eos_token_id", None))
-        text = TextCodec(tokenizer, ends)
-    if text is None:
-        raise ValueError(f"there is no tokenizer at the model's name_or_path, {place!r}; pass one as tokenizer=")
-    return files or ModelFiles(place or type(model).__name__, Path(place), "object"), text
+def _given_plan(
+    plan: Plan | str | PathLike[str],
+    drafter: str | Drafter | None,
+    chosen: Speculation,
+    options: Mapping[str, Any] | None,
+    policy: str | Policy | None,
+    loading: Mapping[str, Any],
+) -> tuple[Plan, str]:
+    """A plan from the user. What the plan says cannot be said by arguments as well."""
+    given = {
+        "verify": chosen.verify,
+        "depth": chosen.depth,
+        "shape": chosen.shape,
+        "options": options,
+        "policy": policy,
+    }
+    given |= {name: loading.get(name) for name in IN_PLAN} | {"drafter": None if drafter == "ngram" else drafter}
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"plan and {name} are both given; the plan says all of it, so leave {name} out")
+    source = str(plan) if isinstance(plan, str | PathLike) else "plan"
+    checked = check_plan(load_plan(plan), DrafterCatalogue(), source)
+    return checked, lower_native(checked).drafter

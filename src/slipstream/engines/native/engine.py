@@ -20,17 +20,19 @@ from slipstream.engines.base import Capabilities, GenerationOptions, ModelInfo, 
 from slipstream.engines.completion import Completion, Guarantee
 from slipstream.engines.job import DecodingPlan, Job
 from slipstream.engines.job_engine import JobEngine
-from slipstream.engines.native.arguments import check_types, chosen_policy, given_drafter, given_target
+from slipstream.engines.native.arguments import check_types, chosen_policy, engine_plan, own_drafter
 from slipstream.engines.native.batch import Batch
 from slipstream.engines.native.build import build_target, captured_runner
 from slipstream.engines.native.compare import agreement, comparable, draft_speed
-from slipstream.engines.native.guarantee import choose_rule, guarantee
+from slipstream.engines.native.loaded_target import given_target
+from slipstream.engines.native.planning import guarantee, request_plan
 from slipstream.engines.native.scheduler import Limits
 from slipstream.engines.native.watch import ObservedRule, Watch
 from slipstream.engines.native.worker import Worker
 from slipstream.models.target import Target
 from slipstream.models.text.codec import TextCodec
-from slipstream.plan.policy.config import TreeConfig
+from slipstream.plan.ir.nodes import Plan
+from slipstream.plan.lower.native import lower_native
 from slipstream.plan.policy.drafting_cost import DraftingCost
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ class NativeEngine(JobEngine):
     - `options`: options of the drafter, as a dictionary.
     - `limits`: `Limits` of rows, memory and prefill.
     - `watch`: a function that is called with every draft, law and verdict.
+    - `plan`: all of this as one plan: a `Plan`, a file, or the name of a plan that comes with slipstream.
     - `policy`: a registered name or a `Policy`. On a GPU, rows whose policy does not choose among captured sizes
       (`Policy.choose`) use the ordinary host loop.
     - `loading`: how the model is loaded: `dtype`, `device`, `context`, `invariant`, `package`, `trust_remote_code`."""
@@ -82,25 +85,28 @@ class NativeEngine(JobEngine):
         limits: Limits | None = None,
         watch: Watch | None = None,
         policy: str | Policy | None = None,
+        plan: Plan | str | PathLike[str] | None = None,
         **loading: Any,
     ) -> None:
         check_types(drafter, options, limits, watch, loading)
-        name, own = given_drafter(drafter)
-        self._default = Speculation(drafter=name, depth=depth, verify=verify, shape=shape)
-        if verify is not None:
-            rules.get(verify)
-        self._policy = chosen_policy(policy)
+        chosen = Speculation(depth=depth, verify=verify, shape=shape)
+        self.plan, self._drafter_name = engine_plan(plan, model, drafter, chosen, options, policy, loading)
+        self._settings = settings = lower_native(self.plan)
+        self._policy = chosen_policy(settings.policy if policy is None else policy, settings.max_depth)
+        if plan is not None and isinstance(model, str | PathLike):
+            model, loading = settings.model, {**settings.loading, **loading}
         if isinstance(model, str | PathLike) and "tokenizer" not in loading:
             self.target = build_target(fspath(model), **loading)
         else:
             self.target = given_target(model, **loading)
         limits = limits or Limits()
         self.target.model.retain(limits.retained, limits.retained_bytes)
+        own = own_drafter(drafter)
         if own is None:
-            own = build_drafter(name, self.target, options)
+            own = build_drafter(settings.drafter, self.target, settings.options)
         else:
             self.target.model.declare(own.needs.features)
-        self._drafters: dict[str, Drafter] = {name: own}
+        self._drafters: dict[str, Drafter] = {"none" if settings.plain else self._drafter_name: own}
         self._rules: dict[str, Verifier] = {}
         self._watch = watch
         self._batch = Batch(
@@ -125,7 +131,7 @@ class NativeEngine(JobEngine):
 
     @property
     def drafter_name(self) -> str:
-        return self._default.drafter or "none"
+        return self._drafter_name
 
     @property
     def drafting_cost(self) -> DraftingCost | None:
@@ -168,15 +174,7 @@ class NativeEngine(JobEngine):
         self._worker.check()
 
     def _plan(self, speculation: Speculation, sampling: Sampling) -> DecodingPlan:
-        depth = self._default.depth if speculation.depth is None else speculation.depth
-        shape = self._default.tree if speculation.shape is None else speculation.tree
-        named = speculation.verify or self._default.verify
-        rule = choose_rule(named, sampling.temperature, sampling.seed is not None, tree=shape is not None)
-        if speculation.off or depth == 0:
-            return DecodingPlan("none", rule, 0)
-        if shape is not None and depth is None:
-            depth = shape.depth or TreeConfig().depth
-        return DecodingPlan(speculation.drafter or self._default.drafter or "none", rule, depth, shape)
+        return request_plan(self._settings, self._drafter_name, speculation, sampling)
 
     def _guarantee(self, plan: DecodingPlan, sampling: Sampling) -> Guarantee:
         return guarantee(plan.rule, sampling.seed is not None, self.target.model.invariant)

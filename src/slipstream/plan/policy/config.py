@@ -129,6 +129,7 @@ class AdaptiveConfig:
     """All settings of the policy `adaptive`."""
 
     max_depth: int = 8  # of a chain or tree it asks for where cycles are not captured
+    captured_depth: int | None = None  # of a captured cycle; None: every captured size may be chosen
     acceptance: AcceptanceConfig = field(default_factory=AcceptanceConfig)
     tree: TreeConfig = field(default_factory=TreeConfig)
     cost: CostConfig = field(default_factory=CostConfig)
@@ -141,3 +142,8 @@ class AdaptiveConfig:
     def __post_init__(self) -> None:
         if self.max_depth < 1:
             raise ValueError(f"max_depth is {self.max_depth}; it must be 1 or more")
+
+    @staticmethod
+    def up_to(depth: int) -> AdaptiveConfig:
+        """The default settings with a limit on the depth of every draft."""
+        return AdaptiveConfig(max_depth=depth, captured_depth=depth)

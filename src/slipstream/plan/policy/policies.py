@@ -28,8 +28,8 @@ class Fixed(Policy):
         self._budget = Budget(depth, stop_below, shape)
 
     @classmethod
-    def build(cls) -> Fixed:
-        return cls(TreeConfig().depth)
+    def build(cls, max_depth: int | None = None) -> Fixed:
+        return cls(max_depth or TreeConfig().depth)
 
     def budget(self, rows: Sequence[Row]) -> list[Budget]:
         return [self._budget] * len(rows)
@@ -56,8 +56,9 @@ class Adaptive(Policy):
         self._groups: dict[Row, Group] = {}
 
     @classmethod
-    def build(cls) -> Adaptive:
-        return cls(clock=time.perf_counter)
+    def build(cls, max_depth: int | None = None) -> Adaptive:
+        """The policy for an engine. `max_depth`: of every draft; None: the policy's own limits."""
+        return cls(AdaptiveConfig.up_to(max_depth) if max_depth else None, clock=time.perf_counter)
 
     @property
     def costs(self) -> CostModel:
@@ -100,6 +101,8 @@ class Adaptive(Policy):
         size: DraftSize | None = sizes.held(rows) if ready is None else None
         if size is None:
             options, delay = menu()
+            if (limit := self.config.captured_depth) is not None:
+                options = [option for option in options if option.size.depth <= limit]
             size = sizes.choose(rows, options, ready, delay)
         return size.budget
 

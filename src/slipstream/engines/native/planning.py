@@ -1,0 +1,54 @@
+"""From a plan to the decoding of a request: the plan's settings, what the request chooses for itself, and what its
+output promises."""
+
+from __future__ import annotations
+
+from slipstream.core.rules import rules
+from slipstream.core.sampling import Sampling
+from slipstream.engines.base import Guarantee
+from slipstream.engines.job import DecodingPlan
+from slipstream.engines.options import Speculation
+from slipstream.plan.ir.build import TREE_RULE
+from slipstream.plan.ir.nodes import AutoRule
+from slipstream.plan.lower.native import NativeSettings
+from slipstream.plan.policy.config import TreeConfig
+
+
+def choose_rule(named: str | None, auto: AutoRule, temperature: float, seeded: bool, tree: bool) -> str:
+    """The name of the rule that verifies a request. `named`: the plan's or the user's own choice, or None. `auto`: the
+    plan's choice by seed.
+
+    At temperature 0 every rule gives the greedy output. A seed must always give the same text. Only `coupled`
+    guarantees that when the depth varies, as it does under a policy. Without a seed the default is the rule that
+    accepts most."""
+    needs_greedy = named is not None and rules.get(named).greedy
+    if temperature == 0:
+        return "greedy"
+    if needs_greedy:
+        raise ValueError(f"the {named} rule needs temperature 0; use token, block or coupled for sampling")
+    if named is not None:
+        return named
+    if seeded:
+        return auto.seeded
+    return TREE_RULE if tree and not rules.get(auto.other).siblings else auto.other
+
+
+def request_plan(settings: NativeSettings, drafter: str, speculation: Speculation, sampling: Sampling) -> DecodingPlan:
+    """How a request is decoded. `drafter`: the name of the engine's own drafter."""
+    own_depth = None if settings.plain and speculation.drafter else settings.depth  # who names a drafter wants drafts
+    depth = own_depth if speculation.depth is None else speculation.depth
+    shape = settings.shape if speculation.shape is None else speculation.tree
+    named = speculation.verify or settings.rule
+    rule = choose_rule(named, settings.auto, sampling.temperature, sampling.seed is not None, tree=shape is not None)
+    if speculation.off or depth == 0:
+        return DecodingPlan("none", rule, 0)
+    if shape is not None and depth is None:
+        depth = shape.depth or TreeConfig().depth
+    return DecodingPlan(speculation.drafter or drafter, rule, depth, shape)
+
+
+def guarantee(rule: str, seeded: bool, invariant: bool) -> Guarantee:
+    """The guarantees of a request under a rule. Outside invariant mode, rounding depends on the shape of a pass."""
+    kind = rules.get(rule)
+    repeats = kind.greedy or (seeded and kind.shared)
+    return Guarantee(rule, kind.lossless, ("bit for bit" if invariant else "up to ties") if repeats else None)
