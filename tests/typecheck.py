@@ -23,7 +23,8 @@ from jaxtyping import AbstractArray, jaxtyped
 
 CHECK_THEMSELVES = {"Sampling.__init__"}  # it takes more types than it holds
 
-_beartype = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is welcome where a float is asked for
+# an int is welcome where a float is asked for; what is refused is a TypeError, as jaxtyping's is
+_beartype = beartype(conf=BeartypeConf(is_pep484_tower=True, violation_type=TypeError))
 _kept: dict[CodeType, tuple[FunctionType, Any, bool]] = {}
 
 
