@@ -47,9 +47,11 @@ class TrainingLoop:
         self.method, self.teacher, self.schedule, self.folder = method, teacher, schedule, folder
         fused = teacher.device.type == "cuda"
         parameters = [p for p in method.net.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            parameters, lr=schedule.rate, betas=(0.9, 0.95), weight_decay=0.0, fused=fused
-        )
+        self.optimizer: torch.optim.Optimizer | None = None  # of a search, which has no parameters
+        if parameters:
+            self.optimizer = torch.optim.AdamW(
+                parameters, lr=schedule.rate, betas=(0.9, 0.95), weight_decay=0.0, fused=fused
+            )
         self.step, self._step_complete = 0, True
         self._losses: list[torch.Tensor] = []  # since the last entry of the journal
         folder.mkdir(parents=True, exist_ok=True)
@@ -104,19 +106,23 @@ class TrainingLoop:
 
     def _learn(self, batch: SampleBatch) -> torch.Tensor:
         self._step_complete = False
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.schedule.at(self.step)
         kind = self.teacher.device.type
         output = self.teacher.read(batch, self.method.layers)
         with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
             loss = self.method.loss(batch, output)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.method.net.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        if self.optimizer is not None:
+            self._descend(self.optimizer, loss)
         self.step += 1
         self._step_complete = True
         return loss.detach()
+
+    def _descend(self, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = self.schedule.at(self.step)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.method.net.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
     def evaluate(self, held: Corpus, depth: int = DEPTH) -> dict[str, Sums]:
         kind = self.teacher.device.type
@@ -129,7 +135,7 @@ class TrainingLoop:
         state = {
             "step": self.step,
             "net": self.method.net.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": self.optimizer.state_dict() if self.optimizer is not None else {},
         }
         torch.save(state, partial)
         partial.replace(self.checkpoint)
@@ -137,7 +143,8 @@ class TrainingLoop:
     def _restore(self) -> None:
         state = torch.load(self.checkpoint, map_location=self.teacher.device, weights_only=True)
         self.method.net.load_state_dict(state["net"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(state["optimizer"])
         self.step = state["step"]
         journal = [entry for entry in read_journal(self.folder) if entry["step"] <= self.step]
         (self.folder / "journal.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in journal))

@@ -33,6 +33,7 @@ class Method(ABC):
 
     name: ClassVar[str]
     options: ClassVar[type]
+    defaults: ClassVar[dict[str, Any]] = {}  # of the options of every method, where the method needs other ones
     drafts_in_prefill: ClassVar[bool]  # can draft in the pass that reads the prompt
     net: nn.Module
     layers: tuple[int, ...]  # of the teacher, whose hidden states the method reads
@@ -43,7 +44,7 @@ class Method(ABC):
 
     @abstractmethod
     def loss(self, batch: SampleBatch, output: TeacherOutput) -> Tensor:
-        """The value that training minimises."""
+        """The value that training minimises. A network without parameters learns from the batch in this call."""
 
     @abstractmethod
     def guesses(self, batch: SampleBatch, output: TeacherOutput, depth: int) -> list[Guess]:
@@ -70,6 +71,7 @@ methods: Registry[Method] = Registry(
         "eagle": "slipstream.train.methods.eagle:EagleMethod",
         "dflash": "slipstream.train.methods.dflash:DflashMethod",
         "draft_model": "slipstream.train.methods.draft_model:DraftModelMethod",
+        "layer_skip": "slipstream.train.methods.layer_skip:LayerSkipMethod",
         "medusa": "slipstream.train.methods.heads:MedusaMethod",
         "mlp": "slipstream.train.methods.heads:MlpMethod",
         "prophet": "slipstream.train.methods.heads:ProphetMethod",

@@ -108,6 +108,20 @@ class DflashTrainOptions:
 
 
 @dataclass(frozen=True)
+class LayerSkipTrainOptions:
+    """Options of the method `layer_skip`. It has other defaults: steps=150, tokens=1024, answer=64, temperatures=0."""
+
+    share: float = _option(0.4, "share of the weights of all layers that is skipped")
+    search_seed: int = _option(0, "seed of the sets that are tried")
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise ValueError(f"share is {self.share}; it must be above 0 and below 1")
+        if self.search_seed < 0:
+            raise ValueError(f"search_seed is {self.search_seed}; it must be 0 or more")
+
+
+@dataclass(frozen=True)
 class DraftModelTrainOptions:
     """Options of the method `draft_model`."""
 
@@ -166,6 +180,7 @@ GROUPS: dict[str, type] = {
     "eagle": EagleTrainOptions,
     "dflash": DflashTrainOptions,
     "draft_model": DraftModelTrainOptions,
+    "layer_skip": LayerSkipTrainOptions,
     "medusa, mlp and prophet": HeadsTrainOptions,
     "medusa": MedusaTrainOptions,
     "mlp": MlpTrainOptions,

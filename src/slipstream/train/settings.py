@@ -26,7 +26,7 @@ def parse_options(method: Any, options: Mapping[str, Any]) -> tuple[CommonOption
             values[key] = {"int": int, "float": float}.get(str(field.type), str)(value)
         except ValueError as error:
             raise ValueError(f"option {key} of {method.name} is {value!r}; it must be of type {field.type}") from error
-    return CommonOptions(**common_values), method.options(**own_values)
+    return CommonOptions(**{**method.defaults, **common_values}), method.options(**own_values)
 
 
 ANSWER_SETTINGS = ("model", "prompts", "answer", "temperatures", "rows", "seed")  # that decide the target's answers

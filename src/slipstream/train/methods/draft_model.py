@@ -11,20 +11,18 @@ import copy
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from torch import nn
 from torch.nn import functional
 
 from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.models.run.layers import keep_layers
 from slipstream.train.corpus import SampleBatch
-from slipstream.train.method import Guess, Method
-from slipstream.train.methods.rollout import AnswerScores
+from slipstream.train.methods.positions import PositionMethod
 from slipstream.train.options import DraftModelTrainOptions
 from slipstream.train.teacher import Teacher, TeacherOutput
 
 
-class DraftModelMethod(Method):
+class DraftModelMethod(PositionMethod):
     """Distillation of a draft model from layers of the target."""
 
     name: ClassVar[str] = "draft_model"
@@ -32,43 +30,20 @@ class DraftModelMethod(Method):
     drafts_in_prefill: ClassVar[bool] = True
 
     def __init__(self, teacher: Teacher, ids: Int[Tensor, " draft_vocab"], options: DraftModelTrainOptions) -> None:
-        self.teacher, self.ids, self.layers = teacher, ids.to(teacher.device), ()
+        super().__init__(teacher, ids)
+        self.layers = ()
         last = teacher.layers - 1
         self.kept = options.layers or ",".join(str(i) for i in sorted({0, min(1, last), max(0, last - 1), last}))
         self.net = student(teacher.model, self.kept).float().to(teacher.device)
         self._output = teacher.output[self.ids].float()
-        self._scores = AnswerScores(self.ids, len(teacher.output))
 
     def _states(self, batch: SampleBatch) -> Float[Tensor, "rows length hidden"]:
         embedding = functional.embedding(batch.tokens, self.teacher.embedding.weight).float()
         states: Tensor = self.net(inputs_embeds=embedding, use_cache=False)[0]
         return states
 
-    def loss(self, batch: SampleBatch, output: TeacherOutput) -> Tensor:
-        supervised = batch.supervised
-        target_probs = self.teacher.log_probs(output.last[supervised], self.ids).exp_()
-        logits = functional.linear(self._states(batch)[supervised], self._output)
-        return functional.cross_entropy(logits.float(), target_probs)
-
-    @torch.no_grad()
-    def guesses(self, batch: SampleBatch, output: TeacherOutput, depth: int) -> list[Guess]:
-        """A draft model reads only true tokens here, so one pass gives its guesses at every depth."""
-        supervised, length = batch.supervised, batch.tokens.shape[1]
-        logits = functional.linear(self._states(batch)[supervised], self._output).float()
-        token = batch.tokens.roll(-1, 1)[supervised]
-        right = torch.zeros_like(supervised)
-        log_prob = torch.full(right.shape, -torch.inf, device=right.device)
-        right[supervised], log_prob[supervised] = self._scores(logits, token)
-        base = torch.arange(length - 1, device=right.device).expand(len(right), -1)
-        first, last = batch.prompt_length[:, None] - 2, batch.length[:, None] - 2
-        guesses = []
-        for step in range(depth):
-            position = base + step + 1
-            exists = (base >= first) & (position <= last)
-            index = position.clamp(max=length - 1)
-            position = torch.where(exists, position, -1)
-            guesses.append(Guess(right.gather(1, index) & exists, log_prob.gather(1, index), position))
-        return guesses
+    def logits(self, batch: SampleBatch, output: TeacherOutput) -> Float[Tensor, "supervised draft_vocab"]:
+        return functional.linear(self._states(batch)[batch.supervised], self._output)
 
     def save(self, folder: Path, about: dict[str, Any], precision: str) -> None:
         from slipstream.drafters.files.draft_folder import save_draft
