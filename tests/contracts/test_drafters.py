@@ -12,6 +12,7 @@ from heads import TableTarget, on_table
 from slipstream.audit.subject import Pair, Subject
 from slipstream.audit.tables.enumeration import outcomes
 from slipstream.audit.tables.exact import check_cycles
+from slipstream.audit.tables.stages import second_token, two_stages
 from slipstream.core.interfaces import Drafter, sibling_mode
 from slipstream.core.noise import CounterNoise
 from slipstream.core.rules import rules
@@ -26,9 +27,15 @@ from slipstream.plan.policy.policies import Fixed
 from state_heads import heads_on_table
 
 PAIR = Pair.random(1)
+
+
+def staged(table: Table) -> Drafter:
+    return two_stages(table, second_token(table))
+
+
 HEADS = {kind: heads_on_table(kind) for kind in ("medusa", "mlp", "prophet")}
 # drafters that need weights to be built by name
-WEIGHTS = {"table": TableDrafter, "eagle": on_table, "dflash": blocks.on_table, **HEADS}
+WEIGHTS = {"table": TableDrafter, "eagle": on_table, "dflash": blocks.on_table, "staged": staged, **HEADS}
 NEEDS_A_MODEL = {"draft_model", "early_exit", "layer_skip"}  # their own suites run them on real architectures
 NAMES = sorted({*drafters.names(), *WEIGHTS} - NEEDS_A_MODEL)  # plugins that are installed are among them
 
@@ -100,14 +107,12 @@ def test_the_same_rows_draft_the_same_alone_and_together(drafter):
 
 
 LOOPS = [(name, rule) for name in NAMES for rule in ("token", "block")]
+SLOW_LOOPS = {("staged", "block"), *(loop for loop in LOOPS if loop[0] in HEADS)} - {("mlp", "token")}
 
 
 @pytest.mark.parametrize(
     ("name", "rule"),
-    [
-        pytest.param(*loop, marks=pytest.mark.slow if loop[0] in HEADS and loop != ("mlp", "token") else ())
-        for loop in LOOPS
-    ],
+    [pytest.param(*loop, marks=pytest.mark.slow if loop in SLOW_LOOPS else ()) for loop in LOOPS],
 )
 def test_the_loop_is_exact_with_it(name, rule):
     check = check_cycles("x", Subject(rules.get(rule), drafter=partial(make, name)), PAIR)

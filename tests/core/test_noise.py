@@ -11,7 +11,7 @@ import torch
 from slipstream.audit.statistical import binomial_tail
 from slipstream.core import noise
 from slipstream.core.law import Dense, Sparse
-from slipstream.core.noise import CounterNoise, Purpose, Site, fold, race, uniform
+from slipstream.core.noise import CounterNoise, InnerCycle, Purpose, Site, fold, race, uniform
 from slipstream.core.sampling import Sampling
 from slipstream.core.types import Request, Row
 
@@ -99,8 +99,11 @@ def test_batch_mates_never_matter():
 def test_every_part_of_the_key_changes_the_draw():
     law = Dense(torch.full((1, 10**6), 1e-6))
 
-    def draw(r: Row, where: Site, purpose: Purpose = Purpose.DRAFT, stage: int = 0, shared: bool = False) -> int:
-        return int(CounterNoise([r], [shared]).draw(law, where, purpose, stage))
+    def draw(
+        r: Row, where: Site, purpose: Purpose = Purpose.DRAFT, shared: bool = False, inner: InnerCycle | None = None
+    ) -> int:
+        noise = CounterNoise([r], [shared])
+        return int((noise.inner(inner) if inner else noise).draw(law, where, purpose))
 
     draws = [
         draw(row(1), site(1)),
@@ -109,7 +112,11 @@ def test_every_part_of_the_key_changes_the_draw():
         draw(row(1, length=5), site(1)),
         draw(row(1), site(1, node=1)),
         draw(row(1), site(1), Purpose.EMIT),
-        draw(row(1), site(1), stage=1),
+        draw(row(1), site(1), inner=InnerCycle([0], [0], stage=1)),
+        draw(row(1, length=5), site(1), inner=InnerCycle([0], [0], stage=1)),
+        draw(row(1), site(1), inner=InnerCycle([0], [1], stage=1)),
+        draw(row(1), site(1), inner=InnerCycle([0], [0], stage=2)),
+        draw(row(1), site(1), inner=InnerCycle([0], [0], stage=1, branch=1)),
         draw(row(1), site(1), shared=True),
     ]
     assert len(set(draws)) == len(draws)

@@ -56,6 +56,7 @@ class Subject:
     drafter: Callable[[Table], Drafter] = TableDrafter
     noise: Callable[[NoiseFactory], NoiseFactory] = same
     grammar: Callable[[], Constraint] | None = None
+    depth: int = 2  # the largest depth of `policy`
 
     def run(
         self, pair: Pair, rows: Sequence[Row], cycles: int | None = None, noise: NoiseFactory = CounterNoise

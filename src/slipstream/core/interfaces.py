@@ -7,7 +7,7 @@ pass it reads the missing ones. So a prompt, a token decoded plainly and a token
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -15,7 +15,8 @@ from slipstream.core.array_types import Float, Tensor
 from slipstream.core.device import DeviceRule, RowResult, SizeMenu
 from slipstream.core.law import Law
 from slipstream.core.noise import Noise
-from slipstream.core.registry import NoOptions
+from slipstream.core.registry import NoOptions, read_options
+from slipstream.core.shaping import law_at, places
 from slipstream.core.tree import Siblings
 from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
 
@@ -46,6 +47,14 @@ class Model(ABC):
 
     def bound(self, places: int) -> None:
         """Limit the KV cache to `places` (rows times the longest row), as far as the open rows allow it."""
+
+    def rewind(self, row: Row, length: int) -> None:
+        """Drop a row's cache from position `length` on, because the row's text changed there.
+
+        The text of a request only grows. That of a row in an inner stage of a draft is replaced (`drafters/staged`).
+        At this call the row holds its first `length` tokens. The default drops the whole cache of the row."""
+        self.close([row])
+        self.open([row])
 
     @abstractmethod
     def score(self, rows: Sequence[Row], draft: Draft) -> Scores:
@@ -151,10 +160,28 @@ class Drafter(ABC):
     def observe(self, rows: Sequence[Row], verdict: Verdict, scores: Scores) -> None:
         """Receive the verdict on the last proposed draft."""
 
+    def rewind(self, row: Row, length: int) -> None:
+        """Drop the state of a row from position `length` on, as `Model.rewind` does. The default drops all of it."""
+        self.close([row])
+        self.open([row])
+
     @property
     def own_model(self) -> Model | None:
         """The draft model, if it is a complete language model that can also decode by itself; None otherwise."""
         return None
+
+    def own_law(self, rows: Sequence[Row], draft: Draft, scores: Scores) -> Law:
+        """The law of `own_model` after every slot, in the target's token ids. `scores` are those of `own_model`."""
+        return law_at(scores.logits, places(rows, draft.tree, draft.token.tolist()))
+
+    def as_target(self, target: TargetModel) -> TargetModel | None:
+        """`own_model` as the target of an earlier stage of a draft for `target`; None if it cannot verify tokens."""
+        return None
+
+    @classmethod
+    def read_options(cls, options: Mapping[str, Any], name: str) -> Any:
+        """The `options_type` of `key=value` pairs. `name`: the drafter's name in error messages."""
+        return read_options(cls.options_type, options, name)
 
     def device_form(self, target: Any) -> Any | None:
         """The drafter's part of captured cycles, a `drafters.device.interface.DeviceDrafter`.

@@ -18,6 +18,8 @@ from slipstream.core.tree import Siblings
 from slipstream.core.types import Budget, Draft, Origin, Row, RowOutcome, Scores, Step, Verdict
 
 NoiseFactory = Callable[[Sequence[Row], Sequence[bool]], Noise]
+SlotLaw = Callable[[Sequence[Row], Draft, Scores], Law]
+"""Computes the law of the token after every slot."""
 
 
 def decode(
@@ -39,18 +41,32 @@ def decode(
         while rows := [row for row in rows if row.finish_reason is None]:
             budget = within_limits(policy.budget(rows), rows, model.context, sibling_mode(verifier, drafter))
             noise = make_noise(rows, [verifier.shared] * len(rows))
-            draft = drafter.propose(rows, budget, noise)
-            scores = model.score(rows, draft)
-            draft = draft.to(scores.logits.device)
-            verdict = verifier.verify(draft, target_law(rows, draft, scores), noise)
-            model.commit(rows, verdict)
-            drafter.observe(rows, verdict, scores)
+            draft, verdict = cycle(rows, model, drafter, verifier, budget, noise)
             policy.observe(rows, draft, verdict)
             yield advance(rows, draft, verdict, model.context)
     finally:
         policy.close(all_rows)
         drafter.close(all_rows)
         model.close(all_rows)
+
+
+def cycle(
+    rows: Sequence[Row],
+    model: Model,
+    drafter: Drafter,
+    verifier: Verifier,
+    budget: Sequence[Budget],
+    noise: Noise,
+    slot_law: SlotLaw | None = None,
+) -> tuple[Draft, Verdict]:
+    """Draft, score, verify, and commit to the caches. The rows do not grow yet. `slot_law`: default `target_law`."""
+    draft = drafter.propose(rows, budget, noise)
+    scores = model.score(rows, draft)
+    draft = draft.to(scores.logits.device)
+    verdict = verifier.verify(draft, (slot_law or target_law)(rows, draft, scores), noise)
+    model.commit(rows, verdict)
+    drafter.observe(rows, verdict, scores)
+    return draft, verdict
 
 
 def check_fits(row: Row, vocab: int, context: int) -> None:

@@ -1,9 +1,13 @@
 """Counter-based random draws: each draw is a hash of a key, without state, order or dependence on other rows.
 
-Ordinarily the key is (seed, sample index, committed length at the start of the cycle, node, stage, purpose). So every
-cycle has fresh draws, also for a position for which an earlier cycle discarded its draws. A key of the position alone
-would bias the output: block verification conditions on draws beyond the accepted prefix, and a policy may have seen the
+Ordinarily the key is (seed, sample index, committed length at the start of the cycle, node, purpose). So every cycle
+has fresh draws, also for a position for which an earlier cycle discarded its draws. A key of the position alone would
+bias the output: block verification conditions on draws beyond the accepted prefix, and a policy may have seen the
 discarded draws.
+
+A staged draft is made in cycles of its own. The key of an inner cycle holds the committed length of the outer cycle,
+the stage, the number of the continuation and the start of the inner cycle. Without the outer length, two outer cycles
+would share draws. Without the inner start, two inner cycles of one draft would.
 
 Under the coupled rule the key is (seed, sample index, position). Draft, target and plain decoding then run the same
 race at a position, so one seed gives the same tokens for every drafter and every depth. The noise of all tokens at one
@@ -15,6 +19,7 @@ token of probability zero cannot win. Each number has 52 random bits. The intege
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,6 +40,7 @@ class Purpose(IntEnum):
     ACCEPT = 2  # whether a drafted token is accepted
     EMIT = 3  # the token after the accepted ones
     FIELD = 4  # a token drawn from the noise of its position (coupled rule)
+    STAGE = 5  # no draw: the part of a key under which an inner cycle has its own draws
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +50,16 @@ class Site:
     row: Int[Tensor, " n"]
     node: Int[Tensor, " n"]
     depth: Int[Tensor, " n"]
+
+
+@dataclass(frozen=True)
+class InnerCycle:
+    """A cycle in which a stage of a draft verifies the tokens of the stage before it (`drafters/staged`)."""
+
+    rows: Sequence[int]  # indices of its rows in the outer cycle
+    drafted: Sequence[int]  # drafted tokens of each row before it, from the committed end on
+    stage: int
+    branch: int = 0  # number of the continuation, if rows draft several
 
 
 Probabilities = Callable[[Sequence[int]], list[float]]
@@ -64,8 +80,14 @@ class Noise(ABC):
         return self.flip(torch.tensor(exact(range(len(bounds))), dtype=torch.float64), site).tolist()
 
     @abstractmethod
-    def draw(self, law: Law, site: Site, purpose: Purpose, stage: int = 0) -> Int[Tensor, " n"]:
+    def draw(self, law: Law, site: Site, purpose: Purpose) -> Int[Tensor, " n"]:
         """A token from each law, at each site."""
+
+    def inner(self, cycle: InnerCycle) -> Noise:
+        """The draws of an inner cycle of this cycle's draft. Its rows are those of `cycle.rows`, in that order.
+
+        The first continuation of a row that draws from fields draws from the fields of its own positions."""
+        raise NotImplementedError(f"{type(self).__name__} has no draws for the stages of a draft")
 
     @property
     def has_fields(self) -> bool:
@@ -97,6 +119,22 @@ class CounterNoise(Noise):
     def _stream(self) -> list[int]:
         """A key for each row. Computed on first use, because greedy cycles draw nothing."""
         return keys([row.seed for row in self._rows], [row.sample for row in self._rows]).tolist()
+
+    def inner(self, cycle: InnerCycle) -> CounterNoise:
+        noise = copy.copy(self)
+        noise._rows = [self._rows[r] for r in cycle.rows]
+        noise._shared = [self._shared[r] and not cycle.branch for r in cycle.rows]
+        noise._start = list(cycle.drafted)
+        stream = []
+        for n, (r, shared) in enumerate(zip(cycle.rows, noise._shared, strict=True)):
+            if shared:
+                noise._start[n] += self._start[r]
+                stream.append(self._stream[r])
+            else:
+                key = [self._stream[r]], [self._start[r]], [cycle.stage], [cycle.branch], [int(Purpose.STAGE)]
+                stream += keys(*key).tolist()
+        noise.__dict__["_stream"] = stream
+        return noise
 
     @property
     def has_fields(self) -> bool:
@@ -140,11 +178,11 @@ class CounterNoise(Noise):
             return uniform(keys(*fields)).tolist()
         return [((key >> 12) + 0.5) * 2.0**-52 for key in _folded(*fields)]
 
-    def draw(self, law: Law, site: Site, purpose: Purpose, stage: int = 0) -> Int[Tensor, " n"]:
+    def draw(self, law: Law, site: Site, purpose: Purpose) -> Int[Tensor, " n"]:
         if law.width == 1:  # one possible token: no draw
             return law.support()[0][:, 0]
         where = zip(site.row.tolist(), site.node.tolist(), site.depth.tolist(), strict=True)
-        key = [self._key(*place, purpose + 16 * stage) for place in where]
+        key = [self._key(*place, purpose) for place in where]
         token = self.race(law, keys(*zip(*key, strict=True)))
         if len(token) and int(token.min()) < 0:
             raise FloatingPointError("a law holds NaN or no possible token, so nothing can be drawn from it")

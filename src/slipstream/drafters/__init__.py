@@ -15,6 +15,7 @@ drafters: Registry[Drafter] = Registry(
         "none": "slipstream.drafters.none:NoDrafter",
         "ngram": "slipstream.drafters.ngram:NGram",
         "draft_model": "slipstream.drafters.draft_model:DraftModel",
+        "staged": "slipstream.drafters.staged.drafter:Staged",
         "early_exit": "slipstream.drafters.early_exit:EarlyExit",
         "layer_skip": "slipstream.drafters.layer_skip.drafter:LayerSkip",
         "eagle": "slipstream.drafters.eagle.drafter:Eagle",

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.core.interfaces import Drafter, TargetModel
-from slipstream.core.registry import read_options
 from slipstream.drafters import drafters
 from slipstream.drafters.files.folder import trained_kind
 from slipstream.drafters.files.shipped import shipped
@@ -36,6 +35,6 @@ def build_drafter(name: str, target: TargetModel, options: Options | None = None
         if "model" not in {field.name for field in fields(drafter_class.options_type)}:
             raise ValueError(f"{name} says that it holds a drafter of kind {kind}, which is not loaded from a folder")
         options = {"model": str(shipped().get(name, name)), **options}
-    drafter = drafter_class.build(target, read_options(drafter_class.options_type, options, kind))
+    drafter = drafter_class.build(target, drafter_class.read_options(options, kind))
     target.features.declare(drafter.needs.features)
     return drafter

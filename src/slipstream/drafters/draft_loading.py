@@ -17,7 +17,7 @@ from slipstream.models.run.layers import keep_layers
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.sources.catalog import load_model, load_text, resolve
 from slipstream.models.sources.gguf.model import load_restored
-from slipstream.models.sources.load import load_config
+from slipstream.models.sources.load import ModelFiles, load_config
 from slipstream.models.text.codec import same_tokenizer
 from slipstream.models.weights.linears import prepared, products, row_bits
 
@@ -33,16 +33,25 @@ class DraftModelOptions:
     dtype: str | None = None  # default: the target's
 
 
-def load_draft_model(
-    target: TargetModel, options: DraftModelOptions
-) -> tuple[TorchModel, Int[Tensor, " draft_vocab"] | None]:
-    """The draft model, and the token id of each of its logits; None if these are the first ids of the vocabulary."""
+@dataclass(frozen=True, eq=False)
+class LoadedDraft:
+    """A draft model that is ready to run."""
+
+    model: TorchModel
+    ids: Int[Tensor, " draft_vocab"] | None = None  # token id of each logit; None: the first ids of the vocabulary
+    files: ModelFiles | None = None  # where it is stored; None for a distilled one
+
+
+def load_draft_model(target: TargetModel, options: DraftModelOptions) -> LoadedDraft:
+    """The draft model that the options name, or the target's own."""
     integers = products(target.model.model) is not None and options.dtype is None  # integer products, as in the target
     trained = _trained_folder(target, options)
     if trained is not None:
         model, ids = load_draft(trained, target.model.model, target.output, _config(target))
-        return _wrapped(model, target, integers), ids
-    return _wrapped(_full_vocabulary_model(target, options, integers), target, integers), None
+        return LoadedDraft(_wrapped(model, target, integers), ids)
+    files = _named_files(target, options)
+    model = _full_vocabulary_model(target, files, options, integers)
+    return LoadedDraft(_wrapped(model, target, integers), None, files)
 
 
 def _trained_folder(target: TargetModel, options: DraftModelOptions) -> Path | None:
@@ -61,11 +70,15 @@ def _config(target: TargetModel) -> Any:
     return load_config(target.files) if isinstance(model, Skeleton) else model.config
 
 
-def _full_vocabulary_model(target: TargetModel, options: DraftModelOptions, integers: bool) -> Any:
-    """Another model with the target's vocabulary, or the target itself, loaded a second time."""
-    files = target.files
+def _named_files(target: TargetModel, options: DraftModelOptions) -> ModelFiles:
     if options.model is not None:
-        files = resolve(options.model, trust_remote_code=target.trust_remote_code)
+        return resolve(options.model, trust_remote_code=target.trust_remote_code)
+    files: ModelFiles = target.files
+    return files
+
+
+def _full_vocabulary_model(target: TargetModel, files: ModelFiles, options: DraftModelOptions, integers: bool) -> Any:
+    """Another model with the target's vocabulary, or the target itself, loaded a second time."""
     if files != target.files:
         difference = same_tokenizer(load_text(files).tokenizer, target.text.tokenizer)
         if difference:

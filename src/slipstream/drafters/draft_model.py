@@ -22,10 +22,12 @@ from slipstream.core.tree import Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
 from slipstream.drafters.device.interface import DeviceDrafter
 from slipstream.drafters.draft_loading import DraftModelOptions, load_draft_model
+from slipstream.drafters.draft_target import DraftTarget
 from slipstream.drafters.grow import grow, locate
 from slipstream.drafters.own_layers import slot_states
 from slipstream.drafters.vocabulary import DraftVocabulary
 from slipstream.models.run.torch_model import TorchModel
+from slipstream.models.sources.load import ModelFiles
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,24 +39,35 @@ class Proposal:
 
 
 class DraftModel(Drafter):
-    """`vocab`: size of the target's vocabulary. `ids`: token id of each logit, if these are not the first ids."""
+    """`vocab`: size of the target's vocabulary. `ids`: token id of each logit, if these are not the first ids.
+
+    `files`: where the model is stored, if it is a complete model."""
 
     options_type = DraftModelOptions
 
-    def __init__(self, model: TorchModel, vocab: int, ids: Int[Tensor, " draft_vocab"] | None = None) -> None:
-        self.model, self.vocab = model, vocab
+    def __init__(
+        self,
+        model: TorchModel,
+        vocab: int,
+        ids: Int[Tensor, " draft_vocab"] | None = None,
+        files: ModelFiles | None = None,
+    ) -> None:
+        self.model, self.vocab, self._files = model, vocab, files
         self._vocabulary = None if ids is None else DraftVocabulary(ids, vocab)
         # the latest proposal of each row; in one cycle, rows with different rules have separate proposals
         self._proposals: dict[Row, Proposal] = {}
 
     @classmethod
     def build(cls, target: TargetModel, options: DraftModelOptions) -> DraftModel:
-        model, ids = load_draft_model(target, options)
-        return cls(model, target.vocab, ids)
+        loaded = load_draft_model(target, options)
+        return cls(loaded.model, target.vocab, loaded.ids, loaded.files)
 
     @property
     def own_model(self) -> TorchModel:
         return self.model
+
+    def as_target(self, target: TargetModel) -> DraftTarget:
+        return DraftTarget(self.model, target, self._files)
 
     @property
     def ids(self) -> Int[Tensor, " draft_vocab"] | None:
@@ -68,6 +81,13 @@ class DraftModel(Drafter):
         for row in rows:
             self._proposals.pop(row, None)
         self.model.close(rows)
+
+    def rewind(self, row: Row, length: int) -> None:
+        self._proposals.pop(row, None)
+        self.model.rewind(row, length)
+
+    def own_law(self, rows: Sequence[Row], draft: Draft, scores: Scores) -> Law:
+        return self._law(scores.logits, places(rows, draft.tree, draft.token.tolist()), ranking=False)
 
     def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:
         room = [

@@ -42,11 +42,9 @@ Place = tuple[int, int]
 """(row, node within the row); node -1 is the committed end."""
 
 
-def grow(
-    rows: Sequence[Row], budget: Sequence[Budget], noise: Noise, next_law: NextLaw, vocab: int, stage: int = 0
-) -> Draft:
+def grow(rows: Sequence[Row], budget: Sequence[Budget], noise: Noise, next_law: NextLaw, vocab: int) -> Draft:
     """Draft what each row's budget allows. Nothing follows an end token or a law below the budget's `stop_below`."""
-    growth = BatchGrowth(rows, budget, noise, vocab, stage)
+    growth = BatchGrowth(rows, budget, noise, vocab)
     level = [(r, -1) for r, row_budget in enumerate(budget) if row_budget.depth > 0]
     while level:
         level = growth.level(level, next_law(*growth.open(level)))
@@ -56,7 +54,7 @@ def grow(
 class BatchGrowth:
     """The drafts of all rows while they grow."""
 
-    def __init__(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise, vocab: int, stage: int) -> None:
+    def __init__(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise, vocab: int) -> None:
         siblings = next((row_budget.siblings for row_budget in budget), None)
         assert all(row_budget.siblings is siblings for row_budget in budget), "all rows must have one sibling mode"
         best_first = any(row_budget.shape and not row_budget.shape.parents for row_budget in budget)
@@ -64,7 +62,7 @@ class BatchGrowth:
         self._siblings = Siblings.CHOSEN if self._by_odds else siblings
         budget = [replace(row_budget, siblings=self._siblings) for row_budget in budget]
         self._plans = [plan_for(row, row_budget, vocab) for row, row_budget in zip(rows, budget, strict=True)]
-        self._noise, self._vocab, self._stage = noise, vocab, stage
+        self._noise, self._vocab = noise, vocab
         self._depth = 0  # levels drawn
         self._number: dict[Place, int] = {}  # index of each opened node, in the order of opening
         self._laws: list[Law] = []
@@ -121,7 +119,7 @@ class BatchGrowth:
             for i in range(1, len(places)):  # the places of one row are adjacent and get consecutive node numbers
                 number[i] = number[i - 1] + 1 if level[places[i]][0] == level[places[i - 1]][0] else number[i]
             site = Site(row, _ints(number), torch.full_like(row, self._depth))
-            token = self._noise.draw(remaining, site, Purpose.DRAFT, self._stage)
+            token = self._noise.draw(remaining, site, Purpose.DRAFT)
             chance = (law if len(places) == len(law) else law.select(_ints(places))).prob(token)
             for i, x, p in zip(places, token.tolist(), chance.tolist(), strict=True):
                 r, node = level[i]

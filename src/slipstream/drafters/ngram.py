@@ -57,6 +57,14 @@ class NGramIndex:
                     self.follows.setdefault(tuple(self.text[end - size : end]), []).append(end)
             self.text.append(token)
 
+    def truncate(self, length: int) -> None:
+        """Remove the tokens from position `length` on."""
+        for end in range(len(self.text) - 1, length - 1, -1):
+            for size in self.sizes:
+                if size <= end:
+                    self.follows[tuple(self.text[end - size : end])].pop()
+            self.text.pop()
+
     def find(self, suffix: Sequence[int], after: int | None = None) -> int | None:
         """The position after an occurrence of the longest suffix that occurs.
 
@@ -91,6 +99,10 @@ class PromptLookup(RowDrafter):
         self.index.extend(tokens[len(self.index.text) :])
         start = self.index.find(tokens[-self.options.longest :])
         return [] if start is None else self.index.copy(start, depth)
+
+    def rewind(self, length: int) -> bool:
+        self.index.truncate(length)
+        return True
 
     def guesses(self, tokens: Sequence[int], depth: int, count: int) -> list[list[int]]:
         first = self.guess(tokens, depth)

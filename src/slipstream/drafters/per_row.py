@@ -23,7 +23,11 @@ class RowDrafter(ABC):
 
     @abstractmethod
     def guess(self, tokens: Sequence[int], depth: int) -> list[int]:
-        """At most `depth` tokens that may follow the committed `tokens`, which only grow between calls."""
+        """At most `depth` tokens that may follow the committed `tokens`, which only grow between calls of `rewind`."""
+
+    def rewind(self, length: int) -> bool:
+        """Forget the tokens from position `length` on. False: a new drafter is made for the row instead."""
+        return False
 
     def guesses(self, tokens: Sequence[int], depth: int, count: int) -> list[list[int]]:
         """Up to `count` different continuations, the best one first."""
@@ -54,6 +58,10 @@ class PerRow(Drafter):
     def close(self, rows: Sequence[Row]) -> None:
         for row in rows:
             del self._rows[row]
+
+    def rewind(self, row: Row, length: int) -> None:
+        if not self._rows[row].rewind(length):
+            self._rows[row] = self.new(row)
 
     def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:
         row, parent, token = list[int](), list[int](), list[int]()

@@ -14,7 +14,7 @@ from slipstream.core.shaping import law_at, places
 from slipstream.core.tree import Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row
 from slipstream.drafters.grow import grow
-from slipstream.models.run.table_model import Table
+from slipstream.models.run.table_model import Table, TableModel
 
 
 class TableDrafter(Drafter):
@@ -22,6 +22,11 @@ class TableDrafter(Drafter):
 
     def __init__(self, table: Table) -> None:
         self.table = table
+        self._own_model = TableModel(table)
+
+    @property
+    def own_model(self) -> TableModel:
+        return self._own_model
 
     def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:
         ranking = any(row_budget.siblings is Siblings.CHOSEN for row_budget in budget)

@@ -202,7 +202,7 @@ class Keyed(Noise):
     def flip(self, prob: torch.Tensor, site: Site) -> torch.Tensor:
         return uniform(self._keys(site, Purpose.ACCEPT)) < prob
 
-    def draw(self, law: Law, site: Site, purpose: Purpose, stage: int = 0) -> torch.Tensor:
+    def draw(self, law: Law, site: Site, purpose: Purpose) -> torch.Tensor:
         return race(law, self._keys(site, purpose))
 
 

@@ -193,7 +193,7 @@ class Keyed(Noise):
     def flip(self, prob: torch.Tensor, site: Site) -> torch.Tensor:
         raise AssertionError("nothing is flipped")
 
-    def draw(self, law: Law, site: Site, purpose: Purpose, stage: int = 0) -> torch.Tensor:
+    def draw(self, law: Law, site: Site, purpose: Purpose) -> torch.Tensor:
         number = torch.tensor(int(purpose))
         pairs = zip(site.row, site.node, strict=True)
         return race(law, torch.stack([fold(self._stream[r], self._start[r], n, number) for r, n in pairs]))

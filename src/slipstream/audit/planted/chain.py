@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from slipstream.audit.planted.stages import PLANTED_STAGES, RowOfLength
 from slipstream.audit.planted.tree import PLANTED_TREES
 from slipstream.audit.subject import Subject
 from slipstream.core import sampling
@@ -106,15 +107,15 @@ class WrongBonus(Verifier):
 class Tampered(Noise):
     """Passes draws on with another purpose or another site."""
 
-    inner: Noise
+    noise: Noise
     purpose: Callable[[Purpose], Purpose] = lambda purpose: purpose
     site: Callable[[Site], Site] = lambda site: site
 
     def flip(self, prob: Tensor, site: Site) -> Tensor:
-        return self.inner.flip(prob, self.site(site))
+        return self.noise.flip(prob, self.site(site))
 
-    def draw(self, law: Law, site: Site, purpose: Purpose, stage: int = 0) -> Tensor:
-        return self.inner.draw(law, site, self.purpose(purpose), stage)
+    def draw(self, law: Law, site: Site, purpose: Purpose) -> Tensor:
+        return self.noise.draw(law, site, self.purpose(purpose))
 
 
 def share_with_residual(make: NoiseFactory) -> NoiseFactory:
@@ -130,21 +131,7 @@ def reseed(make: NoiseFactory) -> NoiseFactory:
 
 def reuse_across_cycles(make: NoiseFactory) -> NoiseFactory:
     """Ignores the committed length: every cycle uses the random numbers of the first."""
-    return lambda rows, shared: make([_Stuck(row) for row in rows], shared)
-
-
-class _Stuck(Row):
-    """Equals another row, but its length stays that of the prompt."""
-
-    def __init__(self, row: Row) -> None:
-        super().__init__(row.request)
-        self._row, self.seed = row, row.seed
-
-    def __hash__(self) -> int:
-        return hash(self._row)
-
-    def __eq__(self, other: object) -> bool:
-        return other is self._row
+    return lambda rows, shared: make([RowOfLength(row, len(row.request.prompt)) for row in rows], shared)
 
 
 def residual_is_target(weight: Tensor, draft: Law) -> Tensor:
@@ -163,21 +150,25 @@ def acceptance_upside_down(target_prob: Tensor, draft_prob: Tensor) -> Tensor:
 
 
 COOL, NUCLEUS = Sampling(temperature=0.6), Sampling(top_p=0.7)
-PLANTED: dict[str, Subject] = PLANTED_TREES | {
-    "target row shifted by one": replace(HONEST, model=ShiftedModel),
-    "residual is the target's law": replace(HONEST, rule=lambda: Token(residual=residual_is_target)),
-    "residual not renormalised": replace(HONEST, rule=lambda: Token(residual=residual_unnormalised)),
-    "noise shared between draft and residual": replace(HONEST, noise=share_with_residual),
-    "draws reused across cycles": replace(HONEST, noise=reuse_across_cycles),
-    "draft temperature not applied to q": replace(
-        HONEST, sampling=COOL, drafter=lambda table: Misreporting(table, None, report_temperature_one)
-    ),
-    "law in low precision": replace(HONEST, drafter=lambda table: Misreporting(table, None, report_low_precision)),
-    "bonus from the wrong row": replace(HONEST, rule=WrongBonus),
-    "reseeding before every draw": replace(HONEST, noise=reseed),
-    "acceptance ratio upside down": replace(HONEST, rule=lambda: Token(acceptance=acceptance_upside_down)),
-    "stopping looks at the drawn token": replace(HONEST, drafter=Regretting),
-    "q truncated by top-p in verification only": replace(
-        HONEST, sampling=NUCLEUS, drafter=lambda table: Misreporting(table, Sampling(), report_as_asked)
-    ),
-}
+PLANTED: dict[str, Subject] = (
+    PLANTED_TREES
+    | PLANTED_STAGES
+    | {
+        "target row shifted by one": replace(HONEST, model=ShiftedModel),
+        "residual is the target's law": replace(HONEST, rule=lambda: Token(residual=residual_is_target)),
+        "residual not renormalised": replace(HONEST, rule=lambda: Token(residual=residual_unnormalised)),
+        "noise shared between draft and residual": replace(HONEST, noise=share_with_residual),
+        "draws reused across cycles": replace(HONEST, noise=reuse_across_cycles),
+        "draft temperature not applied to q": replace(
+            HONEST, sampling=COOL, drafter=lambda table: Misreporting(table, None, report_temperature_one)
+        ),
+        "law in low precision": replace(HONEST, drafter=lambda table: Misreporting(table, None, report_low_precision)),
+        "bonus from the wrong row": replace(HONEST, rule=WrongBonus),
+        "reseeding before every draw": replace(HONEST, noise=reseed),
+        "acceptance ratio upside down": replace(HONEST, rule=lambda: Token(acceptance=acceptance_upside_down)),
+        "stopping looks at the drawn token": replace(HONEST, drafter=Regretting),
+        "q truncated by top-p in verification only": replace(
+            HONEST, sampling=NUCLEUS, drafter=lambda table: Misreporting(table, Sampling(), report_as_asked)
+        ),
+    }
+)

@@ -16,10 +16,10 @@ import torch
 from slipstream.core.array_types import Bool, Float, Int, Tensor
 from slipstream.core.law import Law
 from slipstream.core.loop import NoiseFactory
-from slipstream.core.noise import Noise, Purpose, Site
+from slipstream.core.noise import InnerCycle, Noise, Purpose, Site
 from slipstream.core.types import Row
 
-Key = tuple[int, int, int, int]  # committed length at the start of the cycle, node, purpose, stage
+Key = tuple[int, ...]  # the start of the cycle (an inner cycle adds its own fields), node, purpose
 
 
 @dataclass
@@ -56,21 +56,28 @@ class Universe:
 class Scripted(Noise):
     """The draws of one cycle, decided by the universes of its rows."""
 
-    def __init__(self, universes: Sequence[Universe], starts: Sequence[int]) -> None:
+    def __init__(self, universes: Sequence[Universe], starts: Sequence[Key]) -> None:
         self._universes, self._starts = universes, starts
+
+    def inner(self, cycle: InnerCycle) -> Scripted:
+        starts = zip(cycle.rows, cycle.drafted, strict=True)
+        return Scripted(
+            [self._universes[r] for r in cycle.rows],
+            [(*self._starts[r], cycle.stage, cycle.branch, drafted) for r, drafted in starts],
+        )
 
     def flip(self, prob: Float[Tensor, " n"], site: Site) -> Bool[Tensor, " n"]:
         options = [[1 - p, p] for p in prob.tolist()]
-        return torch.tensor(self._decide(options, site, Purpose.ACCEPT, 0), dtype=torch.bool)
+        return torch.tensor(self._decide(options, site, Purpose.ACCEPT), dtype=torch.bool)
 
-    def draw(self, law: Law, site: Site, purpose: Purpose, stage: int = 0) -> Int[Tensor, " n"]:
+    def draw(self, law: Law, site: Site, purpose: Purpose) -> Int[Tensor, " n"]:
         ids, probs = law.support()
-        chosen = self._decide(probs.tolist(), site, purpose, stage)
+        chosen = self._decide(probs.tolist(), site, purpose)
         return ids.gather(1, torch.tensor(chosen, dtype=torch.long)[:, None])[:, 0]
 
-    def _decide(self, options: list[list[float]], site: Site, purpose: Purpose, stage: int) -> list[int]:
+    def _decide(self, options: list[list[float]], site: Site, purpose: Purpose) -> list[int]:
         places = zip(site.row.tolist(), site.node.tolist(), options, strict=True)
-        return [self._universes[r].decide(p, (self._starts[r], node, purpose, stage)) for r, node, p in places]
+        return [self._universes[r].decide(p, (*self._starts[r], node, purpose)) for r, node, p in places]
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,7 @@ def outcomes(new_row: Callable[[], Row], run: Callable[[list[Row], NoiseFactory]
             assert not any(shared), (
                 "a shared field is one draw for several laws; it is audited by closed form and replay"
             )
-            return Scripted([universes[row] for row in rows], [row.length for row in rows])
+            return Scripted([universes[row] for row in rows], [(row.length,) for row in rows])
 
         run(list(universes), noise)
         yield from (Outcome(universe.prob, row, universe.faults) for row, universe in universes.items())

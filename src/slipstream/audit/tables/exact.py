@@ -20,9 +20,9 @@ from slipstream.core.types import Budget, Draft, Row, Verdict
 TOLERANCE = 1e-12
 
 
-def check_cycles(name: str, subject: Subject, pair: Pair, depth: int = 2, cycles: int = 2) -> Check:
-    """Enumerate whole cycles; `depth` is the largest depth of the subject's policy."""
-    length = cycles * (depth + 1)
+def check_cycles(name: str, subject: Subject, pair: Pair, depth: int | None = None, cycles: int = 2) -> Check:
+    """Enumerate whole cycles. `depth`: the largest depth of the subject's policy, if it is not `subject.depth`."""
+    length = cycles * ((subject.depth if depth is None else depth) + 1)
     observed: Joint = defaultdict(float)
     faults: set[str] = set()
     for outcome in outcomes(

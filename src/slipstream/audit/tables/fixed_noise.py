@@ -20,7 +20,7 @@ from slipstream.audit.check import Check
 from slipstream.audit.subject import Pair, Subject
 from slipstream.core.array_types import Bool, Float, Int, Tensor
 from slipstream.core.law import Law
-from slipstream.core.noise import Noise, Purpose, Site
+from slipstream.core.noise import InnerCycle, Noise, Purpose, Site
 from slipstream.core.tree import Shape
 from slipstream.core.types import Row
 from slipstream.plan.policy.policies import Fixed
@@ -35,13 +35,22 @@ LIMIT = 200  # combinations that are tried, approximately
 class FixedNoise(Noise):
     """The draws of one cycle from fixed fields."""
 
-    def __init__(self, rows: Sequence[Row], fields: Mapping[Row, Sequence[Field]]) -> None:
-        self._next_fields = [fields[row][len(row.output) :] for row in rows]
+    def __init__(self, next_fields: Sequence[Sequence[Field]]) -> None:
+        """`next_fields`: the fields of each row from its committed end on."""
+        self._next_fields = next_fields
+
+    def inner(self, cycle: InnerCycle) -> FixedNoise:
+        assert not cycle.branch, "another continuation has draws of its own"
+        return FixedNoise([self._next_fields[r][n:] for r, n in zip(cycle.rows, cycle.drafted, strict=True)])
+
+    @property
+    def has_fields(self) -> bool:
+        return True
 
     def flip(self, prob: Float[Tensor, " n"], site: Site) -> Bool[Tensor, " n"]:
         raise AssertionError("a rule on a shared field flips no coin")
 
-    def draw(self, law: Law, site: Site, purpose: Purpose, stage: int = 0) -> Int[Tensor, " n"]:
+    def draw(self, law: Law, site: Site, purpose: Purpose) -> Int[Tensor, " n"]:
         ids, probs = law.support()
         places = zip(site.row.tolist(), site.depth.tolist(), strict=True)
         times = torch.tensor([self._next_fields[r][depth] for r, depth in places], dtype=torch.float64)
@@ -76,7 +85,7 @@ def check_fields(name: str, subject: Subject, pair: Pair, shapes: Mapping[str, S
 
 def _fixed_noise(rows: Sequence[Row], shared: Sequence[bool], fields: Mapping[Row, Sequence[Field]]) -> Noise:
     assert all(shared), "the rule does not ask for a shared field"
-    return FixedNoise(rows, fields)
+    return FixedNoise([fields[row][len(row.output) :] for row in rows])
 
 
 def _target_choices(pair: Pair, fields: Sequence[Field]) -> list[int]:

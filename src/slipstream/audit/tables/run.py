@@ -17,6 +17,7 @@ from slipstream.audit.subject import Pair, Subject
 from slipstream.audit.tables.costs import Costs
 from slipstream.audit.tables.exact import HistoryPolicy, check_cycles, check_endings
 from slipstream.audit.tables.replay import check_replay
+from slipstream.audit.tables.stages import two_stages
 from slipstream.audit.tables.trees import plan_tree_rule
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
@@ -76,6 +77,7 @@ def _plan_chain_law(rule: str, subject: Subject, pair: Pair, depth: int, costs: 
         "two cycles, fixed depth": subject,
         "two cycles, adaptive depth": replace(subject, policy=lambda: HistoryPolicy(depth)),
         "two cycles, early stopping": replace(subject, policy=lambda: Fixed(depth, stop_below=0.6)),
+        "two cycles of two stages": replace(subject, drafter=two_stages),
         "temperature, top-k, top-p, min-p": replace(
             subject, sampling=Sampling(temperature=0.7, top_k=2, top_p=0.9, min_p=0.05)
         ),

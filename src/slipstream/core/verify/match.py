@@ -42,7 +42,7 @@ class Coupled(Verifier):
     lossless: ClassVar[bool] = True
     shared: ClassVar[bool] = True
     device_rule: ClassVar[DeviceRule | None] = DeviceRule(DeviceVerdict.MATCH, shared=True, trees=True)
-    siblings: ClassVar[tuple[Siblings, ...]] = (Siblings.DISTINCT, Siblings.CHOSEN)
+    siblings: ClassVar[tuple[Siblings, ...]] = (Siblings.DISTINCT, Siblings.CHOSEN, Siblings.IID)
 
     def verify(self, draft: Draft, target: Law, noise: Noise) -> Verdict:
         tree = draft.tree

@@ -67,6 +67,10 @@ class HeadCache:
         for row in rows:
             self.cache.give(self._head_rows.pop(row).index)
 
+    def rewind(self, row: Row, length: int) -> None:
+        """Drop the slots that read tokens from position `length` on."""
+        self._head_rows[row].held = min(self._head_rows[row].held, max(0, length - 1))
+
     def index(self, row: Row) -> int:
         """A row's index in the cache."""
         return self._head_rows[row].index

@@ -73,6 +73,9 @@ class Eagle(Drafter):
     def close(self, rows: Sequence[Row]) -> None:
         self.slots.close(rows)
 
+    def rewind(self, row: Row, length: int) -> None:
+        self.slots.rewind(row, length)
+
     def device_form(self, target: Any) -> DeviceDrafter:
         from slipstream.drafters.eagle.device import EagleDeviceDrafter
 

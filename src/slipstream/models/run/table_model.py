@@ -91,6 +91,9 @@ class TableModel(Model):
         for row in rows:
             del self._cache[row]
 
+    def rewind(self, row: Row, length: int) -> None:
+        del self._cache[row][length:]
+
     def score(self, rows: Sequence[Row], draft: Draft) -> Scores:
         self._draft = draft
         contexts = []

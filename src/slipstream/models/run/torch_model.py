@@ -97,6 +97,11 @@ class TorchModel(Model):
             finally:
                 self.cache.give(state.index)
 
+    def rewind(self, row: Row, length: int) -> None:
+        state = self.rows.states[row]
+        del state.tokens[length:]
+        state.drop_uncommitted()
+
     def retain(self, tokens: int, max_bytes: int | None = None) -> None:
         self.prefixes.retain(tokens, max_bytes)
 
