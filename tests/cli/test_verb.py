@@ -51,6 +51,8 @@ def test_help_names_every_drafter_and_every_rule(slipstream):
 
 
 def test_an_error_does_not_list_what_is_refused(generate):
+    from slipstream.drafters import drafters
+
     for name in ("table", "nothing"):
         done = generate("-d", name)
         assert done.returncode == 2

@@ -25,7 +25,7 @@ from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.ngram import NGram, NGramIndex, NGramOptions
 from slipstream.drafters.staged.branches import branches
 from slipstream.drafters.staged.drafter import Staged
-from slipstream.drafters.staged.options import StagedOptions
+from slipstream.drafters.staged.options import read_staged_options
 from slipstream.drafters.table import TableDrafter
 from slipstream.models.run.table_model import Table
 from slipstream.models.run.torch_model import TorchModel
@@ -303,13 +303,12 @@ def test_a_truncated_index_is_that_of_the_shorter_text(text, length, more):
 )
 def test_wrong_options(options, message):
     with pytest.raises(ValueError, match=message):
-        StagedOptions.read(options, "staged")
+        read_staged_options(options, "staged")
 
 
 def test_options_of_a_stage():
-    options = StagedOptions.read({"stages": "ngram, draft_model", "ngram.longest": "2", "depth": "3"}, "staged")
-    assert [(stage.name, stage.options) for stage in options.stages] == [
-        ("ngram", {"longest": "2"}),
-        ("draft_model", {}),
-    ]
+    options = read_staged_options({"stages": "ngram, draft_model", "ngram.longest": "2", "depth": "3"}, "staged")
+    assert options.names == ["ngram", "draft_model"]
+    assert options.of_stage("ngram") == {"longest": "2"}
+    assert options.of_stage("draft_model") == {}
     assert options.depth == 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 
-from slipstream.core.registry import read_options
 from slipstream.core.tree import Siblings
 from slipstream.drafters import drafters
 from slipstream.drafters.build import drafter_kind
@@ -33,8 +32,8 @@ class DrafterCatalogue:
 
     def typed(self, kind: str, options: Mapping[str, Value]) -> dict[str, Value]:
         """The given options with the types of their fields."""
-        values = read_options(drafters.get(kind).options_type, options, kind)
-        return {key: getattr(values, key) for key in options}
+        values = drafters.get(kind).read_options(options, kind)
+        return {key: getattr(values, key, given) for key, given in options.items()}  # `staged` has options of stages
 
     def trained_for(self, kind: str, options: Mapping[str, Value]) -> str | None:
         folder = shipped().get(str(options.get("model")))

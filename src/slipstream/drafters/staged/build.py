@@ -12,17 +12,18 @@ def build_stages(target: TargetModel, options: StagedOptions) -> Drafter:
     """The staged drafter of a target."""
     middles: list[Drafter] = []
     drafts_for = target
-    for stage, before in zip(options.stages[:0:-1], options.stages[-2::-1], strict=True):
-        middle = build_drafter(stage.name, drafts_for, stage.options)
+    names = options.names
+    for name, before in zip(names[:0:-1], names[-2::-1], strict=True):
+        middle = build_drafter(name, drafts_for, options.of_stage(name))
         stage_target = middle.as_target(drafts_for)
         if stage_target is None:
             raise ValueError(
-                f"{before.name} cannot draft for {stage.name}: every stage but the first verifies tokens, so it must "
+                f"{before} cannot draft for {name}: every stage but the first verifies tokens, so it must "
                 "be a draft model"
             )
         middles.append(middle)
         drafts_for = stage_target
-    drafter = build_drafter(options.stages[0].name, drafts_for, options.stages[0].options)
+    drafter = build_drafter(names[0], drafts_for, options.of_stage(names[0]))
     for number, middle in enumerate(reversed(middles), 1):
         drafter = Staged(drafter, middle, target.vocab, options.inner_depth, options.shape, number)
     return drafter

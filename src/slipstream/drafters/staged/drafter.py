@@ -21,7 +21,7 @@ from slipstream.core.types import Budget, Draft, Row
 from slipstream.drafters.none import empty_draft
 from slipstream.drafters.staged.branches import RowTree, branches
 from slipstream.drafters.staged.continuation import Continuation, Stage, VerifiedContinuations
-from slipstream.drafters.staged.options import StagedOptions
+from slipstream.drafters.staged.options import StagedOptions, read_staged_options
 
 
 class Staged(Drafter):
@@ -49,7 +49,7 @@ class Staged(Drafter):
 
     @classmethod
     def read_options(cls, options: Mapping[str, Any], name: str) -> StagedOptions:
-        return StagedOptions.read(options, name)
+        return read_staged_options(options, name)
 
     @classmethod
     def build(cls, target: TargetModel, options: StagedOptions) -> Drafter:

@@ -15,29 +15,24 @@ MOST_STAGES = 3
 
 
 @dataclass(frozen=True)
-class StageOptions:
-    """One stage: the name of a drafter, as `-d` takes it, and its own options."""
-
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class StagedOptions:
     """The options of `staged`. Options of a stage are given as `STAGE.KEY=VALUE`."""
 
-    stages: tuple[StageOptions, ...] = tuple(map(StageOptions, DEFAULT.split(",")))  # names with commas between them
+    stages: str = DEFAULT  # two or three drafters, as `-d` takes them, with commas between them
     depth: int = 4  # tokens that a stage drafts for the next stage at once, at most
     tree: str | None = None  # candidates of each level of what a stage drafts for the next, such as 3x2x1
 
     def __post_init__(self) -> None:
         if self.depth < 1:
             raise ValueError(f"option depth of staged is {self.depth}; it must be 1 or more")
-        if not 2 <= len(self.stages) <= MOST_STAGES or not all(stage.name for stage in self.stages):
-            names = ",".join(stage.name for stage in self.stages)
-            raise ValueError(f"stages is {names!r}; it must be two or three drafters, such as {DEFAULT}")
+        if not 2 <= len(self.names) <= MOST_STAGES or not all(self.names):
+            raise ValueError(f"stages is {self.stages!r}; it must be two or three drafters, such as {DEFAULT}")
         if self.tree is not None and not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", str(self.tree)):
             raise ValueError(f"option tree of staged is {self.tree!r}; it must be widths by level, such as 3x2x1")
+
+    @property
+    def names(self) -> list[str]:
+        return [name.strip() for name in self.stages.split(",")]
 
     @property
     def shape(self) -> Shape | None:
@@ -48,17 +43,31 @@ class StagedOptions:
         """`depth`, or the depth of the tree."""
         return self.depth if self.shape is None else self.shape.depth or 0
 
-    @staticmethod
-    def read(options: Mapping[str, Any], name: str) -> StagedOptions:
-        """Read `key=value` pairs. An option with a stage's name as prefix belongs to that stage."""
-        names = str(options.get("stages", DEFAULT)).replace(" ", "").split(",")
-        own = {stage: {} for stage in names}  # type: dict[str, dict[str, Any]]
-        rest: dict[str, Any] = {}
-        for key, value in options.items():
-            owner = next((stage for stage in names if stage and key.startswith(f"{stage}.")), None)
-            if owner is None:
-                rest[key] = value
-            else:
-                own[owner][key.removeprefix(f"{owner}.")] = value
-        stages = tuple(StageOptions(stage, own[stage]) for stage in names)
-        return read_options(StagedOptions, {**rest, "stages": stages}, name)
+    def of_stage(self, name: str) -> Mapping[str, Any]:
+        """The options of one stage."""
+        return {}
+
+
+@dataclass(frozen=True)
+class OptionsOfStages(StagedOptions):
+    """The options of `staged` together with options of single stages."""
+
+    by_stage: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def of_stage(self, name: str) -> Mapping[str, Any]:
+        return self.by_stage.get(name, {})
+
+
+def read_staged_options(options: Mapping[str, Any], component: str) -> StagedOptions:
+    """Read `key=value` pairs. An option with a stage's name as prefix belongs to that stage."""
+    names = StagedOptions(str(options.get("stages", DEFAULT))).names
+    by_stage: dict[str, dict[str, Any]] = {name: {} for name in names}
+    own: dict[str, Any] = {}
+    for key, value in options.items():
+        owner = next((name for name in names if key.startswith(f"{name}.")), None)
+        if owner is None:
+            own[key] = value
+        else:
+            by_stage[owner][key.removeprefix(f"{owner}.")] = value
+    read = read_options(StagedOptions, own, component)
+    return OptionsOfStages(read.stages, read.depth, read.tree, by_stage)
