@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slipstream.bench.matrix import OWN_RULE, PLAIN, Matrix, Setup
@@ -72,7 +72,7 @@ class EnginePool:
 
     def speculation(self, setup: Setup) -> Speculation:
         """The speculation options of a request. Other options were set when the engine was opened."""
-        if setup.plain or not _switches(setup):
+        if setup.plain or setup.plan is not None or not _switches(setup):
             return Speculation()
         return Speculation(depth=setup.depth)
 
@@ -120,6 +120,8 @@ class EnginePool:
         if setup.engine == "native":
             self._target = self._target or build_target(model, **loading)
             model, loading = self._target, {"limits": Limits(rows=max(16, self.settings.rows), retained=0)}
+        if setup.plan is not None:
+            return open_engine(setup.engine, model, plan=self.matrix.plans[setup.plan], **loading)
         rule = setup.rule or OWN_RULE.get(setup.engine)
         return open_engine(setup.engine, model, setup.drafter, rule, setup.depth, options, **loading)
 
@@ -152,6 +154,8 @@ def _switches(setup: Setup) -> bool:
 
 def opened_for(setup: Setup) -> Setup:
     """The setup that an engine is opened with: one for all depths if requests can choose their depth."""
+    if setup.plan is not None:
+        return replace(setup, rule=None)  # the plan states its rule
     if setup.plain or not _switches(setup):
         return setup
     return Setup(setup.engine, setup.drafter, None, setup.rule)

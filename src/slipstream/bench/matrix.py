@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from typing import Any
 
 from slipstream.core.rules import rules
 from slipstream.engines import engines
+from slipstream.plan.ir.nodes import Plan
+from slipstream.plan.ir.text import text_of
+from slipstream.plan.lower.native import lower_native
 
 PLAIN = "none"
 OWN_RULE = {"native": "block"}  # the meaning of `--verify auto`; other engines have their own rule
@@ -29,6 +32,7 @@ class Setup:
     drafter: str
     depth: int | None  # None: the engine's own choice; 0: plain decoding
     rule: str | None  # None: the engine's own choice
+    plan: str | None = None  # the name of a plan that states all of it
 
     @property
     def plain(self) -> bool:
@@ -38,6 +42,8 @@ class Setup:
     def title(self) -> str:
         if self.plain:
             return f"{self.engine} plain"
+        if self.plan is not None:
+            return f"{self.engine} plan {self.plan}"
         depth = "" if self.depth is None else f" depth {self.depth}"
         return f"{self.engine} {self.drafter}{depth}{f' {self.rule}' if self.rule else ''}"
 
@@ -70,7 +76,8 @@ class Cell:
         """The key of a record: the seven axes."""
         depth = "auto" if self.setup.depth is None else self.setup.depth
         load = {"batch": self.batch, "temperature": self.temperature, "workload": self.workload}
-        return {"engine": self.setup.engine, "drafter": self.setup.drafter, "depth": depth, "rule": self.rule} | load
+        drafter = f"plan {self.setup.plan}" if self.setup.plan else self.setup.drafter
+        return {"engine": self.setup.engine, "drafter": drafter, "depth": depth, "rule": self.rule} | load
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,7 @@ class Matrix:
     batch: str = "1"
     temperature: str = "0"
     options: Mapping[str, str] = field(default_factory=dict)
+    plans: Mapping[str, Plan] = field(default_factory=dict)  # measured besides the drafters, by name
 
     def cells(self, workloads: Sequence[str]) -> list[Cell]:
         """Every cell once, plain decoding first."""
@@ -100,7 +108,7 @@ class Matrix:
         plain = [Setup(engine, PLAIN, 0, None) for engine in self.engines]
         drafting = product(self._drafters(), depths, chosen)
         setups = [Setup(*who, depth, rule) for who, depth, rule in drafting if depth != 0 and who[1] != PLAIN]
-        return list(dict.fromkeys(plain + setups))
+        return list(dict.fromkeys(plain + setups + [_planned(plan) for plan in self.plans.values()]))
 
     def _drafters(self) -> Iterator[tuple[str, str]]:
         """Every drafter on every engine; `ENGINE:DRAFTER` is for that engine alone."""
@@ -115,7 +123,9 @@ class Matrix:
 
     def options_of(self, setup: Setup) -> dict[str, str]:
         """`key=value` goes to every drafter, `name.key=value` to the drafter or the engine of that name."""
-        own_options = {}
+        own_options: dict[str, str] = {}
+        if setup.plan is not None:
+            return own_options
         for word, value in self.options.items():
             name, dot, key = word.rpartition(".")
             if name in (setup.engine, setup.drafter) if dot else not setup.plain:
@@ -134,13 +144,23 @@ class Matrix:
                 )
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"engines": list(self.engines), "drafters": list(self.drafters)}
+        plans = {name: text_of(plan) for name, plan in self.plans.items()}
+        own = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return own | {"engines": list(self.engines), "drafters": list(self.drafters), "plans": plans}
+
+
+def _planned(plan: Plan) -> Setup:
+    """The setup of a plan. A plan of plain decoding is plain decoding."""
+    settings = lower_native(plan)
+    if settings.plain:
+        return Setup("native", PLAIN, 0, None)
+    return Setup("native", settings.drafter, settings.depth, settings.rule or settings.auto.other, plan.name)
 
 
 def _settled(setup: Setup, temperature: float) -> Setup:
     """The setup without its rule at temperature 0, where rules do not differ."""
     if temperature == 0 and setup.rule is not None:
-        return Setup(setup.engine, setup.drafter, setup.depth, None)
+        return replace(setup, rule=None)
     return setup
 
 

@@ -13,6 +13,7 @@ from slipstream.cli.output.show import Json, print_json
 
 
 def bench(
+    context: typer.Context,
     model: flags.ModelName = "smollm2-135m",
     engine: Annotated[
         list[str] | None, typer.Option(help="native, transformers, llamacpp or vllm; may be given several times.")
@@ -30,6 +31,10 @@ def bench(
         typer.Option(
             "-o", "--option", metavar="KEY=VALUE", help="An option of all drafters, or NAME.KEY=VALUE of one."
         ),
+    ] = None,
+    plan: Annotated[
+        list[str] | None,
+        typer.Option("--plan", metavar="FILE|NAME", help="A plan, measured beside -d; may be given several times."),
     ] = None,
     temperature: Annotated[str, typer.Option(help="Temperatures, such as 0,0.8.")] = "0",
     batch: Annotated[str, typer.Option(help="Numbers of simultaneous requests, such as 1,8.")] = "1",
@@ -53,9 +58,12 @@ def bench(
     from slipstream.bench.session import BenchOptions, rounded
     from slipstream.bench.session import bench as measure
     from slipstream.bench.table import show
+    from slipstream.cli.plan.flags import load_plans
 
-    engines, drafters = tuple(engine or Matrix().engines), tuple(drafter or Matrix().drafters)
-    matrix = Matrix(engines, drafters, depth, verify, batch, temperature, flags.settings(option))
+    plans, model = load_plans(context, plan or [], model)
+    engines = tuple(engine or Matrix().engines)
+    drafters = tuple(drafter or (("none",) if plans else Matrix().drafters))
+    matrix = Matrix(engines, drafters, depth, verify, batch, temperature, flags.settings(option), plans)
     command = ["slipstream", *sys.argv[1:]]
     load, place = (workload, max_tokens, repeats), (hold, device, trust_remote_code)
     results = measure(BenchOptions(model, matrix, *load, out, against, dtype, command, *place))

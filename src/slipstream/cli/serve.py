@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from slipstream.cli import options as given
 from slipstream.cli.output.show import console
+from slipstream.cli.plan.flags import PlanSource, from_plan
+
+if TYPE_CHECKING:
+    from slipstream.serve.config import ServedEngine
 
 Models = Annotated[
     list[str] | None,
@@ -36,6 +41,7 @@ LogFormat = Annotated[LogForm, typer.Option(help="Lines of the log on standard e
 
 
 def serve(
+    context: typer.Context,
     models: Models = None,
     host: Host = "127.0.0.1",
     port: Port = 8000,
@@ -45,6 +51,7 @@ def serve(
     depth: given.Depth = None,
     tree: given.Shape = None,
     option: given.Settings = None,
+    plan: PlanSource = None,
     rows: Annotated[int | None, typer.Option(min=1, help="Rows that decode together (CPU 16, GPU 256).")] = None,
     max_requests: Annotated[int, typer.Option(min=1, help="Requests under way or waiting; more get 429.")] = 256,
     max_seconds: Annotated[float, typer.Option(help="Seconds from a request to its last token.")] = 600.0,
@@ -70,16 +77,13 @@ def serve(
     except ImportError as error:
         raise ValueError(f"serving needs {error.name}; pip install slipstream-lm[serve]") from error
     loading: dict[str, Any] = {"dtype": dtype, "device": device, "invariant": invariant}
-    loading["trust_remote_code"] = trust_remote_code
-    if engine == "native":
-        from slipstream.engines.native.scheduler import Limits
-
-        loading |= {"shape": tree, "limits": Limits(rows=rows)}
-    elif tree is not None:
-        raise ValueError(f"--tree needs the native engine; {engine} drafts as it does")
+    loading |= {"trust_remote_code": trust_remote_code, **_native(engine, tree, rows)}
+    served = ServedEngine(engine, drafter, verify, depth, given.settings(option), loading)
+    if plan is not None:
+        models, served = _planned(context, plan, models, served)
     config = ServerConfig(
         models=tuple(models or ("smollm2-135m",)),
-        engine=ServedEngine(engine, drafter, verify, depth, given.settings(option), loading),
+        engine=served,
         limits=ServerLimits(max_requests=max_requests, max_seconds=max_seconds),
         api_keys=api_keys(api_key_file),
         cors_origins=tuple(cors_origin or ()),
@@ -93,6 +97,29 @@ def serve(
 
     console(stderr=True).print(f"Loading {config.models[0]}.")
     serve_forever(config, host, port, ready, log_format)
+
+
+def _native(engine: str, tree: str | None, rows: int | None) -> dict[str, Any]:
+    """Arguments that only the native engine takes."""
+    if engine == "native":
+        from slipstream.engines.native.scheduler import Limits
+
+        return {"shape": tree, "limits": Limits(rows=rows)}
+    if tree is not None:
+        raise ValueError(f"--tree needs the native engine; {engine} drafts as it does")
+    return {}
+
+
+def _planned(
+    context: typer.Context, plan: str, models: list[str] | None, served: ServedEngine
+) -> tuple[list[str], ServedEngine]:
+    """The model of a plan, and the engine that runs it."""
+    stated = from_plan(context, plan)
+    if models:
+        raise ValueError(f"a plan and a model are both given; the plan serves {stated['model']}")
+    limits = {name: value for name, value in served.loading.items() if name == "limits"}
+    drafting = {name: stated[name] for name in ("drafter", "depth", "plan")}
+    return [stated["model"]], replace(served, loading=limits, **drafting)
 
 
 def api_keys(file: Path | None) -> tuple[str, ...]:

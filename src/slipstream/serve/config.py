@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from slipstream.plan.ir.nodes import Plan
+
 
 @dataclass(frozen=True)
 class ServedEngine:
@@ -17,6 +19,7 @@ class ServedEngine:
     depth: int | None = None
     options: dict[str, str] = field(default_factory=dict)  # of the drafter, or of a peer
     loading: dict[str, Any] = field(default_factory=dict)  # dtype, device, shape, …
+    plan: Plan | None = None  # in place of drafter, verify and depth
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ def opener(settings: ServedEngine) -> Opener:
 
     def open_model(name: str) -> Engine:
         how = settings
+        if how.plan is not None:
+            return open_engine(how.engine, name, options=how.options, plan=how.plan, **how.loading)
         return open_engine(how.engine, name, how.drafter, how.verify, how.depth, how.options, **how.loading)
 
     return open_model

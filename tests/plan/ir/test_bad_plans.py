@@ -99,12 +99,12 @@ def test_a_good_plan_passes():
 
 def test_a_tree_needs_candidates_that_drafter_and_rule_have_in_common():
     plan = build_plan("m", "ngram", shape=8, verify="spectr")
-    with pytest.raises(PlanError, match="the rule spectr cannot verify a tree of ngram.*with ngram: .*chosen"):
+    with pytest.raises(PlanError, match=r"the rule spectr cannot verify a tree of ngram.*with ngram: .*chosen"):
         check_plan(plan, DrafterCatalogue())
 
 
 def test_bad_files(tmp_path):
-    with pytest.raises(PlanError, match="there is no plan 'eagl'; a plan is a file or one of .*; did you mean eagle"):
+    with pytest.raises(PlanError, match=r"there is no plan 'eagl'; a plan is a file or one of .*; did you mean eagle"):
         load_plan("eagl")
     (tmp_path / "a.json").write_text('{"name": "x",\n ]')
     with pytest.raises(PlanError, match=r"a.json:2:2: the JSON is malformed"):

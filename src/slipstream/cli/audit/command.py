@@ -11,6 +11,7 @@ import typer
 from slipstream.cli import options as flags
 from slipstream.cli.audit.check_runner import conclude, print_layers, run_checks, run_planned
 from slipstream.cli.output.show import Json, console, mark
+from slipstream.cli.plan.flags import PlanSource, audited_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 
 def audit(
+    context: typer.Context,
     model: Annotated[
         str | None, typer.Option("-m", "--model", help="Audit this model with a drafter, instead of tables.")
     ] = None,
@@ -32,6 +34,7 @@ def audit(
     depth: Annotated[int | None, typer.Option(help="Drafted tokens per cycle: 2 on tables, 4 on a model.")] = None,
     option: flags.Settings = None,
     tree: flags.Shape = None,
+    plan: PlanSource = None,
     temperature: flags.Temperature = 1.0,
     dtype: flags.Dtype = "auto",
     device: flags.Device = "auto",
@@ -46,9 +49,13 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Prove and test that speculation keeps the target's distribution. Exit code 1 if it does not."""
+    settings: dict[str, Any] = dict(flags.settings(option))
+    if plan is not None:
+        stated = audited_plan(context, plan)
+        model, drafter, settings, verify, depth, tree = stated[:6]
+        dtype, device, invariant, trust_remote_code = stated[6:]
     _check_scope(model, engine, tree, dtype, device, trust_remote_code)
     loading: dict[str, Any] = {"device": device, "trust_remote_code": trust_remote_code}
-    settings = flags.settings(option)
     if engine is not None:
         from slipstream.cli.audit.engine_audit import audit_peer
 

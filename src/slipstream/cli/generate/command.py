@@ -13,14 +13,17 @@ from slipstream.cli.flag_groups import EngineFlags, LoadingFlags, SamplingFlags,
 from slipstream.cli.generate.constraints import read_biases, read_constraint, token_biases
 from slipstream.cli.generate.prompt import as_conversation, read_prompt
 from slipstream.cli.output.show import INTERRUPTED, Json
+from slipstream.cli.plan.flags import PlanSource, from_plan
 
 
 @with_groups
 def generate(
     *,
+    context: typer.Context,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; piped standard input is appended.")] = None,
     source: EngineFlags,
     option: flags.Settings = None,
+    plan: PlanSource = None,
     sampling: SamplingFlags,
     logit_bias: flags.LogitBias = None,
     max_tokens: flags.MaxTokens = 256,
@@ -63,6 +66,8 @@ def generate(
     )
     biases, settings = read_biases(logit_bias), flags.settings(option)
     setup = EngineSetup(**vars(source), options=settings, loading=vars(loading), tree=tree, show_tree=show_tree)
+    if plan is not None:
+        setup = replace(setup, **from_plan(context, plan))
     with setup.open() as engine:
         task = GenerationTask(conversation, replace(params, logit_bias=token_biases(biases, engine.text)), options)
         report = run_generate(setup, engine, task, compare, as_json)

@@ -19,6 +19,7 @@ from slipstream.engines.native.scheduler import Limits
 
 if TYPE_CHECKING:
     from slipstream.engines.base import Engine
+    from slipstream.plan.ir.nodes import Plan
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class EngineSetup:
     loading: Mapping[str, Any]
     tree: str | None = None
     show_tree: bool = False
+    plan: Plan | None = None  # in place of model, drafter, verify, depth, tree and loading
     best_draft: BestDraft = field(default_factory=BestDraft)
 
     def open(self) -> Engine:
@@ -44,6 +46,8 @@ class EngineSetup:
             native |= {"watch": self.best_draft} if self.show_tree else {}
         elif self.tree or self.show_tree:
             raise ValueError(f"--tree and --show-tree need the native engine; {self.engine} drafts as it does")
+        if self.plan is not None:
+            return open_engine(self.engine, self.model, options=self.options, plan=self.plan, **native)
         return open_engine(
             self.engine, self.model, self.drafter, self.verify, self.depth, self.options, **self.loading, **native
         )

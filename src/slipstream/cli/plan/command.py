@@ -20,6 +20,7 @@ plan = typer.Typer(
 @with_groups
 def show(
     *,
+    context: typer.Context,
     source: PlanFlags,
     full: Annotated[bool, typer.Option("--full", help="Write every argument, defaults too.")] = False,
     as_json: Json = False,
@@ -29,7 +30,7 @@ def show(
     from slipstream.plan.ir.json_form import to_json
     from slipstream.plan.ir.text import text_of
 
-    shown = source.plan()
+    shown = source.plan(context)
     text = text_of(with_defaults(shown) if full else shown, full)
     if as_json:
         print_json({"plan": to_json(shown), "text": text})
@@ -75,6 +76,7 @@ def diff(
 @with_groups
 def lower(
     *,
+    context: typer.Context,
     source: PlanFlags,
     emit: Annotated[
         str, typer.Option(help="python (the cycle as a file that runs), native, vllm, llamacpp or transformers.")
@@ -84,7 +86,7 @@ def lower(
     """Print what an engine reads to run a plan."""
     from slipstream.cli.plan.lowering import lowered
 
-    text, data = lowered(source.plan(), emit)
+    text, data = lowered(source.plan(context), emit)
     if as_json:
         print_json(data)
     else:

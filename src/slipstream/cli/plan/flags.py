@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,14 +38,14 @@ class PlanFlags:
     invariant: flags.Invariant = None
     trust_remote_code: flags.TrustRemoteCode = False
 
-    def plan(self) -> Plan:
+    def plan(self, context: typer.Context) -> Plan:
         """The checked plan."""
         from slipstream.engines.drafter_catalogue import DrafterCatalogue, plan_of_flags
         from slipstream.plan.ir.check import check_plan
         from slipstream.plan.ir.library import load_plan
 
         if self.file is not None:
-            refuse_beside_plan()
+            refuse_beside_plan(context)
             return check_plan(load_plan(self.file), DrafterCatalogue(), self.file)
         loading: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
         loading |= {"invariant": self.invariant, "trust_remote_code": self.trust_remote_code}
@@ -54,12 +55,57 @@ class PlanFlags:
         return check_plan(plan, DrafterCatalogue())
 
 
-def refuse_beside_plan() -> None:
-    """Raise ValueError if a flag was given that a plan states as well."""
-    import click
+def from_plan(context: typer.Context, given: str) -> dict[str, Any]:
+    """The arguments of an engine that a plan gives. Raises ValueError for flags that the plan states as well."""
+    from slipstream.engines.drafter_catalogue import DrafterCatalogue
+    from slipstream.plan.ir.check import check_plan
+    from slipstream.plan.ir.library import load_plan
+    from slipstream.plan.lower.native import lower_native
 
-    context = click.get_current_context()
-    for name in IN_PLAN:
-        if name in context.params and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+    refuse_beside_plan(context)
+    plan = check_plan(load_plan(given), DrafterCatalogue(), given)
+    settings = lower_native(plan)
+    return {"plan": plan, "model": settings.model, "drafter": settings.drafter, "depth": settings.depth}
+
+
+def load_plans(context: typer.Context, given: Sequence[str], model: str) -> tuple[dict[str, Plan], str]:
+    """The plans of `bench` by name, and their model; without plans, `model`. Plans share one loaded model."""
+    from slipstream.engines.drafter_catalogue import DrafterCatalogue
+    from slipstream.plan.ir.check import check_plan
+    from slipstream.plan.ir.library import load_plan
+    from slipstream.plan.ir.nodes import ModelNode
+
+    plans: dict[str, Plan] = {}
+    for name in given:
+        refuse_beside_plan(context, ("model", "dtype", "device", "trust_remote_code"))
+        plan = check_plan(load_plan(name), DrafterCatalogue(), name)
+        if plan.name in plans:
+            raise ValueError(f"two plans are called {plan.name}; plans that are compared have different names")
+        plans[plan.name] = plan
+    targets = {plan.one(ModelNode) for plan in plans.values()}
+    if len(targets) > 1 or any(node != ModelNode(node.name, node.model) for node in targets):
+        raise ValueError('plans that are compared have one model with default loading; write model("NAME") in all')
+    return plans, next(iter(targets)).model if targets else model
+
+
+def audited_plan(context: typer.Context, given: str) -> tuple[Any, ...]:
+    """What `audit` checks of a plan: model, drafter, options, rule, depth, tree, and how the model is loaded.
+
+    Depth None: audits choose one, since the law does not depend on it."""
+    from slipstream.plan.ir.nodes import DraftNode
+    from slipstream.plan.lower.native import lower_native
+
+    stated = from_plan(context, given)
+    settings = lower_native(stated["plan"])
+    shape = None if settings.shape is None else stated["plan"].one(DraftNode).shape
+    loading = (settings.loading[name] for name in ("dtype", "device", "invariant", "trust_remote_code"))
+    return (settings.model, settings.drafter, dict(settings.options), settings.rule, settings.depth, shape, *loading)
+
+
+def refuse_beside_plan(context: typer.Context, names: Sequence[str] = IN_PLAN) -> None:
+    """Raise ValueError if a flag was given that a plan states as well."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
             flag = NAMES.get(name, f"--{name.replace('_', '-')}")
             raise ValueError(f"a plan and {flag} are both given; the plan says all of it, so leave {flag} out")
