@@ -44,6 +44,7 @@ FLAGS = {
         "--grammar",
         "--system",
         "--file",
+        "--prediction",
         "--raw",
         "--dtype",
         "--device",
@@ -162,7 +163,7 @@ SIGNATURES = {  # parameters with their defaults; … is one that is made anew
     " presence_penalty=0.0, frequency_penalty=0.0, logit_bias=…, allowed_token_ids=None, suppress_tokens=frozenset()",
     "GenerationOptions": "max_tokens=128, min_tokens=0, stop=(), stop_token_ids=frozenset(), ignore_eos=False,"
     " logprobs=None, n=1, grammar=None, json_schema=None, regex=None, speculation=…, raw=False,"
-    " prompt_logprobs=None, tenant=''",
+    " prompt_logprobs=None, tenant='', prediction=None",
     "Speculation": "off=False, drafter=None, depth=None, verify=None, shape=None",
     "Limits": "rows=None, tokens=None, prefill=None, retained=32768, retained_bytes=None",
     "Completion": "text, token_ids, finish_reason, logprobs, prompt_tokens, origins, stats, guarantee, error=None,"

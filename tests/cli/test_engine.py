@@ -33,6 +33,7 @@ def test_a_peer_generates_and_is_compared_with_itself(folder, slipstream):
         (["--engine", "transformers", "-o", "colour=red"], "has no option 'colour'; it takes model, exit"),
         (["--engine", "transformers", "-o", "exit=99"], "exit is 99"),
         (["--engine", "transformers", "--invariant"], "no invariant mode"),
+        (["--engine", "transformers", "--prediction", __file__], "transformers does not offer prediction here"),
     ],
 )
 def test_what_it_cannot_do_is_one_sentence(folder, slipstream, words, said):

@@ -57,6 +57,7 @@ def test_an_error_does_not_list_what_is_refused(generate):
         done = generate("-d", name)
         assert done.returncode == 2
         assert f"one of {', '.join(drafters.names())}" in done.stderr
+    assert "table" not in drafters.names()
 
 
 def test_stdout_is_the_text_byte_for_byte(generate):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.drafters.ngram import NGramIndex, NGramOptions, PromptLookup, ReferenceLookup
+from slipstream.drafters.ngram import NGramIndex, NGramOptions, PromptLookup
 
 
 def test_the_longest_match_wins_over_a_later_shorter_one():
@@ -50,25 +50,6 @@ def test_work_per_token_does_not_grow_with_the_text():
     index.extend([5])
     assert len(index.follows) - size <= 3
     assert index.find([3, 4, 5]) == 6
-
-
-def test_a_reference_is_followed_from_its_first_token():
-    guided = ReferenceLookup(NGramOptions(), (1, 2, 3, 4, 5), prompt=2)
-    assert guided.guess([9, 9], 3) == [1, 2, 3]
-    assert guided.guess([9, 9, 1, 2], 3) == [3, 4, 5]
-
-
-def test_after_a_divergence_the_reference_is_found_again():
-    guided = ReferenceLookup(NGramOptions(longest=2, shortest=1), (1, 2, 3, 4, 5, 6), prompt=1)
-    assert guided.guess([0, 1], 2) == [2, 3]
-    assert guided.guess([0, 1, 8], 2) == []  # 8 was inserted: lost, and nothing of its own to copy
-    assert guided.guess([0, 1, 8, 2], 3) == [3, 4, 5]  # back on the reference
-
-
-def test_a_repeated_phrase_is_found_after_the_old_place_first():
-    guided = ReferenceLookup(NGramOptions(longest=1), (1, 7, 2, 1, 7, 3), prompt=0)
-    guided.guess([1, 7, 2], 1)
-    assert guided.guess([1, 7, 2, 9, 7], 1) == [3]
 
 
 @pytest.mark.parametrize("bad", [{"longest": 0}, {"shortest": 0}, {"longest": 1, "shortest": 2}])

@@ -74,6 +74,23 @@ def test_a_seed_repeats_whole_and_streamed(client):
     assert whole.usage.model_extra["speculation"]["rule"] == "coupled"
 
 
+def test_a_prediction_is_drafted_from_and_counted(client):
+    how = {"model": MODEL, "messages": [{"role": "user", "content": "abc"}], "temperature": 0, "max_tokens": 24}
+    how |= {"extra_body": {"speculation": {"depth": 4}}, "logit_bias": {"0": -100, "1": -100, "2": -100}}
+    plain = client.chat.completions.create(**how)
+    text = plain.choices[0].message.content
+    for content in (text, [{"type": "text", "text": text[:5]}, {"type": "text", "text": text[5:]}]):
+        done = client.chat.completions.create(**how, prediction={"type": "content", "content": content})
+        assert done.choices[0].message.content == text
+        assert done.usage.completion_tokens_details.accepted_prediction_tokens >= 15
+        assert done.usage.completion_tokens_details.rejected_prediction_tokens == 0
+    assert plain.usage.completion_tokens_details is None
+    with pytest.raises(openai.BadRequestError, match="prediction"):
+        client.chat.completions.create(**how, prediction={"type": "content", "content": 5})
+    with pytest.raises(openai.BadRequestError, match=r"the prediction has .* tokens; the model's context holds"):
+        client.chat.completions.create(**how, prediction={"type": "content", "content": "ab" * 4000})
+
+
 def test_several_prompts_and_samples(client):
     how = {"model": MODEL, "prompt": ["ab", "cd"], "n": 2, "temperature": 1.0, "seed": 3, "max_tokens": 8}
     whole = client.completions.create(**how)

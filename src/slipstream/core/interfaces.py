@@ -135,6 +135,7 @@ class Drafter(ABC):
     options_type: ClassVar[type[Any]] = NoOptions  # a frozen dataclass; `-o key=value` sets its fields
     needs: Needs = Needs()
     siblings: ClassVar[frozenset[Siblings]] = frozenset(Siblings)  # how it can draw several candidates of a slot
+    longest_chain: ClassVar[int | None] = None  # tokens of a chain at most, if the policy decides; None: its own limit
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """A subclass that overrides `propose` does not inherit `device_form`."""

@@ -72,6 +72,7 @@ class Request:
     min_tokens: int = 0  # end tokens are suppressed until so many tokens are emitted
     grammar: Callable[[], Constraint] | None = None
     processor: Processor | None = None
+    prediction: Sequence[int] = ()  # tokens that the output is likely to repeat; only some drafters read them
 
     def __post_init__(self) -> None:
         if self.max_tokens < 0:

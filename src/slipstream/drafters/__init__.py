@@ -14,6 +14,7 @@ drafters: Registry[Drafter] = Registry(
     {
         "none": "slipstream.drafters.none:NoDrafter",
         "ngram": "slipstream.drafters.ngram:NGram",
+        "prediction": "slipstream.drafters.prediction:Prediction",
         "draft_model": "slipstream.drafters.draft_model:DraftModel",
         "staged": "slipstream.drafters.staged.drafter:Staged",
         "early_exit": "slipstream.drafters.early_exit:EarlyExit",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 from slipstream.core.sampling import Sampling
@@ -46,6 +46,7 @@ class Capabilities:
     prompt_logprobs: bool = False
     grammar: bool = False
     min_tokens: bool = False
+    prediction: bool = False
     batch: bool = False  # requests share passes of the target in plain decoding
     batch_drafting: bool = False  # and with a drafter
     seed: bool = False  # one seed always gives the same text
@@ -132,8 +133,8 @@ class Engine(ABC):
         """Start `options.n` samples of each request, or of none where one is refused."""
         handles: list[RequestHandle] = []
         try:
-            for prompt, sampling in zip(prompts, samplings, strict=True):
-                handles += self.submit(prompt, sampling, options)
+            for prompt, sampling, prediction in zip(prompts, samplings, options.predictions(len(prompts)), strict=True):
+                handles += self.submit(prompt, sampling, replace(options, prediction=prediction))
         except BaseException:
             for handle in handles:
                 handle.cancel()
@@ -176,7 +177,7 @@ class Engine(ABC):
     ) -> list[Completion]:
         """Complete one prompt or several at the same time. The `n` samples of a prompt are adjacent in the result.
 
-        `options` are the fields of `GenerationOptions`."""
+        `options` are the fields of `GenerationOptions`. `prediction` may be a list with one text or None per prompt."""
         many, shared, handles = split_prompts(prompts), GenerationOptions.of(options), list[RequestHandle]()
         each: Sequence[Any] = [sampling] * len(many)  # `submit` refuses values of other types
         if isinstance(sampling, Sequence) and not isinstance(sampling, str | bytes):

@@ -31,15 +31,26 @@ class JobEngine(Engine):
         self._check_running()
         own = checked(None, options)[1]
         each = [checked(sampling, own)[0] for sampling in samplings]
-        plans = [self._plan(own.speculation, sampling) for sampling in each]
+        predictions = own.predictions(len(prompts))
+        plans = [
+            self._plan(self._drafting(own.speculation, prediction), sampling)
+            for sampling, prediction in zip(each, predictions, strict=True)
+        ]
         for sampling, plan in zip(each, plans, strict=True):
             self._check_offered(sampling, own, plan)
         encoded = encode_all(prompts, own.raw, self.text, self.model_info.context_length)
         jobs: list[Job] = []
-        for ids, sampling, plan in zip(encoded, each, plans, strict=True):
-            jobs += self._samples(self.request(ids, sampling, own), plan, sampling, own)
+        for ids, sampling, plan, prediction in zip(encoded, each, plans, predictions, strict=True):
+            request = self.request(ids, sampling, replace(own, prediction=prediction))
+            jobs += self._samples(request, plan, sampling, own)
         self._send(jobs)
         return list(jobs)
+
+    def _drafting(self, speculation: Speculation, prediction: str | None) -> Speculation:
+        """A request with a prediction is drafted from it, whatever the engine's drafter is."""
+        if prediction is None or speculation.drafter == "none" or not self.capabilities.prediction:
+            return speculation
+        return replace(speculation, drafter="prediction")
 
     def _samples(
         self, request: Request, plan: DecodingPlan, sampling: Sampling, options: GenerationOptions
@@ -63,6 +74,7 @@ class JobEngine(Engine):
     def request(self, prompt: Prompt, sampling: Sampling, options: GenerationOptions) -> Request:
         """The encoded request: prompt and end tokens as ids, and the compiled grammar."""
         vocab = self.model_info.vocab_size  # a tokenizer may have more tokens than the model
+        (prediction,) = options.predictions(1)
         eos_token_ids = () if options.ignore_eos else (token for token in self.text.ends if token < vocab)
         return Request(
             prompt=encode(prompt, options.raw, self.text, self.model_info.context_length),
@@ -71,7 +83,15 @@ class JobEngine(Engine):
             ends=options.stop_token_ids.union(eos_token_ids),
             min_tokens=options.min_tokens,
             grammar=self._constraint(options),
+            prediction=self._predicted(prediction),
         )
+
+    def _predicted(self, prediction: str | None) -> Sequence[int]:
+        """The token ids of a prediction that the model has."""
+        if prediction is None:
+            return ()
+        ids = self.text.encode_output(prediction, "prediction", self.model_info.context_length)
+        return ids if max(ids, default=0) < self.model_info.vocab_size else ()
 
     def _sample(self, request: Request, index: int) -> Request:
         """The request of one of `n` samples."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
@@ -60,6 +60,7 @@ class GenerationOptions:
     raw: bool = False  # no chat template
     prompt_logprobs: int | None = None  # as `logprobs`, for the tokens of the prompt
     tenant: str = ""  # whose request it is: an engine of ours shares its rows fairly between tenants
+    prediction: str | Sequence[str | None] | None = None  # the expected output; one for all prompts, or one for each
 
     def __post_init__(self) -> None:
         self._coerce()
@@ -71,6 +72,7 @@ class GenerationOptions:
         if "" in self.stop:
             raise ValueError("a stop string is empty; leave it out")
         self._check_constraint()
+        self._check_prediction()
         if not isinstance(self.tenant, str):
             raise ValueError(f"tenant is {shown(self.tenant)}; it must be a name")
         if not isinstance(self.speculation, Speculation):
@@ -81,6 +83,22 @@ class GenerationOptions:
         """The name and the value of the option that constrains the text; None if there is none."""
         values = ((name, getattr(self, name)) for name in ("grammar", "json_schema", "regex"))
         return next(((name, value) for name, value in values if value is not None), None)
+
+    def predictions(self, prompts: int) -> list[str | None]:
+        """The prediction of each prompt. An empty one counts as none."""
+        if isinstance(self.prediction, str | None):
+            return [self.prediction or None] * prompts
+        if len(self.prediction) != prompts:
+            raise ValueError(
+                f"there are {prompts} prompts and {len(self.prediction)} predictions; give one, or one for each"
+            )
+        return [text or None for text in self.prediction]
+
+    def _check_prediction(self) -> None:
+        several = isinstance(self.prediction, list | tuple)
+        for text in self.prediction if several else [self.prediction]:  # type: ignore[union-attr]
+            if not isinstance(text, str | None):
+                raise ValueError(f"prediction is {shown(text)}; it must be a string, or a list with one per prompt")
 
     def _check_constraint(self) -> None:
         given = [name for name in ("grammar", "json_schema", "regex") if getattr(self, name) is not None]

@@ -17,7 +17,7 @@ def refuse(engine: str, can: Capabilities, sampling: Sampling, options: Generati
         raise ValueError(f"{engine} does not offer {', '.join(beyond)}; it takes {', '.join(sorted(can.sampling))}")
     constraints = dict.fromkeys(("grammar", "json_schema", "regex"), can.grammar)
     offered = {**constraints, "logprobs": can.logprobs, "prompt_logprobs": can.prompt_logprobs}
-    offered["min_tokens"] = can.min_tokens
+    offered |= {"min_tokens": can.min_tokens, "prediction": can.prediction}
     wanted = _unusual(options, GenerationOptions()) & offered.keys()
     for name in wanted:
         if not offered[name]:

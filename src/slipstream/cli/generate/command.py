@@ -11,7 +11,7 @@ import typer
 from slipstream.cli import options as flags
 from slipstream.cli.flag_groups import EngineFlags, LoadingFlags, SamplingFlags, with_groups
 from slipstream.cli.generate.constraints import read_biases, read_constraint, token_biases
-from slipstream.cli.generate.prompt import as_conversation, read_prompt
+from slipstream.cli.generate.prompt import as_conversation, read_prompt, read_text
 from slipstream.cli.output.show import INTERRUPTED, Json
 from slipstream.cli.plan.flags import PlanSource, from_plan
 
@@ -38,6 +38,9 @@ def generate(
     grammar: flags.GrammarSource = None,
     system: flags.System = None,
     file: Annotated[Path | None, typer.Option(help="Read the prompt from a file.")] = None,
+    prediction: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draft from this text, which the output will nearly repeat.")
+    ] = None,
     raw: flags.Raw = False,
     loading: LoadingFlags,
     compare: Annotated[
@@ -62,6 +65,7 @@ def generate(
         logprobs,
         n,
         raw=raw,
+        prediction=None if prediction is None else read_text(prediction),
         **read_constraint(json_schema, regex, grammar),
     )
     biases, settings = read_biases(logit_bias), flags.settings(option)

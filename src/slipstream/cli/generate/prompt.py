@@ -21,7 +21,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
         raise ValueError("give the prompt as an argument or with --file, not both")
     parts = []
     if file is not None:
-        parts.append(_decoded(_file_bytes(file), str(file)))
+        parts.append(read_text(file))
     elif prompt is not None and prompt != "-":
         parts.append(prompt)
     if not parts or _is_piped(sys.stdin):
@@ -69,9 +69,10 @@ def _readable_soon(stream: Any) -> bool:
         return True
 
 
-def _file_bytes(file: Path) -> bytes:
+def read_text(file: Path) -> str:
+    """The text of a file. ValueError if it cannot be read or is not UTF-8."""
     try:
-        return file.read_bytes()
+        return _decoded(file.read_bytes(), str(file))
     except OSError as error:
         raise ValueError(f"cannot read {file}: {error.strerror}") from error
 

@@ -62,8 +62,9 @@ def run_generate(
 ) -> dict[str, Any]:
     """Generate, show and compare. Returns the report. After Ctrl-C nothing is compared."""
     run = _run_and_show(engine, task, as_json)
-    report = completion_report(run, engine, setup.drafter)
-    report["drafting_note"] = why_undrafted(run, setup.drafter, setup.depth, engine.drafting_cost)
+    drafter = "prediction" if task.options.prediction else setup.drafter
+    report = completion_report(run, engine, drafter)
+    report["drafting_note"] = why_undrafted(run, drafter, setup.depth, engine.drafting_cost)
     report["interrupted"] = run.interrupted
     if comparing and not run.interrupted:
         try:

@@ -66,6 +66,7 @@ class NativeEngine(JobEngine):
         prompt_logprobs=True,
         grammar=True,
         min_tokens=True,
+        prediction=True,
         batch=True,
         batch_drafting=True,
         seed=True,

@@ -80,6 +80,16 @@ class TextCodec:
         encoded = self.tokenizer(texts, add_special_tokens=False, verbose=False, return_attention_mask=False)
         return [self._with_bos(list(ids)) for ids in encoded["input_ids"]]
 
+    def encode_output(self, output: str, name: str, context: int) -> list[int]:
+        """Ids of a text that the model might write: without BOS. `name` says what it is where it is refused."""
+        _check_unicode(output, name)
+        if len(output) > LONG_TOKEN * context:
+            self._check_length(output, context, name)
+        ids: list[int] = self.tokenizer.encode(output, add_special_tokens=False, verbose=False)
+        if len(ids) > context:
+            raise ValueError(f"the {name} has {len(ids)} tokens; the model's context holds {context}")
+        return ids
+
     def _prompt_text(
         self,
         prompt: str | Messages,
@@ -93,10 +103,7 @@ class TextCodec:
             why = "raw is on" if raw else "this model has no chat template"
             raise ValueError(f"a list of messages needs a chat template, and {why}; give the prompt as one string")
         text = prompt if isinstance(prompt, str) and (raw or not self.instruct) else self._chat(prompt, tools) + begin
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError("the prompt is not valid Unicode text (it holds half of a surrogate pair)") from error
+        _check_unicode(text, "prompt")
         if context is not None and len(text) > LONG_TOKEN * context:
             self._check_length(text, context)
         return text
@@ -119,7 +126,7 @@ class TextCodec:
             return None
         return template if "probe_of_tools" in written else None
 
-    def _check_length(self, text: str, context: int) -> None:
+    def _check_length(self, text: str, context: int, name: str = "prompt") -> None:
         """Refuse a text once its beginning has too many tokens. Tokenizers take hundreds of bytes per token, and the
         thread that calls them keeps that memory, so the beginning is read in pieces."""
         tokens = 0
@@ -127,7 +134,7 @@ class TextCodec:
             piece = text[start : min(start + PIECE, LONG_TOKEN * context)]
             tokens += len(self.tokenizer.encode(piece, add_special_tokens=False, verbose=False)) - CUT_TOKENS
             if tokens > context:
-                raise ValueError(f"the prompt has more than {context} tokens; the model's context holds {context}")
+                raise ValueError(f"the {name} has more than {context} tokens; the model's context holds {context}")
 
     def _chat(self, prompt: str | Messages, tools: Sequence[Mapping[str, Any]] = ()) -> str:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
@@ -164,6 +171,13 @@ class TextCodec:
 
     def _is_byte(self, i: int) -> bool:
         return BYTE.fullmatch(self.token(i)) is not None
+
+
+def _check_unicode(text: str, name: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the {name} is not valid Unicode text (it holds half of a surrogate pair)") from error
 
 
 def _ends(tokenizer: PreTrainedTokenizerBase, configured: Iterable[int | Sequence[int] | None]) -> frozenset[int]:

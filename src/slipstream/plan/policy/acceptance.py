@@ -37,6 +37,7 @@ class AcceptanceEstimate:
     usual: float  # what other rows' drafts were worth
     config: AcceptanceConfig = field(default_factory=AcceptanceConfig, repr=False)
     ranks: RankTable | None = field(default=None, repr=False)  # None: chains only
+    longest_chain: int | None = None  # tokens; None: the limit that `nodes` is called with
     quiet: int = 0  # cycles since the last draft
     read: int = 0  # tokens of the row when it was last drafted for: the drafter has read these
     wake: float = 0.0  # seconds the drafter needs to read what it missed
@@ -90,12 +91,11 @@ class AcceptanceEstimate:
         """What the row could draft, the likeliest first: each prefix is the best draft of its size."""
         if self.asleep:
             return []
-        depth = min(self.reach, max_depth)
         if self.ranks is None or self.ranks.width < 2 or not branching:
-            rate = self.rate
+            rate, depth = self.rate, min(self.reach, self.longest_chain or max_depth)
             chances = [rate**d for d in range(1, depth + 1)]
             return [Node(p, d, 0) for d, p in enumerate(chances, 1) if p > self.config.min_chain_chance]
-        accept = self.ranks.accept(self.rate, depth)
+        accept = self.ranks.accept(self.rate, min(self.reach, max_depth))
         return best_first(min(self.ranks.max_nodes, 4 * self.reach), accept, self.config.min_tree_chance)
 
 
@@ -105,13 +105,16 @@ class AcceptanceEstimator:
     def __init__(self, config: AcceptanceConfig) -> None:
         self._config = config
         self._shared: dict[Hashable, SharedAcceptance] = {}
-        self._opened: dict[Row, tuple[Hashable, bool]] = {}  # group, and whether drafts may branch
+        self._opened: dict[
+            Row, tuple[Hashable, bool, int | None]
+        ] = {}  # group, whether drafts may branch, longest chain
         self._estimates: dict[Row, AcceptanceEstimate] = {}
 
-    def open(self, row: Row, group: Hashable, ranks: RankTable | None = None) -> None:
+    def open(self, row: Row, group: Hashable, ranks: RankTable | None = None, longest_chain: int | None = None) -> None:
         """A row under a drafter and rule, which `group` stands for. With `ranks` its drafts may branch; the group's
-        rows share the first such table."""
-        self._opened[row] = group, ranks is not None
+        rows share the first such table. `longest_chain`: the longest one that the policy may ask for; None: the
+        limit of `nodes`."""
+        self._opened[row] = group, ranks is not None, longest_chain
         shared = self.shared(group)
         shared.ranks = shared.ranks or ranks
 
@@ -131,15 +134,16 @@ class AcceptanceEstimator:
         return sum(rates) / len(rates)
 
     def shared_by(self, row: Row) -> SharedAcceptance:
-        group, _ = self._opened.get(row, (None, False))
+        group, *_ = self._opened.get(row, (None, False, None))
         return self.shared(group)
 
     def of(self, row: Row) -> AcceptanceEstimate:
         """A row's estimate, made when it is first asked for."""
         if row not in self._estimates:
-            group, branches = self._opened.get(row, (None, False))
+            group, branches, longest = self._opened.get(row, (None, False, None))
             shared = self.shared(group)
-            self._estimates[row] = AcceptanceEstimate(shared.rate, self._config, shared.ranks if branches else None)
+            ranks = shared.ranks if branches else None
+            self._estimates[row] = AcceptanceEstimate(shared.rate, self._config, ranks, longest)
         return self._estimates[row]
 
     def learn(self, row: Row, levels: int, judged: Judged) -> None:

@@ -75,6 +75,7 @@ class ChoiceConfig:
 
     margin: float = 1.03  # promised speed over plain decoding's, at least: estimates err
     stake: float = 1 / 3  # share of the loss budget that one cycle may risk; a single drafted token may risk all
+    long_stake: float = 1.0  # the same where every drafter has long chains (`Drafter.longest_chain`)
     doubt: float = 0.3  # added cost of each token beyond the largest number scored; share of a row's part of a pass
     leap: int = 3  # most drafted tokens of a pass, in multiples of the largest number scored so far
     hopeless: float = 0.75  # share of the best speed below which larger drafts are not looked at

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from slipstream.core.types import Budget, Draft, Row, Verdict
 from slipstream.plan.policy.acceptance import AcceptanceEstimate, AcceptanceEstimator
@@ -39,6 +40,7 @@ class FreeChoice:
         clock: Callable[[], float] | None,
     ) -> None:
         self._acceptance, self.costs, self._config, self._rest_config = acceptance, costs, config, config.rest
+        self._long_choice = replace(config.choice, stake=config.choice.long_stake)
         self._clock = clock  # of decisions; None: these are not timed
         self.losses = LossBudget(config.loss)
         self._nodes_per_level = 1.0  # more than one where a drafter branches unasked
@@ -150,9 +152,9 @@ class FreeChoice:
     def _prices(self, base: int) -> CyclePrices:
         costs = self.costs
         curves = costs.more(base), costs.chain, costs.tree
-        return CyclePrices(
-            base, costs.plain(base), *curves, self._nodes_per_level, costs.most(base), self._config.choice
-        )
+        long = all(estimate.longest_chain for estimate in self._estimates.values())
+        choice = self._long_choice if long else self._config.choice
+        return CyclePrices(base, costs.plain(base), *curves, self._nodes_per_level, costs.most(base), choice)
 
     def _must_be_plain(self, base: int) -> bool:
         """A plain pass is measured first, and then twice more between drafts: compared with nothing, or with one slow

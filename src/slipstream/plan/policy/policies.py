@@ -77,7 +77,7 @@ class Adaptive(Policy):
             ranks = self.acceptance.shared(group).ranks or RankTable(width, most, self.config.acceptance)
         for row in rows:
             self._groups[row] = group
-            self.acceptance.open(row, group, ranks)
+            self.acceptance.open(row, group, ranks, drafter.longest_chain)
 
     def close(self, rows: Sequence[Row]) -> None:
         for row in rows:

@@ -43,6 +43,7 @@ class Answer:
     origins: bool = True
     token_ids: bool = False
     tools: ToolUse | None = None
+    predicted: bool = False  # whether the request carried a prediction
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -68,7 +69,7 @@ class Answer:
             if self.prompt_logprobs is not None and not self.chat:
                 choice["prompt_logprobs"] = self._prompt(sample)
             choices.append(choice)
-        answer = self._head(streamed=False) | {"choices": choices, "usage": usage(samples, self.n)}
+        answer = self._head(streamed=False) | {"choices": choices, "usage": self._usage(samples)}
         return answer | (
             {"prompt_logprobs": self._prompt(samples[0])} if self.chat and self.prompt_logprobs is not None else {}
         )
@@ -130,7 +131,19 @@ class Answer:
 
     def last(self, samples: Sequence[Completion]) -> str:
         """The event with the usage of the whole request."""
-        return f'{self._begin}"choices":[],"usage":{ENCODER.encode(usage(samples, self.n))}}}\n\n'
+        return f'{self._begin}"choices":[],"usage":{ENCODER.encode(self._usage(samples))}}}\n\n'
+
+    def _usage(self, samples: Sequence[Completion]) -> dict[str, Any]:
+        counts = usage(samples, self.n)
+        if not self.predicted:
+            return counts
+        drafted, accepted = counts["speculation"]["drafted"], counts["speculation"]["accepted"]
+        return counts | {
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": drafted - accepted,
+            }
+        }
 
     def _choice(self, index: int, said: Said, finish_reason: str | None) -> dict[str, Any]:
         if not self.chat:

@@ -45,6 +45,7 @@ def options(request: ChatRequest | CompletionRequest, engine: Engine, use: ToolU
         n=request.n or 1,
         speculation=speculation(request.speculation),
         raw=isinstance(request, CompletionRequest),
+        prediction=request.prediction.text if isinstance(request, ChatRequest) and request.prediction else None,
         **(tools[1] or constraint(request)),
     )
 

@@ -111,6 +111,17 @@ class Message(Strict):
         return message
 
 
+class PredictedContent(Strict):
+    """The text that the answer is likely to repeat, nearly unchanged."""
+
+    type: Literal["content"]
+    content: Text | list[ContentPart]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class ChatRequest(GenerationRequest):
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=0)
@@ -119,6 +130,7 @@ class ChatRequest(GenerationRequest):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    prediction: PredictedContent | None = None
 
 
 class CompletionRequest(GenerationRequest):

@@ -61,6 +61,7 @@ def start(
         body.prompt_logprobs,
         token_ids=body.return_token_ids,
         tools=use,
+        predicted=isinstance(body, ChatRequest) and body.prediction is not None,
     )
     usage = body.stream_options is not None and body.stream_options.include_usage
     return Started(handles, CompletionWriter(answer, echoes, usage))

@@ -26,7 +26,7 @@ from slipstream.engines.native.captured.chain_cycle import ChainCycle
 from slipstream.engines.native.captured.flight import Flight
 from slipstream.engines.native.captured.graph_cache import GraphCache
 from slipstream.engines.native.captured.result import CycleResult
-from slipstream.engines.native.captured.sizes import DEPTHS, GROWN, LEVELS, WIDEST, BatchShape, size_for
+from slipstream.engines.native.captured.sizes import GROWN, LEVELS, WIDEST, BatchShape, chain_depths, size_for
 from slipstream.engines.native.captured.tree_cycle import TreeCycle
 from slipstream.engines.native.scheduler import CPU, DeviceLimits
 from slipstream.kernels.gpu.decoder import Held
@@ -88,11 +88,12 @@ class CapturedRunner:
         device = self._device_drafter(drafter)
         if device is None or not device.drafts:
             return Budget(0)
-        return policy.choose(rows, partial(self._menu, rows, drafter, device, rule), device.ready(rows, DEPTHS[-1]))
+        ready = device.ready(rows, chain_depths(drafter.longest_chain)[-1])
+        return policy.choose(rows, partial(self._menu, rows, drafter, device, rule), ready)
 
     def _menu(self, rows: Sequence[Row], drafter: Drafter, device: DeviceDrafter, rule: DeviceRule) -> SizeMenu:
         shape = BatchShape.of(rows)
-        chains = [DraftSize(depth) for depth in DEPTHS if not depth or rule.chains]
+        chains = [DraftSize(depth) for depth in chain_depths(drafter.longest_chain) if not depth or rule.chains]
         sizes = [size for size in (*chains, *GROWN) if self._fits(shape, size, drafter, rule)]
         may_capture = partial(self.capture_budget.left, shape.lines(sizes[0], self.expected_rows))
         graphs = self._graphs_of(drafter)
@@ -138,7 +139,7 @@ class CapturedRunner:
             return None
         if not any(row.depth and row.shape for row in budget):
             budget = device.draft_on_host(rows, budget)
-        shape, size = BatchShape.of(rows), size_for(budget, rule)
+        shape, size = BatchShape.of(rows), size_for(budget, rule, drafter.longest_chain)
         if size is None or not self._fits(shape, size, drafter, rule) or not self._in_context(shape, size, device):
             return None
         graphs = self._graphs_of(drafter) if device.drafts else self._graphs[0]

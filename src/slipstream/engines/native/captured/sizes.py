@@ -11,6 +11,7 @@ from slipstream.models.run.gpu.passes import parts_of
 
 WIDEST = 1024  # tokens of a pass that is worth a graph
 DEPTHS = (0, 1, 2, 3, 5, 8)  # that graphs are captured for: a row that drafts less leaves the rest out
+LONG_DEPTHS = (15, 31)  # the same for drafters with long chains; with the committed end, 16 and 32 tokens
 LEVELS, WIDTHS = (3, 6, 10, 16), (6, 8)  # the same for trees; none is larger
 NODES = (8, 15, 24, 32, 48, 64)  # 15 and the committed end are as many tokens as products of few rows take
 
@@ -59,13 +60,18 @@ def _cut(row: Row) -> bool:
     return wish.temperature > 0 and bool(wish.top_k or wish.top_p < 1 or wish.min_p)
 
 
-def size_for(budget: Sequence[Budget], rule: DeviceRule) -> DraftSize | None:
+def chain_depths(longest_chain: int | None) -> tuple[int, ...]:
+    """The depths that graphs of chains are captured for. `longest_chain`: the drafter's (`Drafter.longest_chain`)."""
+    return (*DEPTHS, *(depth for depth in LONG_DEPTHS if depth <= (longest_chain or 0)))
+
+
+def size_for(budget: Sequence[Budget], rule: DeviceRule, longest_chain: int | None = None) -> DraftSize | None:
     """None where it is too large, or is not the drafter's to choose. Of trees that would make a pass too wide only the
     likeliest nodes are drafted: so many as there is room for."""
     deep = max(min(spend.depth, spend.shape.size if spend.shape else spend.depth) for spend in budget)
     shapes = [spend.shape for spend in budget if spend.depth and spend.shape is not None]
     if not deep or (not shapes and rule.chains):
-        return DraftSize(_least(DEPTHS, deep) or deep)
+        return DraftSize(_least(chain_depths(longest_chain), deep) or deep)
     nodes = max([deep, *(shape.nodes for shape in shapes)])
     wide = max([1, *(shape.width for shape in shapes)])
     depth, width, most = _least(LEVELS, deep), _least(WIDTHS, wide), _least(NODES, nodes)
