@@ -41,6 +41,15 @@ class DrafterCatalogue:
         return target
 
 
+def candidates(model: str) -> dict[str, dict[str, Value]]:
+    """The drafters that are worth a try for a model without training: `ngram`, and those that are shipped for it."""
+    kinds: dict[str, dict[str, Value]] = {"ngram": {}}
+    for name, folder in shipped().items():
+        if read_json(folder / "config.json").get("target") == model:
+            kinds[drafter_kind(name)] = {}
+    return kinds
+
+
 def plan_of_flags(model: str, drafter: str, options: Mapping[str, Value], **arguments: object) -> Plan:
     """The plan of flags. `drafter`: a registered kind, a trained drafter, or the name of a draft model."""
     kind = drafter_kind(drafter)

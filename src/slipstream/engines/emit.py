@@ -17,8 +17,14 @@ from slipstream.models.sources.gguf.files import gguf_file
 from slipstream.plan.ir.nodes import Plan
 from slipstream.plan.lower.peers import PeerSettings, lower_peer
 
-DEFAULT_DEPTH = {"vllm": vllm.DEPTH, "llamacpp": 16, "transformers": 10}
-LLAMACPP_TYPES = {"ngram": "ngram-simple", "draft_model": "draft"}
+# llama.cpp's names of its n-gram drafters, and its flags for their lookup and draft lengths
+LLAMACPP_NGRAMS = {
+    "ngram": ("ngram-simple", "size-n", "size-m"),
+    "ngram_map": ("ngram-map-k", "size-n", "size-m"),
+    "ngram_map4": ("ngram-map-k4v", "size-n", "size-m"),
+    "ngram_mod": ("ngram-mod", "n-match", "n-max"),
+    "ngram_cache": ("ngram-cache", "", ""),
+}
 
 
 def peer_configuration(plan: Plan, engine: str) -> dict[str, Any]:
@@ -56,22 +62,23 @@ def _vllm(settings: PeerSettings) -> tuple[dict[str, Any], str]:
 
 
 def _llamacpp(settings: PeerSettings) -> tuple[dict[str, Any], str]:
-    own = dict(settings.options)
-    configuration: dict[str, Any] = {"model": settings.model, "drafter": settings.drafter, **own}
+    own, depth = dict(settings.options), settings.depth
+    configuration: dict[str, Any] = {"model": settings.model, "drafter": settings.drafter, "depth": depth, **own}
     words = ["llama-server", "--model", settings.model]
-    if settings.drafter != "none":
-        depth = settings.depth or DEFAULT_DEPTH["llamacpp"]
-        configuration["draft_max"] = depth
-        if settings.drafter == "draft_model":
-            words += ["--model-draft", str(own.get("model", ""))]
-        else:
-            words += ["--spec-type", LLAMACPP_TYPES.get(settings.drafter, settings.drafter.replace("_", "-"))]
-        words += ["--draft-max", str(depth)]
+    if settings.drafter == "draft_model":
+        if "model" not in own:
+            raise ValueError('llamacpp needs the draft model\'s name in the plan: NAME = draft_model("MODEL")')
+        words += ["--model-draft", str(own["model"]), "--draft-max", str(depth)]
+    elif settings.drafter != "none":
+        kind, lookup, length = LLAMACPP_NGRAMS[settings.drafter]
+        words += ["--spec-type", kind]
+        words += [f"--spec-{kind}-{lookup}", str(own["ngram"])] if lookup and "ngram" in own else []
+        words += [f"--spec-{kind}-{length}", str(depth)] if length else []
     return configuration, shlex.join(words)
 
 
 def _transformers(settings: PeerSettings) -> tuple[dict[str, Any], str]:
-    depth = settings.depth or DEFAULT_DEPTH["transformers"]
+    depth = settings.depth
     by_drafter: dict[str, dict[str, Any]] = {
         "none": {},
         "ngram": {"prompt_lookup_num_tokens": depth},

@@ -70,12 +70,9 @@ def generate(
     )
     biases, settings = read_biases(logit_bias), flags.settings(option)
     setup = EngineSetup(**vars(source), options=settings, loading=vars(loading), tree=tree, show_tree=show_tree)
-    if plan is not None:
-        setup = replace(setup, **from_plan(context, plan))
+    setup = replace(setup, **from_plan(context, plan))
     with setup.open() as engine:
         task = GenerationTask(conversation, replace(params, logit_bias=token_biases(biases, engine.text)), options)
         report = run_generate(setup, engine, task, compare, as_json)
-    if report["interrupted"]:
-        raise typer.Exit(INTERRUPTED)
-    if report.get("real_difference"):
-        raise typer.Exit(1)
+    if code := INTERRUPTED if report["interrupted"] else int(report.get("real_difference", False)):
+        raise typer.Exit(code)

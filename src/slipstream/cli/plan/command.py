@@ -7,9 +7,17 @@ from typing import Annotated
 
 import typer
 
-from slipstream.cli.flag_groups import with_groups
+from slipstream.cli import options as flags
+from slipstream.cli.flag_groups import SamplingFlags, with_groups
 from slipstream.cli.output.show import Json, console, print_json
 from slipstream.cli.plan.flags import PlanFlags
+
+Level = Annotated[str, typer.Option("-O", metavar="0-3", help="The level: plain, fixed chain, measured, adaptive.")]
+Passes = Annotated[list[str] | None, typer.Option("--pass", help="Run this pass, in place of a level's passes.")]
+Candidates = Annotated[
+    list[str] | None,
+    typer.Option("--candidate", metavar="DRAFTER", help="A drafter to measure; default: ngram and shipped ones."),
+]
 
 plan = typer.Typer(
     help="A pipeline as a plan: show, compare, explain and lower it.", no_args_is_help=True, rich_markup_mode=None
@@ -91,3 +99,87 @@ def lower(
         print_json(data)
     else:
         sys.stdout.write(text)
+
+
+@plan.command()
+@with_groups
+def optimise(
+    *,
+    context: typer.Context,
+    source: PlanFlags,
+    level: Level = "2",
+    passes: Passes = None,
+    candidate: Candidates = None,
+    print_before: Annotated[list[str] | None, typer.Option(help="Show the plan before this pass.")] = None,
+    print_after: Annotated[list[str] | None, typer.Option(help="Show the plan after this pass.")] = None,
+    print_before_all: Annotated[bool, typer.Option("--print-before-all", help="Show it before every pass.")] = False,
+    print_after_all: Annotated[bool, typer.Option("--print-after-all", help="Show it after every pass.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Improve a plan for this machine, and print it. Levels 2 and 3 measure for about a minute."""
+    from slipstream.cli.plan.optimise import explained, show_steps
+    from slipstream.cli.plan.optimise import optimise as run
+    from slipstream.plan.ir.json_form import to_json
+    from slipstream.plan.ir.text import text_of
+    from slipstream.plan.passes.levels import passes_of
+
+    start = source.plan(context)
+    steps = run(start, passes or passes_of(level), candidate or [])
+    if print_before_all or print_before:
+        show_steps(steps, True, False, print_before or [])
+    if print_after_all or print_after:
+        show_steps(steps, False, True, print_after or [])
+    best = steps[-1].after if steps else start
+    if as_json:
+        print_json({"plan": to_json(best), "text": text_of(best), "passes": explained(steps)})
+    else:
+        sys.stdout.write(text_of(best))
+
+
+@plan.command()
+@with_groups
+def explain(
+    *,
+    context: typer.Context,
+    source: PlanFlags,
+    level: Level = "2",
+    candidate: Candidates = None,
+    as_json: Json = False,
+) -> None:
+    """Why this drafter, depth and rule: what each pass of a level would change, and the figures it rests on."""
+    from slipstream.cli.plan.optimise import explained
+    from slipstream.cli.plan.optimise import optimise as run
+    from slipstream.plan.passes.levels import passes_of
+
+    steps = run(source.plan(context), passes_of(level), candidate or [])
+    if as_json:
+        print_json({"level": f"O{level}", "passes": explained(steps)})
+        return
+    out = console()
+    for step in explained(steps):
+        out.print(f"{step['pass']}: {'changed' if step['changed'] else 'unchanged'}", style="bold")
+        for reason in step["reasons"]:
+            out.print(f"  {reason}")
+
+
+@plan.command()
+@with_groups
+def levels(
+    *,
+    context: typer.Context,
+    prompt: Annotated[
+        str, typer.Option("--prompt", help="The prompt.")
+    ] = "Write a Python function that merges two lists.",
+    source: PlanFlags,
+    candidate: Candidates = None,
+    sampling: SamplingFlags,
+    max_tokens: flags.MaxTokens = 64,
+    as_json: Json = False,
+) -> None:
+    """All levels on one prompt, in turns, in one table."""
+    from slipstream.cli.plan.optimise import compare_levels, levels_table
+
+    rows = compare_levels(source.plan(context), candidate or [], prompt, sampling.sampling(), max_tokens)
+    console().print(levels_table(rows))
+    if as_json:
+        print_json({"levels": rows})

@@ -55,8 +55,10 @@ class PlanFlags:
         return check_plan(plan, DrafterCatalogue())
 
 
-def from_plan(context: typer.Context, given: str) -> dict[str, Any]:
-    """The arguments of an engine that a plan gives. Raises ValueError for flags that the plan states as well."""
+def from_plan(context: typer.Context, given: str | None) -> dict[str, Any]:
+    """The arguments of an engine that a plan gives; none without one. ValueError for flags that it states as well."""
+    if given is None:
+        return {}
     from slipstream.engines.drafter_catalogue import DrafterCatalogue
     from slipstream.plan.ir.check import check_plan
     from slipstream.plan.ir.library import load_plan

@@ -1,0 +1,179 @@
+"""The passes by name. Each takes a checked plan and returns a plan and the reason for every change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from slipstream.plan.ir.build import CHAIN_RULE
+from slipstream.plan.ir.nodes import (
+    AdaptiveDepth,
+    AutoRule,
+    DrafterNode,
+    DraftNode,
+    GuardNode,
+    ModelNode,
+    Plan,
+    PlanError,
+    PlanNode,
+    ScoreNode,
+    VerifyNode,
+)
+from slipstream.plan.passes.figures import Figures
+
+
+@dataclass(frozen=True)
+class PassContext:
+    """What passes may know besides the plan. None: not known, and nothing is decided by it."""
+
+    figures: Figures | None = None
+    device: str | None = None  # of this machine: cpu or cuda
+    temperature: float | None = None  # of all requests
+    seeded: bool | None = None  # whether all requests have a seed, or none has
+
+
+PassResult = tuple[Plan, tuple[str, ...]]
+Pass = Callable[[Plan, PassContext], PassResult]
+
+
+def select_drafter(plan: Plan, context: PassContext) -> PassResult:
+    """Draft with the drafter that was measured to be fastest, or decode plainly if none is faster."""
+    figures = _figures(context, "select-drafter")
+    best = figures.best_drafter()
+    reasons = tuple(figures.shown(kind) for kind in figures.drafters)
+    if best is None:
+        return without_draft(plan), (*reasons, "no drafter is faster than plain decoding")
+    part = DrafterNode(best, best, dict(figures.options.get(best, {})))
+    return with_drafter(plan, part), (*reasons, f"{best} is the fastest")
+
+
+def select_depth(plan: Plan, context: PassContext) -> PassResult:
+    """Draft chains of the depth that was measured to be fastest."""
+    draft = plan.one(DraftNode)
+    if draft is None:
+        return plan, ()
+    figures, kind = _figures(context, "select-depth"), plan.node(draft.drafter).kind
+    if kind not in figures.drafters:
+        raise PlanError(f"select-depth needs figures of {kind}; there are some of {', '.join(figures.drafters)}")
+    depth = figures.best_depth(kind).depth
+    return replaced(plan, draft, replace(draft, depth=depth, shape=None)), (f"depth {depth} is the fastest of {kind}",)
+
+
+def fix_chain(plan: Plan, context: PassContext) -> PassResult:
+    """Draft chains of four tokens in every cycle, without looking at anything."""
+    draft = plan.one(DraftNode)
+    if draft is None:
+        return plan, ()
+    return replaced(plan, draft, replace(draft, depth=4, shape=None)), ("four drafted tokens in every cycle",)
+
+
+def adapt_depth(plan: Plan, context: PassContext) -> PassResult:
+    """Let the policy choose depth and shape in every cycle."""
+    draft = plan.one(DraftNode)
+    if draft is None or isinstance(draft.depth, AdaptiveDepth):
+        return plan, ()
+    plan = without_guard(plan)
+    adaptive = replace(draft, depth=AdaptiveDepth(), shape=None)
+    return replaced(plan, draft, adaptive), ("the policy chooses depth and tree by measured costs and acceptance",)
+
+
+def guard(plan: Plan, context: PassContext) -> PassResult:
+    """Let a chain of fixed depth be shortened, down to plain decoding, where that is faster."""
+    draft, score = plan.one(DraftNode), plan.one(ScoreNode)
+    if draft is None or plan.one(GuardNode) is not None:
+        return plan, ()
+    if isinstance(draft.depth, AdaptiveDepth) or draft.shape is not None:
+        return plan, ()
+    plan = replaced(plan, score, replace(score, draft="g"))
+    at = plan.nodes.index(draft) + 1
+    nodes = (*plan.nodes[:at], GuardNode("g", draft.name), *plan.nodes[at:])
+    return replace(plan, nodes=nodes), ("a chain that does not pay is shortened",)
+
+
+def place(plan: Plan, context: PassContext) -> PassResult:
+    """Write down the device that `auto` means on this machine."""
+    target = plan.one(ModelNode)
+    if context.device is None or target.device != "auto":
+        return plan, ()
+    return replaced(plan, target, replace(target, device=context.device)), (f"this machine has {context.device}",)
+
+
+def specialise(plan: Plan, context: PassContext) -> PassResult:
+    """Decide now what requests would decide: the rule, where temperature or seeds are known."""
+    verify = plan.one(VerifyNode)
+    if not isinstance(verify.rule, AutoRule):
+        return plan, ()
+    if context.temperature == 0:
+        return replaced(plan, verify, replace(verify, rule="greedy")), ("at temperature 0 every rule is greedy",)
+    if context.seeded is None:
+        return plan, ()
+    rule = verify.rule.seeded if context.seeded else verify.rule.other
+    known = "all requests have a seed" if context.seeded else "no request has a seed"
+    return replaced(plan, verify, replace(verify, rule=rule)), (f"{known}, so the rule is {rule}",)
+
+
+def drop_draft(plan: Plan, context: PassContext) -> PassResult:
+    """Plain decoding."""
+    return without_draft(plan), ()
+
+
+PASSES: Mapping[str, Pass] = {
+    "drop-draft": drop_draft,
+    "select-drafter": select_drafter,
+    "select-depth": select_depth,
+    "fix-chain": fix_chain,
+    "adapt-depth": adapt_depth,
+    "guard": guard,
+    "place": place,
+    "specialise": specialise,
+}
+
+
+def replaced(plan: Plan, old: PlanNode, new: PlanNode) -> Plan:
+    """The plan with another node in the place of one. Comments stay."""
+    new = replace(new, comments=old.comments, remark=old.remark)
+    return replace(plan, nodes=tuple(new if node is old else node for node in plan.nodes))
+
+
+def without_guard(plan: Plan) -> Plan:
+    guarded, score, draft = plan.one(GuardNode), plan.one(ScoreNode), plan.one(DraftNode)
+    if guarded is None:
+        return plan
+    plan = replaced(plan, score, replace(score, draft=draft.name))
+    return replace(plan, nodes=tuple(node for node in plan.nodes if node is not guarded))
+
+
+def without_draft(plan: Plan) -> Plan:
+    """The plan without its drafters, its draft and what depends on them."""
+    score = plan.one(ScoreNode)
+    plan = _with_rule(replaced(plan, score, replace(score, draft=None)))
+    kept = (ModelNode, ScoreNode, VerifyNode)
+    nodes = tuple(node for node in plan.nodes if isinstance(node, kept) or node is plan.nodes[-1])
+    return replace(plan, nodes=nodes)
+
+
+def with_drafter(plan: Plan, part: DrafterNode) -> Plan:
+    """The plan with another drafter, whose depth the policy chooses."""
+    plan = without_draft(plan)
+    score = plan.one(ScoreNode)
+    plan = replaced(plan, score, replace(score, draft="d"))
+    score = plan.one(ScoreNode)
+    nodes: list[PlanNode] = []
+    for node in plan.nodes:
+        nodes += [part, DraftNode("d", part.name)] if node is score else []
+        nodes.append(node)
+    return replace(plan, nodes=tuple(nodes))
+
+
+def _with_rule(plan: Plan) -> Plan:
+    """The rule for chains, where the plan's own choice was for trees."""
+    verify = plan.one(VerifyNode)
+    if not isinstance(verify.rule, AutoRule):
+        return plan
+    return replaced(plan, verify, replace(verify, rule=replace(verify.rule, other=CHAIN_RULE)))
+
+
+def _figures(context: PassContext, name: str) -> Figures:
+    if context.figures is None:
+        raise PlanError(f"the pass {name} needs figures of this machine; plan optimise measures them")
+    return context.figures

@@ -1,0 +1,113 @@
+"""Every pass, and every level, with its golden result."""
+
+from __future__ import annotations
+
+import pytest
+
+from slipstream.engines.drafter_catalogue import DrafterCatalogue
+from slipstream.plan.ir.build import build_plan
+from slipstream.plan.ir.nodes import PlanError
+from slipstream.plan.ir.text import line_of
+from slipstream.plan.passes.figures import Figures, MeasuredDepth
+from slipstream.plan.passes.levels import LEVELS, passes_of, run_passes
+from slipstream.plan.passes.passes import PASSES, PassContext
+
+FIGURES = Figures(
+    "m",
+    plain=100.0,
+    drafters={
+        "ngram": (MeasuredDepth(1, 101.0, 1.2), MeasuredDepth(4, 90.0, 1.3)),
+        "eagle": (MeasuredDepth(1, 130.0, 1.6), MeasuredDepth(4, 150.0, 2.4)),
+    },
+)
+SLOW = Figures("m", 100.0, {"ngram": (MeasuredDepth(1, 101.0, 1.2),)})
+TREE = build_plan("m", "eagle", shape=8, depth=5)
+HEAD = ['target = model("m")']
+AUTO = "auto(seeded=coupled, else=block)"
+PLAIN_END = ["%s = score target", f"%v = verify {AUTO} %s", "commit %v"]
+DRAFT_END = ["%s = score target %d", f"%v = verify {AUTO} %s", "commit %v"]
+GUARD_END = ["%g = guard %d", "%s = score target %g", f"%v = verify {AUTO} %s", "commit %v"]
+
+
+def lines(plan):
+    return [line_of(node) for node in plan.nodes]
+
+
+@pytest.mark.parametrize(
+    ("name", "plan", "context", "golden"),
+    [
+        ("drop-draft", TREE, {}, [*HEAD, *PLAIN_END]),
+        (
+            "select-drafter",
+            TREE,
+            {"figures": FIGURES},
+            [*HEAD, "eagle = eagle()", "%d = draft eagle depth=adaptive(0..8)", *DRAFT_END],
+        ),
+        ("select-drafter", build_plan("m", "eagle"), {"figures": SLOW}, [*HEAD, *PLAIN_END]),
+        (
+            "select-depth",
+            build_plan("m", "eagle"),
+            {"figures": FIGURES},
+            [*HEAD, "eagle = eagle()", "%d = draft eagle depth=4", *DRAFT_END],
+        ),
+        ("fix-chain", build_plan("m", "ngram"), {}, [*HEAD, "ngram = ngram()", "%d = draft ngram depth=4", *DRAFT_END]),
+        (
+            "adapt-depth",
+            build_plan("m", "ngram", depth=3, guard=True),
+            {},
+            [*HEAD, "ngram = ngram()", "%d = draft ngram depth=adaptive(0..8)", *DRAFT_END],
+        ),
+        (
+            "guard",
+            build_plan("m", "ngram", depth=3),
+            {},
+            [*HEAD, "ngram = ngram()", "%d = draft ngram depth=3", *GUARD_END],
+        ),
+        ("place", build_plan("m"), {"device": "cpu"}, ['target = model("m", device=cpu)', *PLAIN_END]),
+        (
+            "specialise",
+            build_plan("m"),
+            {"temperature": 0.0},
+            [*HEAD, "%s = score target", "%v = verify greedy %s", "commit %v"],
+        ),
+        (
+            "specialise",
+            build_plan("m"),
+            {"seeded": True},
+            [*HEAD, "%s = score target", "%v = verify coupled %s", "commit %v"],
+        ),
+    ],
+)
+def test_every_pass(name, plan, context, golden):
+    (step,) = run_passes(plan, [name], PassContext(**context), DrafterCatalogue())
+    assert lines(step.after) == golden
+    assert step.changed
+    again, _ = PASSES[name](step.after, PassContext(**context))
+    assert again == step.after, "a pass that ran already changes nothing"
+
+
+def test_every_pass_has_a_golden_test():
+    marks = test_every_pass.pytestmark[0].args[1]
+    assert {case[0] for case in marks} == set(PASSES)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("plan", [build_plan("m"), build_plan("m", "ngram"), TREE], ids=["plain", "ngram", "tree"])
+def test_levels_give_plans_that_pass_the_check(level, plan):
+    steps = run_passes(plan, passes_of(level), PassContext(FIGURES, "cpu"), DrafterCatalogue())
+    assert [step.name for step in steps] == list(LEVELS[level])
+    drafts = [line for line in lines(steps[-1].after) if "draft" in line]
+    expected = {"0": [], "2": ["%d = draft eagle depth=4"], "3": ["%d = draft eagle depth=adaptive(0..8)"]}
+    if level in expected:
+        assert drafts == expected[level]
+
+
+def test_errors():
+    with pytest.raises(PlanError, match="the pass select-drafter needs figures"):
+        run_passes(TREE, ["select-drafter"], PassContext(), DrafterCatalogue())
+    with pytest.raises(PlanError, match=r"there is no pass 'gard'.*did you mean guard"):
+        run_passes(TREE, ["gard"], PassContext(), DrafterCatalogue())
+    with pytest.raises(PlanError, match="there is no level '9'; levels are 0, 1, 2, 3"):
+        passes_of("9")
+    with pytest.raises(PlanError, match="-Oe needs joules"):
+        passes_of("e")
