@@ -11,6 +11,8 @@ from slipstream.core.interfaces import TargetModel
 from slipstream.drafters.files.draft_folder import load_draft
 from slipstream.drafters.files.folder import trained_kind
 from slipstream.drafters.files.shipped import shipped, shipped_for
+from slipstream.drafters.translated.map_cache import token_map
+from slipstream.kernels.machine import warn
 from slipstream.models.compiled.skeleton import Skeleton
 from slipstream.models.run.invariant import why_not
 from slipstream.models.run.layers import keep_layers
@@ -18,9 +20,11 @@ from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.sources.catalog import load_model, load_text, resolve
 from slipstream.models.sources.gguf.model import load_restored
 from slipstream.models.sources.load import ModelFiles, load_config
-from slipstream.models.text.codec import same_tokenizer
+from slipstream.models.text.codec import TextCodec, same_tokenizer
+from slipstream.models.text.token_map import TokenMap
 from slipstream.models.weights.linears import prepared, products, row_bits
 
+LEAST_SHARE = 0.05  # of the target's tokens, that a draft model with another tokenizer must have
 PREFIX_SHARE = 4  # the prefix store of a draft model has a quarter of the bytes of its target's
 
 
@@ -40,6 +44,8 @@ class LoadedDraft:
     model: TorchModel
     ids: Int[Tensor, " draft_vocab"] | None = None  # token id of each logit; None: the first ids of the vocabulary
     files: ModelFiles | None = None  # where it is stored; None for a distilled one
+    text: TextCodec | None = None  # its tokenizer, and what it has in common with the target's, if they differ
+    tokens: TokenMap | None = None
 
 
 def load_draft_model(target: TargetModel, options: DraftModelOptions) -> LoadedDraft:
@@ -50,8 +56,12 @@ def load_draft_model(target: TargetModel, options: DraftModelOptions) -> LoadedD
         model, ids = load_draft(trained, target.model.model, target.output, _config(target))
         return LoadedDraft(_wrapped(model, target, integers), ids)
     files = _named_files(target, options)
+    text = None if files == target.files else load_text(files)
+    if text is not None and same_tokenizer(text.tokenizer, target.text.tokenizer) is None:
+        text = None
+    tokens = None if text is None else _common_tokens(target, files, text)
     model = _full_vocabulary_model(target, files, options, integers)
-    return LoadedDraft(_wrapped(model, target, integers), None, files)
+    return LoadedDraft(_wrapped(model, target, integers), None, files, text, tokens)
 
 
 def _trained_folder(target: TargetModel, options: DraftModelOptions) -> Path | None:
@@ -77,12 +87,21 @@ def _named_files(target: TargetModel, options: DraftModelOptions) -> ModelFiles:
     return files
 
 
+def _common_tokens(target: TargetModel, files: ModelFiles, text: TextCodec) -> TokenMap:
+    """What the vocabularies of a draft model and its target have in common. ValueError if that is too little."""
+    tokens = token_map(target.text, text)
+    share = f"{tokens.share:.1%} of the target's tokens"
+    if tokens.share < LEAST_SHARE:
+        raise ValueError(
+            f"{files.name} cannot draft for {target.files.name}: it has another tokenizer, which has {share}; at least "
+            f"{LEAST_SHARE:.0%} are needed"
+        )
+    warn(f"{files.name} has another tokenizer than {target.files.name}, so it drafts {share}")
+    return tokens
+
+
 def _full_vocabulary_model(target: TargetModel, files: ModelFiles, options: DraftModelOptions, integers: bool) -> Any:
-    """Another model with the target's vocabulary, or the target itself, loaded a second time."""
-    if files != target.files:
-        difference = same_tokenizer(load_text(files).tokenizer, target.text.tokenizer)
-        if difference:
-            raise ValueError(f"{files.name} cannot draft for {target.files.name}: {difference}")
+    """Another model with its whole vocabulary, or the target itself, loaded a second time."""
     dtype = options.dtype or str(target.model.dtype).removeprefix("torch.")
     restored = load_restored(files, row_bits(target.model.model)) if integers else None
     model = restored or load_model(files, dtype, target.model.device)

@@ -34,7 +34,7 @@ from slipstream.models.sources.load import ModelFiles
 class Proposal:
     """The data of a proposed draft that `observe` needs."""
 
-    run: Draft  # the nodes that the draft model has run
+    run: Draft  # the nodes that the draft model has run, with its own token ids
     number: Int[Tensor, " nodes"]  # index of each drafted node in `run`; -1 if the model has not run it
 
 
@@ -60,13 +60,18 @@ class DraftModel(Drafter):
     @classmethod
     def build(cls, target: TargetModel, options: DraftModelOptions) -> DraftModel:
         loaded = load_draft_model(target, options)
+        if loaded.tokens is not None:
+            from slipstream.drafters.translated.drafter import TranslatedDraft  # a subclass
+
+            assert loaded.text is not None
+            return TranslatedDraft(loaded.model, target.vocab, loaded.tokens, target.text, loaded.text)
         return cls(loaded.model, target.vocab, loaded.ids, loaded.files)
 
     @property
     def own_model(self) -> TorchModel:
         return self.model
 
-    def as_target(self, target: TargetModel) -> DraftTarget:
+    def as_target(self, target: TargetModel) -> DraftTarget | None:
         return DraftTarget(self.model, target, self._files)
 
     @property
@@ -90,28 +95,42 @@ class DraftModel(Drafter):
         return self._law(scores.logits, places(rows, draft.tree, draft.token.tolist()), ranking=False)
 
     def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:
-        room = [
-            min(row_budget.depth, max(0, self.model.context - row.length))
-            for row_budget, row in zip(budget, rows, strict=True)
+        budget = [
+            replace(row_budget, depth=min(row_budget.depth, room))
+            for row_budget, room in zip(budget, self.follow(rows), strict=True)
         ]
-        budget = [replace(row_budget, depth=depth) for depth, row_budget in zip(room, budget, strict=True)]
         ranking = any(row_budget.shape and row_budget.siblings is Siblings.CHOSEN for row_budget in budget)
-        run = self._chosen(Tree.chains([0] * len(rows)), torch.zeros(0, dtype=torch.long))
+        opened, model_rows = (Tree.chains([0] * len(rows)), torch.zeros(0, dtype=torch.long)), self.model_rows(rows)
 
         def next_law(tree: Tree, token: Tensor, slots: list[int]) -> Law:
-            nonlocal run
-            run = self._chosen(tree, token)
+            nonlocal opened
+            opened = tree, token
             slot_places = places(rows, tree, token.tolist())
-            states = slot_states(self.model, rows, tree, token, slots, self.model.layers)
-            return self._law(self.model.logits(states), [slot_places[slot] for slot in slots], ranking)
+            states = slot_states(self.model, model_rows, tree, self.model_tokens(token), slots, self.model.layers)
+            return self._law(self.model_logits(states), [slot_places[slot] for slot in slots], ranking)
 
         draft = grow(rows, budget, noise, next_law, self.vocab)
-        number = torch.tensor(locate(draft, run.tree, run.token), dtype=torch.long)
+        number = torch.tensor(locate(draft, *opened), dtype=torch.long)
+        token = self.model_tokens(opened[1])
+        run = Draft(opened[0], token, OneHot(token, self.vocab))
         self._proposals |= dict.fromkeys(rows, Proposal(run, number))
         return draft
 
-    def _chosen(self, tree: Tree, token: Int[Tensor, " nodes"]) -> Draft:
-        return Draft(tree, token, OneHot(token, self.vocab))
+    def follow(self, rows: Sequence[Row]) -> list[int]:
+        """Prepare the rows for a draft. Returns how many tokens the model's context allows each to draft."""
+        return [max(0, self.model.context - row.length) for row in rows]
+
+    def model_rows(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """The rows that the model reads."""
+        return rows
+
+    def model_tokens(self, token: Int[Tensor, " nodes"]) -> Int[Tensor, " nodes"]:
+        """The model's ids of drafted tokens."""
+        return token
+
+    def model_logits(self, states: Float[Tensor, "n hidden"]) -> Float[Tensor, "n draft_vocab"]:
+        """The model's logits of the tokens that it may draft."""
+        return self.model.logits(states)
 
     def _law(self, logits: Float[Tensor, "n draft_vocab"], where: Sequence[Place], ranking: bool) -> Law:
         if self._vocabulary is not None:
@@ -129,7 +148,11 @@ class DraftModel(Drafter):
         """Commit the accepted path to the draft model's cache. `rows` are those of one proposal, in its order."""
         proposal = self._proposals[rows[0]]
         number = torch.cat([proposal.number, proposal.number.new_full((1,), -1)]).to(verdict.path.device)
-        self.model.commit(rows, replace(verdict, path=number[verdict.path]), proposal.run)
+        self.commit(rows, proposal.run, replace(verdict, path=number[verdict.path]))
+
+    def commit(self, rows: Sequence[Row], run: Draft, verdict: Verdict) -> None:
+        """Keep the accepted nodes of `run` in the cache."""
+        self.model.commit(rows, verdict, run)
 
     def device_form(self, target: Any) -> DeviceDrafter | None:
         """A draft model drafts on the device if its own passes can be captured."""

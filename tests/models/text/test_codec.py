@@ -113,7 +113,7 @@ def test_a_character_appears_when_it_is_whole() -> None:
 def test_the_cost_of_a_token_does_not_grow_with_the_text() -> None:
     for text in TEXTS.values():
         lengths: list[int] = []
-        stream = Detokenizer(text.decode, text._is_text, text._is_byte)
+        stream = Detokenizer(text.decode, text._is_text, text.is_byte)
         decode = stream._decode
         stream._decode = lambda ids, decode=decode, lengths=lengths: lengths.append(len(ids)) or decode(ids)
         for i in range(3000):

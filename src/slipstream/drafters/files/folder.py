@@ -55,7 +55,7 @@ def write(
     tensors = {IDS: draft_ids.to("cpu", torch.int32).contiguous()}
     for name, weight in weights.items():
         tensors |= _stored(name, weight.detach().float().cpu(), precision)
-    _put(folder / WEIGHTS, lambda path: save_file(tensors, path))
+    write_atomically(folder / WEIGHTS, lambda path: save_file(tensors, path))
     stored = {**(about or {}), KIND: kind, **config, "precision": precision, "sha256": sha256(folder / WEIGHTS)}
     write_config(folder, stored)
 
@@ -63,7 +63,9 @@ def write(
 def write_config(folder: Path, config: Mapping[str, Any]) -> None:
     """Write a drafter's configuration. A drafter without weights consists of it alone."""
     folder.mkdir(parents=True, exist_ok=True)
-    _put(folder / CONFIG, lambda path: path.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8"))
+    write_atomically(
+        folder / CONFIG, lambda path: path.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    )
 
 
 def read(folder: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor], Int[Tensor, " draft_vocab"]]:
@@ -105,7 +107,7 @@ def _read(path: Path, expected: Any) -> dict[str, Tensor]:
         raise ValueError(f"{path} is malformed: {error}") from error
 
 
-def _put(path: Path, write: Callable[[Path], object]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file under a temporary name and rename it, which is atomic."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)

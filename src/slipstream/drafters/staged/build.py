@@ -19,7 +19,7 @@ def build_stages(target: TargetModel, options: StagedOptions) -> Drafter:
         if stage_target is None:
             raise ValueError(
                 f"{before} cannot draft for {name}: every stage but the first verifies tokens, so it must "
-                "be a draft model"
+                "be a draft model with the target's tokenizer"
             )
         middles.append(middle)
         drafts_for = stage_target

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<turn|>", "<|endoftext|>")
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 PADDING = re.compile(r"\[PAD\d*\]|<\|?(?:extra|reserved|dummy|unused|pad)_?\d+\|?>")
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # the space in SentencePiece vocabularies
 LONG_TOKEN = 16  # characters, more than tokens of any text have on average
 PIECE = 1 << 14  # characters of a long text that are encoded at a time to count its tokens
 CUT_TOKENS = 64  # tokens by which a piece of a text may differ from the same part of the whole
@@ -158,7 +159,52 @@ class TextCodec:
 
     def stream(self) -> Detokenizer:
         """Decode ids as they come."""
-        return ByteDetokenizer(self._spelt) if self._bytes else Detokenizer(self.decode, self._is_text, self._is_byte)
+        return ByteDetokenizer(self._spelt) if self._bytes else Detokenizer(self.decode, self._is_text, self.is_byte)
+
+    def token_ids(self) -> list[int]:
+        """The ids of all tokens without padding tokens, in ascending order."""
+        return sorted(_tokens_by_id(self.tokenizer))
+
+    def is_special(self, i: int) -> bool:
+        """Whether a token is no part of a text."""
+        return i in self.skipped
+
+    def spelling(self, i: int) -> bytes:
+        """The bytes that a token adds to a text. A special token is spelt as it is written."""
+        token = self.tokenizer.convert_ids_to_tokens(i)
+        if token is None:  # an id beyond the vocabulary
+            return b""
+        if self.is_special(i):
+            return str(token).encode()
+        if self._bytes:
+            return spelt_bytes(str(token))
+        if BYTE.fullmatch(token):
+            return bytes([int(token[3:5], 16)])
+        return str(token).replace(SPACE, " ").encode(errors="surrogatepass")
+
+    def encode_bytes(self, text: bytes, begin: bool) -> list[int] | None:
+        """The tokens of bytes that may be no valid text: bytes that form no character become byte tokens.
+
+        `begin`: BOS comes first, as in `encode`. None if the vocabulary has no token for such a byte."""
+        ids: list[int] = []
+        while text:
+            try:
+                valid, broken, rest = text.decode(), b"", b""
+            except UnicodeDecodeError as error:
+                valid, broken, rest = text[: error.start].decode(), text[error.start : error.end], text[error.end :]
+            ids += self.tokenizer.encode(valid, add_special_tokens=False, verbose=False) if valid else []
+            byte_ids = [self._byte_tokens.get(byte) for byte in broken]
+            if None in byte_ids:
+                return None
+            ids += [i for i in byte_ids if i is not None]
+            text = rest
+        return self._with_bos(ids) if begin else ids
+
+    @cached_property
+    def _byte_tokens(self) -> dict[int, int]:
+        """The token of each single byte."""
+        single = {i: self.spelling(i) for i in reversed(self.token_ids()) if not self.is_special(i)}
+        return {spelling[0]: i for i, spelling in single.items() if len(spelling) == 1}
 
     def _spelt(self, i: int) -> bytes:
         if (spelling := self._spellings.get(i)) is None:
@@ -169,7 +215,8 @@ class TextCodec:
         """False for special tokens, and for ids beyond the vocabulary, which models with a padded output can emit."""
         return i not in self.skipped and self.tokenizer.convert_ids_to_tokens(i) is not None
 
-    def _is_byte(self, i: int) -> bool:
+    def is_byte(self, i: int) -> bool:
+        """Whether a token is written as a byte, such as `<0x0A>`."""
         return BYTE.fullmatch(self.token(i)) is not None
 
 
