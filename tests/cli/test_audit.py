@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from slipstream.audit.planted.chain import PLANTED
+
 
 def whole(*words: str) -> Any:
     """The report of an audit in a process of its own: without the type checks of tests it takes half as long."""
@@ -28,7 +30,7 @@ def test_the_honest_rules_pass_every_layer():
 
 def test_the_audit_catches_every_planted_bug():
     report = whole("--self-test", "--samples", "2000")
-    assert report["planted"] == report["caught"] == 17
+    assert report["planted"] == report["caught"] == len(PLANTED)
     assert all("exact" in bug["layers"] for bug in report["bugs"])
     assert sum("sampled" in bug["layers"] for bug in report["bugs"]) >= 9
 

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from slipstream.audit.check import Check, Planned
+from slipstream.audit.planted.chain import PLANTED
 from slipstream.audit.subject import Pair
 from slipstream.audit.tables.run import plan_rules, plan_self_test
 from slipstream.cli.audit.check_runner import duration, duration_range, print_line, run_checks
@@ -92,7 +93,7 @@ def test_planned_names_are_the_names_of_the_checks():
 def test_every_check_has_a_name_of_its_own():
     names = [check.name for check in plan_rules(rules.names(), PAIR, 2, 1000)]
     assert len(set(names)) == len(names) > 60
-    assert len(plan_self_test(PAIR, 1000)) == 17
+    assert len(plan_self_test(PAIR, 1000)) == len(PLANTED)
 
 
 @pytest.mark.parametrize(
