@@ -39,16 +39,18 @@ lint: .venv/ready
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_structure.py
 	$(BIN)/python docs/make_cli.py --check
+	$(BIN)/python docs/make_plans.py --check
 	$(BIN)/python tools/check_docs.py
 
 format: .venv/ready
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-# The site, in site/; docs/cli.md is written again from --help.
+# The site, in site/; docs/cli.md is written again from --help, and parts of docs/plans.md from the plan's nodes.
 docs: .venv/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	$(BIN)/python docs/make_cli.py
+	$(BIN)/python docs/make_plans.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # 100 prompts, 128 tokens, greedy and coupled, alone and in a batch, with and without drafts: hours on two cores, resumable.

@@ -20,9 +20,11 @@ from slipstream.cli.app import app
 DECODING = ["--model", "--drafter", "--verify", "--depth", "--option"]
 BY_ANYONE = ["--model", "--engine", *DECODING[1:]]
 SAMPLING = ["--temperature", "--top-k", "--top-p", "--min-p", "--seed", "--max-tokens"]
+PLAN = [*DECODING[:4], "--tree", "--option", "--dtype", "--device", "--invariant", "--trust-remote-code"]
 FLAGS = {
     "generate": [
         *BY_ANYONE,
+        "--plan",
         "--temperature",
         "--top-k",
         "--top-p",
@@ -75,6 +77,7 @@ FLAGS = {
     "audit": [
         *BY_ANYONE,
         "--tree",
+        "--plan",
         "--temperature",
         "--dtype",
         "--device",
@@ -96,6 +99,7 @@ FLAGS = {
         "--depth",
         "--tree",
         "--option",
+        "--plan",
         "--rows",
         "--max-requests",
         "--max-seconds",
@@ -118,6 +122,7 @@ FLAGS = {
         "--verify",
         "--depth",
         "--option",
+        "--plan",
         "--temperature",
         "--batch",
         "--workload",
@@ -150,12 +155,41 @@ FLAGS = {
     "models convert": ["--trust-remote-code", "--help"],
     "models compile": ["--dtype", "--help"],
     "models remove": ["--help"],
+    "plan show": [*PLAN, "--full", "--json", "--help"],
+    "plan list": ["--json", "--help"],
+    "plan diff": ["--json", "--help"],
+    "plan lower": [*PLAN, "--emit", "--json", "--help"],
+    "plan optimise": [
+        *PLAN,
+        "--pass",
+        "--candidate",
+        "--print-before",
+        "--print-after",
+        "--print-before-all",
+        "--print-after-all",
+        "--json",
+        "--help",
+    ],
+    "plan explain": [*PLAN, "--candidate", "--json", "--help"],
+    "plan levels": [
+        "--prompt",
+        *PLAN,
+        "--candidate",
+        *SAMPLING[:-1],
+        "--repetition-penalty",
+        "--presence-penalty",
+        "--frequency-penalty",
+        "--max-tokens",
+        "--json",
+        "--help",
+    ],
 }
-NAMES = ["Chunk", "Completion", "Engine", "GenerationOptions", "Limits", "Sampling", "Speculation", "hf"]
+NAMES = ["Chunk", "Completion", "Engine", "GenerationOptions", "Limits", "Plan", "Sampling", "Speculation"]
+NAMES += ["build_plan", "hf", "load_plan"]
 
 SIGNATURES = {  # parameters with their defaults; … is one that is made anew
     "Engine": "model='smollm2-135m', drafter='ngram', verify=None, depth=None, shape=None, options=None, limits=None,"
-    " watch=None, policy=None, **loading",
+    " watch=None, policy=None, plan=None, **loading",
     "Engine.generate": "prompts, sampling=None, **options",
     "Engine.stream": "prompt, sampling=None, **options",
     "Engine.submit": "prompt, sampling=None, options=None",

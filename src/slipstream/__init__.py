@@ -21,6 +21,9 @@ _PUBLIC = {
     "GenerationOptions": "slipstream.engines.options:GenerationOptions",
     "Chunk": "slipstream.engines.base:Chunk",
     "Completion": "slipstream.engines.base:Completion",
+    "Plan": "slipstream.plan.ir.nodes:Plan",
+    "build_plan": "slipstream.plan.ir.build:build_plan",
+    "load_plan": "slipstream.plan.ir.library:load_plan",
     "hf": "slipstream.hf:",
 }
 

@@ -1,0 +1,134 @@
+"""`slipstream plan`, and `--plan` of other commands."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import letters_folder
+from slipstream.bench.figures import measure_figures
+from slipstream.engines.native.build import build_target
+from slipstream.plan.ir.json_form import from_json
+from slipstream.plan.ir.library import library
+from slipstream.plan.ir.parser import parse_plan
+from slipstream.plan.passes.levels import LEVELS
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(letters_folder.write(tmp_path_factory.mktemp("letters")))
+
+
+@pytest.fixture
+def workload(tmp_path, monkeypatch):
+    """Prompts that fit into the letters' short context."""
+    path = tmp_path / "short.jsonl"
+    path.write_text(json.dumps({"prompt": "abcabcab"}) + "\n")
+    monkeypatch.setattr("slipstream.bench.figures.WORKLOAD", str(path))
+    return str(path)
+
+
+@pytest.fixture
+def plan_file(folder, tmp_path):
+    path = tmp_path / "letters.plan"
+    path.write_text(
+        f"""plan letters
+  target = model("{folder}")
+  lookup = ngram(longest=2)
+  %d = draft lookup depth=3
+  %s = score target %d
+  %v = verify block %s
+  commit %v
+"""
+    )
+    return str(path)
+
+
+def test_flags_show_their_plan(slipstream):
+    report = slipstream(
+        "plan", "show", "-d", "eagle", "--tree", "24", "-o", "model=smollm2-135m-eagle", "--json"
+    ).report
+    plan = from_json(report["plan"])
+    assert parse_plan(report["text"]) == plan
+    assert 'eagle("smollm2-135m-eagle")' in report["text"]
+    assert "shape=24" in report["text"]
+    assert "verify auto(seeded=coupled, else=no_replace)" in report["text"]
+
+
+def test_full_leaves_no_default_hidden(slipstream):
+    text = slipstream("plan", "show", "ngram", "--full").stdout
+    assert "longest=3" in text
+    assert "shortest=1" in text
+    assert "version=1" in text
+    assert "lossy=false" in text
+    assert parse_plan(text).name == "ngram"
+
+
+def test_list_and_diff(slipstream):
+    assert list(slipstream("plan", "list", "--json").report["plans"]) == list(library())
+    done = slipstream("plan", "diff", "ngram", "eagle")
+    assert done.returncode == 1
+    assert "- lookup = ngram(longest=3)" in done.stdout
+    assert slipstream("plan", "diff", "ngram", "ngram", "--json").report == {"equal": True, "differences": []}
+
+
+def test_generate_with_a_plan_equals_its_flags(slipstream, folder, plan_file):
+    words = "generate", "abcabc", "--max-tokens", "12", "--raw", "--json"
+    planned = slipstream(*words, "--plan", plan_file).report
+    flagged = slipstream(
+        *words, "-m", folder, "-d", "ngram", "-o", "longest=2", "--depth", "3", "--verify", "block"
+    ).report
+    assert planned["token_ids"] == flagged["token_ids"]
+    assert planned["drafted"] == flagged["drafted"] > 0
+
+
+@pytest.mark.parametrize(
+    "flag", [["-d", "ngram"], ["--depth", "2"], ["--tree", "4"], ["--verify", "block"], ["-m", "x"]]
+)
+def test_a_plan_says_all_of_it(slipstream, plan_file, flag):
+    done = slipstream("generate", "abc", "--plan", plan_file, *flag)
+    assert done.returncode == 2
+    assert f"a plan and {flag[0]} are both given" in done.stderr
+
+
+def test_bad_plans_are_one_sentence(slipstream, tmp_path):
+    path = tmp_path / "bad.plan"
+    path.write_text("plan x\n  %d = drft h\n")
+    done = slipstream("plan", "show", str(path))
+    assert done.returncode == 2
+    assert f"{path}:2:8: there is no operation 'drft'" in done.stderr
+    assert slipstream("plan", "lower", "ngram", "--emit", "cobol").returncode == 2
+    assert slipstream("plan", "optimise", "ngram", "-O", "9").returncode == 2
+
+
+def test_audit_and_bench_take_a_plan(slipstream, plan_file, workload):
+    audit = slipstream("audit", "--plan", plan_file, "--samples", "200", "--json")
+    assert audit.report["passed"]
+    words = "--workload", workload, "--repeats", "1", "--max-tokens", "4", "--json"
+    results = slipstream("bench", "--plan", plan_file, *words).report
+    assert [cell["drafter"] for cell in results["records"]] == ["none", "plan letters"]
+
+
+def test_optimise_explain_and_levels(slipstream, folder, workload, monkeypatch):
+    def quick(target, drafters, on_step=None):
+        return measure_figures(target, drafters, (2,), 4, 1, on_step)
+
+    monkeypatch.setattr("slipstream.cli.plan.optimise.measure_figures", quick)
+    given = "-m", folder, "--candidate", "ngram", "--json"
+    report = slipstream("plan", "optimise", *given, "-O2").report
+    assert [step["pass"] for step in report["passes"]] == list(LEVELS["2"])
+    assert "device=cpu" in report["text"]
+    reasons = slipstream("plan", "explain", *given).report["passes"][0]["reasons"]
+    assert reasons[0].startswith("ngram depth 2: ")
+    rows = slipstream("plan", "levels", *given, "--prompt", "abcabc", "--max-tokens", "6").report["levels"]
+    assert [row["level"] for row in rows] == ["O0", "O1", "O2", "O3"]
+    assert all(row["same_text"] for row in rows)
+
+
+def test_measured_figures(folder, workload):
+    figures = measure_figures(build_target(folder), {"ngram": {}}, (1, 2), 4, 1)
+    assert [point.depth for point in figures.drafters["ngram"]] == [1, 2]
+    assert figures.plain > 0
+    assert all(point.tokens_per_second > 0 and point.tau >= 1 for point in figures.drafters["ngram"])
+    assert json.dumps(figures.shown("ngram"))
