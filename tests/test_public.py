@@ -198,7 +198,7 @@ SIGNATURES = {  # parameters with their defaults; … is one that is made anew
     "GenerationOptions": "max_tokens=128, min_tokens=0, stop=(), stop_token_ids=frozenset(), ignore_eos=False,"
     " logprobs=None, n=1, grammar=None, json_schema=None, regex=None, speculation=…, raw=False,"
     " prompt_logprobs=None, tenant='', prediction=None",
-    "Speculation": "off=False, drafter=None, depth=None, verify=None, shape=None",
+    "Speculation": "off=False, drafter=None, depth=None, verify=None, shape=None, history=True",
     "Limits": "rows=None, tokens=None, prefill=None, retained=32768, retained_bytes=None",
     "Completion": "text, token_ids, finish_reason, logprobs, prompt_tokens, origins, stats, guarantee, error=None,"
     " prompt_logprobs=None, queue_seconds=0.0",

@@ -29,7 +29,7 @@ def test_a_peer_generates_and_is_compared_with_itself(folder, slipstream):
     [
         (["--engine", "magic"], "there is no engine called 'magic'; one of llamacpp, native, transformers, vllm"),
         (["--engine", "transformers", "--verify", "block"], "a verification rule of its own"),
-        (["--engine", "transformers", "-d", "suffix"], "it offers none, ngram, draft_model, early_exit"),
+        (["--engine", "transformers", "-d", "medusa"], "it offers none, ngram, draft_model, early_exit"),
         (["--engine", "transformers", "-o", "colour=red"], "has no option 'colour'; it takes model, exit"),
         (["--engine", "transformers", "-o", "exit=99"], "exit is 99"),
         (["--engine", "transformers", "--invariant"], "no invariant mode"),

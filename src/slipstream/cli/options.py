@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -89,6 +90,9 @@ JsonSchema = Annotated[
 Regex = Annotated[str | None, typer.Option(metavar="PATTERN", help="Generate text that matches this pattern.")]
 GrammarSource = Annotated[
     str | None, typer.Option("--grammar", metavar="FILE|TEXT", help="Generate text of this EBNF grammar, from root on.")
+]
+Prediction = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Draft from this text, which the output will nearly repeat.")
 ]
 System = Annotated[str | None, typer.Option(help="A system prompt, before the prompt in the chat template.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]

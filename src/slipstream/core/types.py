@@ -72,6 +72,7 @@ class Request:
     min_tokens: int = 0  # end tokens are suppressed until so many tokens are emitted
     grammar: Callable[[], Constraint] | None = None
     processor: Processor | None = None
+    history: str | None = None  # whose earlier outputs a drafter may read and add to; None: neither
     prediction: Sequence[int] = ()  # tokens that the output is likely to repeat; only some drafters read them
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ drafters: Registry[Drafter] = Registry(
         "none": "slipstream.drafters.none:NoDrafter",
         "ngram": "slipstream.drafters.ngram:NGram",
         "prediction": "slipstream.drafters.prediction:Prediction",
+        "suffix": "slipstream.drafters.suffix.drafter:Suffix",
         "draft_model": "slipstream.drafters.draft_model:DraftModel",
         "staged": "slipstream.drafters.staged.drafter:Staged",
         "early_exit": "slipstream.drafters.early_exit:EarlyExit",

@@ -42,6 +42,7 @@ class JobEngine(Engine):
         jobs: list[Job] = []
         for ids, sampling, plan, prediction in zip(encoded, each, plans, predictions, strict=True):
             request = self.request(ids, sampling, replace(own, prediction=prediction))
+            request = replace(request, history=self._history(plan, sampling, own))
             jobs += self._samples(request, plan, sampling, own)
         self._send(jobs)
         return list(jobs)
@@ -85,6 +86,10 @@ class JobEngine(Engine):
             grammar=self._constraint(options),
             prediction=self._predicted(prediction),
         )
+
+    def _history(self, plan: DecodingPlan, sampling: Sampling, options: GenerationOptions) -> str | None:
+        """Whose earlier outputs the drafter may use (`Request.history`)."""
+        return None
 
     def _predicted(self, prediction: str | None) -> Sequence[int]:
         """The token ids of a prediction that the model has."""

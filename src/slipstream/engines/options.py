@@ -24,9 +24,11 @@ class Speculation:
     depth: int | None = None
     verify: str | None = None  # the rule; if the engine names none either, chosen by seed and tree (`choose_rule`)
     shape: Shape | str | int | None = None  # a tree: 24 nodes, "4x2x1" by level, "-1,-1,0" by parents
+    history: bool = True  # a drafter that remembers outputs (`suffix`) may read and add to those of the same tenant
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "off", boolean("off", self.off))
+        for name in ("off", "history"):
+            object.__setattr__(self, name, boolean(name, getattr(self, name)))
         for name in ("drafter", "verify"):
             if not isinstance(value := getattr(self, name), str | None):
                 raise ValueError(f"{name} is {shown(value)}; it must be a name, or None for the engine's own")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from slipstream.audit.planted.memory import PLANTED_MEMORIES
 from slipstream.audit.planted.stages import PLANTED_STAGES, RowOfLength
 from slipstream.audit.planted.tree import PLANTED_TREES
 from slipstream.audit.subject import Subject
@@ -153,6 +154,7 @@ COOL, NUCLEUS = Sampling(temperature=0.6), Sampling(top_p=0.7)
 PLANTED: dict[str, Subject] = (
     PLANTED_TREES
     | PLANTED_STAGES
+    | PLANTED_MEMORIES
     | {
         "target row shifted by one": replace(HONEST, model=ShiftedModel),
         "residual is the target's law": replace(HONEST, rule=lambda: Token(residual=residual_is_target)),

@@ -38,9 +38,7 @@ def generate(
     grammar: flags.GrammarSource = None,
     system: flags.System = None,
     file: Annotated[Path | None, typer.Option(help="Read the prompt from a file.")] = None,
-    prediction: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draft from this text, which the output will nearly repeat.")
-    ] = None,
+    prediction: flags.Prediction = None,
     raw: flags.Raw = False,
     loading: LoadingFlags,
     compare: Annotated[

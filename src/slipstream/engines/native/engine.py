@@ -25,7 +25,7 @@ from slipstream.engines.native.batch import Batch
 from slipstream.engines.native.build import build_target, captured_runner
 from slipstream.engines.native.compare import agreement, comparable, draft_speed
 from slipstream.engines.native.loaded_target import given_target
-from slipstream.engines.native.planning import guarantee, request_plan
+from slipstream.engines.native.planning import guarantee, meets_its_draws_again, request_plan
 from slipstream.engines.native.scheduler import Limits
 from slipstream.engines.native.watch import ObservedRule, Watch
 from slipstream.engines.native.worker import Worker
@@ -176,6 +176,11 @@ class NativeEngine(JobEngine):
 
     def _plan(self, speculation: Speculation, sampling: Sampling) -> DecodingPlan:
         return request_plan(self._settings, self._drafter_name, speculation, sampling)
+
+    def _history(self, plan: DecodingPlan, sampling: Sampling, options: GenerationOptions) -> str | None:
+        return (
+            options.tenant if options.speculation.history and not meets_its_draws_again(plan.rule, sampling) else None
+        )
 
     def _guarantee(self, plan: DecodingPlan, sampling: Sampling) -> Guarantee:
         return guarantee(plan.rule, sampling.seed is not None, self.target.model.invariant)

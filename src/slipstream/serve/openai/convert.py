@@ -68,7 +68,7 @@ def prompt_logprobs(request: GenerationRequest) -> int | None:
 def speculation(asked: SpeculationOptions | None) -> Speculation:
     if asked is None:
         return Speculation()
-    return Speculation(asked.off, asked.drafter, asked.depth, asked.rule, asked.shape)
+    return Speculation(asked.off, asked.drafter, asked.depth, asked.rule, asked.shape, asked.history)
 
 
 def constraint(request: GenerationRequest) -> dict[str, Any]:

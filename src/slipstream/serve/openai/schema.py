@@ -18,6 +18,7 @@ class SpeculationOptions(Strict):
     depth: int | None = Field(None, ge=0, le=64)
     shape: str | int | None = Field(None, description="A tree: 24 nodes, 4x2x1 by level, -1,-1,0 by parents.")
     rule: str | None = Field(None, description="A verification rule, such as block or coupled.")
+    history: bool = Field(True, description="Whether suffix may read and add to earlier outputs of the same API key.")
 
 
 class StreamOptions(Strict):
