@@ -16,6 +16,7 @@ drafters: Registry[Drafter] = Registry(
         "ngram": "slipstream.drafters.ngram:NGram",
         "prediction": "slipstream.drafters.prediction:Prediction",
         "suffix": "slipstream.drafters.suffix.drafter:Suffix",
+        "lookahead": "slipstream.drafters.lookahead:Lookahead",
         "draft_model": "slipstream.drafters.draft_model:DraftModel",
         "staged": "slipstream.drafters.staged.drafter:Staged",
         "early_exit": "slipstream.drafters.early_exit:EarlyExit",
