@@ -20,7 +20,8 @@ from slipstream.train.batch_decode import generate_answers
 from slipstream.train.corpus import Corpus, collect, shards
 from slipstream.train.loop import Schedule
 from slipstream.train.methods.eagle import EagleMethod, attend
-from slipstream.train.options import EagleTrainOptions
+from slipstream.train.methods.early_exit import EarlyExitMethod
+from slipstream.train.options import EagleTrainOptions, EarlyExitTrainOptions
 from slipstream.train.prompts import TrainingPrompt, read_prompts, split
 from slipstream.train.report import summary
 from slipstream.train.run import train
@@ -111,11 +112,16 @@ def test_every_sample_is_in_an_epoch_once_and_batches_keep_to_their_size(teacher
         assert batch.supervised[row].nonzero()[:, 0].tolist() == list(range(prompt - 1, length - 1))
 
 
+MEDUSA = pytest.param("medusa", marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
-    "method", ["eagle", "dflash", "draft_model", pytest.param("medusa", marks=pytest.mark.slow), "mlp", "prophet"]
+    "method",
+    ["eagle", "dflash", "draft_model", "early_exit", MEDUSA, "mlp", "prophet"],
 )
 def test_it_learns_and_its_greedy_tau_is_what_decoding_shows(method, folder, tmp_path):
     sizes = {"draft_model": {"layers": "1"}, "mlp": {"inner": 48}, "prophet": {"intermediate": 48, "window": 6}}
+    sizes["early_exit"] = {"layer": 1, "intermediate": 24}
     sizes["dflash"] = {"layers": 1, "block": 5, "anchors": 8}
     options = SMALL | {"answers": folder / "answers"} | sizes.get(method, {})
     outcome = train(method, str(folder), [folder / "prompts.jsonl"], tmp_path / "out", options, device="cpu")
@@ -163,6 +169,16 @@ def test_the_loss_is_finite_where_answers_are_shorter_than_the_roll_out(teacher,
     assert torch.isfinite(student.loss(batch, teacher.read(batch, student.layers)))
 
 
+def test_an_exit_head_starts_as_the_last_layer_of_the_target(teacher, tmp_path):
+    """The first of two layers and a copy of the second are the target itself."""
+    data = corpus(teacher, tmp_path, count=4)
+    batch, ids = data.batch(range(4)), torch.arange(len(teacher.output))
+    student = EarlyExitMethod(teacher, ids, EarlyExitTrainOptions(layer=1))
+    output = teacher.read(batch, student.layers)
+    expected = teacher.log_probs(output.last[batch.supervised], ids)
+    torch.testing.assert_close(student.logits(batch, output).log_softmax(-1), expected, atol=1e-4, rtol=1e-3)
+
+
 def test_the_rate_climbs_and_falls():
     schedule = Schedule(steps=100, tokens=1, rate=1.0, warmup=10, seed=0)
     rates = [schedule.at(step) for step in range(100)]
@@ -206,6 +222,8 @@ def test_bad_options_are_refused_by_name(options, said, folder, tmp_path):
 @pytest.mark.parametrize(
     ("method", "options", "said"),
     [
+        ("early_exit", {"layer": 2}, "layer is 2; the target has 2 layers, so it must be 1 to 1"),
+        ("early_exit", {"window": 0}, "window is 0; it must be 1 or more"),
         ("medusa", {"heads": 0}, "heads is 0; it must be 1 or more"),
         ("medusa", {"inner": 3}, "medusa has no option 'inner'; it takes features, heads, decay, focus, blocks, steps"),
         ("mlp", {"inner": 0}, "inner is 0; it must be 1 or more"),

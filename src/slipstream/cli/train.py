@@ -33,7 +33,8 @@ def train(
         typer.Argument(
             help="eagle, medusa, mlp or prophet: heads on the target's hidden states; dflash: a stack that drafts "
             "blocks; "
-            "draft_model: some of the target's layers; layer_skip: a search for the blocks of the target to skip."
+            "draft_model: some of the target's layers; early_exit: a head on the target's first layers; "
+            "layer_skip: a search for the blocks of the target to skip."
         ),
     ],
     data: Annotated[list[Path], typer.Option(help="JSONL prompts, plain or .gz; may be given several times.")],

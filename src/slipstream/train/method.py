@@ -71,6 +71,7 @@ methods: Registry[Method] = Registry(
         "eagle": "slipstream.train.methods.eagle:EagleMethod",
         "dflash": "slipstream.train.methods.dflash:DflashMethod",
         "draft_model": "slipstream.train.methods.draft_model:DraftModelMethod",
+        "early_exit": "slipstream.train.methods.early_exit:EarlyExitMethod",
         "layer_skip": "slipstream.train.methods.layer_skip:LayerSkipMethod",
         "medusa": "slipstream.train.methods.heads:MedusaMethod",
         "mlp": "slipstream.train.methods.heads:MlpMethod",

@@ -108,10 +108,26 @@ class DflashTrainOptions:
 
 
 @dataclass(frozen=True)
+class EarlyExitTrainOptions:
+    """Options of the method `early_exit`."""
+
+    layer: int = _option(0, "layers of the target that run before the head", "a third of them")
+    intermediate: int = _option(0, "width of the feed-forward part", "the target's")
+    window: int = _option(64, "positions that the block attends to")
+
+    def __post_init__(self) -> None:
+        for name in ("layer", "intermediate"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more, or 0 for the default")
+        if self.window < 1:
+            raise ValueError(f"window is {self.window}; it must be 1 or more")
+
+
+@dataclass(frozen=True)
 class LayerSkipTrainOptions:
     """Options of the method `layer_skip`. It has other defaults: steps=150, tokens=1024, answer=64, temperatures=0."""
 
-    share: float = _option(0.4, "share of the weights of all layers that is skipped")
+    share: float = _option(0.2, "share of the weights of all layers that is skipped")
     search_seed: int = _option(0, "seed of the sets that are tried")
 
     def __post_init__(self) -> None:
@@ -180,6 +196,7 @@ GROUPS: dict[str, type] = {
     "eagle": EagleTrainOptions,
     "dflash": DflashTrainOptions,
     "draft_model": DraftModelTrainOptions,
+    "early_exit": EarlyExitTrainOptions,
     "layer_skip": LayerSkipTrainOptions,
     "medusa, mlp and prophet": HeadsTrainOptions,
     "medusa": MedusaTrainOptions,

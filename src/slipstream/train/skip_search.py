@@ -1,9 +1,10 @@
 """Search for the blocks to skip: Thompson sampling with a linear model of what each skipped block costs in agreement.
 
 The logarithm of a set's agreement with the target is modelled as the sum of one effect per skipped block, with Gaussian
-prior and noise. The posterior of the effects is Gaussian and has a closed form. In every step the effects are drawn
-from the posterior, and the set that is best under them and within the budget is tried. So sets that may be good are
-tried often, and those that are known to be bad are not. The state is the posterior, so a search resumes from it.
+prior and noise. The prior says that blocks at the ends of a network matter most. The posterior of the effects is
+Gaussian and has a closed form. In every step the effects are drawn from the posterior, and the set that is best under
+them and within the budget is tried. So sets that may be good are tried often, and those that are known to be bad are
+not. The state is the posterior, so a search resumes from it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import nn
 from slipstream.core.array_types import Bool, Float, Tensor
 from slipstream.kernels.cpu.decoder import SkippedBlocks
 
-PRIOR_MEAN, PRIOR_SD = -0.1, 0.2  # of a block's effect on the logarithm of agreement
+PRIOR_MIDDLE, PRIOR_END, PRIOR_SD = -0.05, -0.4, 0.15  # of the effect of a block in the middle and at either end
 NOISE_SD = 0.3  # of a measured value around the sum of effects
 WORST = -5.0  # smaller values are clipped, because a set cannot get worse than useless
 
@@ -31,7 +32,8 @@ class SkipSearch(nn.Module):
         self._cost, self._budget = cost.double().cpu(), budget
         blocks = cost.numel()
         self.register_buffer("precision", torch.eye(blocks, dtype=torch.float64) / PRIOR_SD**2)
-        self.register_buffer("moment", torch.full((blocks,), PRIOR_MEAN / PRIOR_SD**2, dtype=torch.float64))
+        end = torch.linspace(-1, 1, cost.shape[1], dtype=torch.float64).square().repeat(2)  # 1 at both ends, 0 between
+        self.register_buffer("moment", (PRIOR_MIDDLE + (PRIOR_END - PRIOR_MIDDLE) * end) / PRIOR_SD**2)
         self.register_buffer("count", torch.zeros((), dtype=torch.long))
 
     def propose(self, seed: int) -> SkippedBlocks:
