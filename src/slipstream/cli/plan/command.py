@@ -180,6 +180,9 @@ def levels(
     from slipstream.cli.plan.optimise import compare_levels, levels_table
 
     rows = compare_levels(source.plan(context), candidate or [], prompt, sampling.sampling(), max_tokens)
-    console().print(levels_table(rows))
+    out = console()
+    out.print(levels_table(rows), soft_wrap=False)
+    for row in rows:
+        out.print(f"{row['level']}: {row['about']}", style="dim")
     if as_json:
         print_json({"levels": rows})

@@ -104,8 +104,9 @@ def compare_levels(
         speed = median([run.times.speed for run in own[1:]])
         same = own[-1].samples[0].token_ids == runs["0"][-1].samples[0].token_ids
         draft = plans[level].one(DraftNode)
+        shown = line_of(draft).partition(" draft ")[2] if draft else "none"
         rows.append({
-            "level": f"O{level}", "about": ABOUT[level], "draft": line_of(draft) if draft else "none",
+            "level": f"O{level}", "about": ABOUT[level], "draft": shown,
             "tokens_per_second": speed, "against_plain": speed / plain, "tau": own[-1].stats.tau, "same_text": same,
         })  # fmt: skip
     return rows
@@ -113,9 +114,9 @@ def compare_levels(
 
 def levels_table(rows: Sequence[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for name in ("level", "tokens/s", "against plain", "tau", "same text", "draft", ""):
-        table.add_column(name, justify="left" if name in ("level", "draft", "") else "right")
+    for name in ("level", "tokens/s", "against plain", "tau", "same text", "draft"):
+        table.add_column(name, justify="left" if name in ("level", "draft") else "right", no_wrap=True)
     for row in rows:
         figures = (f"{row['tokens_per_second']:.1f}", f"{row['against_plain']:.2f}", f"{row['tau']:.2f}")
-        table.add_row(row["level"], *figures, "yes" if row["same_text"] else "no", row["draft"], row["about"])
+        table.add_row(row["level"], *figures, "yes" if row["same_text"] else "no", row["draft"])
     return table
