@@ -138,8 +138,9 @@ FLAGS = {
         "--help",
     ],
     "train": [
-        "--data",
         "--out",
+        "--data",
+        "--corpus",
         "--model",
         "--option",
         "--device",

@@ -21,6 +21,8 @@ from slipstream.core.tree import Shape, Siblings
 from slipstream.core.types import Budget, Request, Row
 from slipstream.drafters import drafters
 from slipstream.drafters.build import build_drafter
+from slipstream.drafters.retrieval.corpus_index import CorpusIndex
+from slipstream.drafters.retrieval.drafter import Retrieval
 from slipstream.drafters.table import TableDrafter
 from slipstream.models.run.table_model import Table
 from slipstream.plan.policy.policies import Fixed
@@ -35,7 +37,15 @@ def staged(table: Table) -> Drafter:
 
 HEADS = {kind: heads_on_table(kind) for kind in ("medusa", "mlp", "prophet")}
 # drafters that need weights to be built by name
-WEIGHTS = {"table": TableDrafter, "eagle": on_table, "dflash": blocks.on_table, "staged": staged, **HEADS}
+CORPUS = CorpusIndex.build([[1, 2, 1, 2, 3, 0, 1, 2, 0], [2, 0, 3, 3, 2, 1, 2, 2]], 4)
+WEIGHTS = {
+    "table": TableDrafter,
+    "retrieval": lambda table: Retrieval(table.vocab, CORPUS),
+    "eagle": on_table,
+    "dflash": blocks.on_table,
+    "staged": staged,
+    **HEADS,
+}
 NEEDS_A_MODEL = {"draft_model", "early_exit", "layer_skip"}  # their own suites run them on real architectures
 NAMES = sorted({*drafters.names(), *WEIGHTS} - NEEDS_A_MODEL)  # plugins that are installed are among them
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import Annotated, Any
@@ -32,13 +33,17 @@ def train(
         str,
         typer.Argument(
             help="eagle, medusa, mlp or prophet: heads on the target's hidden states; dflash: a stack that drafts "
-            "blocks; "
-            "draft_model: some of the target's layers; early_exit: a head on the target's first layers; "
-            "layer_skip: a search for the blocks of the target to skip."
+            "blocks; draft_model: some of the target's layers; early_exit: a head on the target's first layers; "
+            "layer_skip: a search for the blocks of the target to skip; retrieval: an index of a corpus."
         ),
     ],
-    data: Annotated[list[Path], typer.Option(help="JSONL prompts, plain or .gz; may be given several times.")],
     out: Annotated[Path, typer.Option(help="A folder for the drafter; an interrupted training resumes there.")],
+    data: Annotated[
+        list[Path] | None, typer.Option(help="JSONL prompts, plain or .gz; may be given several times.")
+    ] = None,
+    corpus: Annotated[
+        list[Path] | None, typer.Option(help="A text file for the method retrieval; may be given several times.")
+    ] = None,
     model: flags.ModelName = "smollm2-135m",
     option: Annotated[
         list[str] | None,
@@ -50,6 +55,11 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a drafter: the target answers prompts, and a small network learns to predict its answers."""
+    if method == "retrieval":
+        _index(model, corpus or (), out, data, option, trust_remote_code, as_json)
+        return
+    if corpus or not data:
+        raise ValueError(f"{method} learns from prompts; give JSONL files with --data, and no --corpus")
     from slipstream.models.sources.progress import counting
     from slipstream.train.report import draw_curves, summary, write_card
     from slipstream.train.run import train as run
@@ -77,6 +87,28 @@ def train(
         print_json(summary(outcome))
     else:
         _show(outcome, model, curves)
+
+
+def _index(
+    model: str,
+    corpus: Sequence[Path],
+    out: Path,
+    data: Sequence[Path] | None,
+    option: Sequence[str] | None,
+    trust_remote_code: bool,
+    as_json: bool,
+) -> None:
+    """Index a corpus for the drafter `retrieval`."""
+    from slipstream.train.retrieval import index_corpus
+
+    if data or option:
+        raise ValueError("retrieval takes text files with --corpus, and neither --data nor options")
+    index = index_corpus(model, corpus, out, trust_remote_code)
+    if as_json:
+        print_json({"folder": str(out), "tokens": index.size, "documents": len(corpus)})
+    else:
+        console().print(f"{out}: {index.size} tokens of {len(corpus)} documents")
+        console().print(f'use it: slipstream generate "…" -m {model} -d {out}')
 
 
 def _show(outcome: Any, model: str, curves: Path | None) -> None:

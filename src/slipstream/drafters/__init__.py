@@ -17,6 +17,7 @@ drafters: Registry[Drafter] = Registry(
         "prediction": "slipstream.drafters.prediction:Prediction",
         "suffix": "slipstream.drafters.suffix.drafter:Suffix",
         "lookahead": "slipstream.drafters.lookahead:Lookahead",
+        "retrieval": "slipstream.drafters.retrieval.drafter:Retrieval",
         "draft_model": "slipstream.drafters.draft_model:DraftModel",
         "staged": "slipstream.drafters.staged.drafter:Staged",
         "early_exit": "slipstream.drafters.early_exit:EarlyExit",
