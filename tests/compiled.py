@@ -1,14 +1,18 @@
 """Compile kernels for a GPU, which takes none: what the interpreter lets through, a compiler may not.
 
-Run by `tests/kernels/test_gpu_tree.py` in a process of its own, since kernels are interpreted in the others.
+Run by `tests/kernels/gpu/test_tree.py` in a process of its own, since kernels are interpreted in the others. Without
+`--whole` it ends with the representation for GPUs, which is a quarter of the work: LLVM and ptxas come after it.
 """
 
 from __future__ import annotations
 
+import sys
+from contextlib import suppress
 from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
 
 from slipstream.kernels.gpu import attention, cycle, entries, path, tree
@@ -164,16 +168,29 @@ KERNELS: list[Kernel] = [
 ]
 
 
-def main() -> None:
+class Lowered(Exception):
+    """A kernel has its representation for GPUs."""
+
+
+def stop(*_: Any) -> None:
+    raise Lowered
+
+
+def main(whole: bool) -> None:
+    if not whole:
+        CUDABackend.make_llir = stop
     for kernel, types, sizes in KERNELS:
         names = kernel.arg_names
         assert names[len(types) :] == list(sizes), f"{kernel.__name__} takes {names}"
         signature = dict(zip(names, [*types, *["constexpr"] * len(sizes)], strict=True))
         fixed = {(names.index(name),): value for name, value in sizes.items()}
         source = ASTSource(fn=kernel, signature=signature, constexprs=fixed)
-        triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+        with suppress(Lowered):
+            binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+            assert whole
+            assert binary.asm["cubin"]
 
 
 if __name__ == "__main__":
-    main()
+    main("--whole" in sys.argv)
     print(f"{len(KERNELS)} kernels")

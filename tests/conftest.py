@@ -21,6 +21,11 @@ if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
 if find_spec("triton") and not os.path.exists("/dev/nvidia0"):  # kernels for a GPU are interpreted where there is none
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+if find_spec("triton") and os.environ.get("TRITON_INTERPRET") == "1":
+    import interpreted
+
+    interpreted.patch_once()
+
 if find_spec("beartype") and find_spec("jaxtyping"):  # shapes in signatures are checked while tests run
     import typecheck
 

@@ -334,11 +334,13 @@ def test_the_host_and_the_head_are_told_what_was_committed():
     assert (line[4:12], line[12:20], line[20:]) == (TOKENS[0], PARENTS[0], path[0].tolist())
 
 
-def test_what_is_interpreted_here_is_compiled_elsewhere(tmp_path):
+@pytest.mark.parametrize("words", [(), pytest.param(("--whole",), marks=pytest.mark.slow)])
+def test_what_is_interpreted_here_is_compiled_elsewhere(words, tmp_path):
     """The interpreter takes what a compiler does not: a name that changes its shape in a branch, say."""
     bare = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     script = Path(__file__).parents[2] / "compiled.py"
     environment = {**bare, "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    line = [sys.executable, script, *words]
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout == "33 kernels\n"
