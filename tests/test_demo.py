@@ -14,7 +14,7 @@ DEMO = Path(__file__).parents[1] / "examples" / "demo.py"
 @pytest.mark.model
 def test_the_demo_shows_speculation_at_work(slipstream, monkeypatch, capfd):
     """On any machine: with a fixed depth fewer passes than tokens, whatever the policy chooses."""
-    monkeypatch.setattr(sys, "argv", [str(DEMO), "--tokens", "24", "--seconds", "0"])
+    monkeypatch.setattr(sys, "argv", [str(DEMO), "--tokens", "16", "--seconds", "0"])
     monkeypatch.setenv("COLUMNS", "80")
     runpy.run_path(str(DEMO), run_name="__main__")
     shown = capfd.readouterr().out

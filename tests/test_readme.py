@@ -25,6 +25,8 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", PAGES, re.S)
 LESS = {"audit": ["--samples", "200"], "generate": ["--max-tokens", "12"]}  # the same command, less of it
 WHOLE = [("audit",), ("audit", "--self-test")]  # run by tests/cli/test_audit.py, which also reads what they found
 DISTINCT = dict.fromkeys(words[1:] for words in COMMANDS if words[1:] not in WHOLE and words[1] != "serve")
+# an audit of the default model takes longer than all other commands; tests/cli/test_generate.py has a shorter one
+RUNS = [pytest.param(words, marks=pytest.mark.slow if words[0] == "audit" else ()) for words in DISTINCT]
 
 
 def test_there_is_something_to_run():
@@ -36,7 +38,7 @@ def test_there_is_something_to_run():
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("words", DISTINCT, ids=" ".join)
+@pytest.mark.parametrize("words", RUNS, ids=" ".join)
 def test_every_command_runs(slipstream, words):
     done = slipstream(*words, *LESS.get(words[0], []), stdin=b"hello\n/stats\n")
     assert done.returncode == 0, done.stdout + done.stderr
