@@ -16,7 +16,8 @@ PROMPTS = [
     "A baker sells 12 loaves in the morning and twice as many in the afternoon. How many loaves is that in all?",
     "Give three tips for staying healthy during a long winter.",
 ]
-GOLDEN = {"smollm2-135m-eagle": 3.06, "smollm2-135m-draft": 2.77}  # tau of a chain of five, greedy, 48 tokens each
+# tau of a chain of five, greedy, 48 tokens each
+GOLDEN = {"smollm2-135m-eagle": 3.06, "smollm2-135m-draft": 2.77, "smollm2-135m-skip": 2.36}
 TOLERANCE = 0.05  # of it: another machine rounds otherwise, and a near tie may fall to the other side
 
 
@@ -26,8 +27,9 @@ def test_they_are_small_and_undamaged():
     assert sum(sizes.values()) < 20e6
     for folder in shipped().values():
         weights = folder / "model.safetensors"
-        assert weights.stat().st_size < 15e6
-        assert sha256(weights) == read_json(folder / "config.json")["sha256"]
+        if folder.name != "smollm2-135m-skip":  # a skip set has no weights
+            assert weights.stat().st_size < 15e6
+            assert sha256(weights) == read_json(folder / "config.json")["sha256"]
         assert (folder / "README.md").read_text().startswith(f"# {folder.name}")
 
 
