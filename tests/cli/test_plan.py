@@ -126,6 +126,23 @@ def test_optimise_explain_and_levels(slipstream, folder, workload, monkeypatch):
     assert all(row["same_text"] for row in rows)
 
 
+def test_forecast(slipstream, folder, workload, monkeypatch):
+    monkeypatch.setattr("slipstream.cli.plan.forecast.WORKLOAD", workload)
+    words = "plan", "forecast", "-m", folder, "-d", "ngram", "--depth", "1,3", "--json"
+    points = slipstream(*words).report["points"]
+    assert [point["depth"] for point in points] == [1, 3]
+    for point in points:
+        assert point["tau"] >= 1
+        low, high = point["speedup_interval"]
+        assert 0 < low <= point["speedup"] <= high
+    chip = "plan", "forecast", "--bandwidth", "3TB/s", "--flops", "900T"
+    report = slipstream(*chip, "--weights", "16GB", "--depth", "2", "--batch", "1,8", "--json").report
+    assert [(point["batch"], point["depth"]) for point in report["points"]] == [(1, 2), (8, 2)]
+    assert report["assumptions"]
+    assert "--weights is missing" in slipstream(*chip).stderr
+    assert slipstream("plan", "forecast", "-d", "none").returncode == 2
+
+
 def test_measured_figures(folder, workload):
     figures = measure_figures(build_target(folder), {"ngram": {}}, (1, 2), 4, 1)
     assert [point.depth for point in figures.drafters["ngram"]] == [1, 2]

@@ -186,3 +186,57 @@ def levels(
         out.print(f"{row['level']}: {row['about']}", style="dim")
     if as_json:
         print_json({"levels": rows})
+
+
+@plan.command()
+def forecast(
+    model: flags.ModelName = "smollm2-135m",
+    drafter: flags.DrafterName = "ngram",
+    option: flags.Settings = None,
+    depth: Annotated[str, typer.Option(help="Depths, such as 1,2,4 or 1-6.")] = "1-6",
+    batch: Annotated[str, typer.Option(help="Numbers of simultaneous requests, such as 1,8.")] = "1",
+    temperature: flags.Temperature = 0.0,
+    dtype: flags.Dtype = "auto",
+    device: flags.Device = "auto",
+    bandwidth: Annotated[str | None, typer.Option(help="Of other hardware, such as 3.35TB/s.")] = None,
+    flops: Annotated[str | None, typer.Option(help="Operations per second of other hardware, such as 990T.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Bytes of the target's weights there, such as 16GB.")] = None,
+    acceptance: Annotated[float, typer.Option(help="Of a drafted token there.")] = 0.7,
+    draft_cost: Annotated[float, typer.Option(help="Of a drafted token there, as a share of a plain pass.")] = 0.05,
+    as_json: Json = False,
+) -> None:
+    """Tau, tokens per second and speed-up by depth: from a minute of measuring here, or for other hardware from its
+    bandwidth, arithmetic and the size of the weights."""
+    from slipstream.bench.matrix import numbers
+    from slipstream.cli.plan import forecast as own
+    from slipstream.engines.native.build import build_target
+    from slipstream.plan.forecast.hardware import Hardware, quantity
+
+    depths, batches = numbers("depth", depth, 1), numbers("batch", batch, 1)
+    given = {"bandwidth": bandwidth, "flops": flops, "weights": weights}
+    missing = [name for name, value in given.items() if value is None]
+    out = console()
+    if len(missing) == len(given):
+        if drafter == "none":
+            raise ValueError("the drafter is none, so there is nothing to forecast; name a drafter")
+        target = build_target(model, dtype, device)
+        points = []
+        for size in batches:
+            here = own.forecast_here(target, drafter, flags.settings(option), depths, size, temperature)
+            out.print(f"{target.label}, drafted by {drafter}, batch {size}, temperature {temperature:g}", style="dim")
+            out.print(own.here_table(here), soft_wrap=False)
+            points += [{"batch": size, **row} for row in own.as_rows(here)]
+        report = {"model": target.label, "drafter": drafter, "temperature": temperature, "points": points}
+    else:
+        if missing:
+            raise ValueError(
+                f"--{missing[0]} is missing; other hardware is --bandwidth, --flops and --weights together"
+            )
+        hardware = Hardware(*(quantity(name, str(value)) for name, value in given.items()))
+        there = own.forecast_there(hardware, acceptance, depths, batches, draft_cost)
+        out.print(own.there_table(there), soft_wrap=False)
+        for assumption in hardware.assumptions:
+            out.print(f"assumed: {assumption}", style="dim")
+        report = {"assumptions": hardware.assumptions, "points": own.as_rows(there)}
+    if as_json:
+        print_json(report)
