@@ -27,6 +27,7 @@ from slipstream.drafters.build import build_drafter
 from slipstream.drafters.translated import map_cache
 from slipstream.drafters.translated.drafter import TranslatedDraft
 from slipstream.drafters.translated.retokenizer import Retokenizer
+from slipstream.drafters.translated.string_drafter import StringDraft
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.text.codec import TextCodec
 from slipstream.models.text.token_map import TokenMap
@@ -159,7 +160,7 @@ class Anew(TranslatedDraft):
         return super().propose(rows, budget, noise)
 
 
-def texts(draft_model: TranslatedDraft, rule: str, policy: Fixed, sampling: Sampling) -> list[list[int]]:
+def texts(draft_model: TranslatedDraft | StringDraft, rule: str, policy: Fixed, sampling: Sampling) -> list[list[int]]:
     prompts = [TARGET.encode(text, raw=True) for text in ("hello world", "ä low")]
     rows = [Row(Request(prompt, sampling, 16 + i)) for i, prompt in enumerate(prompts)]
     for _ in decode(rows, TorchModel(build("llama", vocab_size=264)), draft_model, rules.get(rule)(), policy):
@@ -182,14 +183,15 @@ def test_greedy_and_coupled_texts_are_those_of_plain_decoding():
         assert texts(drafter(), rule, Fixed(3), sampling) == texts(drafter(), rule, Fixed(0), sampling)
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
-def test_two_cycles_with_two_tokenizers_have_the_targets_joint_law(rule):
+@pytest.mark.parametrize(("rule", "level"), [("token", "token"), ("block", "token"), ("block", "string")])
+def test_two_cycles_with_two_tokenizers_have_the_targets_joint_law(rule, level):
     """Every outcome of every draw, where each vocabulary has a letter that the other lacks."""
     small = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
     mine, others = single_letters(["a", "b", "c"]), single_letters(["b", "d", "a", "?"])
     target = TorchModel(build("llama", vocab_size=3, **small).double())
     own = TorchModel(build("llama", vocab_size=4, num_hidden_layers=1, **small).double())
-    draft_model = TranslatedDraft(own, 3, TokenMap.of(mine, others), mine, others)
+    tokens = TokenMap.of(mine, others) if level == "token" else None
+    draft_model = TranslatedDraft(own, 3, tokens, mine, others) if tokens else StringDraft(own, 3, mine, others)
 
     def run(rows, noise):
         loop = decode(rows, target, draft_model, rules.get(rule)(), Fixed(1), noise)
@@ -206,6 +208,61 @@ def test_two_cycles_with_two_tokenizers_have_the_targets_joint_law(rule):
             laws = [plain(target.model, ids).double() / 1.5 for ids in ([0, 1], [0, 1, first])]
             expected = laws[0].softmax(-1)[first] * laws[1].softmax(-1)[second]
             assert observed[first, second] == pytest.approx(float(expected), abs=1e-7)
+
+
+def strings(target: TextCodec = TARGET, draft: TextCodec = DRAFT, vocab: int = 264) -> StringDraft:
+    model = build("llama", num_hidden_layers=1, vocab_size=len(draft.tokenizer))
+    return StringDraft(TorchModel(model), vocab, target, draft)
+
+
+def test_strings_are_the_greedy_text_of_the_draft_model():
+    drafter, rows = strings(), [Row(Request(TARGET.encode(text, raw=True))) for text in ("hello wor", "ä")]
+    drafter.open(rows)
+    draft = drafter.propose(rows, [Budget(4), Budget(2)], CounterNoise(rows, [False] * 2))
+    for r, (row, depth) in enumerate(zip(rows, (4, 2), strict=True)):
+        path = Retokenizer(TARGET, DRAFT).tokens(row.tokens)
+        start = len(path)
+        for _ in range(depth):
+            path.append(int(plain(drafter.model.model, path).argmax()))
+        text = b"".join(map(TARGET.spelling, draft.token[draft.tree.row == r].tolist()))
+        assert text
+        assert b"".join(map(DRAFT.spelling, path[start:])).startswith(text)
+    draft.law.check()
+
+
+@pytest.mark.parametrize(
+    ("rule", "sampling"),
+    [("greedy", Sampling(temperature=0)), ("coupled", Sampling(seed=3))],
+    ids=["greedy", "coupled"],
+)
+def test_with_strings_the_text_is_that_of_plain_decoding(rule, sampling):
+    assert texts(strings(), rule, Fixed(3), sampling) == texts(strings(), rule, Fixed(0), sampling)
+
+
+def test_the_cache_of_strings_follows_the_text():
+    """A draft after several cycles equals the first draft for the same text."""
+    drafter, fresh = strings(), strings()
+    row = Row(Request(TARGET.encode("hello world low", raw=True), max_tokens=50))
+    drafter.open([row])
+    for added in ("lo", " wor", "h", "ll"):
+        drafter.propose([row], [Budget(3)], CounterNoise([row], [False]))
+        row.tokens += TARGET.encode(added, raw=True)
+        drafter.model.check_integrity()
+    fresh.open([row])
+    drafts = [each.propose([row], [Budget(3)], CounterNoise([row], [False])) for each in (drafter, fresh)]
+    assert drafts[0].token.tolist() == drafts[1].token.tolist()
+    (state,) = drafter.model.rows.states.values()
+    assert len(state.tokens) >= len(Retokenizer(TARGET, DRAFT).tokens(row.tokens)), "the text itself is cached"
+
+
+def test_tokens_that_span_the_end_of_the_text_are_not_drafted_wrongly():
+    """`he` + `ll` is `hell` for the target, whose committed token is `he`: then the added text stands alone."""
+    drafter = strings()
+    row = Row(Request([TARGET.tokenizer.convert_tokens_to_ids("he")]))
+    ids = DRAFT.tokenizer.encode("llo", add_special_tokens=False)
+    assert [TARGET.token(i) for i in drafter._in_target_tokens(row, ids)] == ["ll", "o"]
+    row = Row(Request(TARGET.encode("x", raw=True)))
+    assert [TARGET.token(i) for i in drafter._in_target_tokens(row, DRAFT.encode(" wor", raw=True))] == ["Ġw", "o", "r"]
 
 
 def test_the_map_is_stored_once_and_a_damaged_one_is_made_again(tmp_path, monkeypatch):
@@ -237,5 +294,11 @@ def test_a_model_with_another_tokenizer_drafts_and_says_how_much(tmp_path, monke
     built = build_drafter(str(folder_with(tmp_path / "other", ["<", "p", "o", "n", "a"])), target)
     assert isinstance(built, TranslatedDraft)
     assert "another tokenizer than letters, so it drafts 21.1% of the target's tokens" in capsys.readouterr().err
+    strings = build_drafter("draft_model", target, {"model": str(tmp_path / "other"), "level": "string"})
+    assert isinstance(strings, StringDraft)
+    with pytest.raises(ValueError, match=r"level is string, and .* has the target's tokenizer; leave the option out"):
+        build_drafter("draft_model", target, {"model": str(letters_folder.write(tmp_path / "same")), "level": "string"})
+    with pytest.raises(ValueError, match="option level of draft_model is 'word'; it must be token or string"):
+        build_drafter("draft_model", target, {"level": "word"})
     with pytest.raises(ValueError, match=r"cannot draft for letters: it has another tokenizer, which has 0\.0% of the"):
         build_drafter(str(folder_with(tmp_path / "hopeless", ["X", "Y"])), target)

@@ -35,6 +35,11 @@ class DraftModelOptions:
     model: str | None = None  # a model's name or folder; default: the one shipped for the target, else the target
     layers: str | None = None  # of that model, such as 0-9; the others are left out
     dtype: str | None = None  # default: the target's
+    level: str = "token"  # for another tokenizer: draw common tokens (token), or draft greedy text (string)
+
+    def __post_init__(self) -> None:
+        if self.level not in ("token", "string"):
+            raise ValueError(f"option level of draft_model is {self.level!r}; it must be token or string")
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +49,8 @@ class LoadedDraft:
     model: TorchModel
     ids: Int[Tensor, " draft_vocab"] | None = None  # token id of each logit; None: the first ids of the vocabulary
     files: ModelFiles | None = None  # where it is stored; None for a distilled one
-    text: TextCodec | None = None  # its tokenizer, and what it has in common with the target's, if they differ
-    tokens: TokenMap | None = None
+    text: TextCodec | None = None  # its tokenizer, if it is not the target's
+    tokens: TokenMap | None = None  # what both tokenizers have in common; None if that is not needed
 
 
 def load_draft_model(target: TargetModel, options: DraftModelOptions) -> LoadedDraft:
@@ -53,13 +58,17 @@ def load_draft_model(target: TargetModel, options: DraftModelOptions) -> LoadedD
     integers = products(target.model.model) is not None and options.dtype is None  # integer products, as in the target
     trained = _trained_folder(target, options)
     if trained is not None:
+        if options.level == "string":
+            raise ValueError("level is string, and a distilled draft model has the target's tokenizer; leave it out")
         model, ids = load_draft(trained, target.model.model, target.output, _config(target))
         return LoadedDraft(_wrapped(model, target, integers), ids)
     files = _named_files(target, options)
     text = None if files == target.files else load_text(files)
     if text is not None and same_tokenizer(text.tokenizer, target.text.tokenizer) is None:
         text = None
-    tokens = None if text is None else _common_tokens(target, files, text)
+    if text is None and options.level == "string":
+        raise ValueError(f"level is string, and {files.name} has the target's tokenizer; leave the option out")
+    tokens = None if text is None or options.level == "string" else _common_tokens(target, files, text)
     model = _full_vocabulary_model(target, files, options, integers)
     return LoadedDraft(_wrapped(model, target, integers), None, files, text, tokens)
 

@@ -58,13 +58,12 @@ class DraftModel(Drafter):
         self._proposals: dict[Row, Proposal] = {}
 
     @classmethod
-    def build(cls, target: TargetModel, options: DraftModelOptions) -> DraftModel:
+    def build(cls, target: TargetModel, options: DraftModelOptions) -> Drafter:
         loaded = load_draft_model(target, options)
-        if loaded.tokens is not None:
-            from slipstream.drafters.translated.drafter import TranslatedDraft  # a subclass
+        if loaded.text is not None:
+            from slipstream.drafters.translated.build import build_translated  # it builds a subclass of this class
 
-            assert loaded.text is not None
-            return TranslatedDraft(loaded.model, target.vocab, loaded.tokens, target.text, loaded.text)
+            return build_translated(target, loaded.model, loaded.text, loaded.tokens)
         return cls(loaded.model, target.vocab, loaded.ids, loaded.files)
 
     @property

@@ -17,43 +17,14 @@ import torch
 
 from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.core.interfaces import TargetModel
-from slipstream.core.types import Draft, Request, Row, Verdict
+from slipstream.core.types import Draft, Row, Verdict
 from slipstream.drafters.device.interface import DeviceDrafter
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.draft_target import DraftTarget
-from slipstream.drafters.translated.retokenizer import Retokenizer
+from slipstream.drafters.translated.draft_texts import DraftTexts
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.text.codec import TextCodec
 from slipstream.models.text.token_map import TokenMap
-
-
-class DraftText:
-    """A row of the target and its text as a row of the draft model."""
-
-    def __init__(self, row: Row, retokenizer: Retokenizer) -> None:
-        self._row, self._retokenizer = row, retokenizer
-        self.legible = True  # whether the draft model has tokens for the whole text
-        self.row = Row(Request(self._tokens() or [0]))
-
-    def _tokens(self) -> list[int]:
-        tokens = self._retokenizer.tokens(self._row.tokens)
-        self.legible = bool(tokens)
-        return tokens or []
-
-    def follow(self, model: TorchModel) -> None:
-        """Tokenize the row's text again. The model's cache is kept as far as the tokens agree."""
-        tokens, row = self._tokens(), self.row
-        if not tokens:
-            return
-        same = next((n for n, pair in enumerate(zip(tokens, row.tokens, strict=False)) if pair[0] != pair[1]), None)
-        same = min(len(tokens), row.length) if same is None else same
-        if same < row.length:
-            row.tokens = tokens[:same]
-            model.rewind(row, same)
-        row.tokens = tokens
-
-    def rewind(self, length: int) -> None:
-        self._retokenizer.rewind(length)
 
 
 class TranslatedDraft(DraftModel):
@@ -68,36 +39,29 @@ class TranslatedDraft(DraftModel):
         self._draft_ids = draft_ids.to(model.device)
         self._draft_id_of = torch.full((vocab,), -1, dtype=torch.long)
         self._draft_id_of[target_ids] = draft_ids
-        self._text = target_text, draft_text
-        self._texts: dict[Row, DraftText] = {}
+        self._texts = DraftTexts(model, target_text, draft_text)
 
     def as_target(self, target: TargetModel) -> DraftTarget | None:
         """None: it has token ids of its own, so it cannot verify the tokens of an earlier stage."""
         return None
 
     def open(self, rows: Sequence[Row]) -> None:
-        texts = {row: DraftText(row, Retokenizer(*self._text)) for row in rows}
-        self.model.open([text.row for text in texts.values()])
-        self._texts |= texts
+        self._texts.open(rows)
 
     def close(self, rows: Sequence[Row]) -> None:
-        texts = [self._texts.pop(row) for row in rows]
         for row in rows:
             self._proposals.pop(row, None)
-        self.model.close([text.row for text in texts])
+        self._texts.close(rows)
 
     def rewind(self, row: Row, length: int) -> None:
         self._proposals.pop(row, None)
-        self._texts[row].rewind(length)
+        self._texts.rewind(row, length)
 
     def model_rows(self, rows: Sequence[Row]) -> list[Row]:
-        return [self._texts[row].row for row in rows]
+        return self._texts.rows(rows)
 
     def follow(self, rows: Sequence[Row]) -> list[int]:
-        texts = [self._texts[row] for row in rows]
-        for text in texts:
-            text.follow(self.model)
-        return [max(0, self.model.context - text.row.length) if text.legible else 0 for text in texts]
+        return self._texts.follow(rows)
 
     def model_tokens(self, token: Int[Tensor, " nodes"]) -> Int[Tensor, " nodes"]:
         return self._draft_id_of[token]
