@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 from hypothesis import given
@@ -27,7 +29,7 @@ from slipstream.drafters.staged.branches import branches
 from slipstream.drafters.staged.drafter import Staged
 from slipstream.drafters.staged.options import read_staged_options
 from slipstream.drafters.table import TableDrafter
-from slipstream.models.run.table_model import Table
+from slipstream.models.run.table_model import Table, TableModel
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.plan.policy.policies import Fixed
 from tiny import build
@@ -247,6 +249,21 @@ def test_the_middle_model_runs_fewer_passes_than_it_drafts_tokens():
     staged.open([row])
     assert len(staged.propose([row], [Budget(8)], CounterNoise([row], [False])).token) == 8
     assert len(passes) == 2
+
+
+def test_a_first_stage_that_remembers_texts_gets_the_committed_ones():
+    class Remembering(NGram):
+        texts: ClassVar[list[list[int]]] = []
+
+        def close(self, rows):
+            super().close(rows)
+            self.texts += [row.output for row in rows]
+
+    staged = Staged(Remembering(2), TableDrafter(TINY.draft), 2)
+    rows = [Row(Request(TINY.prompt, Sampling(seed=seed), 7)) for seed in range(5)]
+    for _ in decode(rows, TableModel(TINY.target), staged, rules.get("token")(), Fixed(3)):
+        pass
+    assert Remembering.texts == [row.output for row in rows]
 
 
 def test_the_context_of_the_middle_model_is_respected():

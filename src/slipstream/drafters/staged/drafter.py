@@ -69,6 +69,9 @@ class Staged(Drafter):
 
     def close(self, rows: Sequence[Row]) -> None:
         views = [self._views.pop(row) for row in rows]
+        for view in views:  # a drafter may remember the texts of closed rows, which must not hold drafted tokens
+            view.cut(view.common([]))
+            view.follow([])
         try:
             self.stage.first.close(views)
         finally:
