@@ -169,7 +169,7 @@ def test_the_loss_is_finite_where_answers_are_shorter_than_the_roll_out(teacher,
     assert torch.isfinite(student.loss(batch, teacher.read(batch, student.layers)))
 
 
-def test_an_exit_head_starts_as_the_last_layer_of_the_target(teacher, tmp_path):
+def test_an_exit_head_starts_as_the_next_layer_of_the_target(teacher, tmp_path):
     """The first of two layers and a copy of the second are the target itself."""
     data = corpus(teacher, tmp_path, count=4)
     batch, ids = data.batch(range(4)), torch.arange(len(teacher.output))

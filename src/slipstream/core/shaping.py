@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -23,12 +24,25 @@ Place = tuple[Row, Sequence[int]]
 UNSHAPED = Sampling()  # the model's own distribution
 
 
-def law_at(logits: Float[Tensor, "n vocab"], places: Sequence[Place], ranking: bool = False) -> Law:
-    """The law of the next token at each place.
+def law_at(
+    logits: Float[Tensor, "n vocab"],
+    places: Sequence[Place],
+    ranking: bool = False,
+    temperature: float | None = None,
+) -> Law:
+    """The law of the next token at each place. The other arguments are those of `law_params`."""
+    return sampling.law(shape(logits, places), law_params(places, ranking, temperature))
 
-    `ranking`: the law is used to rank candidates, so greedy requests get the law at temperature 1."""
+
+def law_params(places: Sequence[Place], ranking: bool = False, temperature: float | None = None) -> list[Sampling]:
+    """The sampling parameters of the law at each place.
+
+    `ranking`: the law is used to rank candidates, so greedy requests get the law at temperature 1. `temperature`: of
+    a draft law, in place of the temperatures of requests that sample."""
     params = [ranking_sampling(row) if ranking else row.request.sampling for row, _ in places]
-    return sampling.law(shape(logits, places), params)
+    if temperature is None:
+        return params
+    return [param if param.temperature == 0 else replace(param, temperature=temperature) for param in params]
 
 
 def ranking_sampling(row: Row) -> Sampling:

@@ -11,6 +11,7 @@ from slipstream.core.interfaces import TargetModel
 from slipstream.drafters.files.draft_folder import load_draft
 from slipstream.drafters.files.folder import trained_kind
 from slipstream.drafters.files.shipped import shipped, shipped_for
+from slipstream.drafters.temperature import DraftTemperature
 from slipstream.drafters.translated.map_cache import token_map
 from slipstream.kernels.machine import warn
 from slipstream.models.compiled.skeleton import Skeleton
@@ -29,7 +30,7 @@ PREFIX_SHARE = 4  # the prefix store of a draft model has a quarter of the bytes
 
 
 @dataclass(frozen=True)
-class DraftModelOptions:
+class DraftModelOptions(DraftTemperature):
     """The options of `draft_model`."""
 
     model: str | None = None  # a model's name or folder; default: the one shipped for the target, else the target

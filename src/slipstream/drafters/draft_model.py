@@ -24,7 +24,7 @@ from slipstream.drafters.device.interface import DeviceDrafter
 from slipstream.drafters.draft_loading import DraftModelOptions, load_draft_model
 from slipstream.drafters.draft_target import DraftTarget
 from slipstream.drafters.grow import grow, locate
-from slipstream.drafters.own_layers import slot_states
+from slipstream.drafters.slot_states import slot_states
 from slipstream.drafters.vocabulary import DraftVocabulary
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.sources.load import ModelFiles
@@ -44,6 +44,7 @@ class DraftModel(Drafter):
     `files`: where the model is stored, if it is a complete model."""
 
     options_type = DraftModelOptions
+    draft_temperature: float | None = None
 
     def __init__(
         self,
@@ -59,6 +60,15 @@ class DraftModel(Drafter):
 
     @classmethod
     def build(cls, target: TargetModel, options: DraftModelOptions) -> Drafter:
+        drafter = cls._load(target, options)
+        if isinstance(drafter, DraftModel):
+            drafter.draft_temperature = options.draft_temperature
+        elif options.draft_temperature is not None:
+            raise ValueError("draft_temperature needs a draft model that samples, and this one's tokens are chosen")
+        return drafter
+
+    @classmethod
+    def _load(cls, target: TargetModel, options: DraftModelOptions) -> Drafter:
         loaded = load_draft_model(target, options)
         if loaded.text is not None:
             from slipstream.drafters.translated.build import build_translated  # it builds a subclass of this class
@@ -133,8 +143,8 @@ class DraftModel(Drafter):
 
     def _law(self, logits: Float[Tensor, "n draft_vocab"], where: Sequence[Place], ranking: bool) -> Law:
         if self._vocabulary is not None:
-            return self._vocabulary.law_at(logits, where, ranking)
-        return law_at(self._fit(logits), where, ranking)
+            return self._vocabulary.law_at(logits, where, ranking, self.draft_temperature)
+        return law_at(self._fit(logits), where, ranking, self.draft_temperature)
 
     def _fit(self, logits: Float[Tensor, "n draft_vocab"]) -> Float[Tensor, "n vocab"]:
         """Cut or pad to the target's vocabulary."""
@@ -154,7 +164,9 @@ class DraftModel(Drafter):
         self.model.commit(rows, verdict, run)
 
     def device_form(self, target: Any) -> DeviceDrafter | None:
-        """A draft model drafts on the device if its own passes can be captured."""
+        """A draft model drafts on the device if its own passes can be captured, at the temperature of each request."""
+        if self.draft_temperature is not None:
+            return None
         try:
             from slipstream.drafters.device.draft_model import DraftModelDevice
             from slipstream.models.run.gpu.passes import GpuPasses

@@ -27,12 +27,13 @@ from slipstream.core.types import Budget, Draft, Row
 from slipstream.drafters.exit_head.head import KIND, ExitHead
 from slipstream.drafters.files.shipped import shipped, shipped_for
 from slipstream.drafters.grow import grow
-from slipstream.drafters.own_layers import slot_states
+from slipstream.drafters.slot_states import slot_states
+from slipstream.drafters.temperature import DraftTemperature
 from slipstream.models.run.torch_model import TorchModel
 
 
 @dataclass(frozen=True)
-class EarlyExitOptions:
+class EarlyExitOptions(DraftTemperature):
     """The options of `early_exit`."""
 
     layer: int | None = None  # how many of the target's layers draft; default: those of the head, else seven eighths
@@ -43,6 +44,7 @@ class EarlyExit(Drafter):
     """`layers`: how many of the target's layers draft. `head`: a trained head; None: the target's own output."""
 
     options_type = EarlyExitOptions
+    draft_temperature: float | None = None
 
     def __init__(self, target: TorchModel, layers: int, head: ExitHead | None = None) -> None:
         if not 1 <= layers < target.layers:
@@ -58,6 +60,12 @@ class EarlyExit(Drafter):
         model = target.model
         if not isinstance(model, TorchModel):
             raise ValueError("early_exit runs the target's own layers, so it needs the native engine")
+        drafter = cls._load(target, model, options)
+        drafter.draft_temperature = options.draft_temperature
+        return drafter
+
+    @classmethod
+    def _load(cls, target: TargetModel, model: TorchModel, options: EarlyExitOptions) -> EarlyExit:
         folder = _head_folder(target, options)
         if folder is None:
             return cls(model, max(1, 7 * model.layers // 8) if options.layer is None else options.layer)
@@ -81,8 +89,9 @@ class EarlyExit(Drafter):
             where = [slot_places[slot] for slot in slots]
             states = slot_states(self._target, rows, tree, token, slots, self.layers)
             if self._head is None or draft is None:
-                return law_at(self._target.logits(states), where, ranking)
-            return self._head.vocabulary.law_at(draft.logits(tree, slots, states), where, ranking)
+                return law_at(self._target.logits(states), where, ranking, self.draft_temperature)
+            logits = draft.logits(tree, slots, states)
+            return self._head.vocabulary.law_at(logits, where, ranking, self.draft_temperature)
 
         return grow(rows, budget, noise, next_law, self._target.vocab)
 

@@ -13,7 +13,7 @@ import torch
 from slipstream.core import sampling
 from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.core.law import Law, OneHot, Sparse
-from slipstream.core.shaping import Place, needs_shaping, ranking_sampling, shape
+from slipstream.core.shaping import Place, law_params, needs_shaping, shape
 
 
 class DraftVocabulary:
@@ -25,7 +25,13 @@ class DraftVocabulary:
         assert bool((ids[1:] > ids[:-1]).all()), "a draft vocabulary ascends"
         self.ids, self.size = ids, size
 
-    def law_at(self, logits: Float[Tensor, "n draft_vocab"], places: Sequence[Place], ranking: bool = False) -> Law:
+    def law_at(
+        self,
+        logits: Float[Tensor, "n draft_vocab"],
+        places: Sequence[Place],
+        ranking: bool = False,
+        temperature: float | None = None,
+    ) -> Law:
         """The law of the next token at each place, equal to `shaping.law_at` with -inf for all other logits.
 
         If a request allows none of the draft tokens, all probabilities are 0."""
@@ -38,7 +44,7 @@ class DraftVocabulary:
             none_allowed = (logits[index] == -torch.inf).all(-1)
             empty = index[none_allowed] if bool(none_allowed.any()) else empty
             logits[empty] = 0.0
-        params = [ranking_sampling(row) if ranking else row.request.sampling for row, _ in places]
+        params = law_params(places, ranking, temperature)
         truncated = any(param.truncates for param in params)
         return self._in_target_ids(sampling.law(logits, params), empty, truncated)
 

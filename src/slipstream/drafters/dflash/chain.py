@@ -34,15 +34,18 @@ def draft_chains(
     noise: Noise,
     logits: Float[Tensor, "drafting depth draft_vocab"],
     vocabulary: DraftVocabulary,
+    temperature: float | None = None,
 ) -> Draft:
-    """Draft chains. `logits`: of the next tokens of each row whose depth is above 0."""
+    """Draft chains. `logits`: of the next tokens of each row whose depth is above 0.
+
+    `temperature`: of the draft laws; None: the temperatures of the requests."""
     drafting, depth = [r for r, spend in enumerate(budget) if spend.depth], logits.shape[1]
     nodes = [(r, d) for r in drafting for d in range(budget[r].depth)]
     flat = logits.flatten(0, 1)
     if len(nodes) < len(flat):
         line = {r: n for n, r in enumerate(drafting)}
         flat = flat[torch.tensor([line[r] * depth + d for r, d in nodes], device=flat.device)]
-    law = vocabulary.law_at(flat, [(rows[r], ()) for r, _ in nodes])
+    law = vocabulary.law_at(flat, [(rows[r], ()) for r, _ in nodes], temperature=temperature)
     siblings = budget[drafting[0]].siblings
     if siblings is Siblings.CHOSEN:
         best, ids = likeliest(law, 1)

@@ -28,12 +28,13 @@ from slipstream.drafters.dflash.network import DflashNet
 from slipstream.drafters.files.net_folder import check_target, trained_folder
 from slipstream.drafters.grow import NextLaw, grow
 from slipstream.drafters.none import empty_draft
+from slipstream.drafters.temperature import DraftTemperature
 from slipstream.drafters.vocabulary import DraftVocabulary
 from slipstream.models.weights.linears import pack_as_target
 
 
 @dataclass(frozen=True)
-class DflashOptions:
+class DflashOptions(DraftTemperature):
     """The options of `dflash`."""
 
     model: str | None = None  # the folder, or the name of a shipped drafter; default: the one shipped for the target
@@ -43,6 +44,7 @@ class Dflash(Drafter):
     """`draft_ids`: token id of each logit of `net`. `embedding` and `vocab` are the target's."""
 
     options_type = DflashOptions
+    draft_temperature: float | None = None
 
     def __init__(
         self,
@@ -64,7 +66,9 @@ class Dflash(Drafter):
         check_target(folder, target)
         net, draft_ids = load_stack(folder, target.embedding, target.output)
         pack_as_target(net, target.model.model)
-        return cls(net, draft_ids, target.embedding, target.features, target.vocab)
+        drafter = cls(net, draft_ids, target.embedding, target.features, target.vocab)
+        drafter.draft_temperature = options.draft_temperature
+        return drafter
 
     def open(self, rows: Sequence[Row]) -> None:
         self.slots.open(rows)
@@ -73,7 +77,11 @@ class Dflash(Drafter):
         self.slots.close(rows)
 
     def device_form(self, target: Any) -> DeviceDrafter | None:
-        """Chains of whole blocks; None if the block is smaller than the deepest captured chain."""
+        """Chains of whole blocks; None if the block is smaller than the deepest captured chain.
+
+        Captured cycles draft at the temperature of each request."""
+        if self.draft_temperature is not None:
+            return None
         from slipstream.drafters.dflash.device import DEEPEST, DflashDeviceDrafter
 
         return DflashDeviceDrafter(self, target, target.decoder.like) if self.block >= DEEPEST else None
@@ -91,7 +99,7 @@ class Dflash(Drafter):
         drafting = [row for row, spend in zip(rows, budget, strict=True) if spend.depth]
         logits = self.slots.logits(drafting, depth)
         if independent_chains(rows, budget):
-            return draft_chains(rows, budget, noise, logits, self.vocabulary)
+            return draft_chains(rows, budget, noise, logits, self.vocabulary, self.draft_temperature)
         ranking = any(spend.shape and spend.siblings is Siblings.CHOSEN for spend in budget)
         return grow(rows, budget, noise, self.laws(rows, drafting, logits, ranking), self.vocabulary.size)
 
@@ -109,7 +117,9 @@ class Dflash(Drafter):
             slot_places = places(rows, tree, token.tolist())
             where = [slot_places[slot] for slot in slots]
             index = [line[row] * depth + len(path) for row, path in where]
-            return self.vocabulary.law_at(flat[torch.tensor(index, device=flat.device)], where, ranking)
+            return self.vocabulary.law_at(
+                flat[torch.tensor(index, device=flat.device)], where, ranking, self.draft_temperature
+            )
 
         return next_law
 

@@ -30,13 +30,14 @@ from slipstream.drafters.files.net_folder import trained_folder
 from slipstream.drafters.grow import NextLaw, grow
 from slipstream.drafters.none import empty_draft
 from slipstream.drafters.slot_states import SlotStates
+from slipstream.drafters.temperature import DraftTemperature
 from slipstream.drafters.vocabulary import DraftVocabulary
 from slipstream.models.cache.packing import Entry
 from slipstream.models.weights.linears import pack_as_target
 
 
 @dataclass(frozen=True)
-class EagleOptions:
+class EagleOptions(DraftTemperature):
     """The options of `eagle`."""
 
     model: str | None = None  # the head's folder, or the name of a shipped one; default: the one shipped for the target
@@ -46,6 +47,7 @@ class Eagle(Drafter):
     """`draft_ids`: token id of each logit of `net`. `embedding` and `vocab` are the target's."""
 
     options_type = EagleOptions
+    draft_temperature: float | None = None
 
     def __init__(
         self,
@@ -65,7 +67,9 @@ class Eagle(Drafter):
         folder = trained_folder("eagle", target, options.model)
         net, draft_ids = load_head(folder, target.embedding, target.output)
         pack_as_target(net, target.model.model)
-        return cls(net, draft_ids, target.embedding, target.features, target.vocab)
+        drafter = cls(net, draft_ids, target.embedding, target.features, target.vocab)
+        drafter.draft_temperature = options.draft_temperature
+        return drafter
 
     def open(self, rows: Sequence[Row]) -> None:
         self.slots.open(rows)
@@ -76,7 +80,10 @@ class Eagle(Drafter):
     def rewind(self, row: Row, length: int) -> None:
         self.slots.rewind(row, length)
 
-    def device_form(self, target: Any) -> DeviceDrafter:
+    def device_form(self, target: Any) -> DeviceDrafter | None:
+        """Captured cycles draft at the temperature of each request."""
+        if self.draft_temperature is not None:
+            return None
         from slipstream.drafters.eagle.device import EagleDeviceDrafter
 
         return EagleDeviceDrafter(self, target, target.decoder.like)
@@ -89,9 +96,10 @@ class Eagle(Drafter):
         ]
         if not any(row_budget.depth for row_budget in ready):
             return empty_draft(len(rows), self.vocabulary.size)
-        draft = draft_in_one_call(self.slots, rows, ready, noise, self.vocabulary)
-        if draft is not None:
-            return draft
+        if self.draft_temperature is None:  # one call drafts at the temperature of each request
+            draft = draft_in_one_call(self.slots, rows, ready, noise, self.vocabulary)
+            if draft is not None:
+                return draft
         ranking = any(row_budget.shape and row_budget.siblings is Siblings.CHOSEN for row_budget in budget)
         return grow(rows, ready, noise, self.laws(rows, ranking), self.vocabulary.size)
 
@@ -103,7 +111,9 @@ class Eagle(Drafter):
             tokens = token.tolist()
             slot_places = places(rows, tree, tokens)
             logits = self.slots.logits(run.states(tree.lists, tokens, slots))
-            return self.vocabulary.law_at(logits, [slot_places[slot] for slot in slots], ranking)
+            return self.vocabulary.law_at(
+                logits, [slot_places[slot] for slot in slots], ranking, self.draft_temperature
+            )
 
         return next_law
 

@@ -27,6 +27,7 @@ from slipstream.drafters.grow import NextLaw, grow
 from slipstream.drafters.heads.network import HeadsNet
 from slipstream.drafters.none import empty_draft
 from slipstream.drafters.slot_states import SlotStates
+from slipstream.drafters.temperature import DraftTemperature
 from slipstream.drafters.vocabulary import DraftVocabulary
 from slipstream.models.weights.linears import pack_as_target
 
@@ -35,7 +36,7 @@ LevelLogits = Callable[[Sequence[tuple[int, int]], Sequence[int], list[int]], Te
 
 
 @dataclass(frozen=True)
-class HeadsOptions:
+class HeadsOptions(DraftTemperature):
     """The options of `medusa`, `mlp` and `prophet`."""
 
     model: str | None = None  # the folder of trained heads, or a shipped one; default: the one shipped for the target
@@ -45,6 +46,7 @@ class HeadsDrafter(Drafter):
     """`draft_ids`: token id of each logit. `embedding`, `output` and `vocab` are the target's."""
 
     options_type = HeadsOptions
+    draft_temperature: float | None = None
     kind: ClassVar[str]  # the registered name
     config_type: ClassVar[Any]
 
@@ -78,6 +80,7 @@ class HeadsDrafter(Drafter):
         )
         drafter = cls(net, draft_ids, target.embedding, target.output, target.features, target.vocab)
         drafter.pack(target.model.model)
+        drafter.draft_temperature = options.draft_temperature
         return drafter
 
     @staticmethod
@@ -115,7 +118,9 @@ class HeadsDrafter(Drafter):
             tokens = token.tolist()
             slot_places = places(rows, tree, tokens)
             logits = level_logits(tree.lists, tokens, slots)
-            return self.vocabulary.law_at(logits, [slot_places[slot] for slot in slots], ranking)
+            return self.vocabulary.law_at(
+                logits, [slot_places[slot] for slot in slots], ranking, self.draft_temperature
+            )
 
         return next_law
 

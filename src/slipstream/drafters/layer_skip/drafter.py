@@ -25,13 +25,14 @@ from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
 from slipstream.drafters.grow import NextLaw, grow
 from slipstream.drafters.layer_skip.skip_set import checked, find_skip_set
 from slipstream.drafters.layer_skip.threshold import Threshold
-from slipstream.drafters.own_layers import slot_states
+from slipstream.drafters.slot_states import slot_states
+from slipstream.drafters.temperature import DraftTemperature
 from slipstream.kernels.cpu.decoder import SkippedBlocks
 from slipstream.models.run.torch_model import TorchModel
 
 
 @dataclass(frozen=True)
-class LayerSkipOptions:
+class LayerSkipOptions(DraftTemperature):
     """The options of `layer_skip`."""
 
     skip: str | None = None  # a trained folder, or blocks such as a4-9,m12; default: the shipped set, else a fixed one
@@ -39,6 +40,7 @@ class LayerSkipOptions:
     threshold: float = 0.6  # confidence below which a draft ends, at the start of a request; 0: drafts never end early
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.threshold <= 1:
             raise ValueError(f"threshold is {self.threshold}; it must be between 0 and 1")
 
@@ -47,6 +49,7 @@ class LayerSkip(Drafter):
     """`skipped`: the blocks that do not run. `threshold`: where the confidence threshold of a row starts."""
 
     options_type = LayerSkipOptions
+    draft_temperature: float | None = None
 
     def __init__(self, target: TorchModel, skipped: SkippedBlocks, threshold: float = 0.0) -> None:
         if target.invariant and target.device.type == "cuda":
@@ -60,7 +63,10 @@ class LayerSkip(Drafter):
         model = target.model
         if not isinstance(model, TorchModel):
             raise ValueError("layer_skip runs the target's own layers, so it needs the native engine")
-        return cls(model, find_skip_set(target, model.layers, options.skip or options.model), options.threshold)
+        skipped = find_skip_set(target, model.layers, options.skip or options.model)
+        drafter = cls(model, skipped, options.threshold)
+        drafter.draft_temperature = options.draft_temperature
+        return drafter
 
     def open(self, rows: Sequence[Row]) -> None:
         self._thresholds |= {row: Threshold(self._start) for row in rows}
@@ -102,7 +108,7 @@ class LayerSkip(Drafter):
             where = [slot_places[slot] for slot in running]
             states = slot_states(self._target, rows, tree, token, running, self._target.layers, self.skipped)
             logits = self._target.logits(states)
-            law = law_at(logits, where, ranking)
+            law = law_at(logits, where, ranking, self.draft_temperature)
             owner = tree.slot_row.tolist()
             confidence = _confidence(logits, law, where, ranking)
             sure.update(

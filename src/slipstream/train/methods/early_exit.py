@@ -1,7 +1,7 @@
 """Trains an exit head: a transformer block on the target's state after its first N layers predicts the next token.
 
-The block starts as the target's last layer and the norm as its final norm, where the target has such a layer. The first
-N layers and the last one are then a draft model that needs little training.
+The block starts as the target's layer after the first N, and the norm as its final norm, where the target has such
+parts. The states that the block reads are then those that it is used to.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class EarlyExitMethod(PositionMethod):
         self.layers = (layer - 1,)
         self.net = ExitNet(_config(teacher, options, layer, len(ids))).to(teacher.device)
         initialise(self.net)
-        copy_last_layer(self.net, teacher)
+        copy_next_layer(self.net, teacher)
         self._output = teacher.output[self.ids].float()
 
     def logits(self, batch: SampleBatch, output: TeacherOutput) -> Float[Tensor, "supervised draft_vocab"]:
@@ -65,9 +65,9 @@ class EarlyExitMethod(PositionMethod):
 
 
 @torch.no_grad()
-def copy_last_layer(net: ExitNet, teacher: Teacher) -> bool:
-    """Start from the target's last layer and final norm. Returns False, and changes nothing, if their parts differ."""
-    layer: Any = teacher.anatomy.layers[-1]
+def copy_next_layer(net: ExitNet, teacher: Teacher) -> bool:
+    """Start from the target's next layer and final norm. Returns False, and changes nothing, if their parts differ."""
+    layer: Any = teacher.anatomy.layers[net.config.layer]
     block = net.block
     try:
         part: dict[str, Tensor] = {name: layer.get_submodule(path).weight for name, path in PRODUCTS.items()}
