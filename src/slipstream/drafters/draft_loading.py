@@ -39,6 +39,7 @@ class DraftModelOptions(DraftTemperature):
     level: str = "token"  # for another tokenizer: draw common tokens (token), or draft greedy text (string)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.level not in ("token", "string"):
             raise ValueError(f"option level of draft_model is {self.level!r}; it must be token or string")
 
