@@ -96,6 +96,17 @@ def test_the_least_recently_used_outputs_are_dropped():
     assert history.size <= history.capacity
 
 
+def test_many_tenants_share_the_memory():
+    """20,000 outputs into a history for 10,000. It took minutes when a drop looked at all tenants."""
+    history = History(40_000)
+    for tenant in range(20_000):
+        history.add(str(tenant), [1, 2, 3, 4])
+    assert history.size == 40_000
+    assert len(history._segments) == len(history._tenants) == 10_000
+    assert not history.of("9999")
+    assert history.of("10000")
+
+
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.lists(st.integers(0, 9), max_size=20)), max_size=20))
 def test_the_history_never_grows_beyond_its_capacity(outputs):
     history = History(24)

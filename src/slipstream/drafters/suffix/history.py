@@ -14,21 +14,16 @@ SEGMENTS = 4  # that the memory is divided into
 CONTEXT = 64  # tokens before a position that are matched
 
 
-class Segment(SuffixAutomaton):
-    """Some outputs of one tenant."""
-
-    used = 0  # a larger number: used more recently
-
-
 class History:
     """Outputs of at most `capacity` tokens; about half a kilobyte is needed for each."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.size = self._uses = 0
-        self._segments: dict[str, list[Segment]] = {}  # by tenant, the latest last
+        self.size = 0
+        self._segments: dict[str, list[SuffixAutomaton]] = {}  # by tenant, the latest last
+        self._tenants: dict[SuffixAutomaton, str] = {}  # of all segments, the least recently used first
 
-    def of(self, tenant: str) -> list[Segment]:
+    def of(self, tenant: str) -> list[SuffixAutomaton]:
         """The segments of a tenant, the latest last."""
         return self._segments.get(tenant, [])
 
@@ -40,7 +35,8 @@ class History:
             return
         segments = self._segments.setdefault(tenant, [])
         if not segments or segments[-1].size + len(output) > part:
-            segments.append(Segment())
+            segments.append(SuffixAutomaton())
+            self._tenants[segments[-1]] = tenant
         segments[-1].begin()
         segments[-1].extend(output)
         self.use(segments[-1])
@@ -48,20 +44,18 @@ class History:
         while self.size > self.capacity:
             self._drop()
 
-    def use(self, segment: Segment) -> None:
+    def use(self, segment: SuffixAutomaton) -> None:
         """Mark a segment as used."""
-        self._uses += 1
-        segment.used = self._uses
+        self._tenants[segment] = self._tenants.pop(segment)
 
     def _drop(self) -> None:
-        """Drop the least recently used segment."""
-        tenants = self._segments
-        tenant = min(tenants, key=lambda name: min(segment.used for segment in tenants[name]))
-        segment = min(tenants[tenant], key=lambda segment: segment.used)
+        """Drop the least recently used segment. The time does not depend on the number of tenants."""
+        segment, tenant = next(iter(self._tenants.items()))
+        del self._tenants[segment]
         self.size -= segment.size
-        tenants[tenant].remove(segment)
-        if not tenants[tenant]:
-            del tenants[tenant]
+        self._segments[tenant].remove(segment)
+        if not self._segments[tenant]:
+            del self._segments[tenant]
 
 
 class Match:
@@ -70,9 +64,9 @@ class Match:
     def __init__(self, history: History, tenant: str) -> None:
         self._history, self._tenant = history, tenant
         self._read = 0  # tokens of the text
-        self._states: dict[Segment, tuple[int, int]] = {}  # state and matched tokens
+        self._states: dict[SuffixAutomaton, tuple[int, int]] = {}  # state and matched tokens
 
-    def longest(self, text: Sequence[int]) -> tuple[Segment, int, int] | None:
+    def longest(self, text: Sequence[int]) -> tuple[SuffixAutomaton, int, int] | None:
         """The segment, the state in it and the number of matched tokens; None if the last token does not occur."""
         segments = self._history.of(self._tenant)
         known = {segment: self._states[segment] for segment in segments if segment in self._states}
