@@ -16,7 +16,7 @@ FASTER, SLOWER, UNCLEAR = "faster", "slower", "no clear difference"
 ONE_REPEAT = "one repeat: no interval"
 NOT_DRAFTED = "nothing was drafted: no difference to measure"
 SLOWER_NOT_DRAFTED = "slower, though nothing was drafted"
-# Student's 97.5 % quantiles for 1 to 9 degrees of freedom; beyond, `_quantile` expands around the normal one
+# Student's 97.5 % quantiles for 1 to 9 degrees of freedom; beyond, `student_quantile` expands around the normal one
 QUANTILES = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
 NORMAL = 1.959964
 
@@ -48,7 +48,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     centre = float(logs.mean())
     if logs.size == 1:
         return Estimate(math.exp(centre), None)
-    half = _quantile(logs.size - 1) * float(logs.std(ddof=1)) / math.sqrt(logs.size)
+    half = student_quantile(logs.size - 1) * float(logs.std(ddof=1)) / math.sqrt(logs.size)
     return Estimate(math.exp(centre), (math.exp(centre - half), math.exp(centre + half)))
 
 
@@ -83,7 +83,7 @@ def median(values: Sequence[float]) -> float:
     return float(np.median(values))
 
 
-def _quantile(freedom: int) -> float:
+def student_quantile(freedom: int) -> float:
     """The 97.5 % quantile of Student's distribution, to three digits."""
     if freedom <= len(QUANTILES):
         return QUANTILES[freedom - 1]
