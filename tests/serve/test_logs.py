@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import sys
 
 import httpx
 import pytest
 from live import MODEL, served
 
 from slipstream.serve.config import ServerConfig
-from slipstream.serve.logs import JsonFormatter, PlainFormatter
+from slipstream.serve.logs import JsonFormatter, PlainFormatter, start_logging
 
 
 class Lines(logging.Handler):
@@ -67,3 +69,21 @@ def test_prompts_are_logged_where_that_is_asked_for(lines):
         httpx.post(f"{address}/v1/none%0Aforged", json={})
     assert lines.json[0]["prompt"] == "abcabc"
     assert all("\n" not in line for line in lines.plain)
+
+
+def test_lines_go_to_the_standard_error_of_their_time(monkeypatch):
+    """A stream that was closed since the start is no error."""
+    for name in ("slipstream.serve", "uvicorn"):
+        logger = logging.getLogger(name)
+        for part, value in (("handlers", []), ("propagate", False), ("setLevel", lambda level: None)):
+            monkeypatch.setattr(logger, part, value)
+    first, second = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", first)
+    start_logging("plain")
+    logging.getLogger("slipstream.serve").warning("one")
+    assert first.getvalue().endswith("WARNING one\n")
+    monkeypatch.setattr(sys, "stderr", second)
+    first.close()
+    logging.getLogger("slipstream.serve").warning("two")
+    assert second.getvalue().endswith("WARNING two\n")
+    assert "Logging error" not in second.getvalue()

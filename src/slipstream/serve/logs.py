@@ -110,9 +110,19 @@ def _time(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
 
 
+class StderrHandler(logging.Handler):
+    """Writes to standard error as it is when a line is written. The stream of the start may have been closed."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except Exception:
+            self.handleError(record)
+
+
 def start_logging(form: str) -> None:
     """Log to standard error: the server's requests, and the warnings of the HTTP library."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = StderrHandler()
     handler.setFormatter(JsonFormatter() if form == "json" else PlainFormatter("%(levelname)s %(message)s"))
     for name, level in (("slipstream.serve", logging.INFO), ("uvicorn", logging.WARNING)):
         own = logging.getLogger(name)
