@@ -6,7 +6,7 @@ A folder of `slipstream train layer_skip` holds a `config.json` with the set and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,14 +95,3 @@ def save_skip_set(folder: Path, skipped: SkippedBlocks, layers: int, about: Mapp
 def as_dict(skipped: SkippedBlocks, layers: int) -> dict[str, Any]:
     """A set as JSON has it."""
     return {"layers": layers, "attention": sorted(skipped.attention), "mlp": sorted(skipped.mlp)}
-
-
-def as_text(blocks: Iterable[int]) -> str:
-    """Layers as text, such as 4-6,9."""
-    runs: list[list[int]] = []
-    for layer in sorted(blocks):
-        if runs and runs[-1][-1] == layer - 1:
-            runs[-1].append(layer)
-        else:
-            runs.append([layer])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
