@@ -50,6 +50,17 @@ def test_a_seed_meets_no_memory_unless_the_noise_is_shared(engine, rule, remembe
     assert engine.drafter("suffix").history.size > 0
 
 
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_the_depth_of_such_a_request_does_not_depend_on_earlier_ones(engine, rule):
+    """The policy learns from every request, so it must not choose the depth."""
+    options = {**SHORT, "speculation": ss.Speculation(verify=rule)}
+    sampling = ss.Sampling(temperature=1.0, seed=5)
+    first = engine.generate("abcabc", sampling, **options)[0]
+    engine.generate(["ponm"] * 3, ss.Sampling(temperature=1.0), **options)
+    second = engine.generate("abcabc", sampling, **options)[0]
+    assert (second.token_ids, second.stats) == (first.token_ids, first.stats)
+
+
 def test_greedy_and_coupled_texts_are_those_of_plain_decoding(engine):
     for sampling in (GREEDY, ss.Sampling(temperature=0.9, seed=3)):
         plain = engine.generate(["abc", "ponm"], sampling, **SHORT, speculation=ss.Speculation(off=True))

@@ -13,6 +13,8 @@ from slipstream.plan.ir.nodes import AutoRule
 from slipstream.plan.lower.native import NativeSettings
 from slipstream.plan.policy.config import TreeConfig
 
+SEEDED_DEPTH = 3  # of a request whose depth must not depend on earlier requests
+
 
 def choose_rule(named: str | None, auto: AutoRule, temperature: float, seeded: bool, tree: bool) -> str:
     """The name of the rule that verifies a request. `named`: the plan's or the user's own choice, or None. `auto`: the
@@ -44,14 +46,17 @@ def request_plan(settings: NativeSettings, drafter: str, speculation: Speculatio
         return DecodingPlan("none", rule, 0)
     if shape is not None and depth is None:
         depth = shape.depth or TreeConfig().depth
+    if depth is None and meets_its_draws_again(rule, sampling):
+        depth = SEEDED_DEPTH
     return DecodingPlan(speculation.drafter or drafter, rule, depth, shape)
 
 
 def meets_its_draws_again(rule: str, sampling: Sampling) -> bool:
     """Whether a repeated request repeats draws whose outcome depends on the draft: it has a seed, and no shared noise.
 
-    A drafter that remembers the first answer would then depend on the same draws, which biases the second answer. So
-    such a request uses no history of outputs."""
+    What remembers earlier answers would then depend on the same draws, which biases the output: the first answer
+    chooses the draft, or the depth, that the same coins meet again. So such a request uses no history of outputs, and
+    its depth is fixed, because the policy learns from all requests."""
     return sampling.seed is not None and sampling.temperature > 0 and not rules.get(rule).shared
 
 
