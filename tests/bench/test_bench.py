@@ -148,7 +148,7 @@ def test_conversations_go_on(folder):
         talk = [{"role": "system", "content": "p"}]
         for turn in turns.turns:
             talk.append({"role": "user", "content": turn})
-            (done,) = engine.generate(talk, Load(1, 0.0, 4).sampling(0), max_tokens=4)
+            (done,) = engine.generate(talk, Load(1, 0.0, 4).sampling, max_tokens=4)
             talk.append({"role": "assistant", "content": done.text})
     assert found.answers[0] == done.text
     assert len(found.first) == 4  # three turns and one
@@ -166,10 +166,10 @@ def test_counts_of_a_group():
     assert len(found.answers) == len(found.prints) == 2
 
 
-def test_batches_go_without_seeds_and_single_requests_with():
-    assert Load(1, 0.8, 4, seed=5).sampling(2).seed == 7
-    assert Load(4, 0.8, 4, seed=5).sampling(2).seed is None
-    assert Load(1, 0.0, 4).sampling(2).seed is None
+def test_sampled_requests_have_no_seed():
+    """A seed would fix the depth of requests under the rule block."""
+    assert Load(1, 0.8, 4).sampling.seed is None
+    assert Load(4, 0.8, 4).sampling.temperature == 0.8
 
 
 def test_one_target_and_one_engine_for_all_depths(folder):

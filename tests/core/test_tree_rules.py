@@ -222,7 +222,7 @@ def test_a_wider_coupled_draft_keeps_at_least_as_much_on_every_field():
     for width in (1, 2, 3):
         rows = {Subject(Coupled).row(pair, 2): (field, field) for field in fields}
         subject = Subject(Coupled, lambda width=width: Fixed(1, shape=Shape((-1,) * width)))
-        steps = subject.run(pair, list(rows), 1, lambda some, _, rows=rows: FixedNoise(some, rows))
+        steps = subject.run(pair, list(rows), 1, lambda some, _, rows=rows: FixedNoise([rows[row] for row in some]))
         kept.append([step.accepted for step in steps[0]])
     for narrow, wide in pairwise(kept):
         assert all(a <= b for a, b in zip(narrow, wide, strict=True))

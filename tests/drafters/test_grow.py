@@ -124,7 +124,7 @@ def test_no_number_is_drawn_twice(how):
     universes = [Universe([]) for _ in range(3)]
     some = rows(3)
     shape = Shape.levels([2, 2])
-    grow(some, [Budget(2, shape=shape, siblings=how)] * 3, Scripted(universes, [2] * 3), Teller(some), 5)
+    grow(some, [Budget(2, shape=shape, siblings=how)] * 3, Scripted(universes, [(2,)] * 3), Teller(some), 5)
     assert not any(universe.faults for universe in universes)
     assert all(universe.keys for universe in universes)
 

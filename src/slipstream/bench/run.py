@@ -22,7 +22,6 @@ from slipstream.bench.progress import progress
 from slipstream.bench.workloads import Workload
 from slipstream.engines.base import Engine
 
-SEEDS = 1000  # distance between the first seeds of two repeats
 T = TypeVar("T")
 
 
@@ -104,7 +103,7 @@ def run(schedule: BenchSchedule, pool: EnginePool, journal: Journal) -> Measured
             say(cell.title)
             with pool.explain_memory_errors(cell.setup):
                 draft = _draft(schedule, pool, cell)  # before the engine is opened, because it may need its memory
-                entry = _measure(schedule, pool, cell, repeat, warmed)
+                entry = _measure(schedule, pool, cell, warmed)
             about = {"commit": commit_id, "load": load_average(), "draft": draft}
             journal.add(keys[cell, repeat], {**entry, **about})
     return {
@@ -134,11 +133,10 @@ def _entry(journal: Journal, key: Mapping[str, Any]) -> dict[str, Any]:
     return entry
 
 
-def _measure(schedule: BenchSchedule, pool: EnginePool, cell: Cell, repeat: int, warmed: Warmed) -> dict[str, Any]:
+def _measure(schedule: BenchSchedule, pool: EnginePool, cell: Cell, warmed: Warmed) -> dict[str, Any]:
     """A measurement with its engine's label and version. No reference to the engine is kept, so it can be closed."""
     engine, items = pool.open(cell.setup), schedule.workloads[cell.workload].items
-    seed = 1 + SEEDS * repeat
-    load = Load(cell.batch, cell.temperature, schedule.max_tokens, pool.speculation(cell.setup), seed)
+    load = Load(cell.batch, cell.temperature, schedule.max_tokens, pool.speculation(cell.setup))
     done = warmed.setdefault(engine, set())
     if (cell.setup, cell.batch) not in done:
         warm(engine, items, load)

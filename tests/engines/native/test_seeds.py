@@ -68,10 +68,14 @@ def test_one_seed_gives_one_text_at_any_depth(tree):
         assert len({tuple(c.stats.drafted) for c in done}) > 1, "the depth did not vary, so nothing was tested"
 
 
-def test_the_block_rule_with_a_seed_promises_nothing():
+def test_the_block_rule_with_a_seed_has_a_fixed_depth():
+    """The times differ, and the text does not: the policy is not asked. Another depth gives another text."""
     done = list(completions(verify="block"))
-    assert len({tuple(c.token_ids) for c in done}) > 1, "the times make no difference, so the test above has no power"
+    assert len({tuple(c.token_ids) for c in done}) == 1
     assert {(c.rule, c.lossless, c.repeatable) for c in done} == {("block", True, None)}
+    texts = {tuple(next(completions(verify="block", depth=depth)).token_ids) for depth in (1, 2, 3, 5)}
+    assert len(texts) > 1
+    assert tuple(done[0].token_ids) in texts
 
 
 @pytest.mark.parametrize(
@@ -109,11 +113,15 @@ def test_a_completion_names_its_rule_and_its_promise():
         assert rule(WARM, verify="coupled") == ("coupled", True, "up to ties")
 
 
-def test_a_drafter_whose_trees_coupled_cannot_take_is_refused_in_a_sentence(monkeypatch):
-    monkeypatch.setattr(DraftModel, "siblings", frozenset({Siblings.IID}))
-    with opened(0) as engine, pytest.raises(ValueError, match=r"coupled takes no tree of this drafter's \(iid\); use"):
-        engine.generate("abab", WARM, speculation=Speculation(drafter="mini", shape=4))
-    assert Siblings.IID not in rules.get("coupled").siblings
+def test_a_drafter_whose_trees_a_rule_cannot_take_is_refused_in_a_sentence(monkeypatch):
+    monkeypatch.setattr(DraftModel, "siblings", frozenset({Siblings.CHOSEN}))
+    with (
+        opened(0) as engine,
+        pytest.raises(ValueError, match=r"spectr takes no tree of this drafter's \(chosen\); use"),
+    ):
+        engine.generate("abab", WARM, speculation=Speculation(drafter="mini", shape=4, verify="spectr"))
+    assert Siblings.CHOSEN not in rules.get("spectr").siblings
+    assert set(Siblings) == set(rules.get("coupled").siblings)
 
 
 def test_samples_without_a_seed_use_the_systems_randomness():

@@ -74,12 +74,12 @@ class Load:
     temperature: float
     max_tokens: int
     speculation: Speculation = field(default_factory=Speculation)
-    seed: int = 0  # of the first prompt; prompt n has seed + n
 
-    def sampling(self, number: int) -> Sampling:
-        """The sampling of a prompt. Requests of a batch have no seed, because some engines decode seeded ones alone."""
-        seeded = self.temperature > 0 and self.batch == 1
-        return Sampling(self.temperature, seed=self.seed + number if seeded else None)
+    @property
+    def sampling(self) -> Sampling:
+        """The sampling of every prompt. It has no seed: some engines decode seeded requests alone, and the policy of
+        ours does not choose the depth of a seeded request under a rule such as `block`."""
+        return Sampling(self.temperature)
 
 
 def measure(engine: Engine, items: Sequence[Item], load: Load) -> Measurement:
@@ -110,8 +110,8 @@ def _converse(
     for turn in range(max(len(conversation.item.turns) for conversation in conversations)):
         unfinished = [i for i, conversation in enumerate(conversations) if turn < len(conversation.item.turns)]
         prompts = [conversations[i].next_prompt(turn) for i in unfinished]
-        turn_items, numbers = [conversations[i].item for i in unfinished], [group[i] for i in unfinished]
-        done = _run_together(engine, turn_items, prompts, numbers, load, measurement)
+        turn_items = [conversations[i].item for i in unfinished]
+        done = _run_together(engine, turn_items, prompts, load, measurement)
         for i, completion in zip(unfinished, done, strict=True):
             conversations[i].add_answer(completion.text)
             last[i] = completion
@@ -159,16 +159,15 @@ def _run_together(
     engine: Engine,
     items: Sequence[Item],
     prompts: Sequence[Prompt],
-    numbers: Sequence[int],
     load: Load,
     measurement: Measurement,
 ) -> list[Completion]:
     """Run one turn of a group, all requests at the same time."""
     started, timers = time.perf_counter(), list[StreamTimer]()
     try:
-        for item, prompt, number in zip(items, prompts, numbers, strict=True):
+        for item, prompt in zip(items, prompts, strict=True):
             options = GenerationOptions(load.max_tokens, stop=item.stop, raw=item.raw, speculation=load.speculation)
-            (handle,) = engine.submit(prompt, load.sampling(number), options)
+            (handle,) = engine.submit(prompt, load.sampling, options)
             timers.append(StreamTimer(handle))
             timers[-1].start()
         for timer in timers:
@@ -219,4 +218,4 @@ def add_counts(measurement: Measurement, done: Sequence[Completion], engine: Eng
 def warm(engine: Engine, items: Sequence[Item], load: Load) -> None:
     """Warm the engine up with a few tokens, which are not measured."""
     batch = list(islice(cycle(items), load.batch))
-    measure(engine, batch, Load(load.batch, load.temperature, min(8, load.max_tokens), load.speculation, load.seed))
+    measure(engine, batch, Load(load.batch, load.temperature, min(8, load.max_tokens), load.speculation))
