@@ -9,9 +9,12 @@ import pytest
 import letters_folder
 from slipstream.bench.figures import measure_figures
 from slipstream.engines.native.build import build_target
+from slipstream.plan.ir.build import build_plan
 from slipstream.plan.ir.json_form import from_json
 from slipstream.plan.ir.library import library
 from slipstream.plan.ir.parser import parse_plan
+from slipstream.plan.ir.text import text_of
+from slipstream.plan.lower.peers import lower_peer
 from slipstream.plan.passes.levels import LEVELS
 
 
@@ -149,3 +152,17 @@ def test_measured_figures(folder, workload):
     assert figures.plain > 0
     assert all(point.tokens_per_second > 0 and point.tau >= 1 for point in figures.drafters["ngram"])
     assert json.dumps(figures.shown("ngram"))
+
+
+def test_a_plan_for_several_devices_reaches_vllm(slipstream, tmp_path, monkeypatch):
+    opened = {}
+
+    def open_engine(name, model, options=None, plan=None, **loading):
+        opened["settings"] = lower_peer(plan, name, ("none", "ngram"), ("block",))
+        raise ValueError("far enough")
+
+    monkeypatch.setattr("slipstream.cli.generate.session.open_engine", open_engine)
+    path = tmp_path / "two.plan"
+    path.write_text(text_of(build_plan("smollm2-135m", "ngram", depth=4, tensor_parallel=2)))
+    assert "far enough" in slipstream("generate", "abc", "--plan", str(path), "-e", "vllm").stderr
+    assert opened["settings"].options == {"tensor_parallel": 2}

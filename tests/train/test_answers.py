@@ -50,9 +50,13 @@ def test_the_answers_of_another_training_are_used(first, target, tmp_path, monke
 
 def test_a_new_folder_holds_the_answers_of_several_trainings(target, tmp_path, monkeypatch):
     run("eagle", target, tmp_path / "a", answers=str(tmp_path / "answers"))
-    monkeypatch.setattr(answers, "generate_answers", None)
+    assert any((tmp_path / "answers").iterdir())
+    monkeypatch.setattr(answers, "generate_answers", None)  # a call would fail
     run("draft_model", target, tmp_path / "b", layers="1", answers=str(tmp_path / "answers"))
+    assert (tmp_path / "b/model.safetensors").exists()
+    trained = (tmp_path / "a/model.safetensors").read_bytes()
     run("eagle", target, tmp_path / "a", answers=str(tmp_path / "answers"))  # the same command resumes
+    assert (tmp_path / "a/model.safetensors").read_bytes() == trained
 
 
 @pytest.mark.parametrize("change", [{"temperatures": "0"}, {"answer": 11}, {"seed": 1}, {"rows": 5}, {"prompt": 7}])

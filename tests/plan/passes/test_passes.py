@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from slipstream.engines.drafter_catalogue import DrafterCatalogue
 from slipstream.plan.ir.build import build_plan
-from slipstream.plan.ir.nodes import PlanError
+from slipstream.plan.ir.nodes import AutoRule, DrafterNode, DraftNode, Plan, PlanError, StageNode, VerifyNode
 from slipstream.plan.ir.text import line_of
 from slipstream.plan.passes.figures import Figures, MeasuredDepth
 from slipstream.plan.passes.levels import LEVELS, passes_of, run_passes
@@ -111,3 +113,19 @@ def test_errors():
         passes_of("9")
     with pytest.raises(PlanError, match="-Oe needs joules"):
         passes_of("e")
+
+
+def test_a_rule_that_the_plan_names_is_kept():
+    plan = build_plan("m", "ngram", depth=3)
+    verify = plan.one(VerifyNode)
+    own = replace(plan, nodes=(*plan.nodes[:-2], replace(verify, rule=AutoRule("coupled", "token")), plan.nodes[-1]))
+    (step,) = run_passes(own, ["drop-draft"], PassContext(), DrafterCatalogue())
+    assert step.after.one(VerifyNode).rule == AutoRule("coupled", "token")
+
+
+def test_figures_of_stages_are_missing():
+    nodes = build_plan("m", "draft_model", depth=3).nodes
+    stages = (DrafterNode("lookup", "ngram"), StageNode("both", ("lookup", "draft_model")), DraftNode("d", "both", 3))
+    plan = Plan("x", (*nodes[:2], *stages, *nodes[3:]))
+    with pytest.raises(PlanError, match="select-depth needs figures of staged"):
+        run_passes(plan, ["select-depth"], PassContext(FIGURES), DrafterCatalogue())

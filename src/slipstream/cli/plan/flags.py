@@ -62,12 +62,15 @@ def from_plan(context: typer.Context, given: str | None) -> dict[str, Any]:
     from slipstream.engines.drafter_catalogue import DrafterCatalogue
     from slipstream.plan.ir.check import check_plan
     from slipstream.plan.ir.library import load_plan
-    from slipstream.plan.lower.native import lower_native
+    from slipstream.plan.ir.nodes import DraftNode, ModelNode
+    from slipstream.plan.lower.native import drafting
 
     refuse_beside_plan(context)
     plan = check_plan(load_plan(given), DrafterCatalogue(), given)
-    settings = lower_native(plan)
-    return {"plan": plan, "model": settings.model, "drafter": settings.drafter, "depth": settings.depth}
+    draft = plan.one(DraftNode)
+    depth = 0 if draft is None else draft.depth if isinstance(draft.depth, int) else None
+    drafter = "none" if draft is None else drafting(plan, draft)[0]
+    return {"plan": plan, "model": plan.one(ModelNode).model, "drafter": drafter, "depth": depth}
 
 
 def load_plans(context: typer.Context, given: Sequence[str], model: str) -> tuple[dict[str, Plan], str]:

@@ -20,7 +20,7 @@ from slipstream.engines.options import GenerationOptions
 from slipstream.models.weights.precision import choose_device
 from slipstream.plan.ir.nodes import DraftNode, ModelNode, Plan
 from slipstream.plan.ir.text import line_of, text_of
-from slipstream.plan.lower.native import LOADING
+from slipstream.plan.lower.native import LOADING, drafting
 from slipstream.plan.passes.figures import Figures
 from slipstream.plan.passes.levels import ABOUT, LEVELS, MEASURED, PassStep, passes_of, run_passes
 from slipstream.plan.passes.passes import PassContext
@@ -43,6 +43,9 @@ def measured(plan: Plan, kinds: Sequence[str], target: Target | None = None) -> 
     """Figures of the plan's model on this machine, with a progress line."""
     model = plan.one(ModelNode)
     options: dict[str, dict[str, Any]] = {kind: {} for kind in kinds} or dict(candidates(model.model))
+    if draft := plan.one(DraftNode):  # the plan's own drafter is measured with its own options
+        kind, own = drafting(plan, draft)
+        options |= {} if kinds and kind not in kinds else {kind: own}
     target = target or loaded(model)
     with Progress(
         SpinnerColumn(), TextColumn("{task.description}"), console=console(stderr=True), transient=True

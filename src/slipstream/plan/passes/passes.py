@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from slipstream.plan.ir.build import CHAIN_RULE
+from slipstream.plan.ir.build import CHAIN_RULE, TREE_RULE
 from slipstream.plan.ir.nodes import (
     AdaptiveDepth,
     AutoRule,
@@ -19,6 +19,7 @@ from slipstream.plan.ir.nodes import (
     ScoreNode,
     VerifyNode,
 )
+from slipstream.plan.lower.native import drafting
 from slipstream.plan.passes.figures import Figures
 
 
@@ -52,7 +53,7 @@ def select_depth(plan: Plan, context: PassContext) -> PassResult:
     draft = plan.one(DraftNode)
     if draft is None:
         return plan, ()
-    figures, kind = _figures(context, "select-depth"), plan.node(draft.drafter).kind
+    figures, kind = _figures(context, "select-depth"), drafting(plan, draft)[0]
     if kind not in figures.drafters:
         raise PlanError(f"select-depth needs figures of {kind}; there are some of {', '.join(figures.drafters)}")
     depth = figures.best_depth(kind).depth
@@ -168,7 +169,7 @@ def with_drafter(plan: Plan, part: DrafterNode) -> Plan:
 def _with_rule(plan: Plan) -> Plan:
     """The rule for chains, where the plan's own choice was for trees."""
     verify = plan.one(VerifyNode)
-    if not isinstance(verify.rule, AutoRule):
+    if not isinstance(verify.rule, AutoRule) or verify.rule.other != TREE_RULE:
         return plan
     return replaced(plan, verify, replace(verify, rule=replace(verify.rule, other=CHAIN_RULE)))
 
