@@ -125,6 +125,11 @@ FLAGS = {
         "--plan",
         "--temperature",
         "--batch",
+        "--task",
+        "--route",
+        "--small",
+        "--threshold",
+        "--score",
         "--workload",
         "--max-tokens",
         "--repeats",
@@ -219,7 +224,7 @@ SIGNATURES = {  # parameters with their defaults; … is one that is made anew
     "Speculation": "off=False, drafter=None, depth=None, verify=None, shape=None, history=True",
     "Limits": "rows=None, tokens=None, prefill=None, retained=32768, retained_bytes=None",
     "Completion": "text, token_ids, finish_reason, logprobs, prompt_tokens, origins, stats, guarantee, error=None,"
-    " prompt_logprobs=None, queue_seconds=0.0",
+    " prompt_logprobs=None, queue_seconds=0.0, route=None",
     "Chunk": "text, token_ids, origins, logprobs=(), finish_reason=None, error=None, pieces=(), prompt_logprobs=(),"
     " draft=None",
     "hf.generate": "model, input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus=False,"

@@ -4,40 +4,26 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from slipstream.cli import options as flags
+from slipstream.cli.bench_flags import MatrixFlags, TaskFlags, task_options
+from slipstream.cli.flag_groups import with_groups
 from slipstream.cli.output.show import Json, print_json
 
+if TYPE_CHECKING:
+    from slipstream.bench.tasks.task_session import TaskOptions
 
+
+@with_groups
 def bench(
+    *,
     context: typer.Context,
     model: flags.ModelName = "smollm2-135m",
-    engine: Annotated[
-        list[str] | None, typer.Option(help="native, transformers, llamacpp or vllm; may be given several times.")
-    ] = None,
-    drafter: Annotated[
-        list[str] | None,
-        typer.Option("-d", "--drafter", help="As in generate, or ENGINE:DRAFTER; may be given several times."),
-    ] = None,
-    verify: Annotated[
-        str, typer.Option(help="Rules, such as block,coupled; auto is block, and the own rule of other engines.")
-    ] = "auto",
-    depth: Annotated[str, typer.Option(help="Drafted tokens per cycle, such as auto,2,4 or 1-6.")] = "auto",
-    option: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-o", "--option", metavar="KEY=VALUE", help="An option of all drafters, or NAME.KEY=VALUE of one."
-        ),
-    ] = None,
-    plan: Annotated[
-        list[str] | None,
-        typer.Option("--plan", metavar="FILE|NAME", help="A plan, measured beside -d; may be given several times."),
-    ] = None,
-    temperature: Annotated[str, typer.Option(help="Temperatures, such as 0,0.8.")] = "0",
-    batch: Annotated[str, typer.Option(help="Numbers of simultaneous requests, such as 1,8.")] = "1",
+    cells: MatrixFlags,
+    graded: TaskFlags,
     workload: Annotated[str, typer.Option(help="Names or .jsonl files, such as code,chat:3.")] = "code,chat",
     max_tokens: flags.MaxTokens = 64,
     repeats: Annotated[
@@ -54,19 +40,31 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Measure workloads × engines × drafters: speed, tau, quality; a table, and a report page with --out."""
-    from slipstream.bench.matrix import Matrix
+    if graded.task is not None:
+        loading = {"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code}
+        measure_task(task_options(context, graded, cells, model, max_tokens, loading, out), as_json)
+        return
+    graded.check_unused(context)
     from slipstream.bench.session import BenchOptions, rounded
     from slipstream.bench.session import bench as measure
     from slipstream.bench.table import show
     from slipstream.cli.plan.flags import load_plans
 
-    plans, model = load_plans(context, plan or [], model)
-    engines = tuple(engine or Matrix().engines)
-    drafters = tuple(drafter or (("none",) if plans else Matrix().drafters))
-    matrix = Matrix(engines, drafters, depth, verify, batch, temperature, flags.settings(option), plans)
+    plans, model = load_plans(context, cells.plan or [], model)
     command = ["slipstream", *sys.argv[1:]]
     load, place = (workload, max_tokens, repeats), (hold, device, trust_remote_code)
-    results = measure(BenchOptions(model, matrix, *load, out, against, dtype, command, *place))
+    results = measure(BenchOptions(model, cells.matrix(plans), *load, out, against, dtype, command, *place))
     show(results)
+    if as_json:
+        print_json(rounded(results))
+
+
+def measure_task(options: TaskOptions, as_json: bool) -> None:
+    """Measure a task, and print its figures."""
+    from slipstream.bench.session import rounded
+    from slipstream.bench.tasks.task_session import show_task, task_bench
+
+    results = task_bench(options)
+    show_task(results)
     if as_json:
         print_json(rounded(results))

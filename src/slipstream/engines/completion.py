@@ -113,6 +113,14 @@ class Guarantee:
 
 
 @dataclass(frozen=True)
+class RouteOutcome:
+    """Which model of a route wrote a completion, and the score of the small model's answer."""
+
+    model: Literal["small", "large"]
+    score: float | None = None  # between 0 and 1; None where the route needs none
+
+
+@dataclass(frozen=True)
 class Completion:
     """One finished sample of one request."""
 
@@ -127,6 +135,7 @@ class Completion:
     error: str | None = None
     prompt_logprobs: list[Logprob | None] | None = None  # where asked for; None for the first token
     queue_seconds: float = 0.0  # that the request waited for a row, where the engine has a queue of its own
+    route: RouteOutcome | None = None  # of a request that went through a route between two models
 
     @property
     def completion_tokens(self) -> int:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -34,18 +36,29 @@ def passes(program: str, limits: SandboxLimits | None = None) -> bool:
     job = json.dumps({"program": program, "token": token, **asdict(limits)})
     environment = {"PATH": os.defpath, "PYTHONHASHSEED": "0"}
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as output:
+        child = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(CHILD)],
+            stdin=subprocess.PIPE,
+            stdout=output,  # a file, not a pipe: its size can be limited
+            stderr=subprocess.DEVNULL,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
+        )
         try:
-            done = subprocess.run(
-                [sys.executable, "-I", "-S", str(CHILD)],
-                input=job.encode(),
-                stdout=output,  # a file, not a pipe: its size can be limited
-                stderr=subprocess.DEVNULL,
-                cwd=folder,
-                env=environment,
-                timeout=limits.seconds + 2,
-                start_new_session=True,
-            )
+            child.communicate(job.encode(), timeout=limits.seconds + 2)
         except subprocess.TimeoutExpired:
             return False
+        finally:
+            _end(child)
         output.seek(0)
-        return done.returncode == 0 and output.read().endswith(token.encode())
+        return child.returncode == 0 and output.read().endswith(token.encode())
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End the process and all that it started: they share its process group."""
+    if hasattr(os, "killpg"):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+    child.kill()
+    child.wait()

@@ -1,7 +1,8 @@
 """The script that `sandbox.py` starts: restricts its own process, then runs the program that it receives.
 
 Reads {"program", "token", "seconds", "memory", "file_bytes"} from standard input and writes the token after the program
-has ended without an error. It imports nothing from slipstream.
+has ended without an error. A program that tried something forbidden does not get the token, even if it caught the
+error. It imports nothing from slipstream.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ import os
 import sys
 from typing import Any
 
+NEW_NETWORK, NEW_USER = 0x40000000, 0x10000000  # flags of Linux's unshare
 REFUSED = ("socket.", "subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.spawn", "ctypes.", "pty.")
 CHANGES = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.chmod", "os.chown", "os.kill",
            "os.truncate", "shutil.")  # fmt: skip
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+violations: list[str] = []
 
 
 def confine(seconds: float, memory: int, file_bytes: int) -> None:
-    limits(seconds, memory, file_bytes)
     no_network()
+    no_processes()
+    limits(seconds, memory, file_bytes)
     sys.addaudithook(watch)  # an audit hook cannot be removed
 
 
@@ -34,6 +38,7 @@ def limits(seconds: float, memory: int, file_bytes: int) -> None:
         resource.RLIMIT_FSIZE: file_bytes,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: 32,
+        resource.RLIMIT_NPROC: 0,  # neither processes nor threads; the system administrator is exempt
     }
     for resource_id, value in values.items():
         _, hard = resource.getrlimit(resource_id)
@@ -43,20 +48,39 @@ def limits(seconds: float, memory: int, file_bytes: int) -> None:
 
 def no_network() -> None:
     """Enter an empty network namespace, if the system allows it. The audit hook refuses sockets in any case."""
-    unshare: Any = getattr(os, "unshare", None)  # Python 3.12
-    if unshare is None:
+    if not sys.platform.startswith("linux"):
         return
     try:
-        unshare(os.CLONE_NEWUSER | os.CLONE_NEWNET)  # type: ignore[attr-defined, unused-ignore]
-    except OSError:
+        import ctypes
+
+        ctypes.CDLL(None).unshare(NEW_USER | NEW_NETWORK)
+    except (ImportError, OSError, AttributeError):
         return
+
+
+def no_processes() -> None:
+    """Refuse the function below `subprocess`, for which Python has no audit event."""
+    try:
+        import _posixsubprocess
+    except ImportError:  # not a POSIX system
+        return
+    _posixsubprocess.fork_exec = _refuse_processes  # type: ignore[assignment, unused-ignore]
+
+
+def _refuse_processes(*_: Any) -> None:
+    refuse("fork_exec")
+
+
+def refuse(action: str) -> None:
+    violations.append(action)
+    raise PermissionError(f"{action} is not allowed here")
 
 
 def watch(event: str, arguments: tuple[Any, ...]) -> None:
     if event.startswith(REFUSED) or event.startswith(CHANGES):
-        raise PermissionError(f"{event} is not allowed here")
+        refuse(event)
     if event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITING:
-        raise PermissionError("files may be read, not written")
+        refuse("writing a file")
 
 
 def main() -> None:
@@ -64,8 +88,9 @@ def main() -> None:
     confine(job["seconds"], job["memory"], job["file_bytes"])
     exec(compile(job["program"], "answer", "exec"), {"__name__": "__main__"})
     sys.stdout.flush()
-    sys.stdout.write(job["token"])
-    sys.stdout.flush()
+    if not violations:
+        sys.stdout.write(job["token"])
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

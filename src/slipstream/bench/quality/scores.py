@@ -55,10 +55,10 @@ def program(item: Item, answer: str) -> str:
 
 def exact(item: Item, answer: str) -> float:
     numbers = NUMBER.findall(answer)
-    return float(bool(numbers) and _number(numbers[-1]) == _number(item.reference or ""))
+    return float(bool(numbers) and as_number(numbers[-1]) == as_number(item.reference or ""))
 
 
-def _number(text: str) -> float | None:
+def as_number(text: str) -> float | None:
     """The value of a number in any notation: 1,250 and 1250.0 are equal."""
     plain = re.sub(r",(?=\d{3}\b)", "", text).replace(",", ".")
     try:

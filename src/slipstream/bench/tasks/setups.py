@@ -1,0 +1,55 @@
+"""The setups that a task is measured with: one model, a model with a drafter, or a route between two models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from slipstream.engines import engines, open_engine
+from slipstream.engines.base import Engine
+from slipstream.engines.cascade.request import RouteEngine, RouteOptions
+from slipstream.engines.native.scheduler import Limits
+
+ROUTES = ("request",)
+
+
+@dataclass(frozen=True)
+class TaskSetup:
+    """A model and how it decodes."""
+
+    model: str
+    engine: str = "native"
+    drafter: str = "none"
+    verify: str | None = None
+    depth: int | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    loading: Mapping[str, Any] = field(default_factory=dict)  # dtype, device, trust_remote_code
+
+    def open(self) -> Engine:
+        """The engine. The prefix store is off, so that every problem is read."""
+        own: dict[str, Any] = {"limits": Limits(retained=0)} if self.engine == "native" else {}
+        return open_engine(
+            self.engine, self.model, self.drafter, self.verify, self.depth, self.options, **self.loading, **own
+        )
+
+    def alone(self, model: str) -> TaskSetup:
+        """Another model in the same engine, without a drafter."""
+        return replace(self, model=model, drafter="none", verify=None, depth=None, options={})
+
+
+@dataclass(frozen=True)
+class RouteSetup:
+    """A route from a small model to a large one."""
+
+    level: str
+    small: str
+    options: RouteOptions
+
+    def __post_init__(self) -> None:
+        if self.level not in ROUTES:
+            raise ValueError(f"route is {self.level!r}; it must be one of {', '.join(ROUTES)}")
+
+    def open(self, large: TaskSetup) -> Engine:
+        engines.get(large.engine)
+        return RouteEngine(large.alone(self.small).open, large.open, self.options)

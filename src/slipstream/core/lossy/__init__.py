@@ -1,0 +1,1 @@
+"""What changes the output's distribution: lossy verification rules, and scores that route requests between models."""

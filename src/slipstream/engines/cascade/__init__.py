@@ -1,0 +1,1 @@
+"""Routes between a small and a large model. They are lossy, and every output says so."""

@@ -1,0 +1,126 @@
+"""Problems of tasks, their grading, and the intervals of accuracies."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from slipstream.bench.tasks.grading import correct, final_number, program
+from slipstream.bench.tasks.intervals import interval, lower_bound, problems_needed, upper_share
+from slipstream.bench.tasks.problems import Problem, load_task, problem_of
+
+HUMAN_EVAL = {
+    "task_id": "HumanEval/x",
+    "prompt": 'from typing import List\n\ndef add(a: int, b: int) -> int:\n    """ The sum. """\n',
+    "entry_point": "add",
+    "test": "def check(f):\n    assert f(1, 2) == 3\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("checker", "answer", "text", "right"),
+    [
+        ("exact", "Paris", " Paris\n", True),
+        ("exact", "Paris", "It is Paris", False),
+        ("number", "1250", "12 x 100 = 1,200, so 1,250.", True),
+        ("number", "8.5", "#### 8.50 (not 9)", True),
+        ("number", "3", r"thus \boxed{3}, see 4", True),
+        ("number", "3", "three", False),
+        ("regex", r"\bcats?\b", "two cats", True),
+        ("regex", r"^cat", "two cats", False),
+    ],
+)
+def test_texts_are_checked(checker, answer, text, right):
+    assert correct(Problem("1", "?", checker, answer), text) is right
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("```python\ndef add(a, b):\n    return a + b\n```", True),
+        ("Here:\n```\ndef add(a: int, b: int) -> List[int]:\n    return a + b\n```\nDone.", True),
+        ("    return a + b\n", True),
+        ("def add(a, b):\n    return a + b", True),
+        ("```python\ndef add(a, b):\n    return a - b\n```", False),
+        ("```python\nimport os\nwhile True:\n    os.fork()\n```", False),
+    ],
+)
+def test_code_is_run(answer, right):
+    problem = problem_of(HUMAN_EVAL, "x")
+    assert problem.checker == "python"
+    assert correct(problem, answer) is right
+
+
+def test_a_function_is_asked_for_or_continued():
+    problem = problem_of(HUMAN_EVAL, "x")
+    assert "Complete this Python function" in problem.text(instruct=True)[0]
+    prompt, raw, stop = problem.text(instruct=False)
+    assert (prompt, raw, bool(stop)) == (HUMAN_EVAL["prompt"], True, True)
+    assert program(Problem("1", "?", "python", test="assert x"), "```\nx = 1\n```") == "x = 1\n\n\nassert x\n"
+
+
+def test_published_files_are_read():
+    mbpp = problem_of({"task_id": 2, "text": "Add.", "test_list": ["assert add(1, 1) == 2"]}, "x")
+    assert (mbpp.id, mbpp.checker, mbpp.test) == ("mbpp/2", "python", "assert add(1, 1) == 2")
+    assert "assert add" in mbpp.prompt
+    gsm8k = problem_of({"question": "How many?", "answer": "2 + 2\n#### 1,004"}, "x")
+    assert (gsm8k.checker, final_number(gsm8k.answer)) == ("number", 1004.0)
+    assert problem_of({"prompt": "?", "checker": "number", "reference": 4}, "x").answer == "4"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"prompt": "?"}', "it has no checker; it must be one of exact, number, regex, python"),
+        ('{"prompt": "?", "checker": "judge"}', "its checker is 'judge'; it must be one of"),
+        ('{"prompt": "?", "checker": "exact"}', "its checker exact needs the field answer, as text"),
+        ('{"prompt": "?", "checker": "python"}', "its checker python needs the field test, as text"),
+        ('{"prompt": "?", "checker": "regex", "answer": "("}', "is no regular expression"),
+        ('{"checker": "exact", "answer": "a"}', "it has no prompt"),
+        ("[]", "it must be one JSON object"),
+        ("{", "line 1 is not JSON"),
+        ("", "holds no problem"),
+    ],
+)
+def test_what_is_no_task(tmp_path, line, message):
+    path = tmp_path / "t.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        load_task(str(path))
+
+
+def test_named_tasks_are_local_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLIPSTREAM_TASKS", str(tmp_path))
+    with pytest.raises(ValueError, match=r"slipstream brings no problems: put humaneval\.jsonl into"):
+        load_task("humaneval")
+    (tmp_path / "humaneval.jsonl").write_text(2 * (json.dumps(HUMAN_EVAL) + "\n"))
+    assert len(load_task("humaneval").problems) == 2
+    assert len(load_task("humaneval:1").problems) == 1
+    assert load_task("humaneval").metric == "pass@1"
+    with pytest.raises(ValueError, match="holds 2 problems; humaneval:3 asks for 3"):
+        load_task("humaneval:3")
+    with pytest.raises(ValueError, match=r"there is no task 'nothing'; it must be humaneval, mbpp, gsm8k or a .jsonl"):
+        load_task("nothing")
+
+
+def test_an_interval_covers_the_truth():
+    chance = np.random.default_rng(1)
+    samples = [list(map(float, chance.random(60) < 0.7)) for _ in range(60)]
+    inside = sum(low <= 0.7 <= high for low, high in map(interval, samples))
+    assert inside >= 52
+    assert interval([1.0] * 10) == (pytest.approx(0.025**0.1), 1.0)
+    assert interval([0.0]) == (0.0, pytest.approx(0.975))
+
+
+def test_a_paired_bound_is_no_better_than_the_problems_allow():
+    assert lower_bound([0.0] * 20) == pytest.approx(-(1 - 0.05 ** (1 / 20)))
+    assert lower_bound([0.0] * 149) > -0.02 > lower_bound([0.0] * 147)
+    assert upper_share(0, 100) == pytest.approx(1 - 0.05**0.01)
+    assert upper_share(5, 5) == 1.0
+    assert lower_bound([-1.0] + [0.0] * 99) < -0.01
+    assert problems_needed(0.02, [0.0] * 20) == 149
+    assert problems_needed(0.02, [-1.0, 0.0]) == 0  # they are worse by more than the margin
+    mixed = [1.0, -1.0, 0.0, 0.0] * 10
+    assert problems_needed(0.02, mixed) == pytest.approx((1.6449 * 0.5**0.5 / 0.02) ** 2, abs=1)
