@@ -139,6 +139,8 @@ FLAGS = {
         "--trust-remote-code",
         "--out",
         "--against",
+        "--forecast",
+        "--sample",
         "--json",
         "--help",
     ],

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from slipstream.bench.forecast_check import forecast_defaults
 from slipstream.bench.matrix import Matrix
 from slipstream.bench.session import BenchOptions, bench, rounded
 from slipstream.bench.table import show
@@ -32,6 +33,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("-o", "--option", action="append", metavar="KEY=VALUE", help="an option of the drafters, or NAME.KEY=VALUE")
     add("--out", type=Path, help="a folder for journal, results and report; an interrupted run resumes there")
     add("--against", type=Path, help="compare with the results.json of another run")
+    add("--forecast", action="store_true", help="forecast every workload from the others, and show the errors")
+    add("--sample", type=int, default=2, help="with --forecast: further prompts, whose acceptance a second one uses")
     add("--json", action="store_true", help="print one JSON object as the last line")
     return parser.parse_args(arguments)
 
@@ -59,17 +62,33 @@ def _options(args: argparse.Namespace, command: Sequence[str]) -> BenchOptions:
         if not (key and equals):
             raise ValueError(f"option {option!r} is not of the form key=value")
         options[key] = value
+    drafters, depth, workload = args.drafter, args.depth, args.workload
+    if args.forecast:
+        drafters, depth, workload = forecast_defaults(args.model, drafters, depth, workload)
     matrix = Matrix(
         tuple(args.engine or Matrix().engines),
-        tuple(args.drafter or Matrix().drafters),
-        args.depth,
+        tuple(drafters or Matrix().drafters),
+        depth,
         args.verify,
         args.batch,
         args.temperature,
         options,
     )
-    load = args.workload, args.max_tokens, args.repeats
-    return BenchOptions(args.model, matrix, *load, args.out, args.against, args.dtype, command, args.hold, args.device)
+    return BenchOptions(
+        args.model,
+        matrix,
+        workload,
+        args.max_tokens,
+        args.repeats,
+        args.out,
+        args.against,
+        args.dtype,
+        command,
+        args.hold,
+        args.device,
+        forecast=args.forecast,
+        sample=args.sample,
+    )
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from typing import Any
 
 from slipstream.bench.against import compare, read_results
 from slipstream.bench.engine_pool import EnginePool, EngineSettings, kind_of
+from slipstream.bench.forecast_check import check_forecastable, compare_forecasts, with_forecasts
+from slipstream.bench.forecast_sample import sample_runs
 from slipstream.bench.journal import Journal, write_whole
 from slipstream.bench.matrix import Cell, Matrix
 from slipstream.bench.measure.provenance import hardware, provenance
@@ -44,6 +46,8 @@ class BenchOptions:
     hold: int | None = None
     device: str = "auto"
     trust_remote_code: bool = False
+    forecast: bool = False  # each workload is also forecast from the others
+    sample: int = 0  # further prompts of each workload, whose acceptance a second forecast uses
 
 
 def bench(options: BenchOptions) -> Results:
@@ -51,6 +55,8 @@ def bench(options: BenchOptions) -> Results:
     before = read_results(options.against) if options.against else None
     workloads = {workload.name: workload for workload in load_workloads(options.workload)}
     cells = options.matrix.cells(list(workloads))
+    if options.forecast:
+        check_forecastable(cells)
     rows, trust = max(cell.batch for cell in cells), options.trust_remote_code
     settings = EngineSettings(options.model, rows, options.dtype, options.device, trust)
     pool = EnginePool(settings, options.matrix, options.hold)
@@ -85,6 +91,10 @@ def _measured(
     """The measured figures and the settings that they depend on."""
     measured = run(schedule, pool, journal)
     context = _context(schedule, pool, journal, files, options)
+    measured_records = records(measured, schedule.workloads, context)
+    compared = None
+    if options.forecast:
+        compared = compare_forecasts(measured, sample_runs(schedule, pool, journal, options.workload, options.sample))
     return {
         "commit": ", ".join(sorted(set(all_entries(schedule, pool, journal, "commit")))) or "no checkout",
         "load_average": _median(all_entries(schedule, pool, journal, "load")),  # shows whether the machine was busy
@@ -100,7 +110,8 @@ def _measured(
         "engines": _versions(schedule, pool, journal),
         "scaled": files.scaled,
         "limits": {**context.machine.data(), **_sizes(context)},
-        "records": records(measured, schedule.workloads, context),
+        "records": measured_records if compared is None else with_forecasts(measured_records, compared),
+        **({} if compared is None else {"forecast": compared}),
     }
 
 

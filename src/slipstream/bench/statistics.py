@@ -12,13 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from slipstream.core.student import student_quantile
+
 FASTER, SLOWER, UNCLEAR = "faster", "slower", "no clear difference"
 ONE_REPEAT = "one repeat: no interval"
 NOT_DRAFTED = "nothing was drafted: no difference to measure"
 SLOWER_NOT_DRAFTED = "slower, though nothing was drafted"
-# Student's 97.5 % quantiles for 1 to 9 degrees of freedom; beyond, `student_quantile` expands around the normal one
-QUANTILES = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
-NORMAL = 1.959964
 
 
 @dataclass(frozen=True)
@@ -81,11 +80,3 @@ def verdict(speed_ratio: Estimate, drafted: bool = True) -> str:
 
 def median(values: Sequence[float]) -> float:
     return float(np.median(values))
-
-
-def student_quantile(freedom: int) -> float:
-    """The 97.5 % quantile of Student's distribution, to three digits."""
-    if freedom <= len(QUANTILES):
-        return QUANTILES[freedom - 1]
-    z = NORMAL
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)

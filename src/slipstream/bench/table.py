@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.bench.columns import COLUMNS, Row, has_values, legend
+from slipstream.bench.forecast_check import AXES, FIGURES
 
 WHEEL = (
     "llamacpp is the wheel of xllamacpp, which is built for any processor of its family. llama.cpp built for a machine "
@@ -39,7 +40,13 @@ def tables(results: Mapping[str, Any], narrow: bool = False) -> list[ResultTable
             left,
         )
         for rows in loads.values()
-    ] + ([changes(results["against"])] if "against" in results else [])
+    ] + _comparisons(results)
+
+
+def _comparisons(results: Mapping[str, Any]) -> list[ResultTable]:
+    """The comparison with forecasts and with another run, where there is one."""
+    forecasts = forecast_tables(results["forecast"]) if "forecast" in results else []
+    return forecasts + ([changes(results["against"])] if "against" in results else [])
 
 
 def load_title(record: Row) -> str:
@@ -64,6 +71,34 @@ def changes(compared: Mapping[str, Any]) -> ResultTable:
         for r in compared["records"]
     ]
     return ResultTable(title, [*names, "before", "now", "ratio", "tau", "verdict"], rows, 4)
+
+
+def forecast_tables(compared: Mapping[str, Any]) -> list[ResultTable]:
+    """Forecast beside measurement, and the errors."""
+    names = [*AXES, "tau", "measured", "error", "tokens/s", "measured", "error", "speed-up", "measured", "error"]
+    rows = [[*(str(point[axis]) for axis in AXES), *_cells(point)] for point in compared["points"]]
+    found = [ResultTable("forecast from the other workloads, beside the measurement", names, rows, 1)]
+    kinds = {"errors": "from the other workloads", "errors_with_sample": "with a sample of the workload"}
+    return found + [_errors(title, compared[kind]) for kind, title in kinds.items() if kind in compared]
+
+
+def _errors(title: str, errors: Mapping[str, Any]) -> ResultTable:
+    """Median and worst error of each figure, over all points and by axis."""
+    parts = {f"{axis} {value}": own for axis in AXES for value, own in errors["by"][axis].items()}
+    rows = [
+        [name, *(f"{100 * own[figure][kind]:.1f} %" for figure in FIGURES for kind in ("median", "worst"))]
+        for name, own in {"all": errors, **parts}.items()
+    ]
+    columns = [f"{name} {kind}" for name in ("tau", "tokens/s", "speed-up") for kind in ("median", "worst")]
+    return ResultTable(f"error of the forecasts {title}, {errors['points']} points", ["points", *columns], rows)
+
+
+def _cells(point: Mapping[str, Any]) -> list[str]:
+    cells = []
+    for name, digits in (("tau", 2), ("tokens_per_second", 1), ("speedup", 2)):
+        cells += [f"{point[kind][name]:.{digits}f}" for kind in ("forecast", "measured")]
+        cells.append(f"{100 * point['error'][name]:+.0f} %")
+    return cells
 
 
 def headline(results: Mapping[str, Any]) -> str:

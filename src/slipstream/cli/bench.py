@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slipstream.cli import options as flags
-from slipstream.cli.bench_flags import MatrixFlags, TaskFlags, task_options
+from slipstream.cli.bench_flags import ForecastFlags, MatrixFlags, TaskFlags, task_options
 from slipstream.cli.flag_groups import with_groups
 from slipstream.cli.output.show import Json, print_json
 
@@ -37,6 +37,7 @@ def bench(
         Path | None, typer.Option(help="A folder for results and report; an interrupted run resumes there.")
     ] = None,
     against: Annotated[Path | None, typer.Option(help="Compare with the results.json of another run.")] = None,
+    forecast: ForecastFlags,
     as_json: Json = False,
 ) -> None:
     """Measure workloads × engines × drafters: speed, tau, quality; a table, and a report page with --out."""
@@ -51,9 +52,12 @@ def bench(
     from slipstream.cli.plan.flags import load_plans
 
     plans, model = load_plans(context, cells.plan or [], model)
+    cells, workload = forecast.chosen(model, cells, workload)
     command = ["slipstream", *sys.argv[1:]]
     load, place = (workload, max_tokens, repeats), (hold, device, trust_remote_code)
-    results = measure(BenchOptions(model, cells.matrix(plans), *load, out, against, dtype, command, *place))
+    results = measure(
+        BenchOptions(model, cells.matrix(plans), *load, out, against, dtype, command, *place, **vars(forecast))
+    )
     show(results)
     if as_json:
         print_json(rounded(results))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from slipstream.plan.ir.nodes import Plan
 
 MAX_TOKENS = 512  # of an answer to a problem
-NOT_WITH_TASK = ("workload", "repeats", "hold", "against", "plan")
+NOT_WITH_TASK = ("workload", "repeats", "hold", "against", "plan", "forecast", "sample")
 ONLY_WITH_TASK = ("route", "small", "threshold", "score")
 
 
@@ -59,6 +59,27 @@ class MatrixFlags:
         drafters = tuple(self.drafter or (("none",) if plans else Matrix().drafters))
         settings = flags.settings(self.option)
         return Matrix(engines, drafters, self.depth, self.verify, self.batch, self.temperature, settings, plans)
+
+
+@dataclass(frozen=True)
+class ForecastFlags:
+    """Forecasts beside measurements."""
+
+    forecast: Annotated[
+        bool, typer.Option("--forecast", help="Forecast every workload from the others, and show the errors.")
+    ] = False
+    sample: Annotated[
+        int, typer.Option(help="With --forecast: further prompts of a workload, whose acceptance a second one uses.")
+    ] = 2
+
+    def chosen(self, model: str, cells: MatrixFlags, workload: str) -> tuple[MatrixFlags, str]:
+        """The cells and workloads: those of the flags, and with --forecast some that can be forecast."""
+        from slipstream.bench.forecast_check import forecast_defaults
+
+        if not self.forecast:
+            return cells, workload
+        drafters, depth, workload = forecast_defaults(model, cells.drafter, cells.depth, workload)
+        return replace(cells, drafter=drafters, depth=depth), workload
 
 
 @dataclass(frozen=True)

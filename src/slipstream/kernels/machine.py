@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import platform
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -60,3 +61,21 @@ def use_cores() -> None:
     if threads < torch.get_num_threads():
         torch.set_num_threads(threads)
     say(f"threads: {threads}")
+
+
+def processor() -> str:
+    """The processor's name in /proc/cpuinfo, or its ARM part number, or Python's name for it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    fields = dict(reversed([[word.strip() for word in line.split(":", 1)] for line in lines if ":" in line]))
+    if "model name" in fields:
+        return str(fields["model name"])
+    parts = [f"{name} {fields[name]}" for name in ("CPU implementer", "CPU part") if name in fields]
+    arm_names = {
+        ("0x41", "0xd0c"): "ARM Neoverse-N1",
+        ("0x41", "0xd40"): "ARM Neoverse-V1",
+        ("0x41", "0xd4f"): "ARM Neoverse-V2",
+    }
+    return arm_names.get((fields.get("CPU implementer", ""), fields.get("CPU part", "")), ", ".join(parts))

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from slipstream.kernels.machine import processor
 from slipstream.models.sources.folder import weights_sha256
 from slipstream.models.sources.load import ModelFiles
 
@@ -34,7 +35,7 @@ def provenance(files: ModelFiles, command: Sequence[str]) -> dict[str, Any]:
 
 def hardware() -> dict[str, Any]:
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "machine": platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -78,24 +79,6 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _processor() -> str:
-    """The processor's name in /proc/cpuinfo, or its ARM part number, or Python's name for it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    fields = dict(reversed([[word.strip() for word in line.split(":", 1)] for line in lines if ":" in line]))
-    if "model name" in fields:
-        return str(fields["model name"])
-    parts = [f"{name} {fields[name]}" for name in ("CPU implementer", "CPU part") if name in fields]
-    arm_names = {
-        ("0x41", "0xd0c"): "ARM Neoverse-N1",
-        ("0x41", "0xd40"): "ARM Neoverse-V1",
-        ("0x41", "0xd4f"): "ARM Neoverse-V2",
-    }
-    return arm_names.get((fields.get("CPU implementer", ""), fields.get("CPU part", "")), ", ".join(parts))
 
 
 def _memory() -> int | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from slipstream.bench.workloads.formats import Item, read_items
 
-__all__ = ["Item", "Workload", "load_workloads", "shipped"]
+__all__ = ["Item", "Workload", "further_prompts", "load_workloads", "shipped"]
 
 HERE = Path(__file__).parent
 
@@ -41,10 +41,25 @@ def load_workloads(spec: str) -> list[Workload]:
     return workloads
 
 
-def _load(spec: str) -> Workload:
+def further_prompts(spec: str, count: int) -> list[Workload]:
+    """The next `count` prompts of each workload, after those that `spec` uses; without workloads that have no more."""
+    further = []
+    for part in spec.split(","):
+        name, used = _parts(part.strip())
+        items = read_items(_path(name))
+        if rest := tuple(items[int(used) : int(used) + count] if used else ()):
+            further.append(Workload(Path(name).stem, rest))
+    return further
+
+
+def _parts(spec: str) -> tuple[str, str]:
+    """Name and number of prompts; no number means all."""
     name, colon, count = spec.rpartition(":")
-    if not (colon and count.isdigit()):
-        name, count = spec, ""
+    return (name, count) if colon and count.isdigit() else (spec, "")
+
+
+def _load(spec: str) -> Workload:
+    name, count = _parts(spec)
     items = read_items(_path(name))
     if count and not 1 <= int(count) <= len(items):
         raise ValueError(f"the workload {name} holds {len(items)} prompts; {spec} asks for {count}")

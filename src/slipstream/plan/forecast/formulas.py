@@ -16,10 +16,15 @@ def tokens_per_cycle(acceptance: Sequence[float]) -> float:
 
 def variance_per_cycle(acceptance: Sequence[float]) -> float:
     """The variance of a cycle's emitted tokens."""
-    square = 1.0 + sum((2 * i + 1) * chance for i, chance in enumerate(reached(acceptance), 1))
-    return max(0.0, square - tokens_per_cycle(acceptance) ** 2)
+    return deviation_of(reached(acceptance)) ** 2
 
 
 def reached(acceptance: Sequence[float]) -> list[float]:
     """The probability that token 1, 2, … is accepted together with all before it."""
     return list(accumulate(acceptance, lambda before, own: before * own))
+
+
+def deviation_of(chances: Sequence[float]) -> float:
+    """The standard deviation of a cycle's emitted tokens. `chances`: as `reached` gives them."""
+    square = 1.0 + sum((2 * i + 1) * chance for i, chance in enumerate(chances, 1))
+    return float(max(0.0, square - (1.0 + sum(chances)) ** 2) ** 0.5)

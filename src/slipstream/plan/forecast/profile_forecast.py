@@ -84,14 +84,18 @@ def survival(profile: DecodingProfile, depth: int, chosen: Sequence[int]) -> lis
     """The share of cycles that accept token 1, 2, …, up to `depth`. Beyond the deepest run it falls on as before."""
     shares: list[float] = []
     deepest = max(profile.depths)
-    for i in range(depth):
-        if i >= deepest:
-            fall = shares[-1] / shares[-2] if len(shares) > 1 and shares[-2] else shares[-1]
-            shares.append(shares[-1] * fall)
-            continue
+    for i in range(min(depth, deepest)):
         runs = [prompts[n] for d, prompts in profile.depths.items() if d > i for n in chosen]
         accepted = sum(run.accepted[i] for run in runs if i < len(run.accepted))
         shares.append(accepted / max(1, sum(run.cycles for run in runs)))
+    return continued(shares, depth)
+
+
+def continued(shares: Sequence[float], depth: int) -> list[float]:
+    """The shares of cycles that accept token 1, 2, …, continued to `depth`: they fall on as they fell last."""
+    shares = list(shares)
+    while len(shares) < depth:
+        shares.append(shares[-1] * (shares[-1] / shares[-2] if len(shares) > 1 and shares[-2] else shares[-1]))
     return shares
 
 
