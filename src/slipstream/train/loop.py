@@ -32,6 +32,7 @@ class Schedule:
     rate: float
     warmup: int
     seed: int
+    target_rate: float = 0.0  # peak rate of the target in joint training
 
     def at(self, step: int) -> float:
         if step < self.warmup:
@@ -41,16 +42,23 @@ class Schedule:
 
 
 class TrainingLoop:
-    """Trains a method on a corpus; `folder` holds its checkpoint and its journal."""
+    """Trains a method on a corpus; `folder` holds its checkpoint and its journal.
+
+    A teacher with `joint` is trained, too. Its loss is added to the drafter's, and it has a rate of its own."""
 
     def __init__(self, method: Method, teacher: Teacher, schedule: Schedule, folder: Path) -> None:
         self.method, self.teacher, self.schedule, self.folder = method, teacher, schedule, folder
-        fused = teacher.device.type == "cuda"
-        parameters = [p for p in method.net.parameters() if p.requires_grad]
+        trained = [(method.net, 1.0), (teacher.model, schedule.target_rate / schedule.rate)]
+        groups = [([p for p in net.parameters() if p.requires_grad], share) for net, share in trained]
+        self._groups = [(parameters, share) for parameters, share in groups if parameters]
         self.optimizer: torch.optim.Optimizer | None = None  # of a search, which has no parameters
-        if parameters:
+        if self._groups:
             self.optimizer = torch.optim.AdamW(
-                parameters, lr=schedule.rate, betas=(0.9, 0.95), weight_decay=0.0, fused=fused
+                [{"params": parameters} for parameters, _ in self._groups],
+                lr=schedule.rate,
+                betas=(0.9, 0.95),
+                weight_decay=0.0,
+                fused=teacher.device.type == "cuda",
             )
         self.step, self._step_complete = 0, True
         self._losses: list[torch.Tensor] = []  # since the last entry of the journal
@@ -67,7 +75,12 @@ class TrainingLoop:
         return self.step >= self.schedule.steps
 
     def run(
-        self, corpus: Corpus, held: Corpus, every: int, until: float, on_step: Callable[[int, dict[str, Any]], None]
+        self,
+        corpus: Corpus,
+        evaluate: Callable[[], dict[str, Any]],
+        every: int,
+        until: float,
+        on_step: Callable[[int, dict[str, Any]], None],
     ) -> None:
         """Train until the last step or the time `until`. Evaluate every `every` steps and at the end."""
         saved, log_every = time.monotonic(), max(1, min(LOG_EVERY, self.schedule.steps // 20))
@@ -81,7 +94,7 @@ class TrainingLoop:
                 if self.step % log_every == 0 or self.done:
                     entry |= self._mean_loss()
                 if self.step % every == 0 or self.done:
-                    entry |= mean_tau(self.evaluate(held))
+                    entry |= evaluate()
                 self._log(entry)
                 on_step(self.step, entry)
                 if time.monotonic() - saved > SAVE_EVERY:
@@ -106,28 +119,42 @@ class TrainingLoop:
 
     def _learn(self, batch: SampleBatch) -> torch.Tensor:
         self._step_complete = False
-        kind = self.teacher.device.type
-        output = self.teacher.read(batch, self.method.layers)
-        with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
-            loss = self.method.loss(batch, output)
+        loss = self._loss(batch)
         if self.optimizer is not None:
             self._descend(self.optimizer, loss)
         self.step += 1
         self._step_complete = True
         return loss.detach()
 
+    def _loss(self, batch: SampleBatch) -> torch.Tensor:
+        if not self.teacher.joint:
+            output = self.teacher.read(batch, self.method.layers)
+            with self.mixed_precision():
+                return self.method.loss(batch, output)
+        with self.mixed_precision():
+            self.method.follow_target()
+            output = self.teacher.read(batch, self.method.layers)
+            return self.method.loss(batch, output) + self.teacher.text_loss(batch, output)
+
+    def mixed_precision(self) -> torch.autocast:
+        """bfloat16 products on a GPU, float32 on a CPU."""
+        kind = self.teacher.device.type
+        return torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda")
+
     def _descend(self, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
-        for group in optimizer.param_groups:
-            group["lr"] = self.schedule.at(self.step)
+        for group, (_, share) in zip(optimizer.param_groups, self._groups, strict=True):
+            group["lr"] = self.schedule.at(self.step) * share
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.method.net.parameters(), 1.0)
+        for parameters, _ in self._groups:
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
     def evaluate(self, held: Corpus, depth: int = DEPTH) -> dict[str, Sums]:
-        kind = self.teacher.device.type
+        with torch.no_grad():
+            self.method.follow_target()
         batches = (held.batch(samples) for samples in held.epoch(self.schedule.tokens, 0))
-        with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
+        with self.mixed_precision():
             return measure(self.method, self.teacher, batches, depth)
 
     def save(self) -> None:
@@ -137,12 +164,16 @@ class TrainingLoop:
             "net": self.method.net.state_dict(),
             "optimizer": self.optimizer.state_dict() if self.optimizer is not None else {},
         }
+        if self.teacher.joint:
+            state["target"] = self.teacher.model.state_dict()
         torch.save(state, partial)
         partial.replace(self.checkpoint)
 
     def _restore(self) -> None:
         state = torch.load(self.checkpoint, map_location=self.teacher.device, weights_only=True)
         self.method.net.load_state_dict(state["net"])
+        if self.teacher.joint:
+            self.teacher.model.load_state_dict(state["target"])
         if self.optimizer is not None:
             self.optimizer.load_state_dict(state["optimizer"])
         self.step = state["step"]

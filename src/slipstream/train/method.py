@@ -42,6 +42,9 @@ class Method(ABC):
     def prepare(self, output: TeacherOutput, supervised: Bool[Tensor, "rows length"]) -> None:
         """Initialise from the teacher's output on a first batch, before training begins."""
 
+    def follow_target(self) -> None:
+        """Take the target's output rows again, if the network has a copy. Joint training calls it before every step."""
+
     @abstractmethod
     def loss(self, batch: SampleBatch, output: TeacherOutput) -> Tensor:
         """The value that training minimises. A network without parameters learns from the batch in this call."""

@@ -25,7 +25,7 @@ def read_prompts(paths: Sequence[Path], text: TextCodec, longest: int) -> list[T
     """Read the files through the target's chat template. Duplicates and prompts over `longest` tokens are left out."""
     prompts: dict[tuple[int, ...], TrainingPrompt] = {}
     for path in paths:
-        for number, line in _lines(path):
+        for number, line in read_lines(path):
             tokens = tuple(text.encode(_content(line, path, number)))
             if len(tokens) <= longest:
                 prompts.setdefault(tokens, TrainingPrompt(tokens, str(line.get("task", path.stem)).split("/")[0]))
@@ -37,7 +37,7 @@ def read_prompts(paths: Sequence[Path], text: TextCodec, longest: int) -> list[T
     return list(prompts.values())
 
 
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     opened = gzip.open if path.suffix == ".gz" else open
     try:
         with opened(path, "rt", encoding="utf-8") as file:

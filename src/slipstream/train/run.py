@@ -16,7 +16,7 @@ from slipstream.models.sources.load import ModelFiles
 from slipstream.models.weights.precision import choose_device
 from slipstream.train.answers import Progress, answer_folder, collect_answers
 from slipstream.train.corpus import Corpus
-from slipstream.train.loop import Schedule, TrainingLoop
+from slipstream.train.loop import Schedule, TrainingLoop, mean_tau
 from slipstream.train.method import Method, methods
 from slipstream.train.options import CommonOptions
 from slipstream.train.prompts import TrainingPrompt, fingerprint, read_prompts
@@ -127,8 +127,13 @@ def _train(
     loop = TrainingLoop(
         student, teacher, Schedule(steps, common.tokens, common.rate, max(1, steps // 40), common.seed), work
     )
-    every = max(1, steps // 10)
-    loop.run(corpus, held, every, until, lambda step, figures: on_progress("training", step, steps, figures))
+    loop.run(
+        corpus,
+        lambda: mean_tau(loop.evaluate(held)),
+        max(1, steps // 10),
+        until,
+        lambda step, figures: on_progress("training", step, steps, figures),
+    )
     return loop
 
 

@@ -1,4 +1,8 @@
-"""The target as a teacher: its hidden states and its distribution at every position of a batch."""
+"""The target as a teacher: its hidden states and its distribution at every position of a batch.
+
+In joint training the target learns, too: the tokens of the texts by its own loss, and its hidden states through the
+drafter's loss. The labels of a drafter never pass a gradient to the target.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn import functional
 
-from slipstream.core.array_types import Float, Int, Tensor
+from slipstream.core.array_types import Bool, Float, Int, Tensor
 from slipstream.models.run.layers import hidden_of
 from slipstream.models.run.support_check import ModelAnatomy, probe, refuse
 from slipstream.train.corpus import SampleBatch
@@ -23,10 +28,13 @@ class TeacherOutput:
 
 
 class Teacher:
-    """A Hugging Face model that is not trained. Its logits must be its output matrix times its last hidden state."""
+    """A Hugging Face model. Its logits must be its output matrix times its last hidden state.
 
-    def __init__(self, model: Any) -> None:
-        self.model = model.requires_grad_(False)
+    `joint`: whether the model is trained. `text_labels`: whether drafters learn the tokens of the texts. By default
+    they learn the model's distribution."""
+
+    def __init__(self, model: Any, joint: bool = False, text_labels: bool = False) -> None:
+        self.model, self.joint, self._text_labels = model.requires_grad_(joint), joint, text_labels
         own = model.config._attn_implementation
         with torch.inference_mode():
             self.anatomy: ModelAnatomy = probe(model)
@@ -51,9 +59,12 @@ class Teacher:
     def layers(self) -> int:
         return len(self.anatomy.layers)
 
-    @torch.no_grad()
     def read(self, batch: SampleBatch, layers: Sequence[int] = ()) -> TeacherOutput:
         """One pass over a batch. Attention is causal, so the padding on the right changes nothing."""
+        with torch.set_grad_enabled(self.joint and torch.is_grad_enabled()):
+            return self._read(batch, layers)
+
+    def _read(self, batch: SampleBatch, layers: Sequence[int]) -> TeacherOutput:
         states: dict[int, Tensor] = {}
         handles = [
             self.anatomy.layers[layer].register_forward_hook(
@@ -68,6 +79,23 @@ class Teacher:
                 handle.remove()
         features = torch.cat([states[layer] for layer in layers], -1) if layers else last[..., :0]
         return TeacherOutput(features, last)
+
+    def text_loss(self, batch: SampleBatch, output: TeacherOutput) -> Tensor:
+        """The model's cross-entropy at the supervised tokens of a batch."""
+        supervised = batch.supervised
+        logits = functional.linear(output.last[supervised], self.output).float()
+        return functional.cross_entropy(logits, batch.tokens.roll(-1, 1)[supervised])
+
+    @torch.no_grad()
+    def label_probs(
+        self, batch: SampleBatch, output: TeacherOutput, ids: Int[Tensor, " draft_vocab"]
+    ) -> Float[Tensor, "supervised draft_vocab"]:
+        """What a drafter learns at every supervised position: probabilities of the tokens of its vocabulary."""
+        supervised = batch.supervised
+        if self._text_labels:
+            chosen: Bool[Tensor, "supervised draft_vocab"] = batch.tokens.roll(-1, 1)[supervised][:, None] == ids
+            return chosen.float()
+        return self.log_probs(output.last[supervised], ids).exp_()
 
     @torch.no_grad()
     def log_probs(

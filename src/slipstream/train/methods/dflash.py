@@ -62,13 +62,16 @@ class DflashMethod(Method):
     def prepare(self, output: TeacherOutput, supervised: Bool[Tensor, "rows length"]) -> None:
         self.net.scale.copy_(unit_scales(output, supervised, self.net.config.hidden))
 
+    def follow_target(self) -> None:
+        self.net.output = self.teacher.output[self.ids].float()
+
     def loss(self, batch: SampleBatch, output: TeacherOutput) -> Tensor:
         bases = random_bases(batch, self.settings.anchors)
         states, position = self._blocks(batch, self._context(output), bases)
         exists = position >= 0
         supervised = batch.supervised
         number = supervised.flatten().cumsum(0).view(supervised.shape) - 1  # of each supervised position
-        target = self.teacher.log_probs(output.last[supervised], self.ids).exp_()
+        target = self.teacher.label_probs(batch, output, self.ids)
         row = torch.arange(len(position), device=position.device)[:, None, None].expand_as(position)[exists]
         target_probs = target[number[row, position[exists]]]
         logits = self.net.logits(states[exists]).float()

@@ -35,7 +35,10 @@ class DraftModelMethod(PositionMethod):
         last = teacher.layers - 1
         self.kept = options.layers or ",".join(str(i) for i in sorted({0, min(1, last), max(0, last - 1), last}))
         self.net = student(teacher.model, self.kept).float().to(teacher.device)
-        self._output = teacher.output[self.ids].float()
+        self.follow_target()
+
+    def follow_target(self) -> None:
+        self._output = self.teacher.output[self.ids].float()
 
     def _states(self, batch: SampleBatch) -> Float[Tensor, "rows length hidden"]:
         embedding = functional.embedding(batch.tokens, self.teacher.embedding.weight).float()

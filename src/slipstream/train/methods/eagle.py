@@ -61,6 +61,9 @@ class EagleMethod(RolloutMethod):
     def prepare(self, output: TeacherOutput, supervised: Bool[Tensor, "rows length"]) -> None:
         self.net.scale.copy_(unit_scales(output, supervised, self.net.config.hidden))
 
+    def follow_target(self) -> None:
+        self.net.output = self.teacher.output[self.ids].float()
+
     def rollout(self, batch: SampleBatch, output: TeacherOutput) -> Iterator[Float[Tensor, "rows bases hidden"]]:
         net = self.net
         base = torch.arange(batch.tokens.shape[1] - 1, device=batch.tokens.device).expand(len(batch.tokens), -1)

@@ -43,7 +43,10 @@ class EarlyExitMethod(PositionMethod):
         self.net = ExitNet(_config(teacher, options, layer, len(ids))).to(teacher.device)
         initialise(self.net)
         copy_next_layer(self.net, teacher)
-        self._output = teacher.output[self.ids].float()
+        self.follow_target()
+
+    def follow_target(self) -> None:
+        self._output = self.teacher.output[self.ids].float()
 
     def logits(self, batch: SampleBatch, output: TeacherOutput) -> Float[Tensor, "supervised draft_vocab"]:
         states: Tensor = self.net(output.features.float())

@@ -51,7 +51,10 @@ class HeadsMethod(RolloutMethod):
         }
         self.net = self.make_net(sizes, options).to(teacher.device)
         initialise(self.net)
-        self._output = teacher.output[self.ids].float()
+        self.follow_target()
+
+    def follow_target(self) -> None:
+        self._output = self.teacher.output[self.ids].float()
 
     @abstractmethod
     def make_net(self, sizes: dict[str, Any], options: Any) -> HeadsNet:

@@ -46,7 +46,7 @@ class LayerSkipMethod(PositionMethod):
         """Try one set. There is nothing to differentiate: the search learns from the value itself."""
         skipped = self.net.propose(self._seed)
         draft_probs = self._log_probs(batch, skipped).exp_()
-        agreement = torch.minimum(draft_probs, self.target_probs(batch, output)).sum(-1).mean()
+        agreement = torch.minimum(draft_probs, self.teacher.label_probs(batch, output, self.ids)).sum(-1).mean()
         value = agreement.clamp(min=1e-6).log()
         self.net.learn(skipped, float(value))
         return -value

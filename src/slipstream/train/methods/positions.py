@@ -29,12 +29,9 @@ class PositionMethod(Method):
     def logits(self, batch: SampleBatch, output: TeacherOutput) -> Float[Tensor, "supervised draft_vocab"]:
         """The logits at every supervised position of a batch."""
 
-    def target_probs(self, batch: SampleBatch, output: TeacherOutput) -> Float[Tensor, "supervised draft_vocab"]:
-        """The target's probabilities of the draft vocabulary at every supervised position."""
-        return self.teacher.log_probs(output.last[batch.supervised], self.ids).exp_()
-
     def loss(self, batch: SampleBatch, output: TeacherOutput) -> Tensor:
-        return functional.cross_entropy(self.logits(batch, output).float(), self.target_probs(batch, output))
+        labels = self.teacher.label_probs(batch, output, self.ids)
+        return functional.cross_entropy(self.logits(batch, output).float(), labels)
 
     @torch.no_grad()
     def guesses(self, batch: SampleBatch, output: TeacherOutput, depth: int) -> list[Guess]:

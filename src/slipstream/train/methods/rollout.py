@@ -65,7 +65,7 @@ class RolloutMethod(Method):
         total = output.last.new_zeros((), dtype=torch.float32)
         supervised = batch.supervised
         number = supervised.flatten().cumsum(0).view(supervised.shape) - 1  # of each supervised position
-        target = self.teacher.log_probs(output.last[supervised], self.ids).exp_()
+        target = self.teacher.label_probs(batch, output, self.ids)
         before = torch.ones(batch.tokens[:, 1:].shape, device=total.device)  # probability of the earlier answer tokens
         for step, (weight, state) in enumerate(zip(self._weights, self.rollout(batch, output), strict=False)):
             position = predicted_positions(batch, step)
