@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
+from pathlib import Path
 
+import pytest
+import torch
+
+import blocks
 import default
+import heads
+import letters
+import state_heads
 from slipstream.core.sampling import Sampling
+from slipstream.drafters.build import build_drafter
+from slipstream.drafters.dflash.folder import save_stack
+from slipstream.drafters.eagle.folder import save_head
+from slipstream.drafters.exit_head.network import ExitConfig, ExitNet
+from slipstream.drafters.files import shipped as shipped_module
+from slipstream.drafters.files.draft_folder import save_draft
+from slipstream.drafters.files.net_folder import save_net
 from slipstream.drafters.files.shipped import shipped, shipped_for
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.models.sources.folder import read_json
 from slipstream.models.sources.store import sha256
+from slipstream.models.target import Target
+from slipstream.train.methods.draft_model import student
 
 PROMPTS = [
     "Write a Python function that returns the n-th Fibonacci number, and explain how it works.",
@@ -65,3 +82,41 @@ def test_the_draft_model_has_a_speed_of_its_own():
         speed = engine.draft_speed(sample, 4)
     assert speed is not None
     assert speed > 0
+
+
+IDS = torch.arange(3, 19)
+
+
+def write_random(kind: str, folder: Path, about: dict[str, str]) -> None:
+    """A drafter with random weights for the model of letters."""
+    model = letters.plain()
+    if kind == "eagle":
+        save_head(folder, heads.head(model, IDS.tolist(), (0, 1)), IDS, "bf16", about)
+    elif kind == "dflash":
+        save_stack(folder, blocks.stack(model, IDS.tolist(), features=(0, 1)), IDS, "bf16", about)
+    elif kind == "early_exit":
+        net = ExitNet(ExitConfig(32, 1, 4, 2, 8, 48, len(IDS)))
+        save_net(folder, kind, net, net.config, IDS, "bf16", about)
+    elif kind == "draft_model":
+        save_draft(folder, student(model, "0"), "0", IDS, "bf16", about)
+    else:
+        net = state_heads.random_net(kind, 32, (1,), len(IDS))
+        save_net(folder, kind, net, net.config, IDS, "bf16", about)
+
+
+@pytest.mark.parametrize("kind", ["dflash", "draft_model", "eagle", "early_exit", "medusa", "mlp", "prophet"])
+def test_a_shipped_drafter_is_used_without_options_and_refused_for_another_target(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(shipped_module, "FOLDER", tmp_path)
+    folder, about = tmp_path / f"letters-{kind}", {"target": "letters", "target_sha256": "a" * 64}
+    write_random(kind, folder, about)
+    texts = []
+    for drafter in ("none", kind):
+        with NativeEngine(letters.target(), drafter, depth=3) as engine:
+            texts.append(engine.generate("abcab", Sampling(temperature=0), max_tokens=16)[0].token_ids)
+            drafted = engine.stats["drafted"]
+    assert texts[0] == texts[1]
+    assert drafted > 8
+    target = letters.target()
+    other = Target(replace(target.files, name="other", sha256="b" * 64), target.model, target.text)
+    with pytest.raises(ValueError, match=r"was trained for letters \(sha256 aaa.* and other is another target"):
+        build_drafter(str(folder), other)

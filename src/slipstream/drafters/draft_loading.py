@@ -10,6 +10,7 @@ from slipstream.core.array_types import Int, Tensor
 from slipstream.core.interfaces import TargetModel
 from slipstream.drafters.files.draft_folder import load_draft
 from slipstream.drafters.files.folder import trained_kind
+from slipstream.drafters.files.net_folder import check_target
 from slipstream.drafters.files.shipped import shipped, shipped_for
 from slipstream.drafters.temperature import DraftTemperature
 from slipstream.drafters.translated.map_cache import token_map
@@ -62,6 +63,7 @@ def load_draft_model(target: TargetModel, options: DraftModelOptions) -> LoadedD
     if trained is not None:
         if options.level == "string":
             raise ValueError("level is string, and a distilled draft model has the target's tokenizer; leave it out")
+        check_target(trained, target)
         model, ids = load_draft(trained, target.model.model, target.output, _config(target))
         return LoadedDraft(_wrapped(model, target, integers), ids)
     files = _named_files(target, options)

@@ -26,7 +26,7 @@ from slipstream.drafters.eagle.cache import HeadCache
 from slipstream.drafters.eagle.cpu_draft import draft_in_one_call
 from slipstream.drafters.eagle.folder import load_head
 from slipstream.drafters.eagle.network import EagleNet
-from slipstream.drafters.files.net_folder import trained_folder
+from slipstream.drafters.files.net_folder import check_target, trained_folder
 from slipstream.drafters.grow import NextLaw, grow
 from slipstream.drafters.none import empty_draft
 from slipstream.drafters.slot_states import SlotStates
@@ -65,6 +65,7 @@ class Eagle(Drafter):
     def build(cls, target: TargetModel, options: EagleOptions) -> Eagle:
         """Load a trained head from its folder."""
         folder = trained_folder("eagle", target, options.model)
+        check_target(folder, target)
         net, draft_ids = load_head(folder, target.embedding, target.output)
         pack_as_target(net, target.model.model)
         drafter = cls(net, draft_ids, target.embedding, target.features, target.vocab)
