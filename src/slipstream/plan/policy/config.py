@@ -109,6 +109,7 @@ class SizeConfig:
     trial: float = 32.0  # plain time before a trial, in multiples of what the drafter needs to catch up
     caution: float = 1.5  # factor on the time to catch up: it is certain, the gain is not
     luck: float = 0.5  # share of a row's difference from the others that is taken for chance
+    judged_rows: int = 32  # rows that a decision looks at; of more rows, some in turn
     observed_rows: int = 8  # rows that are learnt from per cycle; of more rows, some in turn
     refresh: int = 256  # decisions after which the worth of trees is worked out again
     grid: int = 21  # acceptance rates at which it is worked out

@@ -39,12 +39,12 @@ class Pace:
             self._weight = min(self._weight + 1, self._config.memory)
             self._variance += ((own / others - 1) ** 2 - self._variance) / self._weight
 
-    def seconds(self, cycle: Column, more: Column, left: Column) -> Column:
+    def seconds(self, cycle: Column, more: Column, left: Column, alike: int = 1) -> Column:
         """Seconds until rows with so many tokens left are done, the mean of the average row and the last one, for
         several ways to go on: a cycle takes so long, [ways], and brings each row so many tokens more than one,
-        [ways, rows]."""
+        [ways, rows]. Each row stands for `alike` rows."""
         cycles = left / (1 + more)
-        near = int((left > self._config.near * left.max()).sum())
+        near = alike * int((left > self._config.near * left.max()).sum())
         lag = _highest(near) * more.any(1)
         usual = left.max() / (1 + more.mean(1)) * (1 + self._variance**0.5 * lag)
         # two views of the slowest row: by what is known of each row, and by how far rows fell apart before

@@ -54,12 +54,14 @@ class SizeChoice:
         self._decisions += 1
         if self._decisions % config.refresh == 0:
             self._worths.clear()
-        rate = np.array([self._rate(row) for row in rows])
-        left = np.array([max(1, row.request.max_tokens - row.emitted) for row in rows])
+        stride = -(-len(rows) // config.judged_rows) if ready is None else 1
+        judged = rows[self._decisions % stride :: stride]
+        rate = np.array([self._rate(row) for row in judged])
+        left = np.array([max(1, row.request.max_tokens - row.emitted) for row in judged])
         rate += config.luck * (rate.mean() - rate) if ready is None else 0.0
         seconds, more = np.array([option.seconds for option in options]), self._accepted(rate, options, ready)
         # what is known beforehand is known of this cycle only, so the cost of a token is all that counts
-        times = self.pace.seconds(seconds, more, left) if ready is None else seconds / (1 + more).sum(1)
+        times = self.pace.seconds(seconds, more, left, stride) if ready is None else seconds / (1 + more).sum(1)
         expected = [
             (time + config.caution * delay * bool(option.size.depth)) * (1.0 if option.captured else config.uncaptured)
             for option, time in zip(options, times.tolist(), strict=True)

@@ -164,7 +164,8 @@ class CapturedRows:
         live = [job for job in self._jobs if not job.done]
         if landed is None:
             return set(live)
-        self._policy.observe_captured([row for row, _ in landed], [result for _, result in landed])
+        if flight.size.depth:
+            self._policy.observe_captured([row for row, _ in landed], [result for _, result in landed])
         context = self._context
         self._publisher.later(
             (job, result, row.extend(result.emitted, result.origins, context))
