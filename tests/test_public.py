@@ -74,6 +74,24 @@ FLAGS = {
         "--trust-remote-code",
         "--help",
     ],
+    "transcribe": [
+        *DECODING,
+        "--language",
+        "--task",
+        "--temperature",
+        "--seed",
+        "--prompt",
+        "--previous-text",
+        "--timestamps",
+        "--format",
+        "--dtype",
+        "--device",
+        "--invariant",
+        "--trust-remote-code",
+        "--compare",
+        "--json",
+        "--help",
+    ],
     "audit": [
         *BY_ANYONE,
         "--tree",
@@ -209,10 +227,12 @@ FLAGS = {
         "--help",
     ],
 }
-NAMES = ["Chunk", "Completion", "Engine", "GenerationOptions", "Limits", "Plan", "Sampling", "Speculation"]
-NAMES += ["build_plan", "hf", "load_plan"]
+NAMES = ["Audio", "Chunk", "Completion", "Engine", "GenerationOptions", "Limits", "Plan", "Sampling", "Speculation"]
+NAMES += ["build_plan", "hf", "load_plan", "transcribe"]
 
 SIGNATURES = {  # parameters with their defaults; … is one that is made anew
+    "Audio": "source, language=None, task='transcribe', timestamps=True, prompt=None",
+    "transcribe": "engine, audio, options=None, on_progress=None",
     "Engine": "model='smollm2-135m', drafter='ngram', verify=None, depth=None, shape=None, options=None, limits=None,"
     " watch=None, policy=None, plan=None, **loading",
     "Engine.generate": "prompts, sampling=None, **options",
@@ -254,7 +274,7 @@ def test_verbs_and_flags_are_frozen():
 def test_public_names_are_frozen_and_there():
     assert ss.__all__ == NAMES
     assert all(getattr(ss, name) is not None for name in NAMES)
-    with pytest.raises(AttributeError, match="it has Chunk, Completion, Engine"):
+    with pytest.raises(AttributeError, match="it has Audio, Chunk, Completion, Engine"):
         _ = ss.Nonsense
 
 

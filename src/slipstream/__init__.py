@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any
 
 _PUBLIC = {
+    "Audio": "slipstream.models.speech.audio:Audio",
     "Engine": "slipstream.engines.native.engine:NativeEngine",
     "Limits": "slipstream.engines.native.scheduler:Limits",
     "Sampling": "slipstream.core.sampling:Sampling",
@@ -24,6 +25,7 @@ _PUBLIC = {
     "Plan": "slipstream.plan.ir.nodes:Plan",
     "build_plan": "slipstream.plan.ir.build:build_plan",
     "load_plan": "slipstream.plan.ir.library:load_plan",
+    "transcribe": "slipstream.engines.speech.transcribe:transcribe",
     "hf": "slipstream.hf:",
 }
 

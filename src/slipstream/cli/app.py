@@ -15,6 +15,7 @@ from slipstream.cli.models import models
 from slipstream.cli.plan.command import plan
 from slipstream.cli.serve import serve
 from slipstream.cli.train import options_help, train
+from slipstream.cli.transcribe.command import transcribe
 
 app = typer.Typer(
     help="Speculative sampling of language models: exact, measured, composable. "
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(chat)
+app.command()(transcribe)
 app.command()(audit)
 app.command()(bench)
 app.command()(serve)

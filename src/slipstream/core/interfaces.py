@@ -28,6 +28,11 @@ class Model(ABC):
     context: int  # maximum tokens of a row, prompt and output together
     branches: bool = True  # whether drafts may be trees
 
+    def check(self, row: Row) -> None:
+        """Raise ValueError for a request that the model cannot read. Any thread may call this."""
+        if row.request.condition is not None:
+            raise ValueError("this model reads text only; audio needs a speech model, such as Whisper")
+
     @abstractmethod
     def open(self, rows: Sequence[Row]) -> None:
         """Allocate cache space for new rows."""

@@ -33,6 +33,7 @@ def decode(
     """Yield the emitted tokens of each cycle, one step per unfinished row."""
     for row in rows:
         check_fits(row, model.vocab, model.context)
+        model.check(row)
     all_rows = rows
     model.open(all_rows)
     drafter.open(all_rows)

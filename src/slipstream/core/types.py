@@ -26,6 +26,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 import torch
 
@@ -74,6 +75,7 @@ class Request:
     processor: Processor | None = None
     history: str | None = None  # whose earlier outputs a drafter may read and add to; None: neither
     prediction: Sequence[int] = ()  # tokens that the output is likely to repeat; only some drafters read them
+    condition: Any = None  # what the output depends on besides the prompt, such as audio; models say what they take
 
     def __post_init__(self) -> None:
         if self.max_tokens < 0:

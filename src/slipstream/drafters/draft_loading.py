@@ -20,6 +20,7 @@ from slipstream.models.run.invariant import why_not
 from slipstream.models.run.layers import keep_layers
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.sources.catalog import load_model, load_text, resolve
+from slipstream.models.sources.folder import read_json
 from slipstream.models.sources.gguf.model import load_restored
 from slipstream.models.sources.load import ModelFiles, load_config
 from slipstream.models.text.codec import TextCodec, same_tokenizer
@@ -67,9 +68,12 @@ def load_draft_model(target: TargetModel, options: DraftModelOptions) -> LoadedD
         model, ids = load_draft(trained, target.model.model, target.output, _config(target))
         return LoadedDraft(_wrapped(model, target, integers), ids)
     files = _named_files(target, options)
+    check_speech(target, files)
     text = None if files == target.files else load_text(files)
     if text is not None and same_tokenizer(text.tokenizer, target.text.tokenizer) is None:
         text = None
+    if text is not None and files.speech:
+        raise ValueError(f"{files.name} cannot draft for {target.files.name}: its vocabulary is another one")
     if text is None and options.level == "string":
         raise ValueError(f"level is string, and {files.name} has the target's tokenizer; leave the option out")
     tokens = None if text is None or options.level == "string" else _common_tokens(target, files, text)
@@ -98,6 +102,18 @@ def _named_files(target: TargetModel, options: DraftModelOptions) -> ModelFiles:
         return resolve(options.model, trust_remote_code=target.trust_remote_code)
     files: ModelFiles = target.files
     return files
+
+
+def check_speech(target: TargetModel, files: ModelFiles) -> None:
+    """Raise ValueError unless draft model and target both read text, or both read the same audio features."""
+    heard = [
+        read_json(model.path / "config.json").get("num_mel_bins") if model.speech else None
+        for model in (files, target.files)
+    ]
+    if heard[0] == heard[1]:
+        return
+    draft, own = (f"reads audio of {bins} mel bins" if bins else "reads text only" for bins in heard)
+    raise ValueError(f"{files.name} cannot draft for {target.files.name}: it {draft}, and its target {own}")
 
 
 def _common_tokens(target: TargetModel, files: ModelFiles, text: TextCodec) -> TokenMap:

@@ -11,7 +11,15 @@ from slipstream.core.types import Constraint, Request
 from slipstream.engines.base import Engine, Guarantee, RequestHandle
 from slipstream.engines.job import DecodingPlan, Job
 from slipstream.engines.options import GenerationOptions, Speculation, checked
-from slipstream.engines.prompt import Prompt, encode, encode_all
+from slipstream.engines.prompt import ConditionedPrompt, Prompt, encode, encode_all
+from slipstream.models.speech.audio import Audio
+
+
+def _conditioned(request: Request, prompt: Prompt) -> Request:
+    """The request with the condition of its prompt, if that has one."""
+    if not isinstance(prompt, ConditionedPrompt):
+        return request
+    return replace(request, condition=prompt.condition, processor=prompt.processor)
 
 
 class JobEngine(Engine):
@@ -38,11 +46,12 @@ class JobEngine(Engine):
         ]
         for sampling, plan in zip(each, plans, strict=True):
             self._check_offered(sampling, own, plan)
+        prompts = [self._heard(prompt) for prompt in prompts]
         encoded = encode_all(prompts, own.raw, self.text, self.model_info.context_length)
         jobs: list[Job] = []
-        for ids, sampling, plan, prediction in zip(encoded, each, plans, predictions, strict=True):
+        for prompt, ids, sampling, plan, prediction in zip(prompts, encoded, each, plans, predictions, strict=True):
             request = self.request(ids, sampling, replace(own, prediction=prediction))
-            request = replace(request, history=self._history(plan, sampling, own))
+            request = replace(_conditioned(request, prompt), history=self._history(plan, sampling, own))
             jobs += self._samples(request, plan, sampling, own)
         self._send(jobs)
         return list(jobs)
@@ -77,7 +86,8 @@ class JobEngine(Engine):
         vocab = self.model_info.vocab_size  # a tokenizer may have more tokens than the model
         (prediction,) = options.predictions(1)
         eos_token_ids = () if options.ignore_eos else (token for token in self.text.ends if token < vocab)
-        return Request(
+        prompt = self._heard(prompt)
+        request = Request(
             prompt=encode(prompt, options.raw, self.text, self.model_info.context_length),
             sampling=sampling,
             max_tokens=options.max_tokens,
@@ -86,6 +96,13 @@ class JobEngine(Engine):
             grammar=self._constraint(options),
             prediction=self._predicted(prediction),
         )
+        return _conditioned(request, prompt)
+
+    def _heard(self, prompt: Prompt) -> Prompt:
+        """A prompt of audio as token ids and features; any other prompt as it is."""
+        if isinstance(prompt, Audio):
+            raise ValueError("this engine reads text only; the native engine takes audio")
+        return prompt
 
     def _history(self, plan: DecodingPlan, sampling: Sampling, options: GenerationOptions) -> str | None:
         """Whose earlier outputs the drafter may use (`Request.history`)."""

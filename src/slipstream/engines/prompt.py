@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from slipstream.core.checks import integers, listed, shown
+from slipstream.core.types import Processor
+from slipstream.models.speech.audio import Audio
 from slipstream.models.text.codec import TextCodec
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, token ids, or a chat
+
+@dataclass(frozen=True, eq=False)
+class ConditionedPrompt:
+    """Token ids with what the output depends on besides them (`Request.condition`), and the rules of the output."""
+
+    token_ids: Sequence[int]
+    condition: Any
+    processor: Processor | None = None
+
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | Audio | ConditionedPrompt  # text, token ids, a chat, audio
 
 LEGAL = 'a prompt is a string, a list of token ids, or a list of messages such as [{"role": "user", "content": "Hi"}]'
 
@@ -16,6 +29,8 @@ LEGAL = 'a prompt is a string, a list of token ids, or a list of messages such a
 def split_prompts(prompts: Any) -> list[Any]:
     """One prompt or several, as a list. The rows of a matrix of token ids are several prompts."""
     prompts = listed(prompts)
+    if _several(prompts) and prompts and all(isinstance(prompt, Audio | ConditionedPrompt) for prompt in prompts):
+        return list(prompts)
     if not _several(prompts):
         return [prompts]
     if prompts and not isinstance(listed(prompts[0]), str | bytes | bytearray) and not _several(listed(prompts[0])):
@@ -38,6 +53,8 @@ def encode_all(prompts: Sequence[Any], raw: bool, text: TextCodec, context: int 
 
 def _token_ids(prompt: Any) -> list[int] | None:
     """The ids of a prompt that is a list of them; None for a text or a chat."""
+    if isinstance(prompt, ConditionedPrompt):
+        return list(prompt.token_ids)
     prompt = listed(prompt)
     if isinstance(prompt, str):
         return None

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from slipstream.models.run.support_check import check_config as check_kind
+from slipstream.models.run.support_check import refuse
 
 SUPPORTED = frozenset(
     {
@@ -72,5 +73,7 @@ def check_models(models: Sequence[Any]) -> None:
     """Refuse models of a kind that cannot be run exactly, and models in training mode."""
     for model in models:
         check_kind(model)
+        if model.config.is_encoder_decoder:
+            raise refuse(model, "it is an encoder-decoder; ss.Engine and ss.transcribe run Whisper")
         if model.training:
             raise ValueError("the model is in training mode, where dropout changes its law; call model.eval() first")

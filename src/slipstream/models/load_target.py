@@ -47,6 +47,7 @@ def load_target(
     if place == "cpu":
         _compile(8 if dtype == EIGHT_BIT_ACTIVATIONS else 16)
     kind, whole = choose(dtype, place, kernels=True), dtype == "auto"
+    package = package and not files.speech
     wanted = kind.dtype
     packaged = package and (whole or dtype == EIGHT_BIT_ACTIVATIONS) and place == "cpu" and wanted == torch.float32
     if not packaged:

@@ -8,6 +8,7 @@ from slipstream.core.array_types import Float, Tensor
 from slipstream.core.interfaces import TargetModel
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.sources.load import ModelFiles
+from slipstream.models.speech.codec import SpeechCodec
 from slipstream.models.text.codec import TextCodec
 from slipstream.models.weights.linears import products
 
@@ -65,6 +66,11 @@ class Target(TorchTarget):
     @property
     def text(self) -> TextCodec:
         return self._text
+
+    @cached_property
+    def speech(self) -> SpeechCodec | None:
+        """Prompts and features of a speech model; None for a text model."""
+        return SpeechCodec(self.files.path, self.text) if self.files.speech else None
 
     @cached_property  # every request asks for it, and it looks through all layers
     def label(self) -> str:

@@ -66,6 +66,7 @@ class Batch:
     def check(self, job: Job) -> None:
         """Refuse what could never run; safe from any thread."""
         check_fits(job.row, self.model.vocab, self.model.context)
+        self.model.check(job.row)
         check_token_ids(job.row.request, self.model.vocab)
         self.scheduler.check(job)
         # an unknown name is refused here

@@ -137,18 +137,22 @@ def _computations(model: TorchModel, request: Request, text: Sequence[int]) -> l
     tail = min(DRAFTED, len(text) - 1)
     whole, cut, mates = [(text, 0)], [(text[: len(text) - tail], tail)], [(text[: len(text) // 2 + 1], 0), (text, 0)]
     return [
-        _scored(model, text, whole),
-        _scored(model, text, whole, ahead=True),
-        _scored(model, text, cut),
-        _scored(model, text, mates),
+        _scored(model, request, text, whole),
+        _scored(model, request, text, whole, ahead=True),
+        _scored(model, request, text, cut),
+        _scored(model, request, text, mates),
     ]
 
 
 def _scored(
-    model: TorchModel, text: Sequence[int], rows: Sequence[tuple[Sequence[int], int]], ahead: bool = False
+    model: TorchModel,
+    request: Request,
+    text: Sequence[int],
+    rows: Sequence[tuple[Sequence[int], int]],
+    ahead: bool = False,
 ) -> Float[Tensor, " vocab"]:
     """Logits of the last row after the text, its last few tokens drafted; `ahead` prefills all but one token."""
-    opened = [Row(Request(list(tokens), max_tokens=0)) for tokens, _ in rows]
+    opened = [Row(Request(list(tokens), max_tokens=0, condition=request.condition)) for tokens, _ in rows]
     drafted = rows[-1][1]
     token = torch.tensor(list(text[len(text) - drafted :]) if drafted else [], dtype=torch.long)
     draft = Draft(Tree.chains([0] * (len(rows) - 1) + [drafted]), token, OneHot(token, model.vocab))

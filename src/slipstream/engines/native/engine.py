@@ -29,6 +29,8 @@ from slipstream.engines.native.planning import guarantee, meets_its_draws_again,
 from slipstream.engines.native.scheduler import Limits
 from slipstream.engines.native.watch import ObservedRule, Watch
 from slipstream.engines.native.worker import Worker
+from slipstream.engines.speech.audio_prompt import audio_prompt
+from slipstream.models.speech.audio import Audio
 from slipstream.models.target import Target
 from slipstream.models.text.codec import TextCodec
 from slipstream.plan.ir.nodes import Plan
@@ -191,6 +193,9 @@ class NativeEngine(JobEngine):
         from slipstream.engines.native.grammar import compiled
 
         return compiled(options.constraint, self.target.text, self.target.model.vocab)
+
+    def _heard(self, prompt: Prompt) -> Prompt:
+        return audio_prompt(self, self.target.speech, prompt) if isinstance(prompt, Audio) else prompt
 
     def _send(self, jobs: Sequence[Job]) -> None:
         for job in jobs:

@@ -17,7 +17,7 @@ from slipstream.core.types import Draft, LazyRows, Row, Scores, Verdict
 from slipstream.kernels.cpu.decoder import SkippedBlocks
 from slipstream.models.cache.packing import RowEntries, RowSlice, local_nodes, nodes_by_row, slot_index
 from slipstream.models.cache.row_state import RowState
-from slipstream.models.run.forward_pass import ForwardPass
+from slipstream.models.run.forward_pass import LayerPass
 from slipstream.models.run.pending_reader import PendingReader
 from slipstream.models.run.prefix_reuse import PrefixReuse
 from slipstream.models.run.row_table import RowTable
@@ -31,7 +31,7 @@ class DraftScorer:
         rows: RowTable,
         prefixes: PrefixReuse,
         reader: PendingReader,
-        forward: ForwardPass,
+        forward: LayerPass,
         context: int,
         device: torch.device,
     ) -> None:

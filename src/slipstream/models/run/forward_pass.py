@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,8 +22,39 @@ from slipstream.models.run.layer_blocks import LayerBlocks
 from slipstream.models.run.layers import ModuleRunner
 from slipstream.models.run.support_check import ModelAnatomy
 
+if TYPE_CHECKING:
+    from slipstream.models.run.gpu.passes import GpuPasses
 
-class ForwardPass:
+
+class LayerPass(ABC):
+    """Runs layers of a model over packed entries."""
+
+    features: FeatureStore
+    all_layers: tuple[int, int]
+    decoder: CpuDecoder | GpuPasses | None  # kernels or captured modules that run the layers
+
+    @abstractmethod
+    def run(
+        self,
+        pieces: Sequence[RowSlice],
+        span: tuple[int, int],
+        given: Float[Tensor, "tokens hidden"] | None,
+        watched: Sequence[int] = (),
+        keep: Tensor | None = None,
+        skipped: SkippedBlocks | None = None,
+    ) -> tuple[Tensor | None, dict[int, Tensor]]:
+        """Run the layers from `span[0]` up to `span[1]`. `given` is the input of a span that does not begin at layer 0.
+
+        Returns the logits of the packed entries `keep`, None without `keep`, and the outputs of the watched layers.
+        The `skipped` blocks of these layers do not run.
+        """
+
+    @abstractmethod
+    def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
+        """The model's final norm and head on hidden states; no layer runs."""
+
+
+class ForwardPass(LayerPass):
     """Runs layers over packed entries. Keys, values and declared features are written to the cache."""
 
     def __init__(
@@ -57,11 +89,6 @@ class ForwardPass:
         keep: Tensor | None = None,
         skipped: SkippedBlocks | None = None,
     ) -> tuple[Tensor | None, dict[int, Tensor]]:
-        """Run the layers from `span[0]` up to `span[1]`. `given` is the input of a span that does not begin at layer 0.
-
-        Returns the logits of the packed entries `keep`, None without `keep`, and the outputs of the watched layers.
-        The `skipped` blocks of these layers do not run.
-        """
         if isinstance(self.decoder, CpuDecoder):
             places = self.features.places(watched, pieces, self.decoder.state_like)
             if places is not None:
@@ -113,5 +140,4 @@ class ForwardPass:
         return logits, outputs
 
     def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
-        """The model's final norm and head on hidden states; no layer runs."""
         return (self._modules if self.decoder is None else self.decoder).logits(hidden)

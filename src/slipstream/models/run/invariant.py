@@ -26,6 +26,7 @@ from torch.nn import functional
 from slipstream.core.array_types import Float, Tensor
 from slipstream.kernels.cpu import attention as cpu_attention
 from slipstream.models.run.layers import replaced
+from slipstream.models.weights.decoding_modules import decoding_modules
 from slipstream.models.weights.linears import HALF
 
 STEP = 64  # elements; torch's vector loops take at most two vectors of 32 in one step
@@ -39,7 +40,7 @@ def why_not(model: Any) -> str | None:
         return f"its kernels are made for a CPU in float32, bfloat16 or float16, not for {here}"
     if reason := cpu_attention.why_not():
         return f"its kernels are not available ({reason})"
-    for name, module in model.named_modules():
+    for name, module in decoding_modules(model):
         if isinstance(module, nn.Linear):
             return f"{name} is not run by a kernel that sums in one order"
         if any(parameter.dim() > 2 for parameter in module.parameters(recurse=False)):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from slipstream.core.types import Row
 from slipstream.models.cache.packing import RowEntries, RowSlice
 from slipstream.models.cache.prefix_store import WORTH
-from slipstream.models.run.forward_pass import ForwardPass
+from slipstream.models.run.forward_pass import LayerPass
 from slipstream.models.run.prefix_reuse import PrefixReuse
 from slipstream.models.run.row_table import RowTable
 
@@ -15,7 +15,7 @@ from slipstream.models.run.row_table import RowTable
 class PendingReader:
     """Reads pending tokens of rows through all layers, after copying the prefixes that are kept."""
 
-    def __init__(self, rows: RowTable, prefixes: PrefixReuse, forward: ForwardPass, chunk: int) -> None:
+    def __init__(self, rows: RowTable, prefixes: PrefixReuse, forward: LayerPass, chunk: int) -> None:
         if chunk < 1:
             raise ValueError(f"prefill_chunk is {chunk}; it must be 1 or more")
         self._rows, self._prefixes, self._forward, self.chunk = rows, prefixes, forward, chunk

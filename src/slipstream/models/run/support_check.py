@@ -22,7 +22,7 @@ from slipstream.models.run.attention import NAME, WHOLE, AttentionPass, plug_in,
 from slipstream.models.run.layers import watch
 
 ATTENTION = {"full_attention", "sliding_attention"}
-LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+LIMITS = ("max_position_embeddings", "max_target_positions", "n_positions", "max_seq_len", "seq_length")
 BATCHWIDE = {"dynamic", "longrope"}
 PROBE = 6  # tokens
 TOLERANCE = 0.1  # of the logits' size: wide enough for half precision, far below a missing bias or mask
@@ -35,8 +35,6 @@ def refuse(model: Any, why: str) -> ValueError:
 def check_config(model: Any) -> None:
     """Raise ValueError where the configuration alone says that the model cannot be run exactly."""
     config = model.config.get_text_config()
-    if model.config.is_encoder_decoder:
-        raise refuse(model, "it is an encoder-decoder, and only decoders of causal language models are run")
     other = sorted(set(getattr(config, "layer_types", None) or ()) - ATTENTION)
     if getattr(model, "_is_stateful", False) or other:
         layers = f" in layers of kind {', '.join(other)}" if other else ""

@@ -29,8 +29,11 @@ from slipstream.kernels.cpu.decoder import SkippedBlocks
 from slipstream.models.cache.tensors import KVCache
 from slipstream.models.run.cpu_decoder import CpuDecoder
 from slipstream.models.run.draft_scorer import DraftScorer
+from slipstream.models.run.encoder_decoder.condition import CrossAttentionStates
+from slipstream.models.run.encoder_decoder.decoder_pass import CrossDecoderPass
+from slipstream.models.run.encoder_decoder.support_check import check_numbers, cross_anatomy
 from slipstream.models.run.features import FeatureStore
-from slipstream.models.run.forward_pass import ForwardPass
+from slipstream.models.run.forward_pass import ForwardPass, LayerPass
 from slipstream.models.run.pending_reader import PendingReader
 from slipstream.models.run.prefix_reuse import PrefixReuse
 from slipstream.models.run.row_table import RowTable
@@ -61,7 +64,12 @@ class TorchModel(Model):
         unchanged."""
         check_config(model)
         self.model = model.eval()
+        self._conditions = None
         with torch.inference_mode():
+            if model.config.is_encoder_decoder:
+                anatomy = cross_anatomy(model) if anatomy is None else anatomy
+                self._conditions = CrossAttentionStates(model)
+                check_numbers(model, self._conditions)
             self.anatomy = probe(model) if anatomy is None else anatomy
         self.vocab, self.layers = self.anatomy.vocab, len(self.anatomy.layers)
         self.context = longest_row(model, context)
@@ -74,13 +82,27 @@ class TorchModel(Model):
         self._features = FeatureStore(self.cache, self.layers)
         self.declare(features)
         self._features.apply_declared()
-        self.forward_pass = ForwardPass(model, self.anatomy, self.cache, self._features, invariant, kernels)
+        self.forward_pass: LayerPass
+        if self._conditions is None:
+            self.forward_pass = ForwardPass(model, self.anatomy, self.cache, self._features, invariant, kernels)
+        else:
+            retained = 0  # the text of a row depends on its condition too, so equal prefixes have different states
+            self.forward_pass = CrossDecoderPass(model, self.rows, self._features, self._conditions, invariant)
         self.prefixes = PrefixReuse(self.rows, self._features, self.device, retained, max_bytes)
         self._reader = PendingReader(self.rows, self.prefixes, self.forward_pass, prefill_chunk)
         self._scorer = DraftScorer(self.rows, self.prefixes, self._reader, self.forward_pass, self.context, self.device)
 
+    def check(self, row: Row) -> None:
+        if self._conditions is None:
+            super().check(row)
+        else:
+            self._conditions.check(row.request.condition)
+
     @torch.inference_mode()
     def open(self, rows: Sequence[Row]) -> None:
+        if self._conditions is not None:
+            for row in rows:
+                self._conditions.open(row.request.condition)
         if self._features.apply_declared():
             self.prefixes.restart()  # stored prefixes lack the new layers
             for state in self.rows.states.values():
@@ -103,7 +125,7 @@ class TorchModel(Model):
         state.drop_uncommitted()
 
     def retain(self, tokens: int, max_bytes: int | None = None) -> None:
-        self.prefixes.retain(tokens, max_bytes)
+        self.prefixes.retain(tokens if self._conditions is None else 0, max_bytes)
 
     def bound(self, places: int) -> None:
         self.cache.limit = places

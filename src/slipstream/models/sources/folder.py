@@ -15,6 +15,7 @@ from slipstream.models.sources.store import CatalogError, manifest, sha256
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 USUAL = frozenset({"llama", "mistral", "qwen2"})  # causal: saves importing transformers for the check
+SPEECH = frozenset({"whisper"})  # encoder-decoders that are run
 OWN_CODE = "brings its own code; if you trust its author, --trust-remote-code (trust_remote_code=True) runs it"
 ONLY = "only safetensors or GGUF are loaded"
 
@@ -61,10 +62,10 @@ def unfit(folder: Path, trust_remote_code: bool) -> str | None:
     """Why a folder's architecture cannot be run, as the end of a sentence; None if it can."""
     config = read_json(folder / "config.json")
     kind = config.get("model_type")
-    if config.get("is_encoder_decoder"):
-        return f"is an encoder-decoder model ({kind}); only causal language models are run"
-    if kind in USUAL:
+    if kind in SPEECH or kind in USUAL:
         return None
+    if config.get("is_encoder_decoder"):
+        return f"is an encoder-decoder model ({kind}); only causal language models and Whisper are run"
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
     if "auto_map" in config and kind not in CAUSAL:

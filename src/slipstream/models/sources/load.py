@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from slipstream.models.sources import store
-from slipstream.models.sources.folder import OWN_CODE, read_json, tensors, weights_sha256
+from slipstream.models.sources.folder import OWN_CODE, SPEECH, read_json, tensors, weights_sha256
 from slipstream.models.sources.progress import quiet
 from slipstream.models.sources.store import CatalogError
 from slipstream.models.text.codec import TextCodec
@@ -38,6 +38,12 @@ class ModelFiles:
     rounded: str | None = None  # the type that quantised weights were rounded to in this folder
     kept: bool = False  # whether all quantised weights are kept unrounded too (`gguf.weights`)
 
+    @property
+    def speech(self) -> bool:
+        """Whether the model listens to audio."""
+        config = self.path / "config.json"
+        return config.is_file() and read_json(config).get("model_type") in SPEECH
+
     def weights(self, exact: bool) -> str:
         """A description of quantised weights, to stand before the type. `exact`: the unrounded ones are used."""
         if not self.quantised:
@@ -50,13 +56,14 @@ def load_model(
     files: ModelFiles, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu"
 ) -> PreTrainedModel:
     """The model, ready to score. `precision.choose` says which type "auto" means."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForSpeechSeq2Seq
 
+    loader = AutoModelForSpeechSeq2Seq if files.speech else AutoModelForCausalLM
     kind = choose(dtype, device)
     if kind.row_bits != 16:
         raise ValueError(f"{dtype} is for a target; a draft model takes it from its target")
     with quiet(), _loading(files, "the weights"):
-        model, info = AutoModelForCausalLM.from_pretrained(
+        model, info = loader.from_pretrained(
             files.path,
             dtype=kind.dtype,
             use_safetensors=True,

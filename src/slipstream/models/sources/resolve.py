@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import tempfile
 from dataclasses import replace
@@ -19,6 +20,7 @@ from slipstream.models.sources.progress import progress
 from slipstream.models.sources.scaled import parse_scaled, room, write_scaled
 from slipstream.models.sources.store import CatalogError
 from slipstream.models.sources.verify import FileCheck, check_files
+from slipstream.models.sources.whisper.onnx_convert import convert_onnx, onnx_files, onnx_folder
 
 
 def resolve(name: str, *, fetch: bool = True, trust_remote_code: bool = False, repair: bool = False) -> ModelFiles:
@@ -31,6 +33,8 @@ def resolve(name: str, *, fetch: bool = True, trust_remote_code: bool = False, r
         return _catalog(name, fetch, repair)
     if name.startswith("scaled:"):
         return _scaled(name, fetch, trust_remote_code, repair)
+    if name and path.is_dir() and (exported := onnx_folder(path)) is not None:
+        return _onnx(name, exported, repair)
     if name and path.is_dir():
         return _folder(name, path, "folder", trust_remote_code)
     if not path.exists() and _names_kept_gguf(name):
@@ -96,6 +100,21 @@ def _gguf(name: str, path: Path, repair: bool) -> ModelFiles:
     again = repair and _is_damaged(name, folder)
     store.build(folder, lambda partial: {"name": path.name, **_convert(path, partial, path.name)}, again=again)
     return _built(name, folder, "gguf")
+
+
+def _onnx(name: str, exported: Path, repair: bool) -> ModelFiles:
+    """A Whisper model that was exported to ONNX, converted once."""
+    if problem := unfit(exported, trust_remote_code=False):
+        raise CatalogError(f"{name} {problem}")
+    digests = "".join(store.sha256(path) for path in onnx_files(exported))
+    folder = store.home() / f"onnx-{hashlib.sha256(digests.encode()).hexdigest()[:16]}"
+
+    def make(partial: Path) -> dict[str, Any]:
+        with progress(f"converting {name} to safetensors, once"):
+            return {"name": exported.name, **convert_onnx(exported, partial)}
+
+    store.build(folder, make, again=repair and _is_damaged(name, folder))
+    return _built(name, folder, "onnx")
 
 
 def _names_kept_gguf(name: str) -> bool:

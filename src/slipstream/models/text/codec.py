@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # the ends of a chat turn, by the families that use them; a model's own configuration often names only one of them
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<turn|>", "<|endoftext|>")
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+TIMESTAMP = re.compile(r"<\|\d+\.\d\d\|>")  # a time in the audio, as speech models write it
 PADDING = re.compile(r"\[PAD\d*\]|<\|?(?:extra|reserved|dummy|unused|pad)_?\d+\|?>")
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # the space in SentencePiece vocabularies
 LONG_TOKEN = 16  # characters, more than tokens of any text have on average
@@ -47,7 +48,8 @@ class TextCodec:
         self.instruct = bool(getattr(tokenizer, "chat_template", None))
         self.ends = _ends(tokenizer, ends)
         added = getattr(tokenizer, "added_tokens_decoder", {})
-        self.skipped = self.ends | {i for i, token in added.items() if token.special} | set(tokenizer.all_special_ids)
+        special = {i for i, token in added.items() if token.special or TIMESTAMP.fullmatch(token.content)}
+        self.skipped = self.ends | special | set(tokenizer.all_special_ids)
         self._bos = tokenizer.bos_token_id if _wants_bos(tokenizer) else None
         self._decode = _decoder(tokenizer)
         self._bytes, self._spellings = _of_bytes(tokenizer), dict[int, bytes]()

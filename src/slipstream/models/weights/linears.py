@@ -18,6 +18,7 @@ from torch import nn
 from slipstream.core.array_types import Float, Tensor
 from slipstream.kernels.cpu import linear as cpu_linear
 from slipstream.kernels.cpu.few_bits import FORMS
+from slipstream.models.weights.decoding_modules import decoding_modules, runs_in_every_pass
 from slipstream.models.weights.int8_linear import round_linears
 
 HALF = torch.bfloat16, torch.float16
@@ -110,9 +111,10 @@ def pack_as_target(drafter: nn.Module, target: nn.Module) -> None:
 def places(model: nn.Module) -> dict[nn.Module, Homes]:
     """The plain linear layers of a model on the CPU, with the parents of each."""
     homes_by_layer: dict[nn.Module, Homes] = defaultdict(list)
-    for parent in model.modules():
+    for parent_name, parent in decoding_modules(model):
         for name, child in parent._modules.items():  # `named_children` skips a second parent
-            if child is not None and _weights(child) is not None:
+            in_pass = runs_in_every_pass(model, f"{parent_name}.{name}")
+            if child is not None and in_pass and _weights(child) is not None:
                 homes_by_layer[child].append((parent, name))
     return homes_by_layer
 

@@ -1,0 +1,1 @@
+"""Whisper checkpoints in other formats, converted to folders of safetensors."""
