@@ -30,7 +30,7 @@ def saved(path, precision="int8", **about):
     return net, path / "head"
 
 
-@pytest.mark.parametrize(("precision", "step"), [("int8", 1 / 254), ("bf16", 0.0)])
+@pytest.mark.parametrize(("precision", "step"), [("int8", 1 / 254), ("int6", 1 / 62), ("bf16", 0.0)])
 def test_a_head_comes_back_within_a_rounding_of_itself(tmp_path, precision, step):
     net, folder = saved(tmp_path, precision, target="tiny", tau=2.5)
     found, ids = load_head(folder, MATRIX, MATRIX)
@@ -49,12 +49,13 @@ def test_a_head_comes_back_within_a_rounding_of_itself(tmp_path, precision, step
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
 
 
-def test_int8_takes_half_the_bytes(tmp_path):
+def test_int8_takes_half_the_bytes_and_int6_less(tmp_path):
     size = {}
-    for precision in ("int8", "bf16"):
+    for precision in ("int8", "int6", "bf16"):
         save_head(tmp_path / precision, random_head(EagleConfig(64, 4, 2, 16, 256, (0, 1), 6), MATRIX), IDS, precision)
         size[precision] = (tmp_path / precision / "model.safetensors").stat().st_size
     assert size["int8"] < 0.6 * size["bf16"]
+    assert size["int6"] < 0.82 * size["int8"]
 
 
 def test_in_a_bfloat16_target_angles_stay_exact(tmp_path):

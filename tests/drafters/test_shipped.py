@@ -34,18 +34,27 @@ PROMPTS = [
     "Give three tips for staying healthy during a long winter.",
 ]
 # tau of a chain of five, greedy, 48 tokens each
-GOLDEN = {"smollm2-135m-eagle": 3.06, "smollm2-135m-draft": 2.77, "smollm2-135m-skip": 2.36}
+GOLDEN = {
+    "smollm2-135m-eagle": 3.06,
+    "smollm2-135m-dflash": 2.48,
+    "smollm2-135m-draft": 2.72,
+    "smollm2-135m-exit": 2.09,
+    "smollm2-135m-medusa": 1.67,
+    "smollm2-135m-mlp": 2.29,
+    "smollm2-135m-prophet": 2.15,
+    "smollm2-135m-skip": 2.36,
+}
 TOLERANCE = 0.05  # of it: another machine rounds otherwise, and a near tie may fall to the other side
 
 
 def test_they_are_small_and_undamaged():
     sizes = {name: sum(path.stat().st_size for path in folder.iterdir()) for name, folder in shipped().items()}
     assert set(sizes) == set(GOLDEN)
-    assert sum(sizes.values()) < 20e6
+    assert sum(sizes.values()) < 36e6
     for folder in shipped().values():
         weights = folder / "model.safetensors"
         if folder.name != "smollm2-135m-skip":  # a skip set has no weights
-            assert weights.stat().st_size < 15e6
+            assert weights.stat().st_size < 12e6
             assert sha256(weights) == read_json(folder / "config.json")["sha256"]
         assert (folder / "README.md").read_text().startswith(f"# {folder.name}")
 

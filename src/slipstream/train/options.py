@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+from slipstream.drafters.files.folder import PRECISIONS
+
 
 def _option(default: Any, text: str, shown: str = "") -> Any:
     """A field with a line of help; `shown` describes the default where its value does not."""
@@ -25,7 +27,7 @@ class CommonOptions:
     temperatures: str = _option("0,1", "every prompt is answered once at each of these temperatures")
     rows: int = _option(0, "prompts answered in one batch", "8192 on a GPU, 16 on a CPU")
     seed: int = _option(0, "seed of the answers, the first weights and the order of the batches")
-    precision: str = _option("int8", "type of the stored weights: int8 or bf16")
+    precision: str = _option("int8", "type of the stored weights: int8, int6 or bf16")
     start: str = _option(
         "", "trained drafter to start from: a folder, a shipped drafter or the method's name", "new weights"
     )
@@ -44,8 +46,8 @@ class CommonOptions:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or more")
         if not 0 < self.rate < float("inf"):
             raise ValueError(f"rate is {self.rate}; it must be above 0")
-        if self.precision not in ("int8", "bf16"):
-            raise ValueError(f"precision is {self.precision!r}; it must be int8 or bf16")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision is {self.precision!r}; it must be one of {', '.join(PRECISIONS)}")
         _ = self.temperature_list
 
     @property

@@ -1,9 +1,10 @@
 """A trained drafter of any kind as a folder: `config.json`, which names the kind, and `model.safetensors`.
 
-Trained drafters are shipped, so they should be small. Matrices are stored as bfloat16, or as int8 with one scale per
-row, `<name>.scale`. Either way they are loaded as bfloat16 numbers, whatever type the target computes in. So a drafter
-is the same on every machine, and the CPU kernels read two bytes per weight (`kernels.cpu.linear`). After int8, rounding
-to bfloat16 increases the error by a few percent. Norms are a thousandth of the weights and stay float32.
+Trained drafters are shipped, so they should be small. Matrices are stored as bfloat16, as int8 with one scale per row,
+or as int6 with one scale per 64 weights; scales are `<name>.scale`. They are always loaded as bfloat16 numbers,
+whatever type the target computes in. So a drafter is the same on every machine, and the CPU kernels read two bytes per
+weight (`kernels.cpu.linear`). After int8, rounding to bfloat16 increases the error by a few percent. Norms are a
+thousandth of the weights and stay float32.
 
 The configuration is written last and holds the hash of the weights. A reader sees the old drafter, the new one, or a
 mismatch, which is refused.
@@ -23,12 +24,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from slipstream.core.array_types import Float, Int, Tensor
+from slipstream.drafters.files.six_bits import GROUP, pack, unpack
 from slipstream.models.sources.folder import read_json
 from slipstream.models.sources.store import sha256
 
 KIND = "slipstream_drafter"  # the key of a drafter's kind in its configuration
 WEIGHTS, CONFIG, IDS, SCALE = "model.safetensors", "config.json", "draft_ids", ".scale"
-PRECISIONS = ("int8", "bf16")
+PRECISIONS = ("int8", "int6", "bf16")
 
 
 def trained_kind(folder: Path) -> str | None:
@@ -85,12 +87,17 @@ def _stored(name: str, weight: Float[Tensor, "..."], precision: str) -> dict[str
         return {name: weight.contiguous()}
     if precision == "bf16":
         return {name: weight.bfloat16().contiguous()}
+    if precision == "int6" and weight.ndim == 2 and weight.shape[1] % GROUP == 0:
+        packed, scales = pack(weight)
+        return {name: packed, name + SCALE: scales}
     scale = weight.abs().amax(1).clamp(min=1e-12) / 127
     return {name: (weight / scale[:, None]).round().to(torch.int8), name + SCALE: scale}
 
 
 def _restored(name: str, weight: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-    if weight.dtype == torch.int8:
+    if weight.dtype == torch.uint8:
+        weight = unpack(weight, tensors[name + SCALE])
+    elif weight.dtype == torch.int8:
         weight = weight.float() * tensors[name + SCALE][:, None]
     return weight.bfloat16() if weight.ndim > 1 else weight
 
