@@ -19,7 +19,19 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_FOLDER_FILES = 16
 KIND_FREE = ("engines/native",)  # folders that never ask what kind a drafter or a rule is
-RULE_NAMES = {"greedy", "token", "block", "coupled", "chosen", "replace", "no_replace", "spectr"}
+RULE_NAMES = {
+    "greedy",
+    "token",
+    "block",
+    "coupled",
+    "chosen",
+    "replace",
+    "no_replace",
+    "spectr",
+    "typical",
+    "lenient",
+    "bild",
+}
 COMPONENTS = re.compile(r"\b(drafter|rule|verifier|policy)\b", re.IGNORECASE)
 ARGUMENT_CHECKS = "arguments.py"  # the modules of this name check the types of a user's arguments
 

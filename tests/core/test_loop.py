@@ -114,7 +114,7 @@ def test_origins_tell_accepted_from_recovered_and_bonus():
             assert step.origins[-1] == (Origin.BONUS if bonus else Origin.RECOVERED)
 
 
-@pytest.mark.parametrize("rule", rules.names())
+@pytest.mark.parametrize("rule", rules.lossless())
 @pytest.mark.parametrize("make", [lambda: TableDrafter(DRAFT), lambda: NGram(4), Blind])
 def test_a_ragged_batch_is_its_rows_alone(rule, make):
     """Different seeds, prompts, limits and temperatures together give what each gives alone."""

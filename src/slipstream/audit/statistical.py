@@ -72,7 +72,8 @@ def check_sampled(name: str, subject: Subject, pair: Pair, samples: int, length:
     rows = [subject.row(pair, length, seed=seed * samples + i) for i in range(samples)]
     subject.run(pair, rows)
     counts: Counter[Hashable] = Counter(tuple(row.output) for row in rows)
-    expected: dict[Hashable, float] = {**subject.joint(pair, length)}  # type: ignore[dict-item]
+    law = subject.joint(pair, length) if subject.process is None else subject.process_joint(pair, None, length)
+    expected: dict[Hashable, float] = {**law}  # type: ignore[dict-item]
     result = fit(counts, expected)
     return Check(name, "sampled", result.passed, str(result))
 

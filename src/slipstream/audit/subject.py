@@ -16,7 +16,7 @@ from slipstream.core.interfaces import Drafter, Model, Policy, Verifier
 from slipstream.core.loop import NoiseFactory, decode
 from slipstream.core.noise import CounterNoise
 from slipstream.core.sampling import Sampling
-from slipstream.core.shaping import law_at
+from slipstream.core.shaping import Place, law_at
 from slipstream.core.types import Constraint, Request, Row, Step
 from slipstream.drafters.table import TableDrafter
 from slipstream.models.run.table_model import Table, TableModel
@@ -38,6 +38,9 @@ class Pair:
 
 Text = tuple[int, ...]
 Joint = dict[Text, float]
+Declared = Callable[[list[float], list[float]], list[float]]  # (p, q) -> the law of the token
+Laws = Callable[[Text], list[Any]]
+Process = Callable[[Laws, Laws, Text, int], dict[tuple[int, Text], Any]]
 START: Mapping[Text, float] = MappingProxyType({(): 1.0})
 
 
@@ -57,6 +60,8 @@ class Subject:
     noise: Callable[[NoiseFactory], NoiseFactory] = same
     grammar: Callable[[], Constraint] | None = None
     depth: int = 2  # the largest depth of `policy`
+    declared: Declared | None = None  # the law of a lossy rule at every position; None: the target's
+    process: Process | None = None  # the law of one cycle of a lossy rule that depends on the depth
 
     def run(
         self, pair: Pair, rows: Sequence[Row], cycles: int | None = None, noise: NoiseFactory = CounterNoise
@@ -81,10 +86,38 @@ class Subject:
             if not short:
                 continue
             after = torch.tensor([pair.target.context([*pair.prompt, *text]) for text in short])
-            laws = law_at(pair.target.probs[after].log(), [(row, text) for text in short]).dense().tolist()
+            where: list[Place] = [(row, text) for text in short]
+            laws = law_at(pair.target.probs[after].log(), where).dense().tolist()
+            if self.declared is not None:
+                drafted = torch.tensor([pair.draft.context([*pair.prompt, *text]) for text in short])
+                draft_laws = law_at(pair.draft.probs[drafted].log(), where).dense().tolist()
+                laws = [self.declared(p, q) for p, q in zip(laws, draft_laws, strict=True)]
             for text, law in zip(short, laws, strict=True):
                 probability = joint.pop(text)
                 for token, p in enumerate(law):
                     if p > 0:
                         joint[*text, token] += probability * p
         return joint
+
+    def process_joint(self, pair: Pair, cycles: int | None, max_tokens: int = 1 << 20) -> Joint:
+        """The probability of every text after these cycles of `process`, or at the limit of tokens."""
+        assert self.process is not None, "only a rule that declares a process has one"
+        target, draft = (_float_laws(table) for table in (pair.target, pair.draft))
+        joint: Joint = {(): 1.0}
+        while (cycles is None or cycles > 0) and any(len(text) < max_tokens for text in joint):
+            after: Joint = defaultdict(float)
+            for text, mass in joint.items():
+                room = max_tokens - len(text)
+                if not room:
+                    after[text] += mass
+                    continue
+                outcomes = self.process(target, draft, pair.prompt + text, min(self.depth, room - 1))
+                for (_, emitted), chance in outcomes.items():
+                    after[text + emitted] += mass * chance
+            joint, cycles = after, None if cycles is None else cycles - 1
+        return joint
+
+
+def _float_laws(table: Table) -> Laws:
+    rows = table.probs.tolist()
+    return lambda text: rows[table.context(text)]

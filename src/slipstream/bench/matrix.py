@@ -193,8 +193,8 @@ def _depths(text: str) -> list[int | None]:
 def _rules(text: str) -> list[str | None]:
     chosen: list[str | None] = []
     for word in _words("verify", text):
-        if word != "auto":
-            rules.get(word)
+        if word != "auto" and not rules.get(word).lossless:
+            raise ValueError(f"the rule {word} is lossy; measure it with --task, which grades the answers")
         chosen.append(None if word in ("auto", "greedy") else word)
     return chosen
 

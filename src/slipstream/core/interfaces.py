@@ -205,6 +205,10 @@ class Verifier(ABC):
     device_rule: ClassVar[DeviceRule | None] = None  # how a captured cycle runs it; None: ordinary host loop only
     shared: ClassVar[bool] = False  # draft and target sample with the same noise at each position
     siblings: ClassVar[tuple[Siblings, ...]] = ()  # sibling modes it verifies, best first; empty: chains only
+    needs_draft: ClassVar[bool] = False  # every token needs the draft model's law: depth 1 or more, no bonus token
+    fixed_schedule: ClassVar[bool] = False  # its law depends on the depth of every cycle, which must be fixed
+    argmax: bool = False  # draws are the largest probabilities, of laws at temperature 1
+    stop_below: float = 0.0  # drafting stops before a position whose largest probability is smaller
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """A subclass that overrides `verify` does not inherit `device_rule`."""

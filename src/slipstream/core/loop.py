@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from slipstream.core.interfaces import Drafter, Model, Policy, Verifier, sibling_mode
 from slipstream.core.law import Law
-from slipstream.core.noise import CounterNoise, Noise
+from slipstream.core.noise import ArgmaxNoise, CounterNoise, Noise
 from slipstream.core.shaping import law_at, places
 from slipstream.core.tree import Siblings
 from slipstream.core.types import Budget, Draft, Origin, Row, RowOutcome, Scores, Step, Verdict
@@ -40,8 +40,9 @@ def decode(
     policy.open(all_rows, model, drafter, verifier)
     try:
         while rows := [row for row in rows if row.finish_reason is None]:
-            budget = within_limits(policy.budget(rows), rows, model.context, sibling_mode(verifier, drafter))
-            noise = make_noise(rows, [verifier.shared] * len(rows))
+            siblings = sibling_mode(verifier, drafter)
+            budget = within_limits(policy.budget(rows), rows, model.context, siblings, verifier)
+            noise = rule_noise(verifier, make_noise(rows, [verifier.shared] * len(rows)))
             draft, verdict = cycle(rows, model, drafter, verifier, budget, noise)
             policy.observe(rows, draft, verdict)
             yield advance(rows, draft, verdict, model.context)
@@ -80,17 +81,33 @@ def check_fits(row: Row, vocab: int, context: int) -> None:
         row.finish_reason = "length"
 
 
+def rule_noise(verifier: Verifier, noise: Noise) -> Noise:
+    """The draws of a cycle: those of the noise, or the largest probabilities where the rule says so."""
+    return ArgmaxNoise() if verifier.argmax else noise
+
+
 def within_limits(
-    budgets: Sequence[Budget], rows: Sequence[Row], context: int, siblings: Siblings | None = None
+    budgets: Sequence[Budget],
+    rows: Sequence[Row],
+    context: int,
+    siblings: Siblings | None = None,
+    verifier: Verifier | None = None,
 ) -> list[Budget]:
-    """Budgets whose depth leaves room for the token that verification adds. `siblings`: the sibling mode of trees."""
-    depths = [min(budget.depth, row.room(context) - 1) for budget, row in zip(budgets, rows, strict=True)]
-    return [_limited(budget, depth, siblings) for budget, depth in zip(budgets, depths, strict=True)]
+    """Budgets whose depth leaves room for the token that verification adds. `siblings`: the sibling mode of trees.
+
+    A rule that needs a draft in every cycle adds no token, so it may fill all of the room."""
+    needs_draft = verifier is not None and verifier.needs_draft
+    stop_below = 0.0 if verifier is None else verifier.stop_below
+    least, spare = (1, 0) if needs_draft else (0, 1)
+    depths = [
+        min(max(least, budget.depth), row.room(context) - spare) for budget, row in zip(budgets, rows, strict=True)
+    ]
+    return [_limited(budget, depth, siblings, stop_below) for budget, depth in zip(budgets, depths, strict=True)]
 
 
 @lru_cache  # most rows have equal budgets
-def _limited(budget: Budget, depth: int, siblings: Siblings | None) -> Budget:
-    return Budget(depth, budget.stop_below, budget.shape, siblings)
+def _limited(budget: Budget, depth: int, siblings: Siblings | None, stop_below: float) -> Budget:
+    return Budget(depth, max(budget.stop_below, stop_below), budget.shape, siblings)
 
 
 def target_law(rows: Sequence[Row], draft: Draft, scores: Scores) -> Law:

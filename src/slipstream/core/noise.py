@@ -106,6 +106,18 @@ class Noise(ABC):
         return law
 
 
+class ArgmaxNoise(Noise):
+    """No noise: the most probable token, the lowest id among equal ones, and the more probable side of a flip."""
+
+    def flip(self, prob: Float[Tensor, " n"], site: Site) -> Bool[Tensor, " n"]:
+        return prob >= 0.5
+
+    def draw(self, law: Law, site: Site, purpose: Purpose) -> Int[Tensor, " n"]:
+        ids, probs = law.support()
+        best = probs == probs.amax(-1, keepdim=True)
+        return torch.where(best, ids, law.vocab).amin(-1)
+
+
 class CounterNoise(Noise):
     """Noise by hashing counters. Rows marked `shared` draw tokens from the field of their position.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 SPEC = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\((.*)\))?\s*", re.DOTALL)
 
@@ -26,3 +27,8 @@ def spec_name(text: str) -> str:
     """The name alone; the text itself if it is no spec."""
     match = SPEC.fullmatch(text)
     return match[1] if match else text
+
+
+def spec_text(name: str, options: Mapping[str, str]) -> str:
+    """The text of a name with its options."""
+    return f"{name}({', '.join(f'{key}={value}' for key, value in options.items())})" if options else name

@@ -50,7 +50,7 @@ class JobEngine(Engine):
         encoded = encode_all(prompts, own.raw, self.text, self.model_info.context_length)
         jobs: list[Job] = []
         for prompt, ids, sampling, plan, prediction in zip(prompts, encoded, each, plans, predictions, strict=True):
-            request = self.request(ids, sampling, replace(own, prediction=prediction))
+            request = self.request(ids, self._law_sampling(plan, sampling), replace(own, prediction=prediction))
             request = replace(_conditioned(request, prompt), history=self._history(plan, sampling, own))
             jobs += self._samples(request, plan, sampling, own)
         self._send(jobs)
@@ -103,6 +103,10 @@ class JobEngine(Engine):
         if isinstance(prompt, Audio):
             raise ValueError("this engine reads text only; the native engine takes audio")
         return prompt
+
+    def _law_sampling(self, plan: DecodingPlan, sampling: Sampling) -> Sampling:
+        """The sampling parameters of the laws that the rule sees."""
+        return sampling
 
     def _history(self, plan: DecodingPlan, sampling: Sampling, options: GenerationOptions) -> str | None:
         """Whose earlier outputs the drafter may use (`Request.history`)."""

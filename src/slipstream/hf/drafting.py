@@ -10,6 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from slipstream.core.interfaces import Drafter
+from slipstream.core.rules import rules
 from slipstream.drafters import drafters as registry
 from slipstream.drafters.build import Options, build_drafter
 from slipstream.drafters.draft_model import DraftModel
@@ -32,6 +33,8 @@ def decoding_plan(drafter: Any, depth: int | None, verify: str | None, sampled: 
         raise ValueError(f"depth is {depth}; it must be 0 (plain decoding) or more, or None to adapt")
     if verify == "greedy" and sampled:
         raise ValueError("verify is 'greedy' and do_sample is True; use token, block or coupled for sampling")
+    if verify is not None and not rules.get(verify).lossless:
+        raise ValueError(f"verify is {verify!r}, which is lossy; lossy rules run in slipstream's own engine")
     rule = choose_rule(verify, AutoRule(), temperature=1.0 if sampled else 0.0, seeded=True, tree=False)
     plain = depth == 0 or drafter == "none"
     return DecodingPlan("none" if plain else OWN, rule, 0 if plain else depth)

@@ -19,7 +19,7 @@ WARM, GREEDY = Sampling(temperature=0.9, seed=5), Sampling(temperature=0.0)
 CASES = [
     *[
         ("draft_model", rule, 3, "2x2" if rule in ("chosen", "replace", "no_replace", "spectr") else None)
-        for rule in rules
+        for rule in rules.lossless()
     ],
     ("draft_model", None, None, None),
     ("ngram", None, None, None),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from slipstream.audit.planted.lossy import PLANTED_LOSSY
 from slipstream.audit.planted.memory import PLANTED_MEMORIES
 from slipstream.audit.planted.stages import PLANTED_STAGES, RowOfLength
 from slipstream.audit.planted.tree import PLANTED_TREES
@@ -155,6 +156,7 @@ PLANTED: dict[str, Subject] = (
     PLANTED_TREES
     | PLANTED_STAGES
     | PLANTED_MEMORIES
+    | PLANTED_LOSSY
     | {
         "target row shifted by one": replace(HONEST, model=ShiftedModel),
         "residual is the target's law": replace(HONEST, rule=lambda: Token(residual=residual_is_target)),

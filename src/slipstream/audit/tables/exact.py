@@ -30,6 +30,8 @@ def check_cycles(name: str, subject: Subject, pair: Pair, depth: int | None = No
     ):
         observed[tuple(outcome.row.output)] += outcome.prob
         faults |= outcome.faults
+    if subject.process is not None:
+        return _compare(name, subject.process_joint(pair, cycles), observed, faults)
     return _compare(name, subject.joint(pair, length), subject.joint(pair, length, observed), faults)
 
 

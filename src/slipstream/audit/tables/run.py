@@ -16,6 +16,7 @@ from slipstream.audit.statistical import check_random_rows, check_sampled
 from slipstream.audit.subject import Pair, Subject
 from slipstream.audit.tables.costs import Costs
 from slipstream.audit.tables.exact import HistoryPolicy, check_cycles, check_endings
+from slipstream.audit.tables.lossy import plan_lossy_rule
 from slipstream.audit.tables.replay import check_replay
 from slipstream.audit.tables.stages import two_stages
 from slipstream.audit.tables.trees import plan_tree_rule
@@ -46,6 +47,9 @@ def everything(banned: int | None) -> Sampling:
 
 def plan_rule(rule: str, pair: Pair, depth: int, samples: int) -> Iterator[Planned[Check]]:
     """Plan every check that applies to the rule."""
+    if not rules.get(rule).lossless:
+        yield from plan_lossy_rule(rule, pair, depth, samples)
+        return
     costs = Costs.of(pair, depth)
     subject = Subject(rules.get(rule), lambda: Fixed(depth))
     if rules.get(rule).siblings:

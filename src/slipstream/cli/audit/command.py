@@ -55,6 +55,7 @@ def audit(
         model, drafter, settings, verify, depth, tree = stated[:6]
         dtype, device, invariant, trust_remote_code = stated[6:]
     _check_scope(model, engine, tree, dtype, device, trust_remote_code)
+    names = _rule_names(verify, on_tables=model is None and engine is None)
     loading: dict[str, Any] = {"device": device, "trust_remote_code": trust_remote_code}
     if engine is not None:
         from slipstream.cli.audit.engine_audit import audit_peer
@@ -62,7 +63,6 @@ def audit(
         name = model or "smollm2-135m"
         audit_peer(engine, name, drafter, verify, depth, settings, loading, temperature, samples, as_json)
         return
-    names = _rule_names(verify)
     _check_numbers(samples, 200 if model else 1000, seed)
     if model:
         loading |= {"dtype": dtype, "invariant": invariant}
@@ -88,13 +88,18 @@ def _check_scope(
         raise ValueError("--trust-remote-code is for the audit of a model, -m NAME; tables bring no code")
 
 
-def _rule_names(verify: str | None) -> list[str]:
+def _rule_names(verify: str | None, on_tables: bool) -> list[str]:
+    """The rules to audit. Lossy ones declare laws of their own, which are enumerated on tables only."""
     from slipstream.core.rules import rules
 
-    names = [verify] if verify else rules.names()
-    for name in names:
-        rules.get(name)
-    return names
+    if verify is None:
+        return rules.names() if on_tables else rules.lossless()
+    if not rules.get(verify).lossless and not on_tables:
+        raise ValueError(
+            f"the rule {verify} is lossy, and is audited on tables against its own law; leave -m and -e out"
+        )
+    rules.make(verify)
+    return [verify]
 
 
 def _check_numbers(samples: int | None, least: int, seed: int) -> None:

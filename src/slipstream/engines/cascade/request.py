@@ -162,5 +162,6 @@ def _evidence(answer: Completion) -> AnswerEvidence:
 
 
 def _check_prompt(prompt: Prompt) -> None:
-    if not isinstance(prompt, str) and prompt and all(isinstance(part, int) for part in prompt):
-        raise ValueError("a route takes text or messages; token ids belong to the tokenizer of one model")
+    parts: Any = prompt
+    if not isinstance(parts, str | list | tuple) or (parts and all(isinstance(part, int) for part in parts)):
+        raise ValueError("a route takes text or messages; token ids and audio belong to one model")

@@ -12,6 +12,7 @@ from slipstream.core.checks import shown
 from slipstream.core.interfaces import Drafter, Policy
 from slipstream.core.rules import rules
 from slipstream.engines.drafter_catalogue import DrafterCatalogue, plan_of_flags
+from slipstream.engines.native.planning import check_schedule
 from slipstream.engines.native.scheduler import Limits
 from slipstream.engines.options import Speculation
 from slipstream.models.load_target import load_target
@@ -80,7 +81,8 @@ def engine_plan(
         return _given_plan(plan, drafter, chosen, options, policy, loading)
     arguments: dict[str, Any] = {"verify": chosen.verify, "depth": chosen.depth, "shape": chosen.tree}
     if chosen.verify is not None:
-        rules.get(chosen.verify)
+        rules.make(chosen.verify)
+        check_schedule(chosen.verify, chosen.depth, chosen.tree is not None)
     arguments["policy"] = policy if isinstance(policy, str) else None
     arguments |= {name: loading[name] for name in IN_PLAN if name in loading}
     place = str(model) if isinstance(model, str | PathLike) else type(model).__name__

@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, TypeVar
 
 from slipstream.core.interfaces import Drafter, Model, Policy, Verifier
-from slipstream.core.loop import NoiseFactory, check_fits, read
+from slipstream.core.loop import NoiseFactory, check_fits, read, rule_noise
 from slipstream.core.shaping import places
 from slipstream.core.types import Budget, Draft, RowOutcome, Scores, Verdict
 from slipstream.drafters.none import empty_draft
@@ -193,7 +193,7 @@ class Batch:
             sorted(jobs, key=lambda job: job.drafter_and_rule), key=lambda job: job.drafter_and_rule
         ):
             members, judge = list(same), self._rule(rule)
-            noise = self._make_noise([job.row for job in members], [judge.shared] * len(members))
+            noise = rule_noise(judge, self._make_noise([job.row for job in members], [judge.shared] * len(members)))
             groups.append(Group(members, self._drafter(drafter), judge, noise))
         drafts = [self._propose(group) for group in groups]
         whole = [draft for draft in drafts if draft is not None]
@@ -211,7 +211,7 @@ class Batch:
             return None
 
     def _drafts_alone(self, group: Group, job: Job) -> bool:
-        noise = self._make_noise([job.row], [group.rule.shared])
+        noise = rule_noise(group.rule, self._make_noise([job.row], [group.rule.shared]))
         try:
             self._proposed(replace(group, noise=noise), [job])
         except Exception:

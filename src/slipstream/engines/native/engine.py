@@ -25,7 +25,7 @@ from slipstream.engines.native.batch import Batch
 from slipstream.engines.native.build import build_target, captured_runner
 from slipstream.engines.native.compare import agreement, comparable, draft_speed
 from slipstream.engines.native.loaded_target import given_target
-from slipstream.engines.native.planning import guarantee, meets_its_draws_again, request_plan
+from slipstream.engines.native.planning import guarantee, law_sampling, meets_its_draws_again, request_plan
 from slipstream.engines.native.scheduler import Limits
 from slipstream.engines.native.watch import ObservedRule, Watch
 from slipstream.engines.native.worker import Worker
@@ -169,7 +169,7 @@ class NativeEngine(JobEngine):
 
     def _rule(self, name: str) -> Verifier:
         if name not in self._rules:
-            rule = rules.get(name)()
+            rule = rules.make(name)
             self._rules[name] = ObservedRule(rule, self._watch) if self._watch else rule
         return self._rules[name]
 
@@ -177,7 +177,15 @@ class NativeEngine(JobEngine):
         self._worker.check()
 
     def _plan(self, speculation: Speculation, sampling: Sampling) -> DecodingPlan:
-        return request_plan(self._settings, self._drafter_name, speculation, sampling)
+        plan = request_plan(self._settings, self._drafter_name, speculation, sampling)
+        if rules.get(plan.rule).needs_draft and self.drafter(plan.drafter).own_model is None:
+            raise ValueError(
+                f"the rule {plan.rule} mixes the laws of two models; it needs a draft model, and {plan.drafter} is none"
+            )
+        return plan
+
+    def _law_sampling(self, plan: DecodingPlan, sampling: Sampling) -> Sampling:
+        return law_sampling(plan.rule, sampling)
 
     def _history(self, plan: DecodingPlan, sampling: Sampling, options: GenerationOptions) -> str | None:
         return (

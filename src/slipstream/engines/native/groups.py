@@ -36,13 +36,15 @@ class Group:
     def asleep(self) -> bool:
         """Whether the drafter is not called in this cycle: no row drafts, and no row is in its first cycle. A drafter
         reads tokens committed meanwhile when it is next called. Some drafters read the prompt in the first cycle."""
+        if self.rule.needs_draft:
+            return False
         return all(job.budget.depth == 0 and job.stats.cycles > 0 for job in self.jobs)
 
 
 def limited(jobs: Sequence[Job], rule: Verifier, drafter: Drafter, context: int) -> list[Budget]:
     """The budget of each row, cut to its limits."""
     budget, rows = [job.budget for job in jobs], [job.row for job in jobs]
-    return within_limits(budget, rows, context, sibling_mode(rule, drafter))
+    return within_limits(budget, rows, context, sibling_mode(rule, drafter), rule)
 
 
 def merge(drafts: Sequence[Draft], vocab: int) -> Draft:

@@ -24,6 +24,8 @@ class ObservedRule(Verifier):
         self._rule, self._watch = rule, watch
         self.name, self.lossless = rule.name, rule.lossless  # type: ignore[misc]
         self.shared, self.siblings = rule.shared, rule.siblings  # type: ignore[misc]
+        self.needs_draft, self.fixed_schedule = rule.needs_draft, rule.fixed_schedule  # type: ignore[misc]
+        self.argmax, self.stop_below = rule.argmax, rule.stop_below
 
     def verify(self, draft: Draft, target: Law, noise: Noise) -> Verdict:
         verdict = self._rule.verify(draft, target, noise)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from slipstream.core.rules import rules
 from slipstream.core.tree import Shape
 from slipstream.plan.ir.nodes import (
     AdaptiveDepth,
@@ -42,8 +43,9 @@ def build_plan(
 ) -> Plan:
     """The plan of a target and a drafter of a registered kind.
 
-    `verify` None: `coupled` for requests with a seed, else the rule that accepts most. `depth` None: chosen by the
-    policy. `guard`: drafts of a fixed depth only where they pay. `loading`: arguments of the model node."""
+    `verify` None: `coupled` for requests with a seed, else the rule that accepts most. A lossy rule is allowed, because
+    it is named. `depth` None: chosen by the policy. `guard`: drafts of a fixed depth only where they pay. `loading`:
+    arguments of the model node."""
     rule: str | AutoRule = verify or AutoRule(SEEDED_RULE, CHAIN_RULE if shape is None else TREE_RULE)
     nodes: list[PlanNode] = [ModelNode("target", model, **loading)]
     plain = drafter == "none" or depth == 0
@@ -56,7 +58,7 @@ def build_plan(
         nodes += [GuardNode("g", "d")] if guard else []
     nodes += [
         ScoreNode("s", "target", None if plain else "g" if guard else "d"),
-        VerifyNode("v", rule, "s"),
+        VerifyNode("v", rule, "s", lossy=verify is not None and not rules.get(verify).lossless),
         CommitNode("v"),
     ]
     return Plan(name or f"{_word(model)}.{'plain' if plain else drafter}", tuple(nodes))

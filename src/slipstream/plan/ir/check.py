@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from slipstream.plan.ir.catalogue import Catalogue
-from slipstream.plan.ir.check_parts import check_draft, check_drafter, check_model, check_rule, check_siblings
+from slipstream.plan.ir.check_parts import (
+    check_draft,
+    check_drafter,
+    check_model,
+    check_rule,
+    check_schedule,
+    check_siblings,
+)
 from slipstream.plan.ir.nodes import (
     OPERATIONS,
     CommitNode,
@@ -141,6 +148,7 @@ def _check_node(plan: Plan, node: PlanNode, catalogue: Catalogue | None) -> None
             case VerifyNode():
                 draft: Any = plan.one(DraftNode)
                 check_rule(node, tree=draft is not None and draft.shape is not None)
+                check_schedule(node, draft, guarded=plan.one(GuardNode) is not None)
     except ValueError as error:
         _fail(node, str(error))
 

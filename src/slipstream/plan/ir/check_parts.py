@@ -56,6 +56,7 @@ def check_rule(node: VerifyNode, tree: bool) -> None:
     names = (node.rule.seeded, node.rule.other) if isinstance(node.rule, AutoRule) else (node.rule,)
     for name in names:
         rule = rules.get(name)
+        rules.make(name)
         if not rule.lossless and not node.lossy:
             raise ValueError(f"the rule {name} is lossy; write lossy=true if that is wanted")
         if isinstance(node.rule, AutoRule) and rule.greedy:
@@ -63,6 +64,19 @@ def check_rule(node: VerifyNode, tree: bool) -> None:
         if tree and not rule.siblings:
             trees = ", ".join(other for other in rules if rules.get(other).siblings)
             raise ValueError(f"the rule {name} verifies chains, and the draft is a tree; for trees: {trees}")
+
+
+def check_schedule(node: VerifyNode, draft: DraftNode | None, guarded: bool) -> None:
+    """A rule whose law depends on the depth needs a fixed one, and a rule that mixes two laws needs a draft."""
+    if isinstance(node.rule, AutoRule):
+        return
+    rule = rules.get(node.rule)
+    if draft is None and not rule.lossless:
+        raise ValueError(f"the rule {node.rule} is about drafted tokens, and the plan has no draft")
+    if rule.fixed_schedule and draft is not None and (guarded or isinstance(draft.depth, AdaptiveDepth)):
+        raise ValueError(
+            f"the law of the rule {node.rule} depends on the depth, so it cannot adapt; write depth=4, without a guard"
+        )
 
 
 def check_siblings(rule: str | AutoRule, kind: str, siblings: frozenset[Siblings]) -> None:

@@ -30,7 +30,7 @@ from slipstream.plan.ir.nodes import (
     StageNode,
     VerifyNode,
 )
-from slipstream.plan.ir.values import shown
+from slipstream.plan.ir.values import shown, shown_rule
 
 MAIN_OPTION = "model"  # the option of a drafter that is written without its name
 ALWAYS = ("depth",)  # arguments that are written even with their default
@@ -100,7 +100,7 @@ def _operands(node: PlanNode) -> list[str]:
         case ScoreNode():
             return [node.model, *([f"%{node.draft}"] if node.draft else [])]
         case VerifyNode():
-            return [shown(node.rule), f"%{node.scores}"]
+            return [shown_rule(node.rule), f"%{node.scores}"]
         case CommitNode():
             return [f"%{node.verdict}"]
     raise TypeError(f"{node} is no operation")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from slipstream.core.spec import SPEC, spec_text
 from slipstream.plan.ir.lexer import WORD
 from slipstream.plan.ir.nodes import AdaptiveDepth, AutoRule, Position, Value
 
@@ -61,6 +62,11 @@ def as_depth(value: Any) -> int | AdaptiveDepth | None:
     return None
 
 
+def shown_rule(rule: str | AutoRule) -> str:
+    """A rule in the text form: a name, or a call with the rule's options."""
+    return rule if isinstance(rule, str) and SPEC.fullmatch(rule) and "(" in rule else shown(rule)
+
+
 def as_rule(value: Any) -> str | AutoRule | None:
     """The rule that a parsed value stands for, or None."""
     if (
@@ -73,4 +79,6 @@ def as_rule(value: Any) -> str | AutoRule | None:
         return AutoRule(seeded, other) if isinstance(seeded, str) and isinstance(other, str) else None
     if value == "auto":
         return AutoRule()
+    if isinstance(value, Call) and not value.arguments:
+        return spec_text(value.word, {key: shown(option) for key, option in value.named.items()})
     return value if isinstance(value, str) else None

@@ -93,6 +93,7 @@ ADAPTIVE = """        siblings = sibling_mode(verifier, drafter)
 def emit_python(plan: Plan) -> str:
     """The source of the plan's cycle."""
     settings = lower_native(plan)
+    _check_lossless(settings)
     adaptive, plain = settings.depth is None, settings.plain
     return HEAD.format(
         plan=text_of(plan).replace("\\", "\\\\").replace('"""', '\\"\\"\\"'),
@@ -109,6 +110,11 @@ def emit_python(plan: Plan) -> str:
 
 def _loading(settings: NativeSettings) -> list[tuple[str, object]]:
     return [(name, value) for name, value in settings.loading.items() if value not in (None, "auto", False)]
+
+
+def _check_lossless(settings: NativeSettings) -> None:
+    if settings.rule is not None and not rules.get(settings.rule).lossless:
+        raise ValueError(f"the rule {settings.rule} is lossy; the emitted file has the cycles of exact rules only")
 
 
 def _rule_names(settings: NativeSettings) -> list[str]:
