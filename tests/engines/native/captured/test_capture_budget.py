@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slipstream.engines.native.captured.capture_budget import GRANT, SHARE, CaptureBudget
+from slipstream.engines.native.captured.capture_budget import COUNTED, GRANT, SHARE, CaptureBudget
 
 
 def test_some_whenever_there_are_more_rows_than_ever_then_a_share_of_all_time():
@@ -14,20 +14,29 @@ def test_some_whenever_there_are_more_rows_than_ever_then_a_share_of_all_time():
     assert allowance.left(1)
     with allowance.runs():
         now[0] += 1.0
-        with allowance.captures():
-            now[0] += 2.5 * GRANT
+        for _ in range(4):
+            with allowance.captures():
+                now[0] += COUNTED
         with allowance.captures(counted=False):
             now[0] += 5.0
-    assert (allowance.running, allowance.spent) == (1.0, 2.5 * GRANT)
-    assert not any(allowance.left(rows) for rows in (1, 8, 64, 64)), "the next one will take as long"
-    assert allowance.left(64, 0.4 * GRANT), "unless it is known to take less: a chain after a tree"
-    allowance.spent = 0.0
-    assert allowance.left(64, 2.9 * GRANT)
-    assert not allowance.left(32, 3.1 * GRANT), "those who leave bring no more"
-    allowance.spent = 2.5 * GRANT
+    assert (allowance.running, allowance.spent) == (1.0, 4 * COUNTED)
+    assert not allowance.left(1)
+    assert allowance.left(8)
+    assert not allowance.left(8, 2 * GRANT - 4 * COUNTED + 0.1)
+    assert not allowance.left(4, 2 * GRANT - 4 * COUNTED + 0.1), "those who leave bring no more"
     with allowance.runs():
-        now[0] += 2.1 * GRANT / SHARE
-    assert allowance.left(1)
+        now[0] += 0.1 / SHARE
+    assert allowance.left(1, 2 * GRANT - 4 * COUNTED + 0.1)
+
+
+def test_a_capture_that_compiles_does_not_keep_others_from_being_captured():
+    now = [0.0]
+    allowance = CaptureBudget(lambda: now[0])
+    assert allowance.left(8)
+    with allowance.captures():
+        now[0] += 12.0
+    assert allowance.spent == COUNTED
+    assert allowance.left(8), "the next one has its kernels"
 
 
 @pytest.mark.slow

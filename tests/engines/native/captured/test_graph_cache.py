@@ -12,6 +12,8 @@ from slipstream.core.device import DraftSize
 from slipstream.core.verify.match import Greedy
 from slipstream.core.verify.token import Token
 from slipstream.drafters.none import NoDrafter
+from slipstream.engines.native.captured import graph_cache
+from slipstream.engines.native.captured.capture_budget import COUNTED
 from slipstream.engines.native.captured.graph_cache import MIN_CAPTURE, GraphCache
 from slipstream.engines.native.captured.sizes import DEPTHS, GROWN, PLAIN, BatchShape
 
@@ -141,3 +143,14 @@ def test_a_rule_or_drafter_that_works_in_another_way_takes_the_ordinary_path():
     assert Renamed.device_rule is Token.device_rule
     assert OtherDrafter(8).device_form(None) is None
     assert NoDrafter(8).device_form(None) is not None
+
+
+def test_after_a_capture_that_compiled_kernels_the_next_is_expected_to_take_less(monkeypatch):
+    stock, few, asked = GraphCache(), BatchShape(3, 100, False), []
+    capture(stock, few, PLAIN, 4, 0.001)
+    clock = iter([0.0, 12.0])
+    monkeypatch.setattr(graph_cache, "perf_counter", lambda: next(clock))
+    with stock.captures(few.key(DraftSize(3), RULE, 4)):
+        pass
+    stock.menu(few, RULE, SIZES, lambda seconds: not asked.append(seconds))
+    assert asked[0] == COUNTED

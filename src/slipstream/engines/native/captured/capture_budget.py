@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 GRANT = 1.5  # seconds for every number of rows that was the largest so far: those who leave leave captured cycles
 SHARE = 0.05  # of the time that cycles take
+COUNTED = 0.5  # seconds that one capture counts at most: one that takes longer compiled kernels, which others share
 
 
 class CaptureBudget:
@@ -50,4 +51,5 @@ class CaptureBudget:
             taken = self._clock() - began
             self._stopped += taken
             if counted:
-                self._latest, self.spent = taken, self.spent + taken
+                self._latest = min(taken, COUNTED)
+                self.spent += self._latest

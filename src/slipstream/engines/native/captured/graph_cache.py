@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from time import perf_counter
 
 from slipstream.core.device import DeviceRule, DraftSize, GraphKey, SizeOption
+from slipstream.engines.native.captured.capture_budget import COUNTED
 from slipstream.engines.native.captured.chain_cycle import ChainCycle
 from slipstream.engines.native.captured.sizes import FIRST, PLAIN, BatchShape
 from slipstream.engines.native.captured.tree_cycle import TreeCycle
@@ -21,7 +22,7 @@ from slipstream.kernels.machine import say
 from slipstream.plan.policy.graph_costs import GraphCosts
 from slipstream.plan.policy.prices import RecentMedian
 
-MIN_CAPTURE = 0.3  # seconds that capturing is expected to take at least
+MIN_CAPTURE = 0.1  # seconds that capturing is expected to take at least
 FIRST_TREE = 4.0  # seconds of the first tree, whose kernels must be compiled; the first chain is always captured
 
 
@@ -79,8 +80,10 @@ class GraphCache:
         say(f"captured {key} in {seconds:.2f} s: {1000 * self.costs.device(key):.2f} ms a cycle")
 
     def _capture_time(self, tree: bool) -> float:
-        """Seconds that capturing another one is expected to take."""
-        return self._captures[tree].value if tree in self._captures else FIRST_TREE if tree else 0.0
+        """Seconds that capturing another one is expected to take. The first one compiles kernels, and others do not."""
+        if tree in self._captures:
+            return min(self._captures[tree].value, COUNTED)
+        return FIRST_TREE if tree else 0.0
 
     def menu(
         self, shape: BatchShape, rule: DeviceRule, sizes: Sequence[DraftSize], may_capture: Callable[[float], bool]
