@@ -26,10 +26,12 @@ def random_stack(config: DflashConfig, output: torch.Tensor, seed: int = 5) -> D
     return net.eval().requires_grad_(False)
 
 
-def stack(model: Any, ids: Sequence[int], features: Sequence[int] = (0, 2), block: int = 4) -> DflashNet:
+def stack(model: Any, ids: Sequence[int], features: Sequence[int] = (0, 2), block: int = 4, **layout: Any) -> DflashNet:
     output = model.get_output_embeddings().weight.detach()[list(ids)]
-    config = DflashConfig(output.shape[1], 4, 2, 8, 48, 2, block, tuple(features), len(ids))
-    return random_stack(config, output).to(output.dtype)
+    config = DflashConfig(output.shape[1], 4, 2, 8, 48, 2, block, tuple(features), len(ids), **layout)
+    net = random_stack(config, output).to(output.dtype)
+    net.mask = model.get_input_embeddings().weight.detach()[config.mask_token]
+    return net
 
 
 def dflash(target: TorchModel, ids: Sequence[int] | None = None, **more: Any) -> Dflash:
@@ -60,12 +62,13 @@ def reference(plain: Any, drafter: Dflash, row: Row) -> torch.Tensor:
     layers = [layer_output(plain, row.tokens, layer) for layer in net.config.features]
     fused = net.fuse(torch.cat(layers, -1)[:known])
     x = net.inputs(drafter.slots.embedding[row.tokens[-1]], fused[-1])
-    before, own = torch.arange(known), known + torch.arange(net.config.block)
+    before, own = torch.arange(known), known + torch.arange(net.config.slots)
     for layer in net.stack:
         query = layer.queries(x, own, net.frequency)
-        context, slots = layer.keys_values(fused, before, net.frequency), layer.keys_values(x, own, net.frequency)
+        context = layer.context_keys_values(fused, before, net.frequency)
+        slots = layer.keys_values(x, own, net.frequency)
         group = net.config.heads // net.config.kv_heads
         keys, values = (torch.cat(parts).repeat_interleave(group, 1) for parts in zip(context, slots, strict=True))
         weights = (torch.einsum("qhd,khd->hqk", query, keys) / net.config.head_dim**0.5).softmax(-1)
         x = layer.finish(x, torch.einsum("hqk,khd->qhd", weights, values).flatten(1))
-    return net.logits(x)
+    return net.logits(x[net.config.first :])

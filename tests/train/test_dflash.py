@@ -42,6 +42,7 @@ def student(teacher: Teacher, **options) -> DflashMethod:
     """A method whose network has weights large enough for every part of it to matter."""
     method = DflashMethod(teacher, IDS, DflashTrainOptions(**({"layers": 2, "block": 4} | options)))
     method.net = random_stack(method.net.config, method.net.output)
+    method.follow_target()
     return method
 
 
@@ -57,8 +58,9 @@ def drafted(method: DflashMethod, tokens: list[int], depth: int) -> torch.Tensor
         return drafter.slots.logits([row], depth)[0].log_softmax(-1)
 
 
-def test_guesses_are_the_laws_of_the_drafter(teacher, data):
-    method, depth = student(teacher), 3
+@pytest.mark.parametrize("layout", ["joined", "masked"])
+def test_guesses_are_the_laws_of_the_drafter(teacher, data, layout):
+    method, depth = student(teacher, layout=layout), 3
     batch = data.batch(list(range(len(data))))
     guesses = method.guesses(batch, teacher.read(batch, method.layers), depth)
     compared = 0
@@ -78,8 +80,9 @@ def test_guesses_are_the_laws_of_the_drafter(teacher, data):
     assert compared > 20
 
 
-def test_the_loss_is_the_weighted_cross_entropy_of_the_blocks(teacher, data):
-    method = student(teacher, anchors=100, gamma=2.0, focus=0.25)
+@pytest.mark.parametrize("layout", ["joined", "masked"])
+def test_the_loss_is_the_weighted_cross_entropy_of_the_blocks(teacher, data, layout):
+    method = student(teacher, anchors=100, gamma=2.0, focus=0.25, layout=layout)
     batch = data.batch([3])
     output = teacher.read(batch, method.layers)
     tokens, prompt, length = batch.tokens[0].tolist(), int(batch.prompt_length[0]), int(batch.length[0])

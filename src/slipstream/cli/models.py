@@ -132,8 +132,8 @@ def convert(
     folder: Annotated[Path, typer.Argument(help="Where to write safetensors and tokenizer.")],
     trust_remote_code: flags.TrustRemoteCode = False,
 ) -> None:
-    """Write a model as a folder of safetensors; an eagle head for vLLM, or a published EAGLE-3 head as one of ours."""
-    from slipstream.drafters.eagle.checkpoints import convert_head
+    """Write a model as a folder of safetensors; an eagle or dflash drafter for vLLM, or a published one as ours."""
+    from slipstream.drafters.files.checkpoints import convert_head
     from slipstream.models.sources import catalog
 
     path = convert_head(source, folder) or catalog.convert(source, folder, trust_remote_code=trust_remote_code)

@@ -92,6 +92,10 @@ class DflashTrainOptions:
     intermediate: int = _option(0, "width of the feed-forward parts", "the width of the target's hidden states")
     kv_heads: int = _option(0, "heads of keys and values", "the target's")
     block: int = _option(8, "tokens drafted in one pass")
+    layout: str = _option(
+        "joined", "joined, or masked: the layout of published checkpoints, which `models convert` writes for vLLM"
+    )
+    mask_token: int = _option(-1, "the token that stands for unknown ones in the layout masked", "the last one")
     anchors: int = _option(96, "blocks of an answer in one step, at random positions")
     gamma: float = _option(4.0, "the n-th token of a block has the weight exp(-(n - 1) / gamma) in the loss")
     focus: float = _option(0.5, "share of a weight that is multiplied with the probability of the tokens before it")
@@ -103,6 +107,10 @@ class DflashTrainOptions:
         for name in ("intermediate", "kv_heads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more, or 0 for the default")
+        if self.layout not in ("joined", "masked"):
+            raise ValueError(f"layout is {self.layout!r}; it must be joined or masked")
+        if self.mask_token < -1:
+            raise ValueError(f"mask_token is {self.mask_token}; it must be a token, or -1 for the default")
         if not 0 < self.gamma < float("inf"):
             raise ValueError(f"gamma is {self.gamma}; it must be above 0")
         if not 0 <= self.focus <= 1:

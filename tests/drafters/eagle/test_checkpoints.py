@@ -12,12 +12,12 @@ import letters
 from heads import head
 from slipstream.cli.models import convert
 from slipstream.core.sampling import Sampling
-from slipstream.drafters.eagle import checkpoints as exchange
-from slipstream.drafters.eagle.checkpoints import convert_head, is_published
 from slipstream.drafters.eagle.exporter import export_head
 from slipstream.drafters.eagle.folder import load_head, save_head
 from slipstream.drafters.eagle.importer import import_head
 from slipstream.drafters.eagle.network import EagleConfig
+from slipstream.drafters.files import checkpoints as exchange
+from slipstream.drafters.files.checkpoints import convert_head, is_published
 from slipstream.drafters.files.folder import trained_kind
 from slipstream.engines.native.engine import NativeEngine
 

@@ -85,14 +85,14 @@ class BlockCache:
 
     def logits(self, rows: Sequence[Row], depth: int) -> Float[Tensor, "rows depth draft_vocab"]:
         """The logits of the next `depth` tokens of each row, at most a block. All rows must be ready."""
-        device, block = self.embedding.device, self.net.config.block
+        device, slots, first = self.embedding.device, self.net.config.slots, self.net.config.first
         state, _ = self.last_states(rows)
         anchor = torch.tensor([row.tokens[-1] for row in rows], device=device)
         inputs = self.net.inputs(functional.embedding(anchor, self.embedding), state).flatten(0, 1)
-        pieces = [RowSlice(_block_entries(self._rows[row].index, row.length - 1, block)) for row in rows]
+        pieces = [RowSlice(_block_entries(self._rows[row].index, row.length - 1, slots)) for row in rows]
         place = [(piece.line.row, n) for piece in pieces for n in piece.line.position]
         row_index, position = torch.tensor(place, device=device).T.contiguous()
-        kept = torch.tensor([n * block + d for n in range(len(rows)) for d in range(depth)], device=device)
+        kept = torch.tensor([n * slots + first + d for n in range(len(rows)) for d in range(depth)], device=device)
         if self._kernel is not None:
             logits = self._kernel.block(self.cache, pieces, inputs, row_index, position, kept)
         else:
@@ -145,7 +145,7 @@ class BlockCache:
 
     def _write(self, fused: Float[Tensor, "n hidden"], row: Tensor, position: Tensor) -> None:
         for number, layer in enumerate(self.net.stack):
-            key, value = layer.keys_values(fused, position, self.net.frequency)
+            key, value = layer.context_keys_values(fused, position, self.net.frequency)
             keys, values = self.cache.layer(number, key.transpose(0, 1)[None], value.transpose(0, 1)[None])
             keys[row, :, position], values[row, :, position] = key, value
 
@@ -158,7 +158,7 @@ class BlockCache:
         self.cache.check_integrity([row.index for row in held], [row.held for row in held])
 
 
-def _block_entries(row: int, start: int, block: int) -> RowEntries:
+def _block_entries(row: int, start: int, slots: int) -> RowEntries:
     """The slots of a block, each of which sees all of them and everything before. Slots have no tokens."""
-    none, end = [-1] * block, start + block
-    return RowEntries(row, start, 0, none, none, range(start, end), [end] * block, [()] * block)
+    none, end = [-1] * slots, start + slots
+    return RowEntries(row, start, 0, none, none, range(start, end), [end] * slots, [()] * slots)

@@ -99,7 +99,9 @@ def _packed_layer(layer: DflashLayer, bits: int) -> CpuLayer:
 
 
 def cpu_stack(net: DflashNet) -> CpuStack | None:
-    """The stack on the CPU kernel; None if there is no kernel for this network or machine."""
+    """The stack on the CPU kernel; None if there is no kernel for this network or machine.
+
+    The kernel has no norms of queries and keys."""
     kernel = cpu_decoder.kernel(row_bits(net))
-    supported = net.frequency.is_cpu and net.norm.weight.dtype == torch.float32
+    supported = net.frequency.is_cpu and net.norm.weight.dtype == torch.float32 and net.config.layout == "joined"
     return CpuStack(net, kernel) if supported and kernel is not None else None

@@ -77,10 +77,10 @@ class Dflash(Drafter):
         self.slots.close(rows)
 
     def device_form(self, target: Any) -> DeviceDrafter | None:
-        """Chains of whole blocks; None if the block is smaller than the deepest captured chain.
+        """Chains of whole blocks; None if the block is smaller than the deepest captured chain, or for masked stacks.
 
         Captured cycles draft at the temperature of each request."""
-        if self.draft_temperature is not None:
+        if self.draft_temperature is not None or self.slots.net.config.layout != "joined":
             return None
         from slipstream.drafters.dflash.device import DEEPEST, DflashDeviceDrafter
 

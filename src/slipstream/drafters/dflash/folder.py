@@ -28,4 +28,14 @@ def load_stack(
     folder: Path, embedding: Float[Tensor, "vocab hidden"], output: Float[Tensor, "vocab hidden"]
 ) -> tuple[DflashNet, Int[Tensor, " draft_vocab"]]:
     """A stack for the target with this embedding and output matrix, in their type and on their device, and its ids."""
-    return load_net(folder, KIND, DflashConfig.of, DflashNet, embedding, output)
+    net, ids = load_net(folder, KIND, DflashConfig.of, _net, embedding, output)
+    token = net.config.mask_token
+    if net.config.layout == "masked":
+        if not 0 <= token < len(embedding):
+            raise ValueError(f"the mask token of {folder} is {token}; the target has tokens 0 to {len(embedding) - 1}")
+        net.mask = embedding[token]
+    return net, ids
+
+
+def _net(config: DflashConfig, rows: Float[Tensor, "draft_vocab hidden"]) -> DflashNet:
+    return DflashNet(config, None if config.own_output else rows)

@@ -45,7 +45,7 @@ def export_head(folder: Path, out: Path, target: Any, name: str) -> None:
         weight = weights[name_here]
         parts = weight.split(published_rows(c, name_here, len(weight)))
         tensors |= dict(zip(published_names, parts, strict=True))
-    tensors = {key: _smallest(value) for key, value in tensors.items()}
+    tensors = {key: smallest(value) for key, value in tensors.items()}
     tensors[TO_TARGET] = ids - torch.arange(len(ids))
     tensors[IN_DRAFT] = torch.zeros(len(embedding), dtype=torch.bool).index_fill_(0, ids, True)
     out.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def export_head(folder: Path, out: Path, target: Any, name: str) -> None:
     (out / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
 
 
-def _smallest(weight: Tensor) -> Tensor:
+def smallest(weight: Tensor) -> Tensor:
     """The tensor in bfloat16 if that is exact, otherwise unchanged."""
     half = weight.bfloat16()
     return (half if torch.equal(half.float(), weight) else weight).contiguous()

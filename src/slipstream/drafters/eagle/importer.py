@@ -30,14 +30,14 @@ from slipstream.models.sources.folder import PICKLES, read_json
 
 def import_head(folder: Path, out: Path, precision: str = "bf16") -> None:
     """Write a published EAGLE-3 head as one of ours."""
-    head_config, tensors = read_json(folder / CONFIG), _published(folder)
+    head_config, tensors = read_json(folder / CONFIG), published_tensors(folder)
     if LAYER + "hidden_norm.weight" not in tensors:
         raise ValueError(f"{folder} holds an EAGLE-1 or EAGLE-2 head or none at all; only EAGLE-3 heads are imported")
     own_output = "lm_head.weight" in tensors or TO_TARGET in tensors
     layer = head_config.get("transformer_layer_config", head_config)
     _check_supported(folder, head_config, layer)
     tensors.pop(EMBEDDING, None)
-    ids, order = _draft_ids(
+    ids, order = draft_ids(
         folder, tensors, int(head_config.get("draft_vocab_size") or layer.get("vocab_size", 0))
     ).sort()
     config = _config(folder, head_config, layer, len(ids), own_output)
@@ -50,7 +50,7 @@ def import_head(folder: Path, out: Path, precision: str = "bf16") -> None:
     save_head(out, net, ids, precision, {"target": target, "imported": "EAGLE-3"})
 
 
-def _published(folder: Path) -> dict[str, Tensor]:
+def published_tensors(folder: Path) -> dict[str, Tensor]:
     """All tensors of a folder, by the names of `speculators`."""
     files = sorted(folder.glob("*.safetensors"))
     pickled = [path.name for kind in PICKLES for path in sorted(folder.glob(kind))]
@@ -113,7 +113,7 @@ def _config(
         raise ValueError(f"the {CONFIG} of {folder} lacks {error.args[0]}") from error
 
 
-def _draft_ids(folder: Path, tensors: dict[str, Tensor], count: int) -> Int[Tensor, " draft_vocab"]:
+def draft_ids(folder: Path, tensors: dict[str, Tensor], count: int) -> Int[Tensor, " draft_vocab"]:
     """The target's id of each draft token, in the order of the output rows."""
     offset, in_draft = tensors.pop(TO_TARGET, None), tensors.pop(IN_DRAFT, None)
     ids = torch.arange(count) if offset is None else torch.arange(len(offset)) + offset.long()

@@ -53,9 +53,11 @@ class DflashMethod(Method):
         spread = sorted({low + (count - 1 - low) * i // 3 for i in range(4)})  # from a low layer to the last
         self.layers = feature_layers(options.features, count, tuple(spread))
         config = _config(teacher, options, self.layers, len(ids))
-        self.net = DflashNet(config, teacher.output[self.ids].float()).to(teacher.device)
+        self.net = DflashNet(config).to(teacher.device)
+        self.follow_target()
         initialise(self.net)
-        torch.nn.init.normal_(self.net.slots, std=0.3)  # slots differ clearly from the start
+        if config.layout == "joined":
+            torch.nn.init.normal_(self.net.slots, std=0.3)  # slots differ clearly from the start
         self._scores = AnswerScores(self.ids, len(teacher.output))
 
     @torch.no_grad()
@@ -64,6 +66,8 @@ class DflashMethod(Method):
 
     def follow_target(self) -> None:
         self.net.output = self.teacher.output[self.ids].float()
+        if self.net.config.layout == "masked":
+            self.net.mask = self.teacher.embedding.weight[self.net.config.mask_token].float()
 
     def loss(self, batch: SampleBatch, output: TeacherOutput) -> Tensor:
         bases = random_bases(batch, self.settings.anchors)
@@ -98,7 +102,7 @@ class DflashMethod(Method):
         net = self.net
         state = net.fuse(output.features.to(net.scale.dtype))
         position = torch.arange(state.shape[1], device=state.device).expand(state.shape[:2])
-        return Context(state, [layer.keys_values(state, position, net.frequency) for layer in net.stack])
+        return Context(state, [layer.context_keys_values(state, position, net.frequency) for layer in net.stack])
 
     def _blocks(
         self, batch: SampleBatch, context: Context, bases: Int[Tensor, "rows blocks"]
@@ -108,16 +112,17 @@ class DflashMethod(Method):
         net, base, row = self.net, bases.clamp(min=0), torch.arange(len(bases), device=bases.device)[:, None]
         embedding = functional.embedding(batch.tokens[row, base + 1], self.teacher.embedding.weight)
         x = net.inputs(embedding.to(context.state.dtype), context.state[row, base]).flatten(1, 2)
-        position = base[..., None] + 1 + torch.arange(net.config.block, device=bases.device)
-        mask = block_mask(base, batch.tokens.shape[1], net.config.block)
-        place = position.flatten(1)
+        place = (base[..., None] + 1 + torch.arange(net.config.slots, device=bases.device)).flatten(1)
+        mask = block_mask(base, batch.tokens.shape[1], net.config.slots)
         for layer, (keys, values) in zip(net.stack, context.keys_values, strict=True):
             key, value = layer.keys_values(x, place, net.frequency)
             query = layer.queries(x, place, net.frequency)
             attended = attend(query, torch.cat([keys, key], 1), torch.cat([values, value], 1), mask)
             x = layer.finish(x, attended.flatten(-2))
+        position = base[..., None] + 1 + torch.arange(net.config.block, device=bases.device)
         exists = (bases >= 0)[..., None] & (position <= (batch.length - 2)[:, None, None])
-        return torch.unflatten(x, 1, position.shape[1:]), torch.where(exists, position, -1)
+        states = torch.unflatten(x, 1, (bases.shape[1], net.config.slots))[:, :, net.config.first :]
+        return states, torch.where(exists, position, -1)
 
     @torch.no_grad()
     def guesses(self, batch: SampleBatch, output: TeacherOutput, depth: int) -> list[Guess]:
@@ -206,4 +211,16 @@ def _config(teacher: Teacher, options: DflashTrainOptions, features: tuple[int, 
         features=features,
         draft_vocab=draft_vocab,
         rope_theta=float(rope.get("rope_theta") or getattr(shape, "rope_theta", None) or 10000.0),
+        layout=options.layout,
+        anchor_predicts=options.layout == "joined",  # vLLM samples from the other slots only
+        mask_token=_mask_token(options, len(teacher.embedding.weight)),
     )
+
+
+def _mask_token(options: DflashTrainOptions, vocab: int) -> int:
+    """The token that stands for unknown ones; -1 where the layout has none."""
+    if options.layout == "joined":
+        return -1
+    if not options.mask_token < vocab:
+        raise ValueError(f"mask_token is {options.mask_token}; the target has tokens 0 to {vocab - 1}")
+    return options.mask_token if options.mask_token >= 0 else vocab - 1
