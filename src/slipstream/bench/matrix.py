@@ -96,8 +96,7 @@ class Matrix:
     def cells(self, workloads: Sequence[str]) -> list[Cell]:
         """Every cell once, plain decoding first."""
         batches = numbers("batch", self.batch, least=1)
-        temperatures = [_temperature(word) for word in _words("temperature", self.temperature)]
-        loads = list(product(workloads, batches, temperatures))
+        loads = list(product(workloads, batches, temperatures(self.temperature)))
         cells = [Cell(_settled(setup, t), b, t, w) for w, b, t in loads for setup in self.setups()]
         return list(dict.fromkeys(cells))
 
@@ -174,6 +173,11 @@ def _words(name: str, text: str) -> list[str]:
 def numbers(name: str, text: str, least: int) -> list[int]:
     """`1,4` or `2-5`, or both."""
     return [n for word in _words(name, text) for n in _range(name, word, least)]
+
+
+def temperatures(text: str) -> list[float]:
+    """`0,0.8`."""
+    return [_temperature(word) for word in _words("temperature", text)]
 
 
 def _range(name: str, word: str, least: int) -> range:

@@ -13,6 +13,7 @@ from slipstream.cli.chat.command import chat
 from slipstream.cli.generate.command import generate
 from slipstream.cli.models import models
 from slipstream.cli.plan.command import plan
+from slipstream.cli.profile import profile
 from slipstream.cli.serve import serve
 from slipstream.cli.train import options_help, train
 from slipstream.cli.transcribe.command import transcribe
@@ -30,6 +31,7 @@ app.command()(chat)
 app.command()(transcribe)
 app.command()(audit)
 app.command()(bench)
+app.command()(profile)
 app.command()(serve)
 app.command(epilog=options_help())(train)
 app.add_typer(models, name="models")

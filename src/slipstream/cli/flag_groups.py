@@ -57,6 +57,22 @@ class LoadingFlags:
     trust_remote_code: flags.TrustRemoteCode = False
 
 
+@dataclass(frozen=True)
+class ProfileFlags:
+    """The profile that the policy starts with."""
+
+    profile: flags.ProfileName = None
+    learn: flags.Learn = False
+
+    def arguments(self, engine: str) -> dict[str, Any]:
+        """Arguments of the engine. Only the native engine takes them."""
+        if engine == "native":
+            return vars(self)
+        if self.profile is not None or self.learn:
+            raise ValueError(f"--profile and --learn need the native engine; {engine} has no policy")
+        return {}
+
+
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Replace every parameter whose type is a group by one parameter for each of the group's fields."""
     hints = get_type_hints(command, include_extras=True)

@@ -96,6 +96,13 @@ Prediction = Annotated[
 ]
 System = Annotated[str | None, typer.Option(help="A system prompt, before the prompt in the chat template.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+ProfileName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE", help="Start with this profile; default: the one in the cache that fits; none: without."
+    ),
+]
+Learn = Annotated[bool, typer.Option("--learn", help="Add what the policy learns to the profile, at the end.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Use the prompt without the chat template.")]
 
 

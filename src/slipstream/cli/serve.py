@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slipstream.cli import options as given
+from slipstream.cli.flag_groups import ProfileFlags, with_groups
 from slipstream.cli.output.show import console
 from slipstream.cli.plan.flags import PlanSource, from_plan
 
@@ -40,7 +41,9 @@ class LogForm(StrEnum):
 LogFormat = Annotated[LogForm, typer.Option(help="Lines of the log on standard error, one per request.")]
 
 
+@with_groups
 def serve(
+    *,
     context: typer.Context,
     models: Models = None,
     host: Host = "127.0.0.1",
@@ -52,6 +55,7 @@ def serve(
     tree: given.Shape = None,
     option: given.Settings = None,
     plan: PlanSource = None,
+    known: ProfileFlags,
     rows: Annotated[int | None, typer.Option(min=1, help="Rows that decode together (CPU 16, GPU 256).")] = None,
     max_requests: Annotated[int, typer.Option(min=1, help="Requests under way or waiting; more get 429.")] = 256,
     max_seconds: Annotated[float, typer.Option(help="Seconds from a request to its last token.")] = 600.0,
@@ -77,7 +81,7 @@ def serve(
     except ImportError as error:
         raise ValueError(f"serving needs {error.name}; pip install slipstream-lm[serve]") from error
     loading: dict[str, Any] = {"dtype": dtype, "device": device, "invariant": invariant}
-    loading |= {"trust_remote_code": trust_remote_code, **_native(engine, tree, rows)}
+    loading |= {"trust_remote_code": trust_remote_code, **_native(engine, tree, rows), **known.arguments(engine)}
     served = ServedEngine(engine, drafter, verify, depth, given.settings(option), loading)
     if plan is not None:
         models, served = _planned(context, plan, models, served)
@@ -117,7 +121,7 @@ def _planned(
     stated = from_plan(context, plan)
     if models:
         raise ValueError(f"a plan and a model are both given; the plan serves {stated['model']}")
-    limits = {name: value for name, value in served.loading.items() if name == "limits"}
+    limits = {name: value for name, value in served.loading.items() if name in ("limits", "profile", "learn")}
     drafting = {name: stated[name] for name in ("drafter", "depth", "plan")}
     return [stated["model"]], replace(served, loading=limits, **drafting)
 

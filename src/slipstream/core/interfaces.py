@@ -244,6 +244,15 @@ class Policy(ABC):
         """The measured cost of drafting (`plan.drafting_cost`), or None if the policy measures nothing."""
         return None
 
+    def seed(self, drafter: Drafter, seed: Any) -> None:
+        """Start with measured costs and acceptance of a drafter (`plan.policy.policy_seed`) instead of learning them.
+
+        It is called before any row is opened."""
+
+    def learned(self, drafter: Drafter) -> Any:
+        """What the policy has learnt about a drafter, in the form that `seed` takes; None if it learns nothing."""
+        return None
+
     def open(
         self, rows: Sequence[Row], model: Model, drafter: Drafter, rule: Verifier, chains_only: bool = False
     ) -> None:

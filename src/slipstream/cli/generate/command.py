@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from slipstream.cli import options as flags
-from slipstream.cli.flag_groups import EngineFlags, LoadingFlags, SamplingFlags, with_groups
+from slipstream.cli.flag_groups import EngineFlags, LoadingFlags, ProfileFlags, SamplingFlags, with_groups
 from slipstream.cli.generate.constraints import read_biases, read_constraint, token_biases
 from slipstream.cli.generate.prompt import as_conversation, read_prompt, read_text
 from slipstream.cli.output.show import INTERRUPTED, Json
@@ -24,6 +24,7 @@ def generate(
     source: EngineFlags,
     option: flags.Settings = None,
     plan: PlanSource = None,
+    known: ProfileFlags,
     sampling: SamplingFlags,
     logit_bias: flags.LogitBias = None,
     max_tokens: flags.MaxTokens = 256,
@@ -67,7 +68,9 @@ def generate(
         **read_constraint(json_schema, regex, grammar),
     )
     biases, settings = read_biases(logit_bias), flags.settings(option)
-    setup = EngineSetup(**vars(source), options=settings, loading=vars(loading), tree=tree, show_tree=show_tree)
+    setup = EngineSetup(
+        **vars(source), options=settings, loading=vars(loading), tree=tree, show_tree=show_tree, known=known
+    )
     setup = replace(setup, **from_plan(context, plan))
     with setup.open() as engine:
         task = GenerationTask(conversation, replace(params, logit_bias=token_biases(biases, engine.text)), options)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from slipstream.cli.flag_groups import ProfileFlags
 from slipstream.cli.generate.comparison import compare, compare_apart
 from slipstream.cli.generate.completion_report import completion_report, why_undrafted
 from slipstream.cli.generate.statistics_view import show_logprobs, show_statistics
@@ -37,9 +38,10 @@ class EngineSetup:
     show_tree: bool = False
     plan: Plan | None = None  # in place of model, drafter, verify, depth, tree and loading
     best_draft: BestDraft = field(default_factory=BestDraft)
+    known: ProfileFlags = field(default_factory=ProfileFlags)
 
     def open(self) -> Engine:
-        native: dict[str, Any] = {}
+        native: dict[str, Any] = dict(self.known.arguments(self.engine))
         if self.engine == "native":
             native["limits"] = Limits(retained=0)  # one prompt needs no prefix store
             native |= {"shape": self.tree} if self.tree else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -203,40 +204,33 @@ def forecast(
     weights: Annotated[str | None, typer.Option(help="Bytes of the target's weights there, such as 16GB.")] = None,
     acceptance: Annotated[float, typer.Option(help="Of a drafted token there.")] = 0.7,
     draft_cost: Annotated[float, typer.Option(help="Of a drafted token there, as a share of a plain pass.")] = 0.05,
+    profile: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Forecast from this profile; nothing is measured.")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the curves over depth as SVG: speed-up and deviation.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Tau, tokens per second and speed-up by depth: from a minute of measuring here, or for other hardware from its
-    bandwidth, arithmetic and the size of the weights."""
+    """Tau, tokens per second and speed-up by depth: from a profile or a minute of measuring here, or for other hardware
+    from its bandwidth, arithmetic and the size of the weights."""
+    from slipstream.bench.journal import write_whole
     from slipstream.bench.matrix import numbers
-    from slipstream.cli.plan import forecast as own
+    from slipstream.bench.report.forecast_picture import forecast_picture
+    from slipstream.cli.plan.forecast import report_here, report_there
     from slipstream.engines.native.build import build_target
-    from slipstream.plan.forecast.hardware import Hardware, quantity
 
-    depths, batches = numbers("depth", depth, 1), numbers("batch", batch, 1)
+    load = numbers("depth", depth, 1), numbers("batch", batch, 1), temperature
     given = {"bandwidth": bandwidth, "flops": flops, "weights": weights}
-    missing = [name for name, value in given.items() if value is None]
-    out = console()
-    if len(missing) == len(given):
+    if any(given.values()):
+        if profile is not None:
+            raise ValueError("--profile is of this machine; leave it out, or leave out --bandwidth, --flops, --weights")
+        report = report_there(given, acceptance, load, draft_cost)
+    else:
         if drafter == "none":
             raise ValueError("the drafter is none, so there is nothing to forecast; name a drafter")
-        target = build_target(model, dtype, device)
-        points = []
-        for size in batches:
-            here = own.forecast_here(target, drafter, flags.settings(option), depths, size, temperature)
-            out.print(f"{target.label}, drafted by {drafter}, batch {size}, temperature {temperature:g}", style="dim")
-            out.print(own.here_table(here), soft_wrap=False)
-            points += [{"batch": size, **row} for row in own.as_rows(here)]
-        report = {"model": target.label, "drafter": drafter, "temperature": temperature, "points": points}
-    else:
-        if missing:
-            raise ValueError(
-                f"--{missing[0]} is missing; other hardware is --bandwidth, --flops and --weights together"
-            )
-        hardware = Hardware(*(quantity(name, str(value)) for name, value in given.items()))
-        there = own.forecast_there(hardware, acceptance, depths, batches, draft_cost)
-        out.print(own.there_table(there), soft_wrap=False)
-        for assumption in hardware.assumptions:
-            out.print(f"assumed: {assumption}", style="dim")
-        report = {"assumptions": hardware.assumptions, "points": own.as_rows(there)}
+        report = report_here(build_target(model, dtype, device), drafter, flags.settings(option), load, profile)
+    if picture is not None:
+        write_whole(picture, forecast_picture(report["points"]))
     if as_json:
         print_json(report)

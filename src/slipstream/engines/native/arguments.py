@@ -25,7 +25,8 @@ from slipstream.plan.lower.native import LOADING as IN_PLAN
 from slipstream.plan.lower.native import lower_native
 
 LOADING = (*list(signature(load_target).parameters)[1:], "tokenizer")
-OPTIONS = ("model", "drafter", "verify", "depth", "shape", "options", "limits", "watch", "policy", "plan", *LOADING)
+PARTS = ("model", "drafter", "verify", "depth", "shape", "options", "limits", "watch", "policy", "plan")
+OPTIONS = (*PARTS, "profile", "learn", *LOADING)
 OTHER_NAMES = {"tree": "shape", "rule": "verify", "temperature": "Sampling(temperature=…) in a request"}
 
 

@@ -29,6 +29,7 @@ from slipstream.engines.native.planning import guarantee, law_sampling, meets_it
 from slipstream.engines.native.scheduler import Limits
 from slipstream.engines.native.watch import ObservedRule, Watch
 from slipstream.engines.native.worker import Worker
+from slipstream.engines.profiles import find_profile, save_learned, seed_policy
 from slipstream.engines.speech.audio_prompt import audio_prompt
 from slipstream.models.speech.audio import Audio
 from slipstream.models.target import Target
@@ -36,6 +37,7 @@ from slipstream.models.text.codec import TextCodec
 from slipstream.plan.ir.nodes import Plan
 from slipstream.plan.lower.native import lower_native
 from slipstream.plan.policy.drafting_cost import DraftingCost
+from slipstream.plan.profile.profile import Profile
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,6 +60,8 @@ class NativeEngine(JobEngine):
     - `plan`: all of this as one plan: a `Plan`, a file, or the name of a plan that comes with slipstream.
     - `policy`: a registered name or a `Policy`. On a GPU, rows whose policy does not choose among captured sizes
       (`Policy.choose`) use the ordinary host loop.
+    - `profile`: the costs and acceptance that the policy starts with: a file of `slipstream profile`, a `Profile`, None
+      for the one in the cache that fits, or "none". `learn`: add what the policy has learnt to it on `close`.
     - `loading`: how the model is loaded: `dtype`, `device`, `context`, `invariant`, `package`, `trust_remote_code`."""
 
     capabilities = Capabilities(
@@ -89,6 +93,8 @@ class NativeEngine(JobEngine):
         watch: Watch | None = None,
         policy: str | Policy | None = None,
         plan: Plan | str | PathLike[str] | None = None,
+        profile: Profile | str | PathLike[str] | None = None,
+        learn: bool = False,
         **loading: Any,
     ) -> None:
         check_types(drafter, options, limits, watch, loading)
@@ -110,6 +116,8 @@ class NativeEngine(JobEngine):
         else:
             self.target.model.declare(own.needs.features)
         self._drafters: dict[str, Drafter] = {"none" if settings.plain else self._drafter_name: own}
+        self._profile, self._learn = profile, learn
+        seed_policy(self._policy, find_profile(profile, self.target), self._drafter_name, own)
         self._rules: dict[str, Verifier] = {}
         self._watch = watch
         self._batch = Batch(
@@ -212,6 +220,10 @@ class NativeEngine(JobEngine):
 
     def close(self) -> None:
         self._worker.close()
+        if self._learn:
+            learned = self._policy.learned(self.drafter(self._drafter_name))
+            save_learned(self._profile, self.target, self._drafter_name, learned)
+            self._learn = False
 
     @property
     def stats(self) -> dict[str, Any]:

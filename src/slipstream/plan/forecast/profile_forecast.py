@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from slipstream.plan.forecast.formulas import deviation_of
+
 RESAMPLES = 400
 INTERVAL = (2.5, 97.5)  # percentiles
 
@@ -49,6 +51,7 @@ class ForecastPoint:
     depth: int
     tau: float
     tau_interval: tuple[float, float]
+    deviation: float  # of the tokens of one cycle
     tokens_per_second: float
     tokens_per_second_interval: tuple[float, float]
     speedup: float
@@ -69,7 +72,8 @@ def forecast(profile: DecodingProfile, depths: Sequence[int], seed: int = 0) -> 
         spread = np.array([_figures(profile, depth, chosen.tolist()) for chosen in resamples] or [figures])
         low, high = np.percentile(spread, INTERVAL, axis=0)
         tau, speed, gain = ((float(low[i]), float(high[i])) for i in range(3))
-        points.append(ForecastPoint(depth, figures[0], tau, figures[1], speed, figures[2], gain))
+        deviation = deviation_of(survival(profile, depth, range(count)))
+        points.append(ForecastPoint(depth, figures[0], tau, deviation, figures[1], speed, figures[2], gain))
     return points
 
 

@@ -127,6 +127,14 @@ class AcceptanceEstimator:
             self._shared[group] = SharedAcceptance(self._config.first_rate, self._config.shared_prior)
         return self._shared[group]
 
+    def groups(self) -> list[tuple[Hashable, SharedAcceptance]]:
+        return list(self._shared.items())
+
+    def expect(self, group: Hashable, rate: float, weight: float) -> None:
+        """What a new group's rows are expected to be like, by earlier measurements. It changes no known group."""
+        if group not in self._shared:
+            self._shared[group] = SharedAcceptance(rate, max(self._config.shared_prior, weight))
+
     @property
     def expected(self) -> float:
         """What a row is expected to be like that nothing is known of, not even its drafter."""

@@ -118,15 +118,19 @@ class CostModel:
     @classmethod
     def from_json(cls, saved: Mapping[str, Any], config: CostConfig | None = None) -> CostModel:
         model = cls(config)
-        config = model.config
-        model._plain = {int(n): RecentMedian(config.plain_window, times) for n, times in saved["plain"].items()}
-        model._times = Counter({int(n): count for n, count in saved["plain_passes"].items()})
-        model._more = {int(n): CostCurve.from_json(curve, config) for n, curve in saved["drafted"].items()}
-        model.chain, model._tree = (CostCurve.from_json(saved[name], config) for name in ("chain", "tree"))
-        model._token = RecentMedian(config.window, saved["reading"])
-        model._warm = bool(model.chain or model._tree)
-        model.graphs = {drafter: GraphCosts.from_json(costs, config) for drafter, costs in saved["graphs"].items()}
+        model.load(saved)
         return model
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Replace what was measured by what `to_json` gave."""
+        config = self.config
+        self._plain = {int(n): RecentMedian(config.plain_window, times) for n, times in saved["plain"].items()}
+        self._times = Counter({int(n): count for n, count in saved["plain_passes"].items()})
+        self._more = {int(n): CostCurve.from_json(curve, config) for n, curve in saved["drafted"].items()}
+        self.chain, self._tree = (CostCurve.from_json(saved[name], config) for name in ("chain", "tree"))
+        self._token = RecentMedian(config.window, saved["reading"])
+        self._warm = bool(self.chain or self._tree)
+        self.graphs = {drafter: GraphCosts.from_json(costs, config) for drafter, costs in saved["graphs"].items()}
 
 
 def _nearest(sizes: Iterable[int], wanted: int) -> int:

@@ -14,6 +14,7 @@ from slipstream.plan.policy.config import AdaptiveConfig, TreeConfig
 from slipstream.plan.policy.costs import CostModel
 from slipstream.plan.policy.drafting_cost import DraftingCost
 from slipstream.plan.policy.free_choice import FreeChoice
+from slipstream.plan.policy.policy_seed import PolicySeed
 from slipstream.plan.policy.rank_table import RankTable
 from slipstream.plan.policy.size_choice import SizeChoice
 
@@ -54,6 +55,7 @@ class Adaptive(Policy):
         self.free = FreeChoice(self.acceptance, self._costs, self.config, clock)
         self._sizes: dict[Group | None, SizeChoice] = {}
         self._groups: dict[Row, Group] = {}
+        self._seeds: dict[Drafter, PolicySeed] = {}
 
     @classmethod
     def build(cls, max_depth: int | None = None) -> Adaptive:
@@ -68,16 +70,36 @@ class Adaptive(Policy):
     def drafting_cost(self) -> DraftingCost:
         return self.free.drafting_cost
 
+    def seed(self, drafter: Drafter, seed: PolicySeed) -> None:
+        self._costs.load(seed.costs)
+        self._seeds[drafter] = seed
+
+    def learned(self, drafter: Drafter) -> PolicySeed:
+        own = [shared for group, shared in self.acceptance.groups() if isinstance(group, tuple) and group[0] is drafter]
+        best = max(own, key=lambda shared: shared.weight, default=None)
+        if best is None:
+            return PolicySeed(self._costs.to_json())
+        return PolicySeed(self._costs.to_json(), best.rate, best.weight, best.ranks.counts if best.ranks else ())
+
     def open(
         self, rows: Sequence[Row], model: Model, drafter: Drafter, rule: Verifier, chains_only: bool = False
     ) -> None:
         group, tree, ranks = (drafter, rule.name), self.config.tree, None
+        seed = self._seeds.get(drafter)
+        if seed is not None and seed.rate is not None:
+            self.acceptance.expect(group, seed.rate, seed.weight)
         if not chains_only and sibling_mode(rule, drafter) is not None:
             width, most = min(tree.width, model.vocab), min(tree.max_nodes, model.context)
-            ranks = self.acceptance.shared(group).ranks or RankTable(width, most, self.config.acceptance)
+            ranks = self.acceptance.shared(group).ranks or self._rank_table(width, most, seed)
         for row in rows:
             self._groups[row] = group
             self.acceptance.open(row, group, ranks, drafter.longest_chain)
+
+    def _rank_table(self, width: int, most: int, seed: PolicySeed | None) -> RankTable:
+        table = RankTable(width, most, self.config.acceptance)
+        if seed is not None:
+            table.load(seed.ranks)
+        return table
 
     def close(self, rows: Sequence[Row]) -> None:
         for row in rows:

@@ -28,6 +28,25 @@ class RankTable:
         self._rates: list[list[float]] = []
         self._chains = 0  # observed since the last update
 
+    def load(self, counts: Sequence[Sequence[tuple[float, float]]]) -> None:
+        """Add what was counted elsewhere: (accepted, tried) by depth and rank. It counts as half of `table_memory`
+        observations of a rank at most, so that the text at hand is soon followed."""
+        last = self._config.table_depths - 1
+        most = (
+            max((sum(level[k][1] for level in counts) for k in range(len(counts[0]))), default=0.0) if counts else 0.0
+        )
+        share = min(1.0, self._config.table_memory / 2 / most) if most else 0.0
+        for depth, level in enumerate(counts):
+            for k, (accepted, tried) in enumerate(level[: self.width]):
+                self._accepted[min(depth, last)][k] += share * accepted
+                self._tried[min(depth, last)][k] += share * tried
+        self._rates = []
+
+    @property
+    def counts(self) -> list[list[tuple[float, float]]]:
+        """(accepted, tried) by depth and rank."""
+        return [list(zip(*rows, strict=True)) for rows in zip(self._accepted, self._tried, strict=True)]
+
     def learn(self, judged: Judged) -> None:
         last = self._config.table_depths - 1
         for depth, (rank, count) in enumerate(judged):

@@ -106,10 +106,18 @@ class GraphCache:
         missing = [size for size in sizes if size.depth and size not in captured]
         missing = missing if captured else [size for size in FIRST if size in missing][:1]
         missing = [size for size in missing if allowed[size.nodes > 0] or not (captured or rule.chains)]
-        options += [SizeOption(size, self.costs.guess(size, plain, captured), captured=False) for size in missing]
+        for size in missing:
+            known = self._measured_before(shape, size, rule)
+            seconds = self.costs.guess(size, plain, captured) if known is None else known
+            options.append(SizeOption(size, seconds, captured=False))
         offered = [option.size for option in options if not option.captured]
         self._offered = {shape.key(size, rule, shape.lines(size)) for size in offered if captured}
         return [SizeOption(PLAIN, plain), *options]
+
+    def _measured_before(self, shape: BatchShape, size: DraftSize, rule: DeviceRule) -> float | None:
+        """Seconds of a cycle that is not captured now, but was timed before, as by a profile."""
+        own = shape.key(size, rule, shape.lines(size))
+        return self.costs.seconds(own, shape.rows) if self.costs.device(own) else None
 
     def _captured_sizes(self, shape: BatchShape, rule: DeviceRule) -> dict[DraftSize, float]:
         """Seconds of the cheapest captured cycle of each size that these rows fit in."""
@@ -126,6 +134,5 @@ class GraphCache:
         own, plain = (shape.key(each, rule, shape.lines(each)) for each in (size, PLAIN))
         if own in self.cycles or plain not in self.cycles:
             return None
-        if self.costs.device(own):  # it was captured before a cache moved
-            return self.costs.seconds(own, shape.rows)
-        return self.costs.guess(size, self.costs.seconds(plain, shape.rows), {})
+        known = self._measured_before(shape, size, rule)
+        return self.costs.guess(size, self.costs.seconds(plain, shape.rows), {}) if known is None else known

@@ -42,6 +42,7 @@ class CapturedRunner:
     def __init__(self, model: TorchModel, passes: GpuPasses, costs: CostModel | None = None) -> None:
         self._model, self._passes, self._costs = model, passes, costs or CostModel()
         self._graphs: dict[int, GraphCache] = {0: GraphCache(self._costs.graph_costs("none"))}  # by drafter; 0: none
+        self._names = {"none"}  # of drafters in the cost model that are in use; a profile may bring more
         self._device_drafters: dict[int, tuple[Drafter, DeviceDrafter | None]] = {}  # by identity; keeps them alive
         self.expected_rows = 1  # rows there are or will soon be
         self.cycles = self.captures = 0  # so far
@@ -102,8 +103,9 @@ class CapturedRunner:
     def _graphs_of(self, drafter: Drafter) -> GraphCache:
         if id(drafter) not in self._graphs:
             name = type(drafter).__name__
-            while name in self._costs.graphs:
+            while name in self._names:
                 name += "'"
+            self._names.add(name)
             self._graphs[id(drafter)] = GraphCache(self._costs.graph_costs(name))
         return self._graphs[id(drafter)]
 

@@ -1,0 +1,1 @@
+"""Measures profiles: costs and acceptance of a model and its drafters on this machine."""
