@@ -7,7 +7,7 @@ import json
 import pytest
 
 import letters_folder
-from slipstream.bench.figures import measure_figures
+from slipstream.bench.figures import FURTHER, measure_figures
 from slipstream.engines.native.build import build_target
 from slipstream.plan.ir.build import build_plan
 from slipstream.plan.ir.json_form import from_json
@@ -148,10 +148,17 @@ def test_forecast(slipstream, folder, workload, monkeypatch):
 
 def test_measured_figures(folder, workload):
     figures = measure_figures(build_target(folder), {"ngram": {}}, (1, 2), 4, 1)
-    assert [point.depth for point in figures.drafters["ngram"]] == [1, 2]
+    assert [point.depth for point in figures.drafters["ngram"] if not point.nodes] == [1, 2]
     assert figures.plain > 0
     assert all(point.tokens_per_second > 0 and point.tau >= 1 for point in figures.drafters["ngram"])
     assert json.dumps(figures.shown("ngram"))
+
+
+def test_of_many_drafters_the_best_are_measured_further(folder, workload):
+    candidates = {"ngram": {}, "lookahead": {}, "suffix": {}, "layer_skip": {}}
+    figures = measure_figures(build_target(folder), candidates, (1, 2), 4, 1)
+    assert len(figures.drafters) == FURTHER
+    assert all({point.depth for point in points if not point.nodes} == {1, 2} for points in figures.drafters.values())
 
 
 def test_a_plan_for_several_devices_reaches_vllm(slipstream, tmp_path, monkeypatch):

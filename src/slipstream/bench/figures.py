@@ -1,21 +1,35 @@
-"""Measures the figures that passes decide by: plain decoding and drafters at a few depths, in turns, in seconds."""
+"""Measures the figures that passes decide by: plain decoding, drafters at a few depths, trees and stages, in turns.
+
+Many drafters are shipped for some models. All of them are tried once, and the best few are measured further.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from slipstream.bench.measure.measurement import Load, measure, warm
 from slipstream.bench.statistics import median
-from slipstream.bench.workloads import load_workloads
+from slipstream.bench.workloads import Item, load_workloads
+from slipstream.core.rules import rules
+from slipstream.drafters import drafters as registry
 from slipstream.engines.base import Speculation
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
 from slipstream.models.target import Target
-from slipstream.plan.passes.figures import Figures, MeasuredDepth
+from slipstream.plan.ir.build import TREE_RULE
+from slipstream.plan.passes.figures import FRONT, Figures, MeasuredDepth
 
 DEPTHS = (1, 2, 4, 7)
+TREES = (8, 16)  # nodes
+FURTHER = 3  # drafters that are measured at all depths
 WORKLOAD = "code:1,chat:1"
+STAGED = ("draft_model",)  # drafters that others can draft for, and whose own tokens cost enough
+
+Way = tuple[str, int, int]
+"""A drafter, a depth, and the nodes of a tree, 0 for a chain."""
 
 
 def measure_figures(
@@ -26,31 +40,74 @@ def measure_figures(
     repeats: int = 2,
     on_step: Callable[[str, int, int], None] | None = None,
 ) -> Figures:
-    """Tokens per second of every drafter (kind -> options) at every depth: medians over `repeats`."""
-    items = [item for workload in load_workloads(WORKLOAD) for item in workload.items]
-    ways = [("none", 0), *((kind, depth) for kind in drafters for depth in depths)]
-    speeds: dict[tuple[str, int], list[float]] = {way: [] for way in ways}
-    taus: dict[tuple[str, int], list[float]] = {way: [] for way in ways}
-    engines = {
-        kind: NativeEngine(target, kind, options=dict(options), limits=Limits(retained=0))
-        for kind, options in {"none": {}, **drafters}.items()
-    }
-    try:
-        for engine in engines.values():
-            warm(engine, items, Load(1, 0.0, 8))
+    """Tokens per second of the best drafters (kind -> options) at every depth: medians over `repeats`."""
+    with ExitStack() as stack:
+        turns = Turns(target, drafters, max_tokens, stack, on_step)
+        middle = depths[len(depths) // 2]
+        if len(drafters) > FURTHER:
+            turns.run([(kind, middle, 0) for kind in drafters], 1)
+        best = sorted(drafters, key=lambda kind: -turns.speed((kind, middle, 0)))[:FURTHER]
+        turns.run([("none", 0, 0), *((kind, depth, 0) for kind in best for depth in depths)], repeats)
+        figures = turns.figures(best)
+        if (fastest := figures.best_drafter()) is None:
+            return figures
+        depth = figures.best_depth(fastest).depth
+        if not registry.get(fastest).siblings.isdisjoint(rules.get(TREE_RULE).siblings):
+            turns.run([(fastest, max(depth, 3), nodes) for nodes in TREES], repeats)
+        staged = {}
+        if fastest in STAGED:
+            own = {f"{fastest}.{key}": value for key, value in drafters[fastest].items()}
+            turns.open("staged", {"stages": f"{FRONT},{fastest}", **own})
+            turns.run([("staged", depth, 0)], repeats)
+            staged = {fastest: turns.point(("staged", depth, 0))}
+        return replace(turns.figures(best), staged=staged)
+
+
+class Turns:
+    """Ways that are measured in turns, each drafter in an engine of its own."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafters: Mapping[str, Mapping[str, Any]],
+        max_tokens: int,
+        stack: ExitStack,
+        on_step: Callable[[str, int, int], None] | None,
+    ) -> None:
+        self._target, self._drafters, self._max_tokens = target, drafters, max_tokens
+        self._stack, self._on_step = stack, on_step
+        self._items: list[Item] = [item for workload in load_workloads(WORKLOAD) for item in workload.items]
+        self._engines: dict[str, NativeEngine] = {}
+        self._runs: dict[Way, list[tuple[float, float]]] = {}
+        for kind, options in {"none": {}, **drafters}.items():
+            self.open(kind, options)
+
+    def open(self, kind: str, options: Mapping[str, Any]) -> None:
+        engine = NativeEngine(self._target, kind, options=dict(options), limits=Limits(retained=0))
+        self._engines[kind] = self._stack.enter_context(engine)
+        warm(engine, self._items, Load(1, 0.0, 8))
+
+    def run(self, ways: Sequence[Way], repeats: int) -> None:
+        """Measure each way `repeats` times more."""
         for repeat in range(repeats):
-            for n, (kind, depth) in enumerate(ways):
-                if on_step:
-                    on_step(f"{kind} depth {depth}" if depth else "plain", repeat * len(ways) + n, repeats * len(ways))
-                load = Load(1, 0.0, max_tokens, speculation=Speculation(depth=depth or None))
-                result = measure(engines[kind], items, load)
-                speeds[kind, depth].append(result.speed)
-                taus[kind, depth].append(result.tally.tau)
-    finally:
-        for engine in engines.values():
-            engine.close()
-    points = {
-        kind: tuple(MeasuredDepth(d, median(speeds[kind, d]), median(taus[kind, d])) for d in depths)
-        for kind in drafters
-    }
-    return Figures(target.files.name, median(speeds["none", 0]), points, dict(drafters))
+            for n, (kind, depth, nodes) in enumerate(ways):
+                if self._on_step:
+                    shown = (
+                        "plain" if kind == "none" else f"{kind} tree of {nodes}" if nodes else f"{kind} depth {depth}"
+                    )
+                    self._on_step(shown, repeat * len(ways) + n, repeats * len(ways))
+                wanted = Speculation(depth=depth or None, shape=nodes or None)
+                result = measure(self._engines[kind], self._items, Load(1, 0.0, self._max_tokens, speculation=wanted))
+                self._runs.setdefault((kind, depth, nodes), []).append((result.speed, result.tally.tau))
+
+    def speed(self, way: Way) -> float:
+        return median([speed for speed, _ in self._runs[way]]) if way in self._runs else 0.0
+
+    def point(self, way: Way) -> MeasuredDepth:
+        return MeasuredDepth(way[1], self.speed(way), median([tau for _, tau in self._runs[way]]), way[2])
+
+    def figures(self, kinds: Iterable[str]) -> Figures:
+        """What was measured of these drafters."""
+        points = {kind: tuple(self.point(way) for way in self._runs if way[0] == kind) for kind in kinds}
+        options = {kind: self._drafters[kind] for kind in points}
+        return Figures(self._target.files.name, self.speed(("none", 0, 0)), points, options)

@@ -22,12 +22,20 @@ FIGURES = Figures(
         "eagle": (MeasuredDepth(1, 130.0, 1.6), MeasuredDepth(4, 150.0, 2.4)),
     },
 )
+BRANCHING = replace(FIGURES, drafters={"eagle": (*FIGURES.drafters["eagle"], MeasuredDepth(4, 160.0, 3.0, 16))})
+STAGES = Figures(
+    "m",
+    100.0,
+    {"draft_model": (MeasuredDepth(4, 120.0, 2.0),)},
+    staged={"draft_model": MeasuredDepth(4, 130.0, 2.1)},
+)
 SLOW = Figures("m", 100.0, {"ngram": (MeasuredDepth(1, 101.0, 1.2),)})
 TREE = build_plan("m", "eagle", shape=8, depth=5)
 HEAD = ['target = model("m")']
 AUTO = "auto(seeded=coupled, else=block)"
 PLAIN_END = ["%s = score target", f"%v = verify {AUTO} %s", "commit %v"]
 DRAFT_END = ["%s = score target %d", f"%v = verify {AUTO} %s", "commit %v"]
+TREE_END = [line.replace("else=block", "else=no_replace") for line in DRAFT_END]
 GUARD_END = ["%g = guard %d", "%s = score target %g", f"%v = verify {AUTO} %s", "commit %v"]
 
 
@@ -51,6 +59,25 @@ def lines(plan):
             build_plan("m", "eagle"),
             {"figures": FIGURES},
             [*HEAD, "eagle = eagle()", "%d = draft eagle depth=4", *DRAFT_END],
+        ),
+        (
+            "select-shape",
+            build_plan("m", "eagle", depth=4),
+            {"figures": BRANCHING},
+            [*HEAD, "eagle = eagle()", "%d = draft eagle depth=4 shape=16", *TREE_END],
+        ),
+        (
+            "stage",
+            build_plan("m", "draft_model", options={"model": "x"}, depth=4),
+            {"figures": STAGES},
+            [
+                *HEAD,
+                "ngram = ngram()",
+                'draft_model = draft_model("x")',
+                "stages = stage(ngram, draft_model)",
+                "%d = draft stages depth=4",
+                *DRAFT_END,
+            ],
         ),
         ("fix-chain", build_plan("m", "ngram"), {}, [*HEAD, "ngram = ngram()", "%d = draft ngram depth=4", *DRAFT_END]),
         (
@@ -129,3 +156,9 @@ def test_figures_of_stages_are_missing():
     plan = Plan("x", (*nodes[:2], *stages, *nodes[3:]))
     with pytest.raises(PlanError, match="select-depth needs figures of staged"):
         run_passes(plan, ["select-depth"], PassContext(FIGURES), DrafterCatalogue())
+
+
+@pytest.mark.parametrize("name", ["select-shape", "stage"])
+def test_without_a_faster_tree_or_stage_nothing_changes(name):
+    (step,) = run_passes(build_plan("m", "eagle", depth=4), [name], PassContext(FIGURES), DrafterCatalogue())
+    assert not step.changed

@@ -1,4 +1,4 @@
-"""The figures that passes decide by: tokens per second of drafters and depths on this machine."""
+"""The figures that passes decide by: tokens per second of drafters, depths, trees and stages on this machine."""
 
 from __future__ import annotations
 
@@ -6,30 +6,47 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+FRONT = "ngram"  # the drafter that is tried in front of others
 MARGIN = 1.02  # a drafter must be faster than plain decoding by this factor to be chosen
 
 
 @dataclass(frozen=True)
 class MeasuredDepth:
-    """One drafter at one depth."""
+    """One drafter at one depth: chains, or trees of so many nodes."""
 
     depth: int
     tokens_per_second: float
     tau: float
+    nodes: int = 0  # 0: chains
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Plain decoding, and drafters by depth, measured in turns on the same prompts. `options` are the drafters' own."""
+    """Plain decoding, and drafters by depth, measured in turns on the same prompts. `options` are the drafters' own.
+
+    `staged`: drafters with `FRONT` in front of them."""
 
     model: str
     plain: float  # tokens per second
     drafters: Mapping[str, tuple[MeasuredDepth, ...]]
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    staged: Mapping[str, MeasuredDepth] = field(default_factory=dict)
 
     def best_depth(self, kind: str) -> MeasuredDepth:
-        """The fastest depth of a drafter."""
-        return max(self.drafters[kind], key=lambda point: point.tokens_per_second)
+        """The fastest chain of a drafter."""
+        return max((point for point in self.drafters[kind] if not point.nodes), key=_speed)
+
+    def best_tree(self, kind: str) -> MeasuredDepth | None:
+        """The fastest tree of a drafter; None if it is not clearly faster than its fastest chain."""
+        tree = max((point for point in self.drafters[kind] if point.nodes), key=_speed, default=None)
+        faster = tree is not None and tree.tokens_per_second >= MARGIN * self.best_depth(kind).tokens_per_second
+        return tree if faster else None
+
+    def best_stage(self, kind: str) -> MeasuredDepth | None:
+        """The drafter with `FRONT` in front of it; None if this is not clearly faster."""
+        stage = self.staged.get(kind)
+        faster = stage is not None and stage.tokens_per_second >= MARGIN * self.best_depth(kind).tokens_per_second
+        return stage if faster else None
 
     def best_drafter(self) -> str | None:
         """The drafter with the fastest depth; None if none is clearly faster than plain decoding."""
@@ -41,6 +58,14 @@ class Figures:
     def shown(self, kind: str) -> str:
         """What was measured of a drafter, for people."""
         points = ", ".join(
-            f"depth {point.depth}: {point.tokens_per_second:.1f} (tau {point.tau:.2f})" for point in self.drafters[kind]
+            f"{_way(point)}: {point.tokens_per_second:.1f} (tau {point.tau:.2f})" for point in self.drafters[kind]
         )
         return f"{kind} {points} tokens/s; plain {self.plain:.1f}"
+
+
+def _speed(point: MeasuredDepth) -> float:
+    return point.tokens_per_second
+
+
+def _way(point: MeasuredDepth) -> str:
+    return f"tree of {point.nodes}" if point.nodes else f"depth {point.depth}"

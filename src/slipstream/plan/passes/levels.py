@@ -14,16 +14,16 @@ from slipstream.plan.passes.passes import PASSES, PassContext
 LEVELS: Mapping[str, tuple[str, ...]] = {
     "0": ("drop-draft", "place"),
     "1": ("fix-chain", "place"),
-    "2": ("select-drafter", "select-depth", "guard", "place"),
-    "3": ("select-drafter", "adapt-depth", "place"),
+    "2": ("select-drafter", "select-depth", "select-shape", "guard", "place"),
+    "3": ("select-drafter", "stage", "adapt-depth", "place"),
 }
 ABOUT = {
     "0": "plain decoding",
     "1": "a fixed chain of four tokens",
-    "2": "the drafter and the depth that are measured to be fastest",
-    "3": "the drafter that is measured to be fastest; the policy chooses depth and tree",
+    "2": "the drafter, depth and tree that are measured to be fastest",
+    "3": "the drafter and stages that are measured to be fastest; the policy chooses depth and tree",
 }
-MEASURED = ("select-drafter", "select-depth")  # passes that need figures
+MEASURED = ("select-drafter", "select-depth", "select-shape", "stage")  # passes that need figures
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from slipstream.plan.ir.build import CHAIN_RULE, TREE_RULE
+from slipstream.core.rules import rules
+from slipstream.plan.ir.build import TREE_RULE
 from slipstream.plan.ir.nodes import (
     AdaptiveDepth,
     AutoRule,
@@ -15,12 +16,13 @@ from slipstream.plan.ir.nodes import (
     ModelNode,
     Plan,
     PlanError,
-    PlanNode,
     ScoreNode,
+    StageNode,
     VerifyNode,
 )
 from slipstream.plan.lower.native import drafting
-from slipstream.plan.passes.figures import Figures
+from slipstream.plan.passes.edits import replaced, with_drafter, without_draft, without_guard
+from slipstream.plan.passes.figures import FRONT, Figures
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,36 @@ def select_depth(plan: Plan, context: PassContext) -> PassResult:
         raise PlanError(f"select-depth needs figures of {kind}; there are some of {', '.join(figures.drafters)}")
     depth = figures.best_depth(kind).depth
     return replaced(plan, draft, replace(draft, depth=depth, shape=None)), (f"depth {depth} is the fastest of {kind}",)
+
+
+def select_shape(plan: Plan, context: PassContext) -> PassResult:
+    """Draft trees of the size that was measured to be fastest, if they are faster than chains."""
+    draft, verify = plan.one(DraftNode), plan.one(VerifyNode)
+    if draft is None:
+        return plan, ()
+    figures, kind = _figures(context, "select-shape"), drafting(plan, draft)[0]
+    tree = figures.best_tree(kind) if kind in figures.drafters else None
+    if tree is None or not (isinstance(verify.rule, AutoRule) or rules.get(verify.rule).siblings):
+        return plan, ()
+    plan = replaced(plan, draft, replace(draft, depth=tree.depth, shape=str(tree.nodes)))
+    if isinstance(verify.rule, AutoRule):
+        plan = replaced(plan, verify, replace(verify, rule=replace(verify.rule, other=TREE_RULE)))
+    return plan, (f"trees of {tree.nodes} nodes are faster than chains of {kind}",)
+
+
+def stage(plan: Plan, context: PassContext) -> PassResult:
+    """Put a cheap drafter in front of the plan's own, if the two were measured to be faster."""
+    draft = plan.one(DraftNode)
+    if draft is None or isinstance(part := plan.node(draft.drafter), StageNode):
+        return plan, ()
+    point = _figures(context, "stage").best_stage(part.kind)
+    if point is None:
+        return plan, ()
+    plan = replaced(plan, draft, replace(draft, drafter="stages"))
+    at = plan.nodes.index(part)
+    front = [DrafterNode(FRONT, FRONT), part, StageNode("stages", (FRONT, part.name))]
+    nodes = (*plan.nodes[:at], *front, *plan.nodes[at + 1 :])
+    return replace(plan, nodes=nodes), (f"{FRONT} in front of {part.kind}: {point.tokens_per_second:.1f} tokens/s",)
 
 
 def fix_chain(plan: Plan, context: PassContext) -> PassResult:
@@ -122,56 +154,14 @@ PASSES: Mapping[str, Pass] = {
     "drop-draft": drop_draft,
     "select-drafter": select_drafter,
     "select-depth": select_depth,
+    "select-shape": select_shape,
+    "stage": stage,
     "fix-chain": fix_chain,
     "adapt-depth": adapt_depth,
     "guard": guard,
     "place": place,
     "specialise": specialise,
 }
-
-
-def replaced(plan: Plan, old: PlanNode, new: PlanNode) -> Plan:
-    """The plan with another node in the place of one. Comments stay."""
-    new = replace(new, comments=old.comments, remark=old.remark)
-    return replace(plan, nodes=tuple(new if node is old else node for node in plan.nodes))
-
-
-def without_guard(plan: Plan) -> Plan:
-    guarded, score, draft = plan.one(GuardNode), plan.one(ScoreNode), plan.one(DraftNode)
-    if guarded is None:
-        return plan
-    plan = replaced(plan, score, replace(score, draft=draft.name))
-    return replace(plan, nodes=tuple(node for node in plan.nodes if node is not guarded))
-
-
-def without_draft(plan: Plan) -> Plan:
-    """The plan without its drafters, its draft and what depends on them."""
-    score = plan.one(ScoreNode)
-    plan = _with_rule(replaced(plan, score, replace(score, draft=None)))
-    kept = (ModelNode, ScoreNode, VerifyNode)
-    nodes = tuple(node for node in plan.nodes if isinstance(node, kept) or node is plan.nodes[-1])
-    return replace(plan, nodes=nodes)
-
-
-def with_drafter(plan: Plan, part: DrafterNode) -> Plan:
-    """The plan with another drafter, whose depth the policy chooses."""
-    plan = without_draft(plan)
-    score = plan.one(ScoreNode)
-    plan = replaced(plan, score, replace(score, draft="d"))
-    score = plan.one(ScoreNode)
-    nodes: list[PlanNode] = []
-    for node in plan.nodes:
-        nodes += [part, DraftNode("d", part.name)] if node is score else []
-        nodes.append(node)
-    return replace(plan, nodes=tuple(nodes))
-
-
-def _with_rule(plan: Plan) -> Plan:
-    """The rule for chains, where the plan's own choice was for trees."""
-    verify = plan.one(VerifyNode)
-    if not isinstance(verify.rule, AutoRule) or verify.rule.other != TREE_RULE:
-        return plan
-    return replaced(plan, verify, replace(verify, rule=replace(verify.rule, other=CHAIN_RULE)))
 
 
 def _figures(context: PassContext, name: str) -> Figures:
