@@ -167,11 +167,15 @@ def is_complete(path: Path) -> bool:
 
 
 def read(paths: Sequence[Path], work: Sequence[Shard]) -> Corpus:
-    parts = [load_file(path) for path in paths]
+    tasks = tuple(prompt.task for shard in work for prompt in shard.prompts)
+    return joined([load_file(path) for path in paths], tasks)
+
+
+def joined(parts: Sequence[dict[str, Tensor]], tasks: tuple[str, ...]) -> Corpus:
+    """The corpus of packed samples."""
     lengths = torch.cat([part["lengths"] for part in parts])
     offset = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
     tokens, prompt_length, temperature = (
         torch.cat([part[name] for part in parts]) for name in ("tokens", "prompt_length", "temperature")
     )
-    tasks = tuple(prompt.task for shard in work for prompt in shard.prompts)
     return Corpus(tokens, offset, prompt_length, temperature, tasks)

@@ -35,6 +35,7 @@ class Method(ABC):
     options: ClassVar[type]
     defaults: ClassVar[dict[str, Any]] = {}  # of the options of every method, where the method needs other ones
     drafts_in_prefill: ClassVar[bool]  # can draft in the pass that reads the prompt
+    joint: ClassVar[bool] = True  # whether its loss can train the target, too
     net: nn.Module
     layers: tuple[int, ...]  # of the teacher, whose hidden states the method reads
     ids: Int[Tensor, " draft_vocab"]  # tokens that can be drafted

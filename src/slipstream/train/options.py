@@ -31,6 +31,8 @@ class CommonOptions:
     start: str = _option(
         "", "trained drafter to start from: a folder, a shipped drafter or the method's name", "new weights"
     )
+    joint: int = _option(0, "1: train the target, too, on the answers in the data")
+    target_rate: float = _option(1e-5, "peak learning rate of the target, if joint is 1")
     answers: str = _option(
         "",
         "where the answers are stored: the folder of another training, or a new one to share",
@@ -44,8 +46,13 @@ class CommonOptions:
         for name in ("rows", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or more")
-        if not 0 < self.rate < float("inf"):
-            raise ValueError(f"rate is {self.rate}; it must be above 0")
+        for name in ("rate", "target_rate"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
+        if self.joint not in (0, 1):
+            raise ValueError(f"joint is {self.joint}; it must be 0 or 1")
+        if self.joint and self.answers:
+            raise ValueError("joint is 1, and the answers of a target that changes cannot be shared; leave answers out")
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision is {self.precision!r}; it must be one of {', '.join(PRECISIONS)}")
         _ = self.temperature_list

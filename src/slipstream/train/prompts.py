@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,20 +16,28 @@ from slipstream.models.text.codec import TextCodec
 
 @dataclass(frozen=True)
 class TrainingPrompt:
-    """Token ids of one prompt, and the task that its line names."""
+    """Token ids of one prompt, the task that its line names, and the answer in the data where it is used."""
 
     tokens: tuple[int, ...]
     task: str
+    answer: tuple[int, ...] = ()
 
 
-def read_prompts(paths: Sequence[Path], text: TextCodec, longest: int) -> list[TrainingPrompt]:
-    """Read the files through the target's chat template. Duplicates and prompts over `longest` tokens are left out."""
+def read_prompts(paths: Sequence[Path], text: TextCodec, longest: int, longest_answer: int = 0) -> list[TrainingPrompt]:
+    """Read the files through the target's chat template. Duplicates and prompts over `longest` tokens are left out.
+
+    `longest_answer`: above 0, every line must have an answer, which is cut to so many tokens."""
     prompts: dict[tuple[int, ...], TrainingPrompt] = {}
     for path in paths:
         for number, line in read_lines(path):
-            tokens = tuple(text.encode(_content(line, path, number)))
+            content, answer = _content(line, path, number), tuple[int, ...]()
+            if longest_answer:
+                content, written = _with_answer(content, line, path, number)
+                answer = _answer_tokens(written, text)[:longest_answer]
+            tokens = tuple(text.encode(content))
             if len(tokens) <= longest:
-                prompts.setdefault(tokens, TrainingPrompt(tokens, str(line.get("task", path.stem)).split("/")[0]))
+                task = str(line.get("task", path.stem)).split("/")[0]
+                prompts.setdefault(tokens, TrainingPrompt(tokens, task, answer))
     names = ", ".join(map(str, paths))
     if not prompts:
         raise ValueError(f"{names} holds no prompt of at most {longest} tokens; longer ones are not trained on")
@@ -63,6 +72,26 @@ def _content(line: dict[str, Any], path: Path, number: int) -> Any:
     raise ValueError(f"{path}, line {number}: neither a text under `prompt` nor a chat under `messages`")
 
 
+def _with_answer(content: Any, line: dict[str, Any], path: Path, number: int) -> tuple[Any, str]:
+    """The prompt and the answer of one line: a text under `response`, or the last message of a chat."""
+    if isinstance(response := line.get("response"), str) and response:
+        return content, response
+    last = content[-1] if isinstance(content, list) and len(content) > 1 else {}
+    if isinstance(last, dict) and last.get("role") == "assistant" and isinstance(last.get("content"), str):
+        return content[:-1], last["content"]
+    raise ValueError(
+        f"{path}, line {number}: joint training needs an answer, a text under `response` or a chat that ends with "
+        "a message of the assistant"
+    )
+
+
+def _answer_tokens(answer: str, text: TextCodec) -> tuple[int, ...]:
+    """The tokens of an answer and the token that ends it."""
+    own = text.tokenizer.eos_token_id
+    ends = [own] if own in text.ends else sorted(text.ends)[:1]
+    return (*text.encode_output(answer, "answer", sys.maxsize), *ends)
+
+
 def split(
     prompts: Sequence[TrainingPrompt], share: float, most: int = 512
 ) -> tuple[list[TrainingPrompt], list[TrainingPrompt]]:
@@ -81,7 +110,7 @@ def split(
 
 def fingerprint(prompts: Sequence[TrainingPrompt]) -> str:
     """A hash of all prompts in their order; answers on disk belong to these prompts alone."""
-    return hashlib.sha256(repr([prompt.tokens for prompt in prompts]).encode()).hexdigest()
+    return hashlib.sha256(repr([prompt.tokens + prompt.answer for prompt in prompts]).encode()).hexdigest()
 
 
 def _fraction(prompt: TrainingPrompt) -> float:

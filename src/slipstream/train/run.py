@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,23 @@ import torch
 
 from slipstream.core.array_types import Int, Tensor
 from slipstream.models.sources.catalog import load_model, load_text, resolve
+from slipstream.models.sources.folder import weights_sha256
 from slipstream.models.sources.load import ModelFiles
+from slipstream.models.text.codec import TextCodec
 from slipstream.models.weights.precision import choose_device
-from slipstream.train.answers import Progress, answer_folder, collect_answers
+from slipstream.train.answers import (
+    HELD_OUT,
+    Progress,
+    answer_folder,
+    collect_answers,
+    given_answers,
+    new_answers,
+)
 from slipstream.train.corpus import Corpus
 from slipstream.train.loop import Schedule, TrainingLoop, mean_tau
 from slipstream.train.method import Method, methods
 from slipstream.train.options import CommonOptions
-from slipstream.train.prompts import TrainingPrompt, fingerprint, read_prompts
+from slipstream.train.prompts import TrainingPrompt, fingerprint, read_prompts, split
 from slipstream.train.settings import check_answers, check_resume, parse_options
 from slipstream.train.tau import Sums
 from slipstream.train.teacher import Teacher
@@ -68,32 +77,59 @@ def train(
     start = find_trained(common.start, method, target)
     if start:
         common, own = parse_options(kind, start.with_sizes(options, kind))
-    prompts = read_prompts(data, text, common.prompt)
+    if common.joint and not kind.joint:
+        raise ValueError(f"joint is 1, and {method} trains no weights; leave joint out")
+    prompts = read_prompts(data, text, common.prompt, common.answer if common.joint else 0)
     work = folder / "work"
     answers, identity = answer_folder(common.answers, work), _identity(method, target, common, own, start, prompts)
     if answers != work:
         check_answers(answers, identity)
     check_resume(work, identity)
     place = choose_device(device)
-    dtype = "bfloat16" if place.startswith("cuda") else "float32"
-    teacher = Teacher(load_model(target, dtype, place))
+    dtype = "bfloat16" if place.startswith("cuda") and not common.joint else "float32"
+    teacher = Teacher(load_model(target, dtype, place), joint=bool(common.joint))
     # a drafter that does not fit is refused before any answer is generated
     student = _warm_started(kind, teacher, own, start) if start else None
     ends = frozenset(end for end in text.ends if end < len(teacher.output))
-    corpus, held = collect_answers(answers, prompts, teacher, ends, common, on_progress)
+    corpus, held = _answers(answers, prompts, teacher, ends, common, on_progress)
     student = student or _fresh(kind, teacher, own, common, corpus)
     loop = _train(student, teacher, common, work, corpus, held, until, on_progress)
+    if common.joint:
+        target = save_target(teacher.model, text, folder / "target")
     outcome = TrainingResult(
         folder,
         loop.done,
         sum(p.numel() for p in student.net.parameters()),
         student.weights_read,
         _weights_read(teacher),
-        loop.evaluate(held),
+        loop.evaluate(held()),
         corpus.answer_tokens,
     )
     student.save(folder, _about(target, outcome, common, own, data, start) | dict(about or {}), common.precision)
     return outcome
+
+
+def _answers(
+    folder: Path,
+    prompts: Sequence[TrainingPrompt],
+    teacher: Teacher,
+    ends: frozenset[int],
+    common: CommonOptions,
+    on_progress: Progress,
+) -> tuple[Corpus, Callable[[], Corpus]]:
+    """The answers to train on, and a function for the held-out answers of the target as it is when it is called."""
+    if not common.joint:
+        corpus, held = collect_answers(folder, prompts, teacher, ends, common, on_progress)
+        return corpus, lambda: held
+    train_prompts, held_prompts = split(prompts, HELD_OUT)
+    return given_answers(train_prompts), lambda: new_answers(held_prompts, teacher, ends, common)
+
+
+def save_target(model: Any, text: TextCodec, folder: Path) -> ModelFiles:
+    """Write the trained target as a folder, and describe it."""
+    model.save_pretrained(folder)
+    text.huggingface.save_pretrained(folder)
+    return replace(resolve(str(folder)), sha256=weights_sha256(folder))
 
 
 def _warm_started(kind: Any, teacher: Teacher, own: Any, start: TrainedDrafter) -> Method:
@@ -109,7 +145,8 @@ def _fresh(kind: Any, teacher: Teacher, own: Any, common: CommonOptions, corpus:
     torch.manual_seed(common.seed)
     student: Method = kind(teacher, frequent(corpus, common.vocab, len(teacher.output)), own)
     first = corpus.batch(next(corpus.batches(common.tokens, common.seed))).to(teacher.device)
-    student.prepare(teacher.read(first, student.layers), first.supervised)
+    with torch.no_grad():
+        student.prepare(teacher.read(first, student.layers), first.supervised)
     return student
 
 
@@ -119,17 +156,16 @@ def _train(
     common: CommonOptions,
     work: Path,
     corpus: Corpus,
-    held: Corpus,
+    held: Callable[[], Corpus],
     until: float,
     on_progress: Progress,
 ) -> TrainingLoop:
     steps = common.steps
-    loop = TrainingLoop(
-        student, teacher, Schedule(steps, common.tokens, common.rate, max(1, steps // 40), common.seed), work
-    )
+    schedule = Schedule(steps, common.tokens, common.rate, max(1, steps // 40), common.seed, common.target_rate)
+    loop = TrainingLoop(student, teacher, schedule, work)
     loop.run(
         corpus,
-        lambda: mean_tau(loop.evaluate(held)),
+        lambda: mean_tau(loop.evaluate(held())),
         max(1, steps // 10),
         until,
         lambda step, figures: on_progress("training", step, steps, figures),

@@ -30,6 +30,7 @@ class LayerSkipMethod(PositionMethod):
     options: ClassVar[type] = LayerSkipTrainOptions
     defaults: ClassVar[dict[str, Any]] = {"steps": 150, "tokens": 1024, "answer": 64, "temperatures": "0"}
     drafts_in_prefill: ClassVar[bool] = False
+    joint: ClassVar[bool] = False
     net: SkipSearch
 
     def __init__(self, teacher: Teacher, ids: Int[Tensor, " draft_vocab"], options: LayerSkipTrainOptions) -> None:
