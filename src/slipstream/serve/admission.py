@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from slipstream.serve.config import ServerLimits
 from slipstream.serve.errors import ApiError, error_body
 
+AUDIO = "/v1/audio/"  # paths whose bodies hold audio
 DRAIN_SECONDS, DRAIN_TIMES = 5.0, 16  # how long, and how many times the limit, a body that is too large is read
 
 
@@ -63,15 +64,19 @@ class Admission:
 class BodyLimit:
     """Refuse bodies that are too large before they are read into memory, and bodies that come too slowly."""
 
-    def __init__(self, app: ASGIApp, max_body: int, seconds: float) -> None:
-        self._app, self._most, self._seconds = app, max_body, seconds
+    def __init__(self, app: ASGIApp, max_body: int, seconds: float, max_audio: int) -> None:
+        self._app, self._most, self._seconds, self._audio = app, max_body, seconds, max_audio
+
+    def _limit(self, scope: Scope) -> int:
+        return self._audio if scope["path"].startswith(AUDIO) else self._most
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        most = self._limit(scope)
         announced = dict(scope["headers"]).get(b"content-length", b"0")
-        if announced.isdigit() and int(announced) > self._most:
+        if announced.isdigit() and int(announced) > most:
             await self._refuse_large(scope, receive, send)
             return
         read, more, late = 0, True, False
@@ -87,17 +92,17 @@ class BodyLimit:
                 late = True
                 return {"type": "http.disconnect"}
             read, more = read + len(message.get("body", b"")), message.get("more_body", False)
-            return message if read <= self._most else {"type": "http.disconnect"}
+            return message if read <= most else {"type": "http.disconnect"}
 
         async def answered(message: Message) -> None:
-            if read <= self._most and not late:
+            if read <= most and not late:
                 await send(message)
 
         await self._app(scope, limited, answered)
         if late:
             sentence = f"the request did not arrive within {self._seconds:g} seconds"
             await JSONResponse(error_body(408, sentence), 408, {"Connection": "close"})(scope, receive, send)
-        elif read > self._most:
+        elif read > most:
             await self._refuse_large(scope, receive, send, more)
 
     async def _refuse_large(self, scope: Scope, receive: Receive, send: Send, more: bool = True) -> None:
@@ -106,8 +111,8 @@ class BodyLimit:
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
                 drained = 0
-                while more and drained < DRAIN_TIMES * self._most:
+                while more and drained < DRAIN_TIMES * self._limit(scope):
                     message = await receive()
                     drained, more = drained + len(message.get("body", b"")), message.get("more_body", False)
-        sentence = f"the request is larger than {self._most} bytes, which is the most this server takes"
+        sentence = f"the request is larger than {self._limit(scope)} bytes, which is the most this server takes"
         await JSONResponse(error_body(413, sentence), 413, {"Connection": "close"})(scope, receive, send)

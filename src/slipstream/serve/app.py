@@ -18,6 +18,7 @@ from slipstream.serve.config import ServerConfig
 from slipstream.serve.logs import RequestLog
 from slipstream.serve.models import Opener
 from slipstream.serve.ollama.routes import add_ollama
+from slipstream.serve.openai.audio import respond_transcription
 from slipstream.serve.openai.generation import respond
 from slipstream.serve.openai.response_schema import ResponseRequest
 from slipstream.serve.openai.schema import ChatRequest, CompletionRequest
@@ -40,7 +41,8 @@ def create_app(config: ServerConfig, open_model: Opener | None = None) -> FastAP
     app = FastAPI(title="slipstream", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.failed, app.state.ready, app.state.stop = None, _nothing, _nothing
     errors.install(app)
-    app.add_middleware(BodyLimit, max_body=config.limits.max_body, seconds=config.limits.read_seconds)
+    limits = config.limits
+    app.add_middleware(BodyLimit, max_body=limits.max_body, seconds=limits.read_seconds, max_audio=limits.max_audio)
     app.add_middleware(RequestLog)
     if config.cors_origins:
         methods = headers = ["*"]
@@ -84,6 +86,14 @@ def _routes(app: FastAPI) -> None:
     @app.post("/v1/responses")
     async def responses(http: Request, body: ResponseRequest) -> Response:
         return await respond(state(http), http, body, start_response)
+
+    @app.post("/v1/audio/transcriptions")
+    async def transcriptions(http: Request) -> Response:
+        return await respond_transcription(state(http), http, "transcribe")
+
+    @app.post("/v1/audio/translations")
+    async def translations(http: Request) -> Response:
+        return await respond_transcription(state(http), http, "translate")
 
     @app.get("/v1/models")
     async def models(http: Request) -> dict[str, Any]:

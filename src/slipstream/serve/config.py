@@ -29,6 +29,7 @@ class ServerLimits:
     max_requests: int = 256  # under way or waiting; more get 429
     max_requests_per_key: int = 128  # the same of one API key, so that one user cannot take the whole queue
     max_body: int = 4 << 20  # bytes of a request
+    max_audio: int = 25 << 20  # bytes of a request with audio
     max_seconds: float = 600.0  # from a request to its last token
     read_seconds: float = 60.0  # that a client has to send a request
     max_samples: int = 64  # prompts times n of one request

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from io import BytesIO
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -65,22 +66,27 @@ def _array(values: Any) -> Samples:
 
 def read_audio(path: str | PathLike[str]) -> Samples:
     """Mono samples at 16 kHz of a file in any format that PyAV decodes. Channels are averaged."""
-    try:
-        import av
-    except ImportError as error:
-        raise ValueError("reading audio files needs PyAV; `pip install slipstream-lm[audio]` adds it") from error
     if not Path(path).is_file():
         raise ValueError(f"there is no file {fspath(path)}")
     if not Path(path).stat().st_size:
         raise ValueError(f"{fspath(path)} is empty")
+    return decode_audio(fspath(path), fspath(path))
+
+
+def decode_audio(source: str | BytesIO, name: str) -> Samples:
+    """Mono samples at 16 kHz of a path or an open file. `name` is its name in error messages."""
     try:
-        with av.open(fspath(path)) as container:
+        import av
+    except ImportError as error:
+        raise ValueError("reading audio files needs PyAV; `pip install slipstream-lm[audio]` adds it") from error
+    try:
+        with av.open(source) as container:
             if not container.streams.audio:
-                raise ValueError(f"{fspath(path)} has no audio stream")
+                raise ValueError(f"{name} has no audio stream")
             resampler = av.AudioResampler(format="flt", layout="mono", rate=RATE)
             decoded = (*container.decode(audio=0), None)  # None flushes the resampler
             parts = [part.to_ndarray()[0] for frame in decoded for part in resampler.resample(frame)]
     except av.FFmpegError as error:
         reason = (error.strerror or str(error)).lower()
-        raise ValueError(f"{fspath(path)} cannot be read as audio ({reason})") from error
+        raise ValueError(f"{name} cannot be read as audio ({reason})") from error
     return np.concatenate(parts).astype(np.float32) if parts else np.zeros(0, np.float32)
