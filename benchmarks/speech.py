@@ -3,9 +3,9 @@
     python benchmarks/speech.py CLIP... -m openai/whisper-small -d openai/whisper-tiny [--device cuda] [--long 300]
 
 Each clip NAME.flac may have its transcript beside it, NAME.txt, for the word error rate. `--long` adds one recording of
-so many seconds made from the clips. A clip may also be NAME.npy, 16 kHz samples, where PyAV is not installed. All decode
-greedily, English, without timestamps. Times are medians of `--repeats` rounds in which everybody takes one turn; they
-include the encoders. The last line is JSON.
+so many seconds made from the clips. A clip may also be NAME.npy, 16 kHz samples, where PyAV is not installed. All
+decode greedily, English, without timestamps. Times are medians of `--repeats` rounds in which everybody takes one turn;
+they include the encoders. The last line is JSON.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ def test_openais_client_gets_a_transcript(speech):
         assert verbose.duration == 1.0
         assert verbose.segments[0].start < verbose.segments[-1].end
         assert client.audio.transcriptions.create(**asked, response_format="vtt").startswith("WEBVTT")
-    translated = httpx.post(f"{speech}/v1/audio/translations", files={"file": ("clip.wav", CLIP)})
+    form = {"files": {"file": ("clip.wav", CLIP)}, "data": {"temperature": "0.5"}, "timeout": 60}
+    translated = httpx.post(f"{speech}/v1/audio/translations", **form)
     assert list(translated.json()) == ["text"]
 
 
@@ -62,12 +63,12 @@ def test_openais_client_gets_a_transcript(speech):
     ],
 )
 def test_bad_forms_are_refused_in_a_sentence(speech, form, sentence):
-    answer = httpx.post(f"{speech}/v1/audio/transcriptions", **form)
+    answer = httpx.post(f"{speech}/v1/audio/transcriptions", **form, timeout=60)
     assert answer.status_code == 400
     assert sentence in answer.json()["error"]["message"]
 
 
 def test_a_text_model_refuses_audio(address):
-    answer = httpx.post(f"{address}/v1/audio/transcriptions", files={"file": ("a.wav", CLIP)})
+    answer = httpx.post(f"{address}/v1/audio/transcriptions", files={"file": ("a.wav", CLIP)}, timeout=60)
     assert answer.status_code == 400
     assert "is a text model; audio needs a speech model" in answer.json()["error"]["message"]
