@@ -13,7 +13,7 @@ from functools import cached_property
 
 import torch
 
-from slipstream.core.array_types import Float, Tensor
+from slipstream.core.array_types import Float, Int, Tensor
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class TranscriptRules:
     latest_start: int = 50  # the first timestamp is at most so many steps of 0.02 s
 
     def __call__(self, tokens: Sequence[int], logits: Float[Tensor, " vocab"]) -> Float[Tensor, " vocab"]:
-        logits = logits.index_fill(0, self._suppressed.to(logits.device), -math.inf)
+        logits = logits.index_fill(0, self._suppressed_on(logits.device), -math.inf)
         output = tokens[self.begin :]
         if not output:
             logits[list(self.suppressed_first)] = -math.inf
@@ -38,9 +38,14 @@ class TranscriptRules:
             self._order(output, logits, self.first_time)
         return logits
 
+    def _suppressed_on(self, device: torch.device) -> Int[Tensor, " suppressed"]:
+        if device not in self._by_device:
+            self._by_device[device] = torch.tensor(self.suppressed, dtype=torch.long, device=device)
+        return self._by_device[device]
+
     @cached_property
-    def _suppressed(self) -> Tensor:
-        return torch.tensor(self.suppressed, dtype=torch.long)
+    def _by_device(self) -> dict[torch.device, Tensor]:
+        return {}
 
     def _order(self, output: Sequence[int], logits: Float[Tensor, " vocab"], first: int) -> None:
         """Timestamps come in pairs except at the end, never decrease, and begin the transcript."""
@@ -57,5 +62,6 @@ class TranscriptRules:
         last = next((token for token in reversed(output) if token >= first), None)
         if last is not None:
             logits[first : last if after_time and not after_pair else last + 1] = -math.inf
-        if torch.logsumexp(logits[first:].float(), 0) > logits[:first].amax():
-            logits[:first] = -math.inf  # some time is likelier than every single token of text
+        # if some time is likelier than every single token of text, a time follows; without a read by the host
+        times = torch.logsumexp(logits[first:].float(), 0) > logits[:first].amax()
+        logits[:first].masked_fill_(times, -math.inf)
