@@ -62,6 +62,7 @@ FLAGS = {
     ],
     "chat": [
         *BY_ANYONE[:-1],
+        "--plan",
         "--tree",
         "--option",
         "--system",

@@ -122,3 +122,11 @@ def test_another_engine(chat):
     done = chat("Hello.\n/depth 3\n/stats\n", "--engine", "transformers", "--drafter", "none")
     assert done.stdout.strip()
     assert "last answer: 8 tokens" in done.stderr
+
+
+def test_a_plan_states_model_and_drafter(chat, slipstream):
+    done = chat("Count: one two three one two\n/stats\n", "--plan", "ngram")
+    assert re.search(r"last answer: 8 tokens, .* tau", done.stderr)
+    both = slipstream("chat", "--plan", "ngram", "-d", "eagle", stdin=b"")
+    assert both.returncode == 2
+    assert "-d" in both.stderr

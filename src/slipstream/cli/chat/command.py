@@ -5,21 +5,27 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from slipstream.cli import options as flags
 from slipstream.cli.chat.line_input import read_line
 from slipstream.cli.chat.slash_commands import run_command
 from slipstream.cli.flag_groups import EngineFlags, LoadingFlags, SamplingFlags, with_groups
 from slipstream.cli.output.show import console
 from slipstream.cli.output.token_view import legend
+from slipstream.cli.plan.flags import PlanSource, from_plan
 
 if TYPE_CHECKING:
     from slipstream.cli.chat.conversation import Conversation
+    from slipstream.engines.base import Engine
 
 
 @with_groups
 def chat(
+    context: typer.Context,
     *,
     source: EngineFlags,
+    plan: PlanSource = None,
     tree: flags.Shape = None,
     option: flags.Settings = None,
     system: flags.System = None,
@@ -29,31 +35,34 @@ def chat(
 ) -> None:
     """Talk to a model. /help lists the commands; Ctrl-C ends an answer, Ctrl-D the conversation."""
     from slipstream.cli.chat.conversation import Conversation
-    from slipstream.engines import open_engine
 
-    params, depth = sampling.sampling(), source.depth
-    engine_arguments: dict[str, Any] = dict(vars(loading))
-    if tree is not None:
-        if source.engine != "native":
-            raise ValueError(f"--tree needs the native engine; {source.engine} drafts as it does")
-        engine_arguments["shape"] = tree
-    per_request = source.engine == "native"  # the native engine takes a depth per request, so /depth can change it
-    engine_depth, depth = (None, depth) if per_request else (depth, None)
-    with open_engine(
-        source.engine,
-        source.model,
-        source.drafter,
-        source.verify,
-        engine_depth,
-        flags.settings(option),
-        **engine_arguments,
-    ) as engine:
+    params, planned = sampling.sampling(), from_plan(context, plan)
+    # the native engine takes a depth per request, so /depth can change it
+    depth = source.depth if source.engine == "native" and not planned else None
+    with _opened(source, loading, tree, flags.settings(option), planned) as engine:
         conversation = Conversation(engine, params, max_tokens, depth, system)
         conversation.check_template()
         _note(f"{engine.label}. /help lists the commands; Ctrl-D ends the conversation.")
-        if console().is_terminal and source.drafter != "none":
+        if console().is_terminal and planned.get("drafter", source.drafter) != "none":
             console(stderr=True).print(legend(), soft_wrap=False)
         _converse(conversation)
+
+
+def _opened(
+    source: EngineFlags, loading: LoadingFlags, tree: str | None, options: dict[str, Any], planned: dict[str, Any]
+) -> Engine:
+    """The engine of the flags, or of the plan where there is one."""
+    from slipstream.engines import open_engine
+
+    if planned:
+        return open_engine(source.engine, planned["model"], options=options, plan=planned["plan"])
+    arguments: dict[str, Any] = dict(vars(loading))
+    if tree is not None:
+        if source.engine != "native":
+            raise ValueError(f"--tree needs the native engine; {source.engine} drafts as it does")
+        arguments["shape"] = tree
+    depth = None if source.engine == "native" else source.depth
+    return open_engine(source.engine, source.model, source.drafter, source.verify, depth, options, **arguments)
 
 
 def _converse(conversation: Conversation) -> None:
