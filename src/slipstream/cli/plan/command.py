@@ -234,3 +234,69 @@ def forecast(
         write_whole(picture, forecast_picture(report["points"]))
     if as_json:
         print_json(report)
+
+
+@plan.command()
+def advise(
+    model: flags.ModelName = "smollm2-135m",
+    candidate: Candidates = None,
+    dtype: flags.Dtype = "auto",
+    device: flags.Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Measure briefly, then say in five lines what to use, what it brings, and the command to run."""
+    from slipstream.bench.figures import measure_figures
+    from slipstream.cli.plan.advise import advice
+    from slipstream.engines.drafter_catalogue import candidates
+    from slipstream.engines.native.build import build_target
+
+    target, errors = build_target(model, dtype, device), console(stderr=True)
+    kinds = {name: {} for name in candidate} if candidate else candidates(model)
+    with errors.status("measuring") as status:
+        figures = measure_figures(
+            target, kinds, on_step=lambda way, done, total: status.update(f"measuring {way} ({done + 1} of {total})")
+        )
+    found = advice(target, figures)
+    out = console()
+    for line in found["lines"]:
+        out.print(line)
+    if as_json:
+        print_json({"model": target.label, "plain_tokens_per_second": figures.plain, **found})
+
+
+@plan.command("predictors")
+def score_predictors(
+    model: flags.ModelName = "smollm2-135m",
+    drafter: flags.DrafterName = "ngram",
+    option: flags.Settings = None,
+    predictor: Annotated[
+        list[str] | None, typer.Option(help="A predictor; may be given several times; default: all of them.")
+    ] = None,
+    depth: Annotated[int, typer.Option(min=1, help="Drafted tokens per cycle of the traces.")] = 6,
+    temperature: flags.Temperature = 0.0,
+    workload: Annotated[
+        str, typer.Option(help="Names or .jsonl files, such as code:2,chat:2.")
+    ] = "code:2,chat:2,maths:2",
+    draft_cost: Annotated[float, typer.Option(help="Of a drafted token, as a share of a plain pass.")] = 0.1,
+    dtype: flags.Dtype = "auto",
+    device: flags.Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Score predictors of acceptance on traces that are recorded here: log-loss, calibration, speed if obeyed."""
+    from dataclasses import asdict
+
+    from slipstream.bench.profile.traces import record_traces
+    from slipstream.cli.plan.predictor_table import predictor_table
+    from slipstream.engines.native.build import build_target
+    from slipstream.plan.predictors import predictors
+    from slipstream.plan.predictors.score import score
+
+    if not 0 < draft_cost < 1:
+        raise ValueError(f"--draft-cost is {draft_cost}; it must be between 0 and 1")
+    kinds = {name: predictors.get(name) for name in predictor or predictors.names()}
+    target, settings = build_target(model, dtype, device), flags.settings(option)
+    traces = record_traces(target, drafter, settings, workload, depth, temperature)
+    scores = sorted((score(name, kind, traces, draft_cost) for name, kind in kinds.items()), key=lambda s: s.log_loss)
+    console().print(predictor_table(scores), soft_wrap=False)
+    if as_json:
+        print_json({"model": target.label, "drafter": drafter, "predictors": [asdict(each) for each in scores]})

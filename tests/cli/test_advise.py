@@ -1,0 +1,45 @@
+"""`slipstream plan advise` and `slipstream plan predictors`, as a user runs them, on a tiny model."""
+
+from __future__ import annotations
+
+import pytest
+
+import letters
+from slipstream.cli.plan.advise import advice
+from slipstream.plan.passes.figures import Figures, MeasuredDepth
+
+
+@pytest.fixture
+def folder(tmp_path) -> str:
+    letters.plain().save_pretrained(tmp_path / "letters")
+    letters.tokenizer().save_pretrained(tmp_path / "letters")
+    (tmp_path / "ab.jsonl").write_text('{"prompt": "abcabcabc"}\n')
+    return str(tmp_path / "letters")
+
+
+@pytest.mark.parametrize(("speed", "drafter"), [(150.0, "ngram"), (100.0, "none")])
+def test_advice_is_five_lines(speed, drafter):
+    figures = Figures("letters", 100.0, {"ngram": (MeasuredDepth(2, speed, 1.8),)})
+    found = advice(letters.target(), figures)
+    assert (found["drafter"], len(found["lines"])) == (drafter, 5)
+    assert found["lines"][-1].startswith(f"Run: slipstream generate -m letters -d {drafter} ")
+
+
+def test_predictors_are_scored_on_recorded_traces(folder, tmp_path, slipstream):
+    load = ["--workload", str(tmp_path / "ab.jsonl"), "--depth", "3"]
+    done = slipstream("plan", "predictors", "-m", folder, "-d", "ngram", *load, "--json")
+    names = [each["name"] for each in done.report["predictors"]]
+    assert sorted(names) == ["average", "confidence", "counters", "gshare", "perceptron", "static"]
+    losses = [each["log_loss"] for each in done.report["predictors"]]
+    assert losses == sorted(losses)
+    assert all(each["calibration"] and each["slots"] for each in done.report["predictors"])
+
+
+@pytest.mark.parametrize(("flags", "sentence"), [
+    (["--predictor", "crystal"], "there is no predictor called 'crystal'; one of average, confidence, counters,"),
+    (["--draft-cost", "2"], "--draft-cost is 2.0; it must be between 0 and 1"),
+])  # fmt: skip
+def test_a_mistake_is_one_sentence(folder, slipstream, flags, sentence):
+    done = slipstream("plan", "predictors", "-m", folder, *flags)
+    assert done.returncode == 2
+    assert sentence in done.stderr
