@@ -118,3 +118,32 @@ def test_a_head_is_loaded_from_its_folder_and_refused_for_another_target(tmp_pat
     tiny.files = SimpleNamespace(name="other", sha256="1" * 64, quantised=False)
     with pytest.raises(ValueError, match=r"was trained for tiny \(sha256 000.*other is another target"):
         EarlyExit.build(tiny, EarlyExitOptions(model=str(tmp_path)))
+
+
+@pytest.mark.parametrize("window", [3, 64])
+def test_kept_keys_and_values_are_those_computed_anew_and_end_with_their_rows(window):
+    model = target()
+    drafter = drafter_on(model, window)
+    head, compared = drafter._head, 0
+    kept = head.context
+
+    def checked(row):
+        nonlocal compared
+        found, again = kept(row), kept(row)
+        read = row.length - 1
+        fresh = head._window(row, read - found[1], read, 0, None)
+        for part, same, expected in zip(found[0], again[0], fresh, strict=True):
+            torch.testing.assert_close(part[len(part) - found[1] :], expected)
+            assert torch.equal(part, same)
+        compared += 1
+        return found
+
+    head.context = checked
+    rows = [Row(Request([3, 4, 5 + i][: 2 + i % 2], Sampling(0.8, seed=i), 10 + i)) for i in range(3)]
+    budgets = iter([0, 3, 3, 0, 0, 2] * 20)
+    policy = Fixed(3)
+    policy.budget = lambda rows: [Budget(next(budgets)) for _ in rows]
+    for _ in decode(rows, model, drafter, rules.get("token")(), policy):
+        pass
+    assert compared > 6
+    assert not head._held

@@ -75,6 +75,11 @@ class EarlyExit(Drafter):
             raise ValueError(f"layer is {options.layer}, and the head in {folder} was trained for layer {layers}")
         return cls(model, layers, head)
 
+    def close(self, rows: Sequence[Row]) -> None:
+        if self._head is not None:
+            for row in rows:
+                self._head.forget(row)
+
     def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:
         ranking = any(row_budget.shape and row_budget.siblings is Siblings.CHOSEN for row_budget in budget)
         if self._head is not None:

@@ -34,6 +34,8 @@ class ExitHead:
         vocab: int,
     ) -> None:
         self.net, self._target = net, target
+        self._dtype = output.dtype  # packed output rows would be unpacked to tell their type
+        self._held: dict[Row, tuple[int, KeysValues]] = {}  # the end of each row's window, and its keys and values
         self.vocabulary = DraftVocabulary(draft_ids, vocab)
         self.output = nn.Linear(output.shape[1], len(draft_ids), bias=False, device="meta")
         self.output.weight = nn.Parameter(output, requires_grad=False)
@@ -60,15 +62,32 @@ class ExitHead:
         return ExitDraft(self, rows)
 
     def context(self, row: Row) -> tuple[KeysValues, int]:
-        """Keys and values of the window before a row's last token, padded at the front, and their number."""
+        """Keys and values of the window before a row's last token, padded at the front, and their number.
+
+        Those of earlier drafts are kept, so a draft computes the ones of new positions only."""
         window, read = self.net.config.window - 1, row.length - 1
         length = min(window, read)
-        layer = self.net.config.layer - 1
-        states = self._target.states(row, read - length)[layer][:length]
-        position = torch.arange(read - length, read, device=states.device)
-        key, value = self.net.keys_values(states.to(self.output.weight.dtype), position)
+        end, held = self._held.get(row, (0, None))
+        if held is None or end != read:
+            held = self._window(row, read - length, read, end, held)
+            self._held[row] = read, held
         padding = (0, 0, 0, 0, window - length, 0)
-        return (functional.pad(key, padding), functional.pad(value, padding)), length
+        return (functional.pad(held[0], padding), functional.pad(held[1], padding)), length
+
+    def _window(self, row: Row, begin: int, read: int, end: int, held: tuple[Tensor, Tensor] | None) -> KeysValues:
+        """Keys and values of the positions from `begin` to `read`. `held`: those of positions before `end`."""
+        start = max(begin, end if end < read else 0)
+        states = self._target.states(row, start)[self.net.config.layer - 1][: read - start]
+        position = torch.arange(start, read, device=states.device)
+        key, value = self.net.keys_values(states.to(self._dtype), position)
+        if held is None or start == begin:
+            return key, value
+        old_key, old_value = (part[len(part) - (start - begin) :] for part in held)
+        return torch.cat([old_key, key]), torch.cat([old_value, value])
+
+    def forget(self, row: Row) -> None:
+        """Drop the keys and values of a row."""
+        self._held.pop(row, None)
 
 
 class ExitDraft:
