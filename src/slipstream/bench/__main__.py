@@ -5,13 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from slipstream.bench.forecast_check import forecast_defaults
 from slipstream.bench.matrix import Matrix
 from slipstream.bench.session import BenchOptions, bench, rounded
 from slipstream.bench.table import show
+from slipstream.bench.tasks.curve import DEFAULT_RULES, run_curve, show_curve
+from slipstream.bench.tasks.setups import RouteSetup, TaskSetup
+from slipstream.bench.tasks.task_run import TaskLoad
+from slipstream.bench.tasks.task_session import TaskOptions, show_task, task_bench
+from slipstream.core.sampling import Sampling
+from slipstream.engines.cascade.request import RouteOptions
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -35,6 +43,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--against", type=Path, help="compare with the results.json of another run")
     add("--forecast", action="store_true", help="forecast every workload from the others, and show the errors")
     add("--sample", type=int, default=2, help="with --forecast: further prompts, whose acceptance a second one uses")
+    add("--task", help="grade answers: humaneval, mbpp, gsm8k or a .jsonl file of problems")
+    add("--small", help="the small model of a route or a curve")
+    add("--route", help="request or token; lossy")
+    add("--threshold", type=float, help="of the route, between 0 and 1")
+    add("--score", default="mean", help="of the request route: mean, quantile, entropy or agreement")
+    add("--curve", action="store_true", help="quality against time and energy; needs --task and --small")
     add("--json", action="store_true", help="print one JSON object as the last line")
     return parser.parse_args(arguments)
 
@@ -42,8 +56,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     args = parse(arguments)
+    command = ["python", "-m", "slipstream.bench", *arguments]
     try:
-        results = bench(_options(args, ["python", "-m", "slipstream.bench", *arguments]))
+        if args.task:
+            return _graded(args, command)
+        results = bench(_options(args, command))
     except (ValueError, FloatingPointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -52,6 +69,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show(results)
     if args.json:
         print(json.dumps(rounded(results)), flush=True)
+    return 0
+
+
+def _graded(args: argparse.Namespace, command: Sequence[str]) -> int:
+    """`--task`, with or without a route or a curve."""
+    loading = {"dtype": args.dtype, "device": args.device}
+    drafter, verify = (args.drafter or ["none"])[0], None if args.verify == "auto" else args.verify
+    depth = None if args.depth == "auto" else int(args.depth)
+    setup = TaskSetup(args.model, (args.engine or ["native"])[0], drafter, verify, depth, {}, loading)
+    load = TaskLoad(Sampling(float(args.temperature)), args.max_tokens, int(args.batch))
+    options = TaskOptions(args.task, setup, load, None, args.out, command)
+    if args.curve:
+        names = DEFAULT_RULES if verify is None else verify.split(",")
+        curve = run_curve(replace(options, setup=replace(setup, verify=None)), args.small, names, args.score)
+        show_curve(curve)
+        return _print_json(curve) if args.json else 0
+    if args.route:
+        route = RouteSetup(args.route, args.small, RouteOptions(args.threshold, args.score))
+        options = replace(options, route=route)
+    results = task_bench(options)
+    show_task(results)
+    return _print_json(results) if args.json else 0
+
+
+def _print_json(results: Mapping[str, Any]) -> int:
+    print(json.dumps(rounded(results)), flush=True)
     return 0
 
 

@@ -43,7 +43,8 @@ def bench(
     """Measure workloads × engines × drafters: speed, tau, quality; a table, and a report page with --out."""
     if graded.task is not None:
         loading = {"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code}
-        measure_task(task_options(context, graded, cells, model, max_tokens, loading, out), as_json)
+        options = task_options(context, graded, cells, model, max_tokens, loading, out)
+        measure_curve(options, graded, cells, as_json) if graded.curve else measure_task(options, as_json)
         return
     graded.check_unused(context)
     from slipstream.bench.session import BenchOptions, rounded
@@ -70,5 +71,17 @@ def measure_task(options: TaskOptions, as_json: bool) -> None:
 
     results = task_bench(options)
     show_task(results)
+    if as_json:
+        print_json(rounded(results))
+
+
+def measure_curve(options: TaskOptions, graded: TaskFlags, cells: MatrixFlags, as_json: bool) -> None:
+    """Measure quality against time and energy, and print the table."""
+    from slipstream.bench.session import rounded
+    from slipstream.bench.tasks.curve import DEFAULT_RULES, run_curve, show_curve
+
+    names = DEFAULT_RULES if cells.verify == "auto" else [word.strip() for word in cells.verify.split(",")]
+    results = run_curve(options, str(graded.small), names, graded.score)
+    show_curve(results)
     if as_json:
         print_json(rounded(results))

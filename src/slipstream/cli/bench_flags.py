@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = 512  # of an answer to a problem
 NOT_WITH_TASK = ("workload", "repeats", "hold", "against", "plan", "forecast", "sample")
-ONLY_WITH_TASK = ("route", "small", "threshold", "score")
+ONLY_WITH_TASK = ("route", "small", "threshold", "score", "curve")
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,11 @@ class TaskFlags:
         str, typer.Option(help="How far an answer is trusted: mean, quantile(q=0.1), entropy or agreement(n=5).")
     ] = "mean"
 
+    curve: Annotated[
+        bool,
+        typer.Option("--curve", help="Small, large, exact speculation and cascades on one curve; rules: --verify."),
+    ] = False
+
     def check_unused(self, context: typer.Context) -> None:
         """Raise ValueError for flags that need --task."""
         for name in ONLY_WITH_TASK:
@@ -116,6 +121,10 @@ class TaskFlags:
         from slipstream.bench.tasks.setups import ROUTES, RouteSetup
         from slipstream.engines.cascade.request import RouteOptions
 
+        if self.curve:
+            if self.small is None or self.route is not None or self.threshold is not None:
+                raise ValueError("--curve needs --small MODEL, and neither --route nor --threshold")
+            return None
         if self.route is None:
             if self.small is not None or self.threshold is not None:
                 raise ValueError(f"--small and --threshold belong to a route; add --route {' or '.join(ROUTES)}")
@@ -154,7 +163,7 @@ def task_options(
         model,
         one("engine", cells.engine or ["native"]),
         one("drafter", cells.drafter or ["none"]),
-        None if cells.verify == "auto" else cells.verify,
+        None if cells.verify == "auto" or graded.curve else cells.verify,
         None if cells.depth == "auto" else number("depth", cells.depth, int),
         flags.settings(cells.option),
         loading,

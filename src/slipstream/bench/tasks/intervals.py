@@ -71,3 +71,9 @@ def _resampled(values: Sequence[float]) -> np.ndarray:
     data, chance = np.asarray(values, dtype=np.float64), np.random.default_rng(SEED)
     means = [chance.choice(data, (500, len(data))).mean(1) for _ in range(RESAMPLES // 500)]
     return np.concatenate(means)
+
+
+def paired_interval(differences: Sequence[float]) -> tuple[float, float]:
+    """The two-sided 95 % interval of the mean of paired differences."""
+    half = (1 + LEVEL) / 2
+    return lower_bound(differences, half), -lower_bound([-value for value in differences], half)

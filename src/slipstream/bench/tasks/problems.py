@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,12 @@ def load_task(spec: str) -> TaskSet:
     if count and not 1 <= int(count) <= len(problems):
         raise ValueError(f"the task {name} holds {len(problems)} problems; {spec} asks for {count}")
     return TaskSet(Path(name).stem, tuple(problems[: int(count)] if count else problems))
+
+
+def join_tasks(specs: Sequence[str]) -> TaskSet:
+    """The problems of several tasks as one."""
+    tasks = [load_task(spec) for spec in specs]
+    return TaskSet("+".join(task.name for task in tasks), tuple(p for task in tasks for p in task.problems))
 
 
 def task_folder() -> Path:

@@ -11,7 +11,8 @@ from slipstream.engines.base import Engine
 from slipstream.engines.cascade.request import RouteEngine, RouteOptions
 from slipstream.engines.native.scheduler import Limits
 
-ROUTES = ("request",)
+ROUTES = ("request", "token")
+TOKEN_DEPTH = 8  # tokens that the small model writes at most before the large one reads them
 
 
 @dataclass(frozen=True)
@@ -52,4 +53,13 @@ class RouteSetup:
 
     def open(self, large: TaskSetup) -> Engine:
         engines.get(large.engine)
+        if self.level == "token":
+            return self.token_setup(large).open()
         return RouteEngine(large.alone(self.small).open, large.open, self.options)
+
+    def token_setup(self, large: TaskSetup) -> TaskSetup:
+        """The small model writes until its largest probability is at most the threshold (the rule `bild`)."""
+        if large.engine != "native":
+            raise ValueError(f"the token route runs in the native engine; {large.engine} has no such rule")
+        rule = f"bild(fallback={self.options.threshold:g})"
+        return replace(large, drafter=self.small, verify=rule, depth=large.depth or TOKEN_DEPTH)

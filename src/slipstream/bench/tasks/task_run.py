@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from slipstream.bench.measure.energy import energy_used
@@ -12,9 +12,10 @@ from slipstream.bench.progress import progress
 from slipstream.bench.tasks.grading import correct
 from slipstream.bench.tasks.intervals import interval
 from slipstream.bench.tasks.problems import Problem, TaskSet
+from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
 from slipstream.core.types import Origin
-from slipstream.engines.base import Completion, Engine, GenerationOptions, RequestHandle
+from slipstream.engines.base import Completion, Engine, GenerationOptions, RequestHandle, Speculation
 from slipstream.engines.cascade.request import RouteEngine
 
 
@@ -25,6 +26,7 @@ class TaskLoad:
     sampling: Sampling
     max_tokens: int = 512
     batch: int = 1  # problems at a time; seconds per request are those of the group divided by its size
+    speculation: Speculation = field(default_factory=Speculation)
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "batch"):
@@ -44,6 +46,7 @@ class Answered:
     model: str | None = None  # small or large, on a request-level route
     score: float | None = None
     text: str = ""
+    completion: Completion | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,9 @@ class TaskOutcome:
 
 
 def _entry(answer: Answered, texts: bool) -> dict[str, Any]:
-    return {name: value for name, value in asdict(answer).items() if value is not None and (texts or name != "text")}
+    hidden = {"completion"} if texts else {"completion", "text"}
+    named = {entry.name: getattr(answer, entry.name) for entry in fields(answer)}
+    return {name: value for name, value in named.items() if value is not None and name not in hidden}
 
 
 def run_task(engine: Engine, task: TaskSet, load: TaskLoad) -> TaskOutcome:
@@ -121,7 +126,7 @@ def run_task(engine: Engine, task: TaskSet, load: TaskLoad) -> TaskOutcome:
 
 def warm_up(engine: Engine, problem: Problem, load: TaskLoad) -> None:
     """Open and warm up every model that may be needed."""
-    short = TaskLoad(load.sampling, min(8, load.max_tokens))
+    short = replace(load, max_tokens=min(8, load.max_tokens), batch=1)
     if not isinstance(engine, RouteEngine):
         _answers(engine, [problem], short)
         return
@@ -137,7 +142,8 @@ def _answers(engine: Engine, problems: Sequence[Problem], load: TaskLoad) -> lis
     try:
         for problem in problems:
             prompt, raw, stop = problem.text(engine.text.instruct)
-            handles += engine.submit(prompt, load.sampling, GenerationOptions(load.max_tokens, stop=stop, raw=raw))
+            options = GenerationOptions(load.max_tokens, stop=stop, raw=raw, speculation=load.speculation)
+            handles += engine.submit(prompt, load.sampling, options)
         done = [handle.result() for handle in handles]
     except BaseException:
         for handle in handles:
@@ -154,7 +160,7 @@ def _graded(problem: Problem, completion: Completion, seconds: float) -> Answere
     if route is not None:
         large = float(route.model == "large")
     else:
-        accepted = completion.origins.count(Origin.ACCEPTED) if completion.lossless is False else 0
+        accepted = 0 if completion.lossless is not False else _drafted(completion)
         large = 1 - accepted / tokens if tokens else 1.0
     return Answered(
         problem.id,
@@ -165,4 +171,11 @@ def _graded(problem: Problem, completion: Completion, seconds: float) -> Answere
         None if route is None else route.model,
         None if route is None else route.score,
         completion.text,
+        completion,
     )
+
+
+def _drafted(completion: Completion) -> int:
+    """Tokens that the draft model wrote. The last token of a cascade's cycle is drafted, too, unless recovered."""
+    kinds = [Origin.ACCEPTED] + ([Origin.BONUS] if rules.get(completion.rule).needs_draft else [])
+    return sum(origin in kinds for origin in completion.origins)

@@ -34,7 +34,7 @@ class TaskOptions:
 def task_bench(options: TaskOptions) -> dict[str, Any]:
     """Measure the setup. Writes `results.json`, with the answers' texts, if a folder is given."""
     task, setup, route = load_task(options.task), options.setup, options.route
-    origin = origin_of(setup, route, options.command)
+    origin = origin_of(setup, None if route is None else route.small, options.command)
     engine = setup.open() if route is None else route.open(setup)
     with engine:
         outcome = run_task(engine, task, options.load)
@@ -46,14 +46,14 @@ def task_bench(options: TaskOptions) -> dict[str, Any]:
     return results
 
 
-def origin_of(setup: TaskSetup, route: RouteSetup | None, command: Sequence[str]) -> dict[str, Any]:
+def origin_of(setup: TaskSetup, small: str | None, command: Sequence[str]) -> dict[str, Any]:
     """Machine, versions, commit, and the models with their sha256."""
     trust = bool(setup.loading.get("trust_remote_code"))
     about = provenance(resolve(setup.model, trust_remote_code=trust), command)
     about |= {"commit": commit(), "load_average": load_average()}
-    if route is not None:
-        small = provenance(resolve(route.small, trust_remote_code=trust), command)
-        about |= {"small": small["model"], "small_sha256": small["sha256"]}
+    if small is not None:
+        other = provenance(resolve(small, trust_remote_code=trust), command)
+        about |= {"small": other["model"], "small_sha256": other["sha256"]}
     return about
 
 

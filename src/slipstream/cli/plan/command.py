@@ -11,6 +11,7 @@ import typer
 from slipstream.cli import options as flags
 from slipstream.cli.flag_groups import SamplingFlags, with_groups
 from slipstream.cli.output.show import Json, console, print_json
+from slipstream.cli.plan.calibrate import calibrate, choose
 from slipstream.cli.plan.flags import PlanFlags
 
 Level = Annotated[str, typer.Option("-O", metavar="0-3", help="The level: plain, fixed chain, measured, adaptive.")]
@@ -23,6 +24,8 @@ Candidates = Annotated[
 plan = typer.Typer(
     help="A pipeline as a plan: show, compare, explain and lower it.", no_args_is_help=True, rich_markup_mode=None
 )
+plan.command()(calibrate)
+plan.command()(choose)
 
 
 @plan.command()

@@ -84,7 +84,7 @@ class RouteHandle(RequestHandle):
             self._track(own, *others)
             chunks = list(own)
             answers = [handle.result() for handle in (own, *others)]
-            return answers[0], chunks, engine.rate(answers)
+            return answers[0], chunks, engine.rate(self._request, model, answers)
 
     def _labelled(self, completion: Completion, outcome: RouteOutcome) -> Completion:
         return replace(completion, guarantee=self._request.engine.guarantee, route=outcome)

@@ -12,6 +12,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.engines.base import Capabilities, Engine, GenerationOptions, ModelInfo, Prompt, RequestHandle, checked
 from slipstream.engines.cascade.handle import RoutedRequest, RouteHandle
 from slipstream.engines.cascade.lazy import LazyEngine
+from slipstream.engines.cascade.rescore import rescored, rescores
 from slipstream.engines.completion import Completion, Guarantee
 from slipstream.models.text.codec import TextCodec
 
@@ -108,7 +109,7 @@ class RouteEngine(Engine):
     def answer_small(self, request: RoutedRequest, engine: Engine, sample: int) -> list[RequestHandle]:
         """Start the small model's answer, and the samples that the score compares it with."""
         options, score = replace(request.options, n=1, prompt_logprobs=None), self.score
-        if score is not None and score.top is not None:
+        if score is not None and score.top is not None and not rescores(engine):
             if not engine.capabilities.logprobs:
                 raise ValueError(
                     f"this engine reports no log-probabilities, which the score {score.name} needs; use agreement"
@@ -122,9 +123,14 @@ class RouteEngine(Engine):
             handles += engine.submit(request.prompt, warm, others)
         return handles
 
-    def rate(self, answers: Sequence[Completion]) -> float | None:
+    def rate(self, request: RoutedRequest, engine: Engine, answers: Sequence[Completion]) -> float | None:
         """The score of the first answer; None where every answer is kept."""
-        return None if self.score is None else self.score.score([_evidence(answer) for answer in answers])
+        score = self.score
+        if score is None:
+            return None
+        if score.top is not None and rescores(engine):
+            return score.score([rescored(engine, request.prompt, answers[0], score.top, request.options.raw)])
+        return score.score([_evidence(answer) for answer in answers])
 
     def answer_large(
         self, request: RoutedRequest, engine: Engine, sample: int, small: Completion | None

@@ -1,0 +1,103 @@
+"""Finds the threshold of a request-level route for a wanted quality or a budget, from the runs of both models.
+
+Thresholds are tried from 1 down. The first one whose loss cannot be bounded ends the search, so that the bound of the
+one before it holds at its level although several were tried (a fixed sequence of tests).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from slipstream.bench.tasks.intervals import LEVEL, lower_bound, problems_needed
+from slipstream.bench.tasks.pair_runs import Routed, SmallRun
+from slipstream.bench.tasks.task_run import TaskOutcome
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A threshold and what it gives on the calibration set."""
+
+    threshold: float
+    score: str
+    large_share: float
+    accuracy: float
+    large_accuracy: float
+    difference: float
+    difference_bound: float  # one-sided lower bound at 95 %
+    seconds_per_request: float
+    large_seconds_per_request: float
+    problems: int
+    wanted: str
+
+    def data(self) -> dict[str, Any]:
+        return {**asdict(self), "lossless": False}
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"threshold {self.threshold:.4g} ({self.score}): the large model sees {100 * self.large_share:.0f} % "
+            f"of the requests; {100 * self.difference:+.1f} points against it, at least "
+            f"{100 * self.difference_bound:+.1f} at 95 % over {self.problems} problems; "
+            f"{self.seconds_per_request:.3g} s per request instead of "
+            f"{self.large_seconds_per_request:.3g}"
+        )
+
+
+def check_margin(margin: float, problems: int) -> None:
+    """Refuse a margin outside its range, and a set that cannot bound it even if no answer differs."""
+    if not 0 < margin < 1:
+        raise ValueError(f"margin is {margin:g}; it must be between 0 and 1, such as 0.02 for 2 points")
+    needed = problems_needed(margin, [0.0])
+    if problems < needed:
+        raise ValueError(
+            f"{problems} problems cannot bound a loss of {100 * margin:g} points at 95 %; it takes at least {needed}"
+        )
+
+
+def within_margin(small: SmallRun, large: TaskOutcome, score: str, margin: float) -> Calibration:
+    """The threshold with the least use of the large model whose loss is at most `margin` at 95 %."""
+    check_margin(margin, len(large.answers))
+    best = Routed(small, large, score, 1.0)
+    for threshold in (*_candidates(small.scores(score)), 0.0):
+        route = Routed(small, large, score, threshold)
+        if lower_bound(_differences(route), LEVEL) < -margin:
+            break
+        best = route
+    return _calibration(best, f"at most {100 * margin:g} points below the large model at 95 %")
+
+
+def within_share(small: SmallRun, large: TaskOutcome, score: str, share: float) -> Calibration:
+    """The largest threshold at which the large model sees at most this share of the requests."""
+    if not 0 <= share <= 1:
+        raise ValueError(f"max_share is {share:g}; it must be between 0 and 1")
+    routes = (Routed(small, large, score, threshold) for threshold in (1.0, *_candidates(small.scores(score)), 0.0))
+    best = next(route for route in routes if route.share <= share)
+    return _calibration(best, f"at most {100 * share:g} % of the requests")
+
+
+def _candidates(scores: Sequence[float]) -> list[float]:
+    """Thresholds that hand over ever fewer requests, from all but one on."""
+    return sorted({value for value in scores if 0 < value < 1}, reverse=True)[1:]
+
+
+def _differences(route: Routed) -> list[float]:
+    return [ours - theirs for ours, theirs in zip(route.right, route.large.right, strict=True)]
+
+
+def _calibration(route: Routed, wanted: str) -> Calibration:
+    differences = _differences(route)
+    return Calibration(
+        route.threshold,
+        route.score,
+        route.share,
+        sum(route.right) / len(route.right),
+        route.large.accuracy,
+        sum(differences) / len(differences),
+        0.0 if route.threshold == 1 else lower_bound(differences),
+        route.seconds,
+        route.large.seconds,
+        len(differences),
+        wanted,
+    )

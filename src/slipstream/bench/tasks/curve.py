@@ -1,0 +1,192 @@
+"""`bench --curve`: quality against time and against energy, for small alone, large alone, exact speculation and every
+cascade at five settings. Points that another point beats are marked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from slipstream.bench.journal import write_whole
+from slipstream.bench.session import rounded
+from slipstream.bench.table import ResultTable, text
+from slipstream.bench.tasks.curve_picture import picture
+from slipstream.bench.tasks.intervals import interval, paired_interval
+from slipstream.bench.tasks.pair_runs import Routed, run_small, thresholds
+from slipstream.bench.tasks.problems import load_task
+from slipstream.bench.tasks.setups import TOKEN_DEPTH
+from slipstream.bench.tasks.task_run import TaskOutcome, run_task
+from slipstream.bench.tasks.task_session import TaskOptions, origin_of
+from slipstream.core.spec import spec_name
+from slipstream.engines.options import Speculation
+
+GRIDS: Mapping[str, Sequence[str]] = {
+    "cascade_chow": [f"alpha={value}" for value in (0.1, 0.2, 0.4, 0.6, 0.8)],
+    "cascade_difference": [f"alpha={value}" for value in (0.0, 0.05, 0.1, 0.2, 0.4)],
+    "cascade_tv": [f"alpha={value}" for value in (0.0, 0.1, 0.2, 0.4, 0.8)],
+    "cascade_token": [f"alpha={value}" for value in (0.1, 0.3, 0.5, 0.7, 0.9)],
+    "typical": [f"epsilon={value}" for value in (0.5, 0.3, 0.2, 0.09, 0.03)],
+    "lenient": [f"factor={value}" for value in (1.25, 1.5, 2, 4, 8)],
+    "bild": [f"fallback={value}" for value in (0.9, 0.7, 0.5, 0.3, 0.1)],
+}
+CASCADE_DEPTH = 5  # drafted tokens per cycle, unless a depth is given
+DEFAULT_RULES = ("cascade_tv", "cascade_token", "bild")
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """One setup on the curve. `difference`: accuracy minus the large model's, with its paired 95 % interval."""
+
+    name: str
+    kind: str  # small, large, exact, request or the name of a rule
+    accuracy: float
+    accuracy_interval: tuple[float, float]
+    difference: float
+    difference_interval: tuple[float, float]
+    seconds_per_request: float
+    joules_per_request: float | None
+    large_share: float
+    lossless: bool
+    dominated: bool = False  # in quality and time
+    dominated_in_energy: bool | None = None
+
+
+def run_curve(options: TaskOptions, small: str, names: Sequence[str], score: str) -> dict[str, Any]:
+    """Measure all setups. Writes `curve.json` and `curve.svg` if a folder is given."""
+    check_rules(names)
+    task, setup, load = load_task(options.task), options.setup, options.load
+    origin = origin_of(setup, small, options.command)
+    small_run = run_small(setup.alone(small), task, load)
+    draft = replace(setup, drafter=small if setup.drafter == "none" else setup.drafter, verify=None)
+    with draft.open() as engine:  # one engine for all: a request says how it is verified
+        exact = run_task(engine, task, load)
+        large = run_task(engine, task, replace(load, speculation=Speculation(off=True)))
+        points = [
+            point("small alone", "small", small_run.outcome, large),
+            point("large alone", "large", large, large),
+            point(f"exact speculation, {draft.drafter}", "exact", exact, large),
+        ]
+        points += [
+            routed_point(Routed(small_run, large, score, threshold))
+            for threshold in thresholds(small_run.scores(score))
+        ]
+        for rule in (f"{name}({setting})" for name in names for setting in GRIDS[name]):
+            depth = setup.depth or (TOKEN_DEPTH if spec_name(rule) == "bild" else CASCADE_DEPTH)
+            lossy = replace(load, speculation=Speculation(verify=rule, depth=depth))
+            points.append(point(rule, spec_name(rule), run_task(engine, task, lossy), large))
+    points = marked(points)
+    results = origin | {
+        "task": task.name,
+        "problems": len(task.problems),
+        "metric": task.metric,
+        "temperature": load.sampling.temperature,
+        "max_tokens": load.max_tokens,
+        "score": score,
+        "points": [asdict(entry) for entry in points],
+        "finding": finding(points),
+    }
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        write_whole(options.out / "curve.json", json.dumps(rounded(results), indent=1) + "\n")
+        write_whole(options.out / "curve.svg", picture(results["points"], task.metric))
+    return results
+
+
+def check_rules(names: Sequence[str]) -> None:
+    for name in names:
+        if name not in GRIDS:
+            raise ValueError(f"verify is {name!r}; a curve takes the lossy rules {', '.join(GRIDS)}")
+
+
+def point(name: str, kind: str, outcome: TaskOutcome, large: TaskOutcome) -> CurvePoint:
+    differences = [ours - theirs for ours, theirs in zip(outcome.right, large.right, strict=True)]
+    joules = None if outcome.joules is None else outcome.joules / len(outcome.answers)
+    return CurvePoint(
+        name,
+        kind,
+        outcome.accuracy,
+        interval(outcome.right),
+        sum(differences) / len(differences),
+        (0.0, 0.0) if outcome is large else paired_interval(differences),
+        outcome.seconds,
+        joules,
+        0.0 if kind == "small" else outcome.large_share,
+        kind in ("large", "exact"),
+    )
+
+
+def routed_point(route: Routed) -> CurvePoint:
+    differences = [ours - theirs for ours, theirs in zip(route.right, route.large.right, strict=True)]
+    return CurvePoint(
+        f"route(score={route.score}, threshold={route.threshold:.3g})",
+        "request",
+        sum(route.right) / len(route.right),
+        interval(route.right),
+        sum(differences) / len(differences),
+        paired_interval(differences),
+        route.seconds,
+        route.joules,
+        route.share,
+        lossless=False,
+    )
+
+
+def marked(points: Sequence[CurvePoint]) -> list[CurvePoint]:
+    """Points with their marks: a dominated point is neither better nor cheaper than another, and worse in one."""
+
+    def beaten(entry: CurvePoint, cost: str) -> bool | None:
+        own = getattr(entry, cost)
+        if own is None:
+            return None
+        others = ((other.accuracy, getattr(other, cost)) for other in points if getattr(other, cost) is not None)
+        return any(q >= entry.accuracy and c <= own and (q, c) != (entry.accuracy, own) for q, c in others)
+
+    return [
+        replace(
+            entry,
+            dominated=bool(beaten(entry, "seconds_per_request")),
+            dominated_in_energy=beaten(entry, "joules_per_request"),
+        )
+        for entry in points
+    ]
+
+
+def finding(points: Sequence[CurvePoint]) -> str:
+    """The fastest cascade whose quality is not clearly below the large model's, in one sentence."""
+    large = next(entry for entry in points if entry.kind == "large")
+    able = [entry for entry in points if not entry.lossless and entry.kind != "small" and _level(entry)]
+    if not able:
+        return "no cascade is within the paired interval's width of the large model's quality"
+    best = min(able, key=lambda entry: entry.seconds_per_request)
+    ratio = best.seconds_per_request / large.seconds_per_request
+    return (
+        f"{best.name}: {100 * best.difference:+.1f} points against the large model (95 % interval "
+        f"{100 * best.difference_interval[0]:+.1f} to {100 * best.difference_interval[1]:+.1f}) "
+        f"at {ratio:.2f} of its time"
+    )
+
+
+def _level(entry: CurvePoint) -> bool:
+    """Whether its quality is below the large model's by no more than the paired interval's width."""
+    low, high = entry.difference_interval
+    return entry.difference + high - low >= 0
+
+
+def show_curve(results: Mapping[str, Any]) -> None:
+    columns = ["setup", results["metric"], "minus large", "s/request", "J/request", "large share", "lossless", ""]
+    rows = [
+        [
+            entry["name"],
+            f"{entry['accuracy']:.3f}",
+            "{:+.3f} ({:+.3f} to {:+.3f})".format(entry["difference"], *entry["difference_interval"]),
+            f"{entry['seconds_per_request']:.3g}",
+            "-" if entry["joules_per_request"] is None else f"{entry['joules_per_request']:.3g}",
+            f"{entry['large_share']:.2f}",
+            str(entry["lossless"]).lower(),
+            "dominated" if entry["dominated"] else "",
+        ]
+        for entry in results["points"]
+    ]
+    print(text(ResultTable(f"{results['task']}, {results['problems']} problems", columns, rows)))
+    print(results["finding"], flush=True)

@@ -1,0 +1,106 @@
+"""Both models on the same problems. Every threshold of a request-level route follows from these two runs.
+
+A request that scores at most the threshold takes the small model's time, the time of its score and the large model's
+time. The large model's own reuse of the small model's answer is left out, so computed times are upper bounds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slipstream.bench.tasks.problems import TaskSet
+from slipstream.bench.tasks.setups import TaskSetup
+from slipstream.bench.tasks.task_run import Answered, TaskLoad, TaskOutcome, run_task
+from slipstream.core.lossy.deferral import AnswerEvidence, build_score
+from slipstream.engines.base import Engine
+from slipstream.engines.cascade.rescore import rescored
+
+TOP = 20  # most probable tokens that the evidence holds
+SCORES = ("mean", "quantile", "entropy")  # scores that need one answer only
+
+
+@dataclass(frozen=True)
+class SmallRun:
+    """The small model's answers, what their scores look at, and the seconds that this took per request."""
+
+    outcome: TaskOutcome
+    evidence: tuple[AnswerEvidence, ...]
+    score_seconds: float
+
+    def scores(self, score: str) -> list[float]:
+        rate = build_score(score)
+        return [rate.score([evidence]) for evidence in self.evidence]
+
+
+@dataclass(frozen=True)
+class Routed:
+    """A request-level route at one threshold, computed from the runs of both models."""
+
+    small: SmallRun
+    large: TaskOutcome
+    score: str
+    threshold: float
+
+    @property
+    def handed(self) -> list[bool]:
+        if self.threshold in (0, 1):
+            return [self.threshold == 1] * len(self.large.answers)
+        return [score <= self.threshold for score in self.small.scores(self.score)]
+
+    @property
+    def right(self) -> list[float]:
+        pairs = zip(self.handed, self.small.outcome.right, self.large.right, strict=True)
+        return [large if handed else small for handed, small, large in pairs]
+
+    @property
+    def share(self) -> float:
+        return sum(self.handed) / len(self.handed)
+
+    @property
+    def seconds(self) -> float:
+        if self.threshold == 1:
+            return self.large.seconds
+        large = sum(a.seconds for a, handed in zip(self.large.answers, self.handed, strict=True) if handed)
+        return self.small.outcome.seconds + self.small.score_seconds + large / len(self.handed)
+
+    @property
+    def joules(self) -> float | None:
+        """Per request. The energy of the score is left out."""
+        small, large, count = self.small.outcome.joules, self.large.joules, len(self.handed)
+        return None if small is None or large is None else (small + large * self.share) / count
+
+
+def run_small(setup: TaskSetup, task: TaskSet, load: TaskLoad) -> SmallRun:
+    """Answer with a small model, and read each answer once more for its log-probabilities."""
+    if setup.engine != "native":
+        raise ValueError(f"log-probabilities of answers are read by the native engine; {setup.engine} cannot")
+    with setup.open() as engine:
+        outcome = run_task(engine, task, load)
+        _evidence(engine, task, outcome.answers[:1])  # warm-up
+        began = time.perf_counter()
+        evidence = _evidence(engine, task, outcome.answers)
+        seconds = (time.perf_counter() - began) / len(evidence)
+    return SmallRun(outcome, tuple(evidence), seconds)
+
+
+def run_alone(setup: TaskSetup, task: TaskSet, load: TaskLoad) -> TaskOutcome:
+    with setup.open() as engine:
+        return run_task(engine, task, load)
+
+
+def _evidence(engine: Engine, task: TaskSet, answers: Sequence[Answered]) -> list[AnswerEvidence]:
+    evidence = []
+    for problem, answer in zip(task.problems, answers, strict=False):
+        assert answer.completion is not None, "a fresh outcome holds its completions"
+        prompt, raw, _ = problem.text(engine.text.instruct)
+        evidence.append(rescored(engine, prompt, answer.completion, TOP, raw))
+    return evidence
+
+
+def thresholds(scores: Sequence[float], shares: Sequence[float] = (0.1, 0.25, 0.5, 0.75, 0.9)) -> list[float]:
+    """Thresholds that hand over about these shares of the requests."""
+    ordered = sorted(scores)
+    chosen = [ordered[max(0, round(share * len(ordered)) - 1)] for share in shares]
+    return list(dict.fromkeys(min(1.0, value) for value in chosen))

@@ -1,0 +1,109 @@
+"""`slipstream plan calibrate` and `slipstream plan choose`: the small model and the threshold of a route."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slipstream.cli import options as flags
+from slipstream.cli.output.show import Json, print_json
+
+if TYPE_CHECKING:
+    from slipstream.bench.tasks.calibrate import Calibration
+    from slipstream.bench.tasks.pair_runs import SmallRun
+    from slipstream.bench.tasks.task_run import TaskOutcome
+
+Tasks = Annotated[
+    list[str], typer.Option("--task", metavar="NAME|FILE", help="Problems, as in bench; may be given several times.")
+]
+Margin = Annotated[float, typer.Option(help="The largest loss of accuracy against the large model, at 95 %.")]
+TaskTokens = Annotated[int, typer.Option("--max-tokens", help="The maximum number of generated tokens.")]
+
+
+def calibrate(
+    small: Annotated[str, typer.Option(metavar="MODEL", help="The small model.")],
+    task: Tasks,
+    model: flags.ModelName = "smollm2-135m",
+    score: Annotated[str, typer.Option(help="mean, quantile(q=0.1) or entropy.")] = "mean",
+    margin: Margin = 0.02,
+    max_share: Annotated[
+        float | None, typer.Option(help="A budget instead: the share of requests that the large model may see.")
+    ] = None,
+    max_tokens: TaskTokens = 512,
+    dtype: flags.Dtype = "auto",
+    device: flags.Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Find the threshold of a request-level route for a wanted quality or budget."""
+    from slipstream.bench.tasks.calibrate import check_margin, within_margin, within_share
+    from slipstream.bench.tasks.problems import join_tasks
+    from slipstream.core.lossy.deferral import build_score
+
+    tasks = join_tasks(task)
+    if build_score(score).samples > 1:
+        raise ValueError(f"score is {score!r}; calibration takes scores of one answer: mean, quantile or entropy")
+    if max_share is None:
+        check_margin(margin, len(tasks.problems))
+    elif not 0 <= max_share <= 1:
+        raise ValueError(f"max_share is {max_share:g}; it must be between 0 and 1")
+    smalls, large = run_models([small], model, task, max_tokens, {"dtype": dtype, "device": device})
+    found = (
+        within_margin(smalls[small], large, score, margin)
+        if max_share is None
+        else within_share(smalls[small], large, score, max_share)
+    )
+    print(f"{found.wanted}: {found.sentence}")
+    if as_json:
+        print_json(rounded_data(found, small))
+
+
+def choose(
+    small: Annotated[list[str], typer.Option(metavar="MODEL", help="A small model; may be given several times.")],
+    task: Tasks,
+    model: flags.ModelName = "smollm2-135m",
+    margin: Margin = 0.02,
+    max_tokens: TaskTokens = 512,
+    dtype: flags.Dtype = "auto",
+    device: flags.Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Measure small models, and recommend one with its score and threshold, or the large model alone."""
+    from slipstream.bench.tasks.calibrate import check_margin, within_margin
+    from slipstream.bench.tasks.pair_runs import SCORES
+    from slipstream.bench.tasks.problems import join_tasks
+
+    check_margin(margin, len(join_tasks(task).problems))
+    smalls, large = run_models(small, model, task, max_tokens, {"dtype": dtype, "device": device})
+    found = [(name, within_margin(run, large, score, margin)) for name, run in smalls.items() for score in SCORES]
+    for name, entry in found:
+        print(f"{name}: {entry.sentence}")
+    name, best = min(found, key=lambda pair: pair[1].seconds_per_request)
+    alone = best.threshold == 1 or best.seconds_per_request >= large.seconds
+    print("recommended: the large model alone" if alone else f"recommended: --small {name} --score {best.score} "
+          f"--threshold {best.threshold:.4g}")  # fmt: skip
+    if as_json:
+        candidates = [rounded_data(entry, name) for name, entry in found]
+        print_json({"recommended": None if alone else rounded_data(best, name), "candidates": candidates})
+
+
+def run_models(
+    small: list[str], model: str, task: list[str], max_tokens: int, loading: dict[str, Any]
+) -> tuple[dict[str, SmallRun], TaskOutcome]:
+    """Every model on the problems of all tasks, greedily."""
+    from slipstream.bench.tasks.pair_runs import run_alone, run_small
+    from slipstream.bench.tasks.problems import join_tasks
+    from slipstream.bench.tasks.setups import TaskSetup
+    from slipstream.bench.tasks.task_run import TaskLoad
+    from slipstream.core.sampling import Sampling
+
+    tasks, load = join_tasks(task), TaskLoad(Sampling(0), max_tokens)
+    setup = TaskSetup(model, loading=loading)
+    return {name: run_small(setup.alone(name), tasks, load) for name in small}, run_alone(setup, tasks, load)
+
+
+def rounded_data(found: Calibration, small: str) -> dict[str, Any]:
+    from slipstream.bench.session import rounded
+
+    data: dict[str, Any] = rounded({"small": small, **found.data()})
+    return data | {"threshold": found.threshold}  # all digits: requests at the threshold are handed over
