@@ -248,6 +248,9 @@ FLAGS = {
         "--temperature",
         "--workload",
         "--draft-cost",
+        "--json",
+        "--help",
+    ],
     "plan calibrate": [
         "--small",
         "--task",
