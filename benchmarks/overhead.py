@@ -1,17 +1,21 @@
 """What HTTP costs: tokens per second of streams through the server against the engine's own, in one interleaved run.
 
     python benchmarks/overhead.py [--model smollm2-135m] [--drafter eagle] [--clients 1 8 32] [--tokens 96]
-                                  [--repeats 5] [--bar 0.90] [--depth N] [--profile FILE] [--out FILE]
+                                  [--repeats 5] [--bar 0.90] [--depth N] [--engine-process auto|on|off]
+                                  [--scripted] [--profile FILE] [--out FILE]
 
-One engine, and a server over it in the same process. Its own speed: all requests are submitted at once and awaited.
+One engine, and a server over it in the same process, or with `--engine-process on` in another one (`auto`: on a GPU).
+Its own speed: all requests are submitted at once and awaited, in the process of the engine.
 Through HTTP: as many clients as there are requests, in one other process, each with a stream over loopback. Both sides
 decode the same requests with the same seeds, so they emit the same number of tokens; that is checked. They take turns.
 The clients share the processor with the server, as they do here, but not on a machine of their own.
 
 The table has the median of each side and the ratio of neighbouring calls: median, mean and 95 % interval (Student's t
-on logarithms), by the clock and by processor seconds of the server's process, without the clients. The last
-columns are the processor time of HTTP's own threads, as a share of the process and per token: other work on the machine
-disturbs them least. The exit code is 1 where a median ratio by the clock is under the bar.
+on logarithms), by the clock and by processor seconds of server and engine, without the clients. The last
+columns are the processor time of HTTP's own threads, as a share of the whole and per token, and the processor time that
+serving adds to the engine's own threads per token: other work on the machine disturbs them least. `--scripted` takes an
+engine that computes nothing, so that HTTP is nearly all that is measured; its ratios mean nothing. The exit code is 1
+where a median ratio by the clock is under the bar.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +166,45 @@ def bodies_of(count: int, tokens: int, depth: int | None) -> list[dict[str, Any]
     return [how | {"seed": number, "messages": chat} for number, chat in enumerate(chats)]
 
 
+def open_native(model: str, drafter: str, rows: int) -> Any:
+    from slipstream.engines.native.engine import NativeEngine
+    from slipstream.engines.native.scheduler import Limits
+
+    return NativeEngine(model, drafter, limits=Limits(rows=rows))
+
+
+def opened(given: argparse.Namespace) -> Any:
+    """The engine of a run, here or in a process of its own. Functions that go there belong to a module by its name."""
+    import overhead
+    import torch
+    from scripted_engine import open_scripted
+
+    from slipstream.engines.process.engine import ProcessEngine
+
+    opener = partial(overhead.open_native, given.model, given.drafter, max(given.clients))
+    if given.scripted:
+        opener = partial(open_scripted, given.model)
+    own = torch.cuda.is_available() if given.engine_process == "auto" else given.engine_process == "on"
+    return ProcessEngine(opener) if own else opener()
+
+
+def in_engine(engine: Any, name: str, *values: Any) -> Any:
+    """Call a function of this module with the engine, in the process where it runs."""
+    import overhead
+
+    function = getattr(overhead, name)
+    return engine.call(function, *values) if hasattr(engine, "call") else function(engine, *values)
+
+
+def process_seconds(engine: Any) -> float:
+    return time.process_time()
+
+
+def all_seconds(engine: Any) -> float:
+    """Processor seconds of the server and of the engine."""
+    return time.process_time() + (in_engine(engine, "process_seconds") if hasattr(engine, "call") else 0.0)
+
+
 def http_seconds() -> float:
     """Processor seconds of the event loop and of the threads that start requests: all but the engine and this one."""
     own = (thread for thread in threading.enumerate() if thread.name not in ("MainThread", "slipstream"))
@@ -171,17 +215,14 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     import torch
     from engine import ratios
 
-    from slipstream.engines.native.engine import NativeEngine
-    from slipstream.engines.native.scheduler import Limits
-
-    engine = NativeEngine(given.model, given.drafter, limits=Limits(rows=max(given.clients)))
+    engine = opened(given)
     records = []
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} threads"
     with served(engine, given.profile) as port, clients(port) as through_http:
         for count in given.clients:
             bodies = bodies_of(count, given.tokens, given.depth)
             sides: dict[str, Callable[[], list[int]]] = {
-                "engine": lambda bodies=bodies: own_tokens(engine, bodies),
+                "engine": lambda bodies=bodies: in_engine(engine, "own_tokens", bodies),
                 "http": lambda bodies=bodies: through_http(bodies),
             }
             speeds: dict[str, list[float]] = {name: [] for name in sides}
@@ -190,10 +231,11 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
             for repeat in range(given.repeats + 1):
                 emitted = {}
                 for name, run in sides.items() if repeat % 2 else reversed(sides.items()):
-                    began, worked, http = time.perf_counter(), time.process_time(), http_seconds()
+                    worked, http, began = all_seconds(engine), http_seconds(), time.perf_counter()
                     emitted[name] = run()
-                    effort, tokens = time.process_time() - worked, sum(emitted[name])
+                    tokens = sum(emitted[name])
                     speeds[name].append(tokens / (time.perf_counter() - began))
+                    effort = all_seconds(engine) - worked
                     efforts[name].append(tokens / effort)
                     if name == "http":
                         works.append((http_seconds() - http, effort, tokens))
@@ -203,7 +245,11 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
             record["processor"] = ratios(efforts["http"][1:], efforts["engine"][1:])
             record["share"] = statistics.median(work / whole for work, whole, _ in works[1:])
             record["microseconds"] = statistics.median(1e6 * work / tokens for work, _, tokens in works[1:])
+            engine_side = (1e6 * (whole - work) / tokens for work, whole, tokens in works[1:])
+            alone = (1e6 / effort for effort in efforts["engine"][1:])
+            record["added"] = statistics.median(engine_side) - statistics.median(alone)
             records.append({"clients": count} | medians | record)
+    engine.close()
     about = {"model": engine.label, "drafter": given.drafter, "machine": f"{platform.machine()}, {device}"}
     return about | {"tokens": given.tokens, "repeats": given.repeats, "records": records}
 
@@ -216,6 +262,8 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--depth", type=int, help="of all drafts; without it the policy decides")
+    parser.add_argument("--engine-process", choices=["auto", "on", "off"], default="auto")
+    parser.add_argument("--scripted", action="store_true", help="an engine that computes nothing")
     parser.add_argument("--bar", type=float, default=0.90)
     parser.add_argument("--profile", type=Path, help="profile the server's thread into this file")
     parser.add_argument("--out", type=Path)
@@ -238,13 +286,19 @@ def main() -> int:
         "by processor time",
         "HTTP's share",
         "µs per token",
+        "added to engine",
         title=f"{report['model']}, {report['machine']}",
     )
     for record in report["records"]:
         speeds = [f"{record[name]:.1f}" for name in ("engine", "http")]
         shares = [interval(record[name]) for name in ("ratio", "processor")]
         table.add_row(
-            str(record["clients"]), *speeds, *shares, f"{record['share']:.1%}", f"{record['microseconds']:.0f}"
+            str(record["clients"]),
+            *speeds,
+            *shares,
+            f"{record['share']:.1%}",
+            f"{record['microseconds']:.1f}",
+            f"{record['added']:.1f}",
         )
     Console(width=120).print(table)
     if given.out:

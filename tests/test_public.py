@@ -128,6 +128,7 @@ FLAGS = {
         "--max-seconds",
         "--max-loaded",
         "--max-memory",
+        "--engine-process",
         "--api-key-file",
         "--cors-origin",
         "--log-format",

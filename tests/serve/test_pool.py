@@ -14,6 +14,8 @@ SIZES = {"small": 2, "middle": 5, "large": 7, "huge": 11}
 
 
 class Engine:
+    ready = True
+
     def __init__(self, name: str, closed: list[str]) -> None:
         self.name, self._closed = name, closed
 

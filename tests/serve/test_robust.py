@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -159,15 +160,25 @@ def test_a_key_with_many_requests_does_not_starve_another():
     assert finished.index("modest") < 9, "the requests of the other key that came first did not all go first"
 
 
+def child_processes(pid: int) -> list[str]:
+    return [child for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+
+
+def all_ended(pids: list[str]) -> bool:
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="SIGKILL of a process that listens, as on Linux")
-def test_a_server_that_was_killed_under_load_serves_again(tmp_path):
+@pytest.mark.parametrize("process", ["off", "on"])
+def test_a_server_that_was_killed_under_load_serves_again(tmp_path, process):
     letters.plain().save_pretrained(tmp_path)
     letters.tokenizer().save_pretrained(tmp_path)
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         port = free.getsockname()[1]
     address, texts = f"http://127.0.0.1:{port}", []
     words = [sys.executable, "-m", "slipstream", "serve", str(tmp_path), "--port", str(port)]
+    words += ["--engine-process", process]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
 
     def load() -> None:
@@ -176,16 +187,19 @@ def test_a_server_that_was_killed_under_load_serves_again(tmp_path):
                 httpx.post(f"{address}/v1/completions", json=LONG | {"stream": True})
 
     for _ in range(2):
-        with subprocess.Popen(words, stderr=subprocess.DEVNULL, env=env) as process:
+        with subprocess.Popen(words, stderr=subprocess.DEVNULL, env=env) as server:
             wait_until(lambda: status(address) == 200)
             texts.append(httpx.post(f"{address}/v1/completions", json=LONG).json()["choices"][0]["text"])
             clients = [threading.Thread(target=load) for _ in range(8)]
             for thread in clients:
                 thread.start()
             wait_until(lambda: value(address, "num_requests_running") >= 4)
-            process.send_signal(signal.SIGKILL)
+            own = child_processes(server.pid)
+            server.send_signal(signal.SIGKILL)
         for thread in clients:
             thread.join()
+        assert bool(own) is (process == "on")
+        wait_until(partial(all_ended, own), 10)
     assert texts[0] == texts[1]
 
 

@@ -33,11 +33,25 @@ Cors = Annotated[
 ]
 
 
+MaxMemory = Annotated[
+    str | None, typer.Option(help="Memory for the weights of loaded models, such as 8GiB; idle ones give way.")
+]
+
+
 class LogForm(StrEnum):
     plain = "plain"
     json = "json"
 
 
+class OwnProcess(StrEnum):
+    auto = "auto"
+    on = "on"
+    off = "off"
+
+
+EngineProcess = Annotated[
+    OwnProcess, typer.Option(help="Run each model in a process of its own; auto: where the model runs on a GPU.")
+]
 LogFormat = Annotated[LogForm, typer.Option(help="Lines of the log on standard error, one per request.")]
 
 
@@ -62,9 +76,8 @@ def serve(
     max_loaded: Annotated[
         int | None, typer.Option(min=1, help="Models in memory at once; one, or all where --max-memory is given.")
     ] = None,
-    max_memory: Annotated[
-        str | None, typer.Option(help="Memory for the weights of loaded models, such as 8GiB; idle ones give way.")
-    ] = None,
+    max_memory: MaxMemory = None,
+    engine_process: EngineProcess = OwnProcess.auto,
     api_key_file: KeyFile = None,
     cors_origin: Cors = None,
     log_format: LogFormat = LogForm.plain,
@@ -82,7 +95,8 @@ def serve(
         raise ValueError(f"serving needs {error.name}; pip install slipstream-lm[serve]") from error
     loading: dict[str, Any] = {"dtype": dtype, "device": device, "invariant": invariant}
     loading |= {"trust_remote_code": trust_remote_code, **_native(engine, tree, rows), **known.arguments(engine)}
-    served = ServedEngine(engine, drafter, verify, depth, given.settings(option), loading)
+    process = _own_process(engine_process, engine, device)
+    served = ServedEngine(engine, drafter, verify, depth, given.settings(option), loading, process=process)
     if plan is not None:
         models, served = _planned(context, plan, models, served)
     config = ServerConfig(
@@ -112,6 +126,17 @@ def _native(engine: str, tree: str | None, rows: int | None) -> dict[str, Any]:
     if tree is not None:
         raise ValueError(f"--tree needs the native engine; {engine} drafts as it does")
     return {}
+
+
+def _own_process(asked: OwnProcess, engine: str, device: str) -> bool:
+    """Whether models run in processes of their own. The peers have such processes, or are not made for many clients."""
+    if asked is not OwnProcess.auto:
+        return asked is OwnProcess.on
+    if engine != "native" or device != "auto":
+        return engine == "native" and device.startswith("cuda")
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _planned(

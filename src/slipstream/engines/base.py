@@ -88,6 +88,10 @@ class RequestHandle(ABC):
     def poll(self) -> list[Chunk]:
         """The chunks that are available now, without waiting."""
 
+    def accepted(self) -> bool:
+        """Whether the engine has checked the request, after `Engine.start`. Raises the error of one that it refused."""
+        return True
+
 
 class Engine(ABC):
     """Takes requests from any thread and returns their text in chunks."""
@@ -110,6 +114,11 @@ class Engine(ABC):
         return self.model_info.label
 
     @property
+    def ready(self) -> bool:
+        """Whether it takes requests; False while the process that runs the model is started again."""
+        return True
+
+    @property
     def drafting_cost(self) -> DraftingCost | None:
         """The measured cost of a drafted token on this machine; None if the engine does not measure it."""
         return None
@@ -126,6 +135,14 @@ class Engine(ABC):
         self, prompt: Prompt, sampling: Sampling | None = None, options: GenerationOptions | None = None
     ) -> list[RequestHandle]:
         """Start `options.n` samples of a request."""
+
+    def start(
+        self, prompt: Prompt, sampling: Sampling | None = None, options: GenerationOptions | None = None
+    ) -> list[RequestHandle]:
+        """As `submit`, but does not wait until an engine in another process has checked the request.
+
+        `RequestHandle.accepted` tells when it has; the function of `RequestHandle.notify` is called then, too."""
+        return self.submit(prompt, sampling, options)
 
     def submit_all(
         self, prompts: Sequence[Prompt], samplings: Sequence[Sampling | None], options: GenerationOptions

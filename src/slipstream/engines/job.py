@@ -183,11 +183,17 @@ class Job(RequestHandle):
             ready()
 
     def poll(self) -> list[Chunk]:
-        new: list[Chunk] = []
-        while not self._chunks.empty():  # nobody else takes chunks
-            new.append(self._decoded(self._chunks.get_nowait()))
+        new = [self._decoded(item) for item in self.undecoded()]
         self._seen += new
         return new
+
+    def undecoded(self) -> list[Chunk | Emission]:
+        """What is available now, without text where that is not decoded yet. For another process to read, instead of
+        `poll`."""
+        items: list[Chunk | Emission] = []
+        while not self._chunks.empty():  # nobody else takes chunks
+            items.append(self._chunks.get_nowait())
+        return items
 
     @property
     def drafter_and_rule(self) -> tuple[str, str]:

@@ -20,6 +20,7 @@ class ServedEngine:
     options: dict[str, str] = field(default_factory=dict)  # of the drafter, or of a peer
     loading: dict[str, Any] = field(default_factory=dict)  # dtype, device, shape, …
     plan: Plan | None = None  # in place of drafter, verify and depth
+    process: bool = False  # each model runs in a process of its own
 
 
 @dataclass(frozen=True)

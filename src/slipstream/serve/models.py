@@ -7,9 +7,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from slipstream.engines import open_engine
 from slipstream.engines.base import Engine
+from slipstream.engines.process.engine import ProcessEngine
 from slipstream.serve.config import ServedEngine, shown_bytes
 from slipstream.serve.errors import ApiError
 from slipstream.serve.logs import note
@@ -23,8 +25,11 @@ def opener(settings: ServedEngine) -> Opener:
     def open_model(name: str) -> Engine:
         how = settings
         if how.plan is not None:
-            return open_engine(how.engine, name, options=how.options, plan=how.plan, **how.loading)
-        return open_engine(how.engine, name, how.drafter, how.verify, how.depth, how.options, **how.loading)
+            chosen = partial(open_engine, how.engine, name, options=how.options, plan=how.plan, **how.loading)
+        else:
+            drafting = (how.drafter, how.verify, how.depth, how.options)
+            chosen = partial(open_engine, how.engine, name, *drafting, **how.loading)
+        return ProcessEngine(chosen) if how.process else chosen()
 
     return open_model
 
@@ -72,8 +77,8 @@ class ModelPool:
 
     @property
     def ready(self) -> bool:
-        """Whether the first model is there, or another in its place."""
-        return bool(self._loaded) and not self.closing
+        """Whether the first model is there, or another in its place, and no model is being started again."""
+        return bool(self._loaded) and not self.closing and all(model.engine.ready for model in self._loaded.values())
 
     async def load(self, name: str) -> ServedModel:
         async with self._changes:
@@ -110,6 +115,8 @@ class ModelPool:
         except (ValueError, OSError) as error:
             raise ApiError(503, f"{name} cannot be loaded: {error}", "model") from error
         note(model=name)
+        if not model.engine.ready:
+            raise ApiError(503, f"the process that runs {name} is being started again", "model", retry_after=5)
         model.users += 1
         try:
             yield model

@@ -75,6 +75,12 @@ class SampleStreams:
         """Whether every sample's last chunk was read."""
         return not self._left
 
+    async def accepted(self) -> None:
+        """Wait until the engine has accepted all samples. Raises the error of one that it refuses."""
+        while not all(handle.accepted() for handle in self._handles):
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
     async def batch(self) -> list[tuple[int, Chunk]]:
         """All chunks that are there, each with the number of its sample. Waits until there is one."""
         while True:

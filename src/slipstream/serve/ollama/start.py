@@ -29,7 +29,7 @@ def start_ollama(
             prompt = chat_prompt(chat, engine.text, use)
         else:
             prompt, raw = body.prompt_or_chat(), body.raw
-        handles = engine.submit(prompt, body.sampling(), body.generation(engine, raw, tenant))
+        handles = engine.start(prompt, body.sampling(), body.generation(engine, raw, tenant))
     except ValidationError as error:
         raise ApiError(400, *describe(error.errors())) from error
     except ValueError as error:

@@ -55,6 +55,7 @@ async def respond(
         started = await state.in_thread(lambda: start(served, body, state.limits, tenant))
         stack.callback(started.cancel)
         generation = Generation(state, started)
+        await generation.accepted()
         return generation.streamed(stack.pop_all()) if body.stream else await generation.whole(http)
 
 
@@ -66,6 +67,13 @@ class Generation:
         self._samples = SampleStreams(started.handles, state.wakeups)
         self._timers = [state.metrics.timer() for _ in started.handles]
         self._pieces: list[list[str]] = [[] for _ in started.handles]  # the text of each token
+
+    async def accepted(self) -> None:
+        """Wait until the engine has accepted the request. ApiError where it refuses it."""
+        try:
+            await self._samples.accepted()
+        except (ValueError, OverflowError) as error:
+            raise ApiError(400, str(error)) from error
 
     @property
     def _too_long(self) -> str:

@@ -122,7 +122,7 @@ def submit(
     sampling, options = convert.sampling(body), replace(convert.options(body, engine, use), tenant=tenant)
     try:
         for prompt in prompts:
-            handles += engine.submit(prompt, sampling, options)
+            handles += engine.start(prompt, sampling, options)
     except BaseException:
         for handle in handles:
             handle.cancel()
