@@ -249,6 +249,8 @@ FLAGS = {
         "--temperature",
         "--workload",
         "--draft-cost",
+        "--dtype",
+        "--device",
         "--json",
         "--help",
     ],
