@@ -97,6 +97,7 @@ class Engine(ABC):
     """Takes requests from any thread and returns their text in chunks."""
 
     capabilities: ClassVar[Capabilities]
+    start_is_quick: ClassVar[bool] = False  # whether `start` does little more than encode the prompt
 
     @property
     @abstractmethod

@@ -34,6 +34,8 @@ class ProcessEngine(Engine):
     """`open_engine` is a function without arguments that can be pickled, such as a `functools.partial`. It is called in
     the new process, and an error that it raises is raised here."""
 
+    start_is_quick = True
+
     def __init__(self, open_engine: Callable[[], Engine]) -> None:
         self._opening, self._pid = pickle.dumps(open_engine), os.getpid()
         self._lock, self._answered = threading.Lock(), threading.Condition()

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Protocol, TypeVar
 
 from fastapi import Request
@@ -23,6 +24,7 @@ from slipstream.serve.streamed_parts import StreamedParts, disconnected
 from slipstream.serve.streams import ClientGone, SampleStreams
 
 logger = logging.getLogger("slipstream.serve")
+QUICK_BYTES = 1 << 13  # of a request whose prompt is encoded in well under a millisecond
 SHUTDOWN = "the server is shutting down"
 
 
@@ -52,11 +54,19 @@ async def respond(
         tenant = state.enter(stack, http)
         served = await stack.enter_async_context(state.pool.use(model or body.model))
         state.log_prompt(body)
-        started = await state.in_thread(lambda: start(served, body, state.limits, tenant))
+        begin = partial(start, served, body, state.limits, tenant)
+        started = begin() if _quick(served, http, body) else await state.in_thread(begin)
         stack.callback(started.cancel)
         generation = Generation(state, started)
         await generation.accepted()
         return generation.streamed(stack.pop_all()) if body.stream else await generation.whole(http)
+
+
+def _quick(served: ServedModel, http: Request, body: GenerationBody) -> bool:
+    """Whether a request starts at once: its prompt is short, and nothing is compiled in this process."""
+    size = http.headers.get("content-length", "")
+    short = size.isdigit() and int(size) <= QUICK_BYTES
+    return short and served.engine.start_is_quick and not getattr(body, "tools", None)
 
 
 class Generation:
