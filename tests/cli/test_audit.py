@@ -46,7 +46,7 @@ def test_tables_of_the_users_own(slipstream, tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--verify", "tokn"], "one of block, chosen, coupled, greedy, no_replace"),
+        (["--verify", "tokn"], "one of bild, block, cascade_chow, cascade_difference"),
         (["--depth", "-1"], "takes 1 to 3"),
         (["--samples", "3"], "at least 1000"),
         (["--seed", "-3"], "0 or more"),

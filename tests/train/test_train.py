@@ -209,7 +209,7 @@ def test_the_verb_writes_a_card_and_curves(folder, tmp_path):
         ({"steps": "many"}, "option steps of eagle is 'many'; it must be of type int"),
         ({"features": "9"}, "features names layer 9; the target has layers 0 to 1"),
         ({"temperatures": "hot"}, "temperatures is 'hot'; write numbers such as 0,1"),
-        ({"precision": "int3"}, "precision is 'int3'; it must be int8 or bf16"),
+        ({"precision": "int3"}, "precision is 'int3'; it must be int8, int6 or bf16"),
         ({"unroll": 0}, "unroll is 0; it must be 1 or more"),
         ({"prompt": 1}, "holds no prompt of at most 1 tokens"),
     ],

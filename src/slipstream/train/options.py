@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from slipstream.drafters.files.folder import PRECISIONS
-
 
 def _option(default: Any, text: str, shown: str = "") -> Any:
     """A field with a line of help; `shown` describes the default where its value does not."""
@@ -53,8 +51,8 @@ class CommonOptions:
             raise ValueError(f"joint is {self.joint}; it must be 0 or 1")
         if self.joint and self.answers:
             raise ValueError("joint is 1, and the answers of a target that changes cannot be shared; leave answers out")
-        if self.precision not in PRECISIONS:
-            raise ValueError(f"precision is {self.precision!r}; it must be one of {', '.join(PRECISIONS)}")
+        if self.precision not in ("int8", "int6", "bf16"):
+            raise ValueError(f"precision is {self.precision!r}; it must be int8, int6 or bf16")
         _ = self.temperature_list
 
     @property
