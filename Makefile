@@ -7,7 +7,7 @@ FUZZ_EXAMPLES ?= 10000
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,grammar,serve,train]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,audio,grammar,serve,train]"
 	touch $@
 
 demo: .venv/ready
