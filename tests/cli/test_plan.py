@@ -114,8 +114,8 @@ def test_audit_and_bench_take_a_plan(slipstream, plan_file, workload):
 
 
 def test_optimise_explain_and_levels(slipstream, folder, workload, monkeypatch):
-    def quick(target, drafters, on_step=None):
-        return measure_figures(target, drafters, (2,), 4, 1, on_step)
+    def quick(target, drafters, on_step=None, always=()):
+        return measure_figures(target, drafters, (2,), 4, 1, on_step, always)
 
     monkeypatch.setattr("slipstream.cli.plan.optimise.measure_figures", quick)
     given = "-m", folder, "--candidate", "ngram", "--json"
@@ -158,6 +158,8 @@ def test_of_many_drafters_the_best_are_measured_further(folder, workload):
     candidates = {"ngram": {}, "lookahead": {}, "suffix": {}, "layer_skip": {}}
     figures = measure_figures(build_target(folder), candidates, (1, 2), 4, 1)
     assert len(figures.drafters) == FURTHER
+    kept = measure_figures(build_target(folder), candidates, (1, 2), 4, 1, always=tuple(candidates))
+    assert kept.drafters.keys() == candidates.keys()
     assert all({point.depth for point in points if not point.nodes} == {1, 2} for points in figures.drafters.values())
 
 

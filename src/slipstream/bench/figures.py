@@ -5,7 +5,7 @@ Many drafters are shipped for some models. All of them are tried once, and the b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -39,14 +39,17 @@ def measure_figures(
     max_tokens: int = 32,
     repeats: int = 2,
     on_step: Callable[[str, int, int], None] | None = None,
+    always: Collection[str] = (),
 ) -> Figures:
-    """Tokens per second of the best drafters (kind -> options) at every depth: medians over `repeats`."""
+    """Tokens per second of the best drafters (kind -> options), and of those in `always`, at every depth: medians over
+    `repeats`."""
     with ExitStack() as stack:
         turns = Turns(target, drafters, max_tokens, stack, on_step)
         middle = depths[len(depths) // 2]
         if len(drafters) > FURTHER:
             turns.run([(kind, middle, 0) for kind in drafters], 1)
-        best = sorted(drafters, key=lambda kind: -turns.speed((kind, middle, 0)))[:FURTHER]
+        order = sorted(drafters, key=lambda kind: -turns.speed((kind, middle, 0)))
+        best = [kind for n, kind in enumerate(order) if n < FURTHER or kind in always]
         turns.run([("none", 0, 0), *((kind, depth, 0) for kind in best for depth in depths)], repeats)
         figures = turns.figures(best)
         if (fastest := figures.best_drafter()) is None:

@@ -43,8 +43,10 @@ def measured(plan: Plan, kinds: Sequence[str], target: Target | None = None) -> 
     """Figures of the plan's model on this machine, with a progress line."""
     model = plan.one(ModelNode)
     options: dict[str, dict[str, Any]] = {kind: {} for kind in kinds} or dict(candidates(model.model))
+    own_kind: tuple[str, ...] = ()
     if draft := plan.one(DraftNode):  # the plan's own drafter is measured with its own options
         kind, own = drafting(plan, draft)
+        own_kind = (kind,)
         options |= {} if kinds and kind not in kinds else {kind: own}
     target = target or loaded(model)
     with Progress(
@@ -55,7 +57,7 @@ def measured(plan: Plan, kinds: Sequence[str], target: Target | None = None) -> 
         def on_step(way: str, done: int, total: int) -> None:
             bar.update(task, description=f"measuring {model.model}: {way} ({done + 1} of {total})")
 
-        return measure_figures(target, options, on_step=on_step)
+        return measure_figures(target, options, on_step=on_step, always=own_kind)
 
 
 def loaded(model: ModelNode) -> Target:
