@@ -87,7 +87,7 @@ class Noise(ABC):
         """The draws of an inner cycle of this cycle's draft. Its rows are those of `cycle.rows`, in that order.
 
         The first continuation of a row that draws from fields draws from the fields of its own positions."""
-        raise NotImplementedError(f"{type(self).__name__} has no draws for the stages of a draft")
+        raise TypeError(f"{type(self).__name__} has no draws for the stages of a draft")
 
     @property
     def has_fields(self) -> bool:
@@ -116,6 +116,9 @@ class ArgmaxNoise(Noise):
         ids, probs = law.support()
         best = probs == probs.amax(-1, keepdim=True)
         return torch.where(best, ids, law.vocab).amin(-1)
+
+    def inner(self, cycle: InnerCycle) -> Noise:
+        return self
 
 
 class CounterNoise(Noise):

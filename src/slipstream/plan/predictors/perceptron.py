@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 
 from slipstream.plan.policy.config import AcceptanceConfig
@@ -17,13 +18,14 @@ def _logit(chance: float) -> float:
 
 
 class _Logistic(Predictor):
-    """Logistic regression by stochastic gradient steps, from a prior that says the first rate always."""
+    """Logistic regression by stochastic gradient steps. It starts at the rate that `static` always predicts."""
 
     def __init__(self, weights: Sequence[float]) -> None:
         self._weights = [_logit(AcceptanceConfig().first_rate), *weights]
 
+    @abstractmethod
     def _features(self, depth: int, confidence: float) -> list[float]:
-        raise NotImplementedError
+        """The inputs of a slot, one for each weight after the first."""
 
     def predict(self, depth: int, confidence: float) -> float:
         inputs = [1.0, *self._features(depth, confidence)]
@@ -37,7 +39,7 @@ class _Logistic(Predictor):
 
 
 class Confidence(_Logistic):
-    """The draft's own confidence, calibrated: by how it was borne out so far."""
+    """The confidence of the draft, calibrated on the outcomes so far."""
 
     def __init__(self) -> None:
         super().__init__([0.5])

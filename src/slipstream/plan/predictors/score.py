@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from slipstream.plan.predictors.base import Predictor, Trace
 
-BINS = 5
-PLAIN_COST = 1.0
+BINS = 5  # of the calibration curve
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ def score(name: str, kind: type[Predictor], traces: Sequence[Trace], draft_cost:
                 going = going and chance > draft_cost  # a token that is not worth its cost ends the draft
                 obeyed += going
             kept = sum(slot.accepted for slot in cycle[:obeyed])
-            tokens, seconds = tokens + kept + 1, seconds + PLAIN_COST + draft_cost * obeyed
+            tokens, seconds = tokens + kept + 1, seconds + 1 + draft_cost * obeyed
             for slot in cycle:
                 if slot.judged:
                     predictor.learn(slot)
