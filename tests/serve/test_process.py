@@ -19,6 +19,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.engines.base import GenerationOptions, Speculation
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.process.engine import ProcessEngine
+from slipstream.engines.prompt import ConditionedPrompt
 
 LONG = {"prompt": "abcabcabc", "max_tokens": 120, "ignore_eos": True, "seed": 3, "speculation": {"depth": 2}}
 OPTIONS = {"max_tokens": 24, "speculation": Speculation(depth=2)}
@@ -85,6 +86,12 @@ def test_what_is_refused_is_refused_with_the_same_sentence(local, remote, option
             engine.submit("abc", None, GenerationOptions(**options))
         said.append(str(refusal.value))
     assert said[0] == said[1]
+
+
+def test_audio_is_refused_and_not_read_as_text(remote):
+    prompt = ConditionedPrompt([5, 6, 7], object())
+    with pytest.raises(ValueError, match="reads text only; for audio start the server with --engine-process off"):
+        remote.generate(prompt, Sampling(0), max_tokens=2)
 
 
 def test_a_model_that_cannot_be_opened_raises_its_own_error():

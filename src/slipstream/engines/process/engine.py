@@ -22,11 +22,13 @@ from slipstream.engines.options import GenerationOptions, checked
 from slipstream.engines.process.channel import RowOutput
 from slipstream.engines.process.child import EngineChild
 from slipstream.engines.process.handle import RemoteJob
-from slipstream.engines.prompt import Prompt, encode
+from slipstream.engines.prompt import ConditionedPrompt, Prompt, encode
+from slipstream.models.speech.audio import Audio
 from slipstream.models.text.codec import TextCodec
 
 logger = logging.getLogger("slipstream.serve")
 RESTART_SECONDS = (0.0, 1.0, 5.0, 30.0)  # before the next start, by the number of starts that failed
+NO_AUDIO = "an engine in a process of its own reads text only; for audio start the server with --engine-process off"
 STARTING = "the engine's process is being started again; try again in a moment"
 
 
@@ -98,6 +100,8 @@ class ProcessEngine(Engine):
             raise ValueError("the engine is closed; make a new one")
         if not self._ready:
             raise ValueError(STARTING)
+        if isinstance(prompt, Audio | ConditionedPrompt):
+            raise ValueError(NO_AUDIO)
         sampling, options = checked(sampling, options)
         ids = encode(prompt, options.raw, self.text, self.model_info.context_length)
         request = Request(ids, sampling, options.max_tokens, min_tokens=options.min_tokens)
