@@ -115,7 +115,7 @@ def _equal(first: list[list[int]], second: list[list[int]]) -> float:
 
 def energy(asked: argparse.Namespace, results: dict[str, Any]) -> dict[str, Any]:
     """Joules per token over windows of seconds, and what the board draws when it does nothing."""
-    meter, reason = Meter.open()
+    meter, reason = Meter.open("cuda")
     if meter is None:
         return {"none": reason}
     engine, told = open_engine(asked), dict[str, Any]()

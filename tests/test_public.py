@@ -164,6 +164,7 @@ FLAGS = {
         "--trust-remote-code",
         "--out",
         "--against",
+        "--watts",
         "--forecast",
         "--sample",
         "--json",

@@ -84,6 +84,11 @@ def _memory(row: Row) -> str:
     return "-" if size is None else f"{size / 1e9:.2f}"
 
 
+def _joules(row: Row) -> str:
+    shown = number("joules_per_token", 3)(row)
+    return f"≈{shown}" if (row.get("energy_source") or "").startswith("estimate") else shown
+
+
 def _acceptance(row: Row) -> str:
     return " ".join(f"{100 * share:.0f}" for share in row["acceptance"][:6]) or "-"
 
@@ -114,7 +119,7 @@ COLUMNS = (
     Column("same", percent("same_answers")),
     Column("quality", _quality),
     Column("GB", _memory),
-    Column("J/token", number("joules_per_token", 3)),
+    Column("J/token", _joules),
     Column("idle", percent("idle_share")),
 )
 MEANINGS = {
@@ -132,8 +137,8 @@ MEANINGS = {
     "same": "answers equal to plain decoding's at temperature 0",
     "quality": "mean score of the answers that have a reference",
     "GB": "highest memory of the process",
-    "J/token": "energy of the GPU for whole calls",
-    "idle": "share of that energy which the idle GPU would have used",
+    "J/token": "energy of the device for whole calls; ≈ marks an estimate by a stated power",
+    "idle": "share of that energy which the idle device would have used",
 }
 
 

@@ -150,8 +150,11 @@ def _limits(cell: Cell, runs: Sequence[Measurement], context: RecordContext) -> 
 
 def _energy(runs: Sequence[Measurement]) -> Record:
     """Energy of whole calls, prompts included. Repeats that were too short for the counter are left out."""
-    metered = [(run.joules, run.idle, run.tokens) for run in runs if run.joules and run.idle is not None and run.tokens]
+    metered = [run for run in runs if run.joules and run.tokens]
+    idle = [run.idle / run.joules for run in metered if run.joules and run.idle is not None]
     return {
-        "joules_per_token": median([joules / tokens for joules, _, tokens in metered]) if metered else None,
-        "idle_share": median([idle / joules for joules, idle, _ in metered]) if metered else None,
+        "joules_per_token": median([(run.joules or 0.0) / run.tokens for run in metered]) if metered else None,
+        "idle_share": median(idle) if idle else None,
+        "energy_source": metered[0].energy_source if metered else None,
+        "energy_missing": None if metered else next((run.energy_missing for run in runs if run.energy_missing), None),
     }

@@ -15,6 +15,7 @@ from slipstream.bench.forecast_check import check_forecastable, compare_forecast
 from slipstream.bench.forecast_sample import sample_runs
 from slipstream.bench.journal import Journal, write_whole
 from slipstream.bench.matrix import Cell, Matrix
+from slipstream.bench.measure.energy import stated_watts
 from slipstream.bench.measure.provenance import hardware, provenance
 from slipstream.bench.measure.roofline import Machine, Weights, held_weights, probe_machine, weights_of
 from slipstream.bench.records import RecordContext, records
@@ -71,6 +72,8 @@ def bench(options: BenchOptions) -> Results:
             "device": options.device,
             "machine": _machine_name(),
         }
+        if (watts := stated_watts()) is not None:
+            identity["watts"] = watts
         schedule = BenchSchedule(cells, workloads, options.repeats, options.max_tokens, identity, options.hold)
         try:
             results = origin | _measured(schedule, pool, journal, files, options)

@@ -119,7 +119,17 @@ def warnings(results: Mapping[str, Any]) -> list[str]:
     """Warnings for readers who compare speeds."""
     engines = {record["engine"] for record in results["records"]}
     wheel = WHEEL if "llamacpp" in engines and not results["hardware"].get("accelerator") else None
-    return [warning for warning in (busy(results), wheel) if warning]
+    return [warning for warning in (busy(results), wheel, energy_line(results)) if warning]
+
+
+def energy_line(results: Mapping[str, Any]) -> str | None:
+    """Where the joules come from, or why there are none. None for results of versions that did not say."""
+    records = results["records"]
+    sources = sorted({record["energy_source"] for record in records if record.get("energy_source")})
+    if sources:
+        return f"Energy: {', '.join(sources)}."
+    missing = next((record["energy_missing"] for record in records if record.get("energy_missing")), None)
+    return f"No joules per token: {missing}; --watts states a power for an estimate." if missing else None
 
 
 def busy(results: Mapping[str, Any]) -> str | None:
@@ -142,7 +152,7 @@ def show(results: Mapping[str, Any]) -> None:
             headline(results),
             *map(text, tables(results)),
             _legend_text(results),
-            busy(results),
+            *warnings(results),
             results["takeaway"],
         ]
         print("\n\n".join(part for part in parts if part))

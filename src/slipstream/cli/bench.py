@@ -37,14 +37,18 @@ def bench(
         Path | None, typer.Option(help="A folder for results and report; an interrupted run resumes there.")
     ] = None,
     against: Annotated[Path | None, typer.Option(help="Compare with the results.json of another run.")] = None,
+    watts: flags.Watts = None,
     forecast: ForecastFlags,
     as_json: Json = False,
 ) -> None:
     """Measure workloads × engines × drafters: speed, tau, quality; a table, and a report page with --out."""
+    from slipstream.bench.measure.energy import power_model
+
     if graded.task is not None:
         loading = {"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code}
         options = task_options(context, graded, cells, model, max_tokens, loading, out)
-        measure_curve(options, graded, cells, as_json) if graded.curve else measure_task(options, as_json)
+        with power_model(watts):
+            measure_curve(options, graded, cells, as_json) if graded.curve else measure_task(options, as_json)
         return
     graded.check_unused(context)
     from slipstream.bench.session import BenchOptions, rounded
@@ -56,9 +60,10 @@ def bench(
     cells, workload = forecast.chosen(model, cells, workload)
     command = ["slipstream", *sys.argv[1:]]
     load, place = (workload, max_tokens, repeats), (hold, device, trust_remote_code)
-    results = measure(
-        BenchOptions(model, cells.matrix(plans), *load, out, against, dtype, command, *place, **vars(forecast))
-    )
+    with power_model(watts):
+        results = measure(
+            BenchOptions(model, cells.matrix(plans), *load, out, against, dtype, command, *place, **vars(forecast))
+        )
     show(results)
     if as_json:
         print_json(rounded(results))

@@ -54,6 +54,10 @@ Invariant = Annotated[
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run Python code from a model's repository; off by default.")
 ]
+Watts = Annotated[
+    float | None,
+    typer.Option(metavar="POWER", help="Estimate joules by this power in watts, in place of an energy counter."),
+]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 TopK = Annotated[int, typer.Option(help="Keep the k most probable tokens; 0 keeps all.")]
 TopP = Annotated[float, typer.Option(help="Keep the most probable tokens up to this total probability.")]

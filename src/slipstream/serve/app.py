@@ -142,7 +142,7 @@ def _about(server: ServerState) -> dict[str, Any]:
         "rules": list(offered.rules),
         "logprobs": offered.logprobs and "logprobs" not in offered.not_drafting,
         "stats": first.engine.stats,
-        "joules": None if server.joules is None else server.joules(),
+        "joules": server.joules,
     }
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from slipstream.kernels.energy_counter import NoCounter, gpu_counter
+from slipstream.kernels.energy_sources import Rapl
 from slipstream.serve.admission import Admission
 from slipstream.serve.config import ServerConfig, ServerLimits
 from slipstream.serve.errors import ApiError
@@ -24,12 +25,19 @@ START_THREADS = 4  # each keeps the memory of the largest prompt that it encoded
 PROMPT_FIELDS = {"system", "prompt", "messages", "instructions", "input"}
 
 
-def energy_reader() -> Callable[[], float] | None:
-    """Joules of the GPU from now on; None where they are not measured."""
-    try:
-        read = gpu_counter()
-    except NoCounter:
-        return None
+def energy_readers() -> dict[str, Callable[[], float]]:
+    """Joules from now on, of the GPU and of the processor, where they have counters."""
+    readers: dict[str, Callable[[], float]] = {}
+    counters: dict[str, Callable[[], Callable[[], float]]] = {"GPU": gpu_counter, "CPU": lambda: Rapl().read}
+    for name, open_counter in counters.items():
+        try:
+            readers[name] = _from_now_on(open_counter())
+        except NoCounter:
+            continue
+    return readers
+
+
+def _from_now_on(read: Callable[[], float]) -> Callable[[], float]:
     start = read()
     return lambda: read() - start
 
@@ -52,9 +60,9 @@ class ServerState:
         watch("prefix_cache_tokens", "Prompt tokens from kept prefixes.", lambda: self._sum("prefix_tokens_reused"))
         watch("prefix_cache_bytes", "Memory of kept prefixes.", lambda: self._sum("retained_bytes"))
         watch("models_loaded", "Models in memory.", lambda: len(self.pool.loaded))
-        self.joules = energy_reader()
-        if self.joules is not None:
-            watch("gpu_energy_joules", "Energy of the GPU since the server started.", self.joules)
+        self._energy = energy_readers()
+        for name, read in self._energy.items():
+            watch(f"{name.lower()}_energy_joules", f"Energy of the {name} since the server started.", read)
 
     async def in_thread(self, call: Callable[[], T]) -> T:
         """What takes a while before a request is under way, such as long prompts and grammars."""
@@ -63,6 +71,11 @@ class ServerState:
     async def close(self) -> None:
         await self.pool.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def joules(self) -> float | None:
+        """Energy since the server started, of all counters; None where there is none."""
+        return sum(read() for read in self._energy.values()) if self._energy else None
 
     @property
     def limits(self) -> ServerLimits:

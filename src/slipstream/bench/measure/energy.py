@@ -1,11 +1,13 @@
-"""The energy of a GPU over a window of time in joules, from the counter of NVIDIA's driver.
+"""The energy of work over a window of time in joules, from a counter or from a stated power.
 
-- The driver counts millijoules since it was loaded, and updates the counter about ten times per second. That is much
-  slower than a cycle, so only windows of seconds can be measured. Both ends of a window are late by up to one update,
-  so windows under two seconds are not used.
-- The counter covers the whole board and all programs that use it.
+- The counter of a GPU is updated about ten times per second. That is much slower than a cycle, so only windows of
+  seconds can be measured. Both ends of a window are late by up to one update, so windows under two seconds are not
+  used.
+- The counter covers the whole board, or the whole processor, and all programs that use it.
 - An idle board uses a large part of the power of a busy one. So the idle power is measured too, and its share is
   reported with every figure.
+- Without a counter there is no figure, and the reason is reported. `power_model` states a power; figures are then
+  marked as estimates.
 """
 
 from __future__ import annotations
@@ -13,15 +15,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 
 import torch
 
-from slipstream.kernels.energy_counter import NoCounter, gpu_counter
+from slipstream.kernels.energy_counter import NoCounter
+from slipstream.kernels.energy_sources import GPU_WINDOW, EnergySource, energy_source, stated_power
 
-MIN_WINDOW = 2.0  # seconds
 REST, IDLE = 1.0, 3.0  # seconds to wait before measuring idle power, and seconds of that measurement
+_stated_watts: ContextVar[float | None] = ContextVar("stated_watts", default=None)
 
 
 @dataclass
@@ -30,11 +34,12 @@ class Window:
 
     seconds: float = 0.0
     joules: float = 0.0
+    shortest: float = GPU_WINDOW  # seconds that the counter needs
 
     @property
     def short(self) -> bool:
         """Whether it was too short for the counter."""
-        return self.seconds < MIN_WINDOW
+        return self.seconds < self.shortest
 
     @property
     def watts(self) -> float:
@@ -48,34 +53,37 @@ class Meter:
 
     def __init__(
         self,
-        read: Callable[[], float],
+        source: EnergySource,
         settle: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._read, self._settle, self._clock = read, settle, clock
+        self.source, self._settle, self._clock = source, settle, clock
 
     @staticmethod
-    def open(device: int | None = None) -> tuple[Meter | None, str]:
-        """The meter of a CUDA device, by default the current one. (None, reason) if it has no counter."""
+    def open(device: str = "auto") -> tuple[Meter | None, str]:
+        """The meter of a device: cuda, cpu or auto. (None, reason) if it has no counter and no power is stated."""
         try:
-            read = gpu_counter(device)
+            source = energy_source(device, _stated_watts.get())
         except NoCounter as error:
             return None, str(error)
-        return Meter(read, partial(torch.cuda.synchronize, device)), ""
+        on_gpu = torch.cuda.is_available() and device != "cpu"
+        return Meter(source, torch.cuda.synchronize if on_gpu else lambda: None), ""
 
     @contextmanager
     def window(self) -> Iterator[Window]:
-        window = Window()
+        window = Window(shortest=self.source.min_window)
         self._settle()
-        began, before = self._clock(), self._read()
+        began, before = self._clock(), self.source.read()
         try:
             yield window
         finally:
             self._settle()
-            window.joules, window.seconds = self._read() - before, self._clock() - began
+            window.joules, window.seconds = self.source.read() - before, self._clock() - began
 
-    def idle(self, seconds: float = IDLE, sleep: Callable[[float], None] = time.sleep) -> float:
-        """Idle power of the board in watts. Its memory stays allocated."""
+    def idle(self, seconds: float = IDLE, sleep: Callable[[float], None] = time.sleep) -> float | None:
+        """Idle power in watts; memory stays allocated. None where power is stated, which says nothing of idling."""
+        if self.source.estimate:
+            return None
         self._settle()
         sleep(REST)
         with self.window() as window:
@@ -83,30 +91,61 @@ class Meter:
         return window.watts
 
 
+@contextmanager
+def power_model(watts: float | None) -> Iterator[None]:
+    """Estimate joules in the `with` block by this power, whatever counters there are. None: by a counter, as always."""
+    if watts is not None:
+        stated_power(watts)  # refuses an impossible power
+    token = _stated_watts.set(watts)
+    try:
+        yield
+    finally:
+        _stated_watts.reset(token)
+
+
+def stated_watts() -> float | None:
+    """The power that is stated now; None: a counter is read."""
+    return _stated_watts.get()
+
+
+Gauge = tuple[Meter, float | None]
+"""A meter and the idle power in watts."""
+
+
+def gauge(device: str = "auto") -> Gauge | str:
+    """The meter of a device with its idle power, which is measured on first use; the reason where there is no meter."""
+    return _gauge(device, _stated_watts.get())
+
+
 @cache
-def _here() -> tuple[Meter, float] | None:
-    """The meter of the current device and its idle power in watts, measured on first use."""
-    meter, _ = Meter.open()
-    return None if meter is None else (meter, meter.idle())
+def _gauge(device: str, watts: float | None) -> Gauge | str:
+    meter, reason = Meter.open(device)
+    return reason if meter is None else (meter, meter.idle())
 
 
 @dataclass
 class EnergyUse:
-    """Joules of some work, and the joules of the idle board over the same time; None if they are not known."""
+    """Joules of some work, and the joules of idling over the same time; None if they are not known."""
 
     joules: float | None = None
     idle: float | None = None
+    source: str | None = None  # what was read; for an estimate, the stated power
+    missing: str | None = None  # why there are no joules
 
 
 @contextmanager
-def energy_used(gauge: Callable[[], tuple[Meter, float] | None] = _here) -> Iterator[EnergyUse]:
-    """The GPU energy of the `with` block. It is None without a GPU, or if the block was too short."""
-    use, idle_gauge = EnergyUse(), gauge()
-    if idle_gauge is None:
+def energy_used(device: str = "auto", find: Callable[[str], Gauge | str] = gauge) -> Iterator[EnergyUse]:
+    """The energy of the `with` block. It is None without a counter, or if the block was too short for the counter."""
+    use, found = EnergyUse(), find(device)
+    if isinstance(found, str):
+        use.missing = found
         yield use
         return
-    meter, watts = idle_gauge
+    meter, watts = found
     with meter.window() as window:
         yield use
-    if not window.short:
-        use.joules, use.idle = window.joules, watts * window.seconds
+    if window.short:
+        use.missing = f"a run took less than {window.shortest:g} s, which {meter.source.name} cannot measure"
+        return
+    use.joules, use.source = window.joules, meter.source.name
+    use.idle = None if watts is None else watts * window.seconds

@@ -29,6 +29,7 @@ from slipstream.engines.base import (
     Speculation,
     SpeculationStats,
 )
+from slipstream.engines.native.engine import NativeEngine
 
 
 @dataclass
@@ -46,8 +47,10 @@ class Measurement:
     memory: int | None = None  # peak memory in bytes, of the GPU or of the whole process
     answers: list[str] = field(default_factory=list)  # last turn of each prompt of the workload
     prints: list[str] = field(default_factory=list)  # hash of the tokens of each answer, to compare answers
-    joules: float | None = None  # of the GPU, prompts included
-    idle: float | None = None  # joules of the idle GPU over the same time
+    joules: float | None = None  # prompts included
+    idle: float | None = None  # joules of idling over the same time
+    energy_source: str | None = None  # the counter, or the stated power of an estimate
+    energy_missing: str | None = None  # why there are no joules
 
     def data(self) -> dict[str, Any]:
         return asdict(self)
@@ -85,14 +88,25 @@ class Load:
 def measure(engine: Engine, items: Sequence[Item], load: Load) -> Measurement:
     """Run a workload once."""
     measurement = Measurement()
-    with PeakMemory() as mark, energy_used() as spent:
-        for group in groups(len(items), load.batch):
-            for number, done in zip(group, _converse(engine, items, group, load, measurement), strict=True):
-                if number < len(items):
-                    measurement.answers.append(done.text)
-                    measurement.prints.append(hashlib.sha256(repr(done.token_ids).encode()).hexdigest()[:16])
+    with PeakMemory() as mark, energy_used(device_of(engine)) as spent:
+        add_run(engine, items, load, measurement)
     measurement.memory, measurement.joules, measurement.idle = mark.peak, spent.joules, spent.idle
+    measurement.energy_source, measurement.energy_missing = spent.source, spent.missing
     return measurement
+
+
+def add_run(engine: Engine, items: Sequence[Item], load: Load, measurement: Measurement) -> None:
+    """Run a workload once, and add its times and counts to a measurement."""
+    for group in groups(len(items), load.batch):
+        for number, done in zip(group, _converse(engine, items, group, load, measurement), strict=True):
+            if number < len(items):
+                measurement.answers.append(done.text)
+                measurement.prints.append(hashlib.sha256(repr(done.token_ids).encode()).hexdigest()[:16])
+
+
+def device_of(engine: Engine) -> str:
+    """The device whose energy counts: that of a native engine's model; auto for other engines."""
+    return engine.target.model.device.type if isinstance(engine, NativeEngine) else "auto"
 
 
 def groups(count: int, batch: int) -> Iterator[list[int]]:
