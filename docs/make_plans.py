@@ -23,6 +23,7 @@ FORMS = {
     "guard": "%NAME = guard %DRAFT",
     "score": "%NAME = score MODEL %DRAFT",
     "verify": "%NAME = verify RULE %SCORES",
+    "route": "%NAME = route MODEL %VERDICT threshold=… lossy=true",
     "commit": "commit %VERDICT",
 }
 

@@ -21,6 +21,7 @@ DECODING = ["--model", "--drafter", "--verify", "--depth", "--option"]
 BY_ANYONE = ["--model", "--engine", *DECODING[1:]]
 SAMPLING = ["--temperature", "--top-k", "--top-p", "--min-p", "--seed", "--max-tokens"]
 PLAN = [*DECODING[:4], "--tree", "--option", "--dtype", "--device", "--invariant", "--trust-remote-code"]
+PLAN += ["--route", "--small", "--threshold", "--score"]
 FLAGS = {
     "generate": [
         *BY_ANYONE,
@@ -294,7 +295,7 @@ FLAGS = {
     ],
 }
 NAMES = ["Audio", "Chunk", "Completion", "Engine", "GenerationOptions", "Limits", "Plan", "Sampling", "Speculation"]
-NAMES += ["build_plan", "hf", "load_plan", "transcribe"]
+NAMES += ["build_plan", "hf", "load_plan", "open_plan", "transcribe"]
 
 SIGNATURES = {  # parameters with their defaults; … is one that is made anew
     "Audio": "source, language=None, task='transcribe', timestamps=True, prompt=None",

@@ -24,6 +24,7 @@ _PUBLIC = {
     "Completion": "slipstream.engines.base:Completion",
     "Plan": "slipstream.plan.ir.nodes:Plan",
     "build_plan": "slipstream.plan.ir.build:build_plan",
+    "open_plan": "slipstream.engines.cascade.plans:open_plan",
     "load_plan": "slipstream.plan.ir.library:load_plan",
     "transcribe": "slipstream.engines.speech.transcribe:transcribe",
     "hf": "slipstream.hf:",

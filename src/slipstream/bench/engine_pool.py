@@ -57,7 +57,7 @@ class EnginePool:
             capabilities = engines.get(setup.engine).capabilities
             check_installed(setup.engine, self.matrix.options_of(setup))
             kind_of(setup, capabilities.drafters)
-            if setup.rule is not None and setup.rule not in capabilities.rules:
+            if setup.plan is None and setup.rule is not None and setup.rule not in capabilities.rules:
                 legal = ", ".join(("auto", *capabilities.rules))
                 raise ValueError(f"the engine {setup.engine} has no rule {setup.rule}; it takes {legal}")
         self.matrix.check_options()
@@ -163,6 +163,8 @@ def opened_for(setup: Setup) -> Setup:
 
 def kind_of(setup: Setup, legal: Collection[str]) -> str:
     """A drafter's kind: its own name if the engine has it, `draft_model` if it is a model. ValueError otherwise."""
+    if setup.plan is not None:  # it was checked when it was read
+        return setup.drafter
     try:
         kind = setup.drafter if setup.drafter in legal else drafter_kind(setup.drafter)
     except ValueError:

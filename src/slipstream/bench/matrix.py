@@ -16,9 +16,11 @@ from typing import Any
 
 from slipstream.core.rules import rules
 from slipstream.engines import engines
+from slipstream.engines.cascade.request import RouteOptions
 from slipstream.plan.ir.nodes import Plan
 from slipstream.plan.ir.text import text_of
 from slipstream.plan.lower.native import lower_native
+from slipstream.plan.lower.routes import request_route
 
 PLAIN = "none"
 OWN_RULE = {"native": "block"}  # the meaning of `--verify auto`; other engines have their own rule
@@ -33,6 +35,7 @@ class Setup:
     depth: int | None  # None: the engine's own choice; 0: plain decoding
     rule: str | None  # None: the engine's own choice
     plan: str | None = None  # the name of a plan that states all of it
+    lossless: bool = True
 
     @property
     def plain(self) -> bool:
@@ -62,7 +65,11 @@ class Cell:
         """The rule's name in reports."""
         if self.setup.plain:
             return "plain"
-        return "greedy" if self.temperature == 0 else self.setup.rule or OWN_RULE.get(self.setup.engine, "own")
+        return (
+            "greedy"
+            if self.temperature == 0 and self.setup.lossless
+            else self.setup.rule or OWN_RULE.get(self.setup.engine, "own")
+        )
 
     @property
     def load(self) -> tuple[int, float, str]:
@@ -122,9 +129,11 @@ class Matrix:
 
     def options_of(self, setup: Setup) -> dict[str, str]:
         """`key=value` goes to every drafter, `name.key=value` to the drafter or the engine of that name."""
-        own_options: dict[str, str] = {}
         if setup.plan is not None:
-            return own_options
+            plan = self.plans[setup.plan]
+            options = {} if request_route(plan) else lower_native(plan).options
+            return {key: str(value) for key, value in options.items()}
+        own_options: dict[str, str] = {}
         for word, value in self.options.items():
             name, dot, key = word.rpartition(".")
             if name in (setup.engine, setup.drafter) if dot else not setup.plain:
@@ -150,15 +159,19 @@ class Matrix:
 
 def _planned(plan: Plan) -> Setup:
     """The setup of a plan. A plan of plain decoding is plain decoding."""
+    if (route := request_route(plan)) is not None:
+        rule = RouteOptions(route.threshold, route.score).rule
+        return Setup("native", "route", None, rule, plan.name, lossless=False)
     settings = lower_native(plan)
     if settings.plain:
         return Setup("native", PLAIN, 0, None)
-    return Setup("native", settings.drafter, settings.depth, settings.rule or settings.auto.other, plan.name)
+    rule = settings.rule or settings.auto.other
+    return Setup("native", settings.drafter, settings.depth, rule, plan.name, rules.get(rule).lossless)
 
 
 def _settled(setup: Setup, temperature: float) -> Setup:
     """The setup without its rule at temperature 0, where rules do not differ."""
-    if temperature == 0 and setup.rule is not None:
+    if temperature == 0 and setup.rule is not None and setup.lossless:
         return replace(setup, rule=None)
     return setup
 

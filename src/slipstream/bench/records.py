@@ -50,6 +50,7 @@ def _record(
     quality = judge(workload.items, runs[0].answers)
     return {
         **cell.key(),
+        "lossless": cell.setup.lossless,
         "model": context.labels.get(cell),
         "tokens_per_second": speed.value,
         "tokens_per_second_interval": speed.bounds,

@@ -118,8 +118,9 @@ class TaskFlags:
                 raise ValueError(f"--{name} is given without --task; a route is measured on the problems of a task")
 
     def route_setup(self) -> RouteSetup | None:
-        from slipstream.bench.tasks.setups import ROUTES, RouteSetup
+        from slipstream.bench.tasks.setups import RouteSetup
         from slipstream.engines.cascade.request import RouteOptions
+        from slipstream.plan.ir.check_parts import ROUTE_LEVELS
 
         if self.curve:
             if self.small is None or self.route is not None or self.threshold is not None:
@@ -127,7 +128,7 @@ class TaskFlags:
             return None
         if self.route is None:
             if self.small is not None or self.threshold is not None:
-                raise ValueError(f"--small and --threshold belong to a route; add --route {' or '.join(ROUTES)}")
+                raise ValueError(f"--small and --threshold belong to a route; add --route {' or '.join(ROUTE_LEVELS)}")
             return None
         if self.small is None or self.threshold is None:
             missing = "--small MODEL" if self.small is None else "--threshold T"

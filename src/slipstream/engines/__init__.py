@@ -54,8 +54,9 @@ def _open_plan(
 ) -> Engine:
     """Open an engine with what a plan lowers to. The native engine takes a target that is loaded already."""
     if name == "native":
-        engine: Engine = kind(model, plan=plan, **loading)
-        return engine
+        from slipstream.engines.cascade.plans import open_checked
+
+        return open_checked(plan, model, **loading)
     from slipstream.plan.lower.peers import lower_peer
 
     settings = lower_peer(plan, name, kind.capabilities.drafters, kind.capabilities.rules)

@@ -34,7 +34,7 @@ GOOD = """plan x
         ("plan x\n  what", "f:2:3: 'what' begins no line"),
         (
             "plan x\n  %d = drft h",
-            "f:2:8: there is no operation 'drft'; one of draft, guard, score, verify; did you mean draft?",
+            "f:2:8: there is no operation 'drft'; one of draft, guard, score, verify, route; did you mean draft?",
         ),
         ("plan x\n  %d = draft h dpth=3", "f:2:16: draft has no 'dpth'; it takes depth, shape; did you mean depth?"),
         ("plan x\n  %d = draft h depth=deep", "f:2:16: depth is a number, or adaptive(0..8)"),
@@ -90,6 +90,56 @@ def test_illegal_plans(old, new, says):
     with pytest.raises(PlanError) as error:
         check_plan(parse_plan(text, "f"), DrafterCatalogue(), "f")
     assert str(error.value).startswith(says)
+
+
+ROUTE = """plan x
+  small = model("a")
+  large = model("b")
+  %s = score large
+  %v = verify auto(seeded=coupled, else=block) %s
+  %r = route small %v level=token threshold=0.4 lossy=true
+  commit %r
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (" lossy=true", "", "f:6:3: route %r: a route is lossy; write lossy=true if that is wanted"),
+        ("0.4", "1.5", "f:6:3: route %r: threshold is 1.5; it must be between 0 (the small model alone) and 1"),
+        ("0.4", "much", "f:6:35: threshold of route is 'much'; it must be float"),
+        (
+            "level=token",
+            "level=tokn",
+            "f:6:3: route %r: level is tokn; it must be request or token; did you mean token",
+        ),
+        ("level=token", "level=request score=men", "f:6:3: route %r: there is no score called 'men'"),
+        ("level=token", "level=request score=quantile(q=2)", "f:6:3: route %r: q of the score quantile is 2"),
+        ("level=token", "score=3", "f:6:23: a score is a name, or NAME(key=value)"),
+        ("level=token", "level=token score=entropy", "f:6:3: route %r: at the level token the small model's largest"),
+        ("route small", "route large", "f:2:3: model small: it is never used"),
+        ("verify auto(seeded=coupled, else=block)", "verify block", "f:6:3: route %r: at the level token the route is"),
+        ('"a")', '"a", context=9)', "f:6:3: route %r: at the level token the model small drafts, and takes no"),
+        ("commit %r", "commit %v", "f:6:3: route %r: it is never used"),
+        (
+            "  %s = score large",
+            "  n = ngram()\n  %d = draft n\n  %s = score large %d",
+            "f:8:3: route %r: at the level token the small model drafts, so the plan has no draft",
+        ),
+    ],
+)
+def test_illegal_routes(old, new, says):
+    assert old in ROUTE
+    check_plan(parse_plan(ROUTE), DrafterCatalogue())
+    with pytest.raises(PlanError) as error:
+        check_plan(parse_plan(ROUTE.replace(old, new), "f"), DrafterCatalogue(), "f")
+    assert str(error.value).startswith(says)
+
+
+def test_a_route_from_a_model_to_itself():
+    text = ROUTE.replace('  small = model("a")\n', "").replace("route small", "route large")
+    with pytest.raises(PlanError, match="it routes from large to itself; name two models"):
+        check_plan(parse_plan(text))
 
 
 def test_a_good_plan_passes():

@@ -21,6 +21,7 @@ from slipstream.plan.ir.nodes import (
     GuardNode,
     ModelNode,
     Plan,
+    RouteNode,
     ScoreNode,
     StageNode,
     VerifyNode,
@@ -28,7 +29,7 @@ from slipstream.plan.ir.nodes import (
 from slipstream.plan.ir.parser import parse_plan
 from slipstream.plan.ir.text import text_of
 
-NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,6}", fullmatch=True)
+NAMES = st.builds(str.__add__, st.text("ahz_", min_size=1, max_size=3), st.text("a09_", max_size=3))
 STRINGS = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp")), max_size=8)
 VALUES = st.one_of(
     STRINGS,
@@ -38,11 +39,18 @@ VALUES = st.one_of(
     st.none(),
     st.sampled_from(["true", "none", "24", "0..8", "a b", "4x2"]),
 )
-COMMENTS = st.lists(st.from_regex(r"[a-z#\"][a-z #=%\"]{0,8}[a-z]", fullmatch=True), max_size=2).map(tuple)
+COMMENTS = st.lists(st.text('az #=%"', min_size=1, max_size=8).filter(lambda c: c == c.strip()), max_size=2).map(tuple)
 DEPTHS = st.one_of(st.integers(1, 99), st.builds(AdaptiveDepth, st.just(0), st.integers(1, 99), NAMES))
-RULES = st.one_of(
-    NAMES.filter(lambda name: name not in ("auto", "true", "false", "none")), st.builds(AutoRule, NAMES, NAMES)
+LEVELS = st.sampled_from(["request", "token"])
+SCORES = st.sampled_from(["mean", "quantile(q=0.25)", "entropy(k=20)"])
+ROUTES = st.builds(
+    RouteNode, st.just("r"), st.just("target"), st.just("v"), LEVELS, st.floats(0, 1), SCORES, st.booleans()
 )
+RULES = st.one_of(NAMES.filter(lambda name: is_word(name) and name != "auto"), st.builds(AutoRule, NAMES, NAMES))
+
+
+def is_word(name: str) -> bool:
+    return name not in ("true", "false", "none")
 
 
 @st.composite
@@ -50,7 +58,7 @@ def plans(draw: st.DrawFn) -> Plan:
     model = ModelNode(
         "target",
         draw(STRINGS),
-        dtype=draw(NAMES.filter(lambda name: name not in ("true", "false", "none"))),
+        dtype=draw(NAMES.filter(is_word)),
         context=draw(st.none() | st.integers(1, 9999)),
         invariant=draw(st.none() | st.booleans()),
         tensor_parallel=draw(st.integers(1, 8)),
@@ -66,7 +74,16 @@ def plans(draw: st.DrawFn) -> Plan:
         GuardNode("g", "d"),
         ScoreNode("s", "target", draw(st.sampled_from(["g", None]))),
         VerifyNode("v", draw(RULES), "s", draw(st.booleans())),
-        CommitNode("v", comments=draw(COMMENTS)),
+        RouteNode(
+            "r",
+            "target",
+            "v",
+            draw(st.sampled_from(["request", "token"])),
+            draw(st.floats(0, 1)),
+            draw(SCORES),
+            draw(st.booleans()),
+        ),
+        CommitNode("r", comments=draw(COMMENTS)),
     ]
     return Plan(draw(STRINGS.filter(bool)), (model, *steps), 1, draw(COMMENTS), draw(COMMENTS))
 

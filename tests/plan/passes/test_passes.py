@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from slipstream.engines.drafter_catalogue import DrafterCatalogue
-from slipstream.plan.ir.build import build_plan
-from slipstream.plan.ir.nodes import AutoRule, DrafterNode, DraftNode, Plan, PlanError, StageNode, VerifyNode
+from slipstream.plan.ir.build import add_route, build_plan
+from slipstream.plan.ir.nodes import AutoRule, DrafterNode, DraftNode, Plan, PlanError, RouteNode, StageNode, VerifyNode
 from slipstream.plan.ir.text import line_of
 from slipstream.plan.passes.figures import Figures, MeasuredDepth
 from slipstream.plan.passes.levels import LEVELS, passes_of, run_passes
@@ -94,6 +94,19 @@ def lines(plan):
         ),
         ("place", build_plan("m"), {"device": "cpu"}, ['target = model("m", device=cpu)', *PLAIN_END]),
         (
+            "lower",
+            add_route(build_plan("m"), "x", level="token", threshold=0.4),
+            {},
+            [
+                *HEAD,
+                'small = draft_model("x")',
+                "%r = draft small depth=8",
+                "%s = score target %r",
+                "%v = verify bild(fallback=0.4) %s lossy=true",
+                "commit %v",
+            ],
+        ),
+        (
             "specialise",
             build_plan("m"),
             {"temperature": 0.0},
@@ -129,6 +142,14 @@ def test_levels_give_plans_that_pass_the_check(level, plan):
     expected = {"0": [], "2": ["%d = draft eagle depth=4"], "3": ["%d = draft eagle depth=adaptive(0..8)"]}
     if level in expected:
         assert drafts == expected[level]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("route", ["request", "token"])
+def test_routes_stay_at_every_level(level, route):
+    plan = add_route(build_plan("m"), "x", level=route)
+    steps = run_passes(plan, passes_of(level), PassContext(FIGURES, "cpu"), DrafterCatalogue())
+    assert steps[-1].after.one(RouteNode) == plan.one(RouteNode)
 
 
 def test_errors():

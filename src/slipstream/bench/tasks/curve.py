@@ -15,11 +15,11 @@ from slipstream.bench.tasks.curve_picture import picture
 from slipstream.bench.tasks.intervals import interval, paired_interval
 from slipstream.bench.tasks.pair_runs import Routed, run_small, thresholds
 from slipstream.bench.tasks.problems import load_task
-from slipstream.bench.tasks.setups import TOKEN_DEPTH
 from slipstream.bench.tasks.task_run import TaskOutcome, run_task
 from slipstream.bench.tasks.task_session import TaskOptions, origin_of
 from slipstream.core.spec import spec_name
 from slipstream.engines.options import Speculation
+from slipstream.plan.lower.routes import TOKEN_DEPTH
 
 GRIDS: Mapping[str, Sequence[str]] = {
     "cascade_chow": [f"alpha={value}" for value in (0.1, 0.2, 0.4, 0.6, 0.8)],

@@ -10,9 +10,8 @@ from slipstream.engines import engines, open_engine
 from slipstream.engines.base import Engine
 from slipstream.engines.cascade.request import RouteEngine, RouteOptions
 from slipstream.engines.native.scheduler import Limits
-
-ROUTES = ("request", "token")
-TOKEN_DEPTH = 8  # tokens that the small model writes at most before the large one reads them
+from slipstream.plan.ir.check_parts import ROUTE_LEVELS
+from slipstream.plan.lower.routes import TOKEN_DEPTH, token_rule
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,8 @@ class RouteSetup:
     options: RouteOptions
 
     def __post_init__(self) -> None:
-        if self.level not in ROUTES:
-            raise ValueError(f"route is {self.level!r}; it must be one of {', '.join(ROUTES)}")
+        if self.level not in ROUTE_LEVELS:
+            raise ValueError(f"route is {self.level!r}; it must be one of {', '.join(ROUTE_LEVELS)}")
 
     def open(self, large: TaskSetup) -> Engine:
         engines.get(large.engine)
@@ -61,5 +60,5 @@ class RouteSetup:
         """The small model writes until its largest probability is at most the threshold (the rule `bild`)."""
         if large.engine != "native":
             raise ValueError(f"the token route runs in the native engine; {large.engine} has no such rule")
-        rule = f"bild(fallback={self.options.threshold:g})"
-        return replace(large, drafter=self.small, verify=rule, depth=large.depth or TOKEN_DEPTH)
+        rule, depth = token_rule(self.options.threshold), large.depth or TOKEN_DEPTH
+        return replace(large, drafter=self.small, verify=rule, depth=depth)

@@ -98,7 +98,7 @@ def lower(
     """Print what an engine reads to run a plan."""
     from slipstream.cli.plan.lowering import lowered
 
-    text, data = lowered(source.plan(context), emit)
+    text, data = lowered(source.plan(context), emit, source.file or "plan")
     if as_json:
         print_json(data)
     else:

@@ -35,13 +35,13 @@ REPEATS = 3  # of each level in `plan levels`
 def optimise(plan: Plan, names: Sequence[str], kinds: Sequence[str], target: Target | None = None) -> list[PassStep]:
     """Run passes on a plan. Figures are measured first, if a pass needs them."""
     figures = measured(plan, kinds, target) if set(names) & set(MEASURED) else None
-    context = PassContext(figures, choose_device(plan.one(ModelNode).device))
+    context = PassContext(figures, choose_device(plan.target.device))
     return run_passes(plan, names, context, DrafterCatalogue())
 
 
 def measured(plan: Plan, kinds: Sequence[str], target: Target | None = None) -> Figures:
     """Figures of the plan's model on this machine, with a progress line."""
-    model = plan.one(ModelNode)
+    model = plan.target
     options: dict[str, dict[str, Any]] = {kind: {} for kind in kinds} or dict(candidates(model.model))
     own_kind: tuple[str, ...] = ()
     if draft := plan.one(DraftNode):  # the plan's own drafter is measured with its own options
@@ -87,9 +87,9 @@ def compare_levels(
     plan: Plan, kinds: Sequence[str], prompt: str, sampling: Sampling, max_tokens: int
 ) -> list[dict[str, Any]]:
     """Every level on one prompt, in turns."""
-    target = loaded(plan.one(ModelNode))
+    target = loaded(plan.target)
     figures = measured(plan, kinds, target)
-    context = PassContext(figures, choose_device(plan.one(ModelNode).device))
+    context = PassContext(figures, choose_device(plan.target.device))
     plans = {level: run_passes(plan, passes_of(level), context, DrafterCatalogue())[-1].after for level in LEVELS}
     task = GenerationTask(prompt, sampling, GenerationOptions(max_tokens))
     engines = {

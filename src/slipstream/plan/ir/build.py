@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from slipstream.core.rules import rules
@@ -18,6 +19,7 @@ from slipstream.plan.ir.nodes import (
     ModelNode,
     Plan,
     PlanNode,
+    RouteNode,
     ScoreNode,
     Value,
     VerifyNode,
@@ -64,6 +66,17 @@ def build_plan(
     return Plan(name or f"{_word(model)}.{'plain' if plain else drafter}", tuple(nodes))
 
 
+def add_route(
+    plan: Plan, small: str, *, level: str = RouteNode.level, threshold: float = RouteNode.threshold, score: str = "mean"
+) -> Plan:
+    """The plan with a route: the model `small` answers where that suffices. It is lossy."""
+    verify = plan.one(VerifyNode)
+    route = RouteNode("r", "small", verify.name, level, threshold, score, lossy=True)
+    commit = replace(plan.nodes[-1], verdict="r")  # type: ignore[call-arg]
+    nodes = (plan.nodes[0], ModelNode("small", small), *plan.nodes[1:-1], route, commit)
+    return replace(plan, name=f"{plan.name}.route", nodes=nodes)
+
+
 def _depth(
     depth: int | AdaptiveDepth | None, shape: Shape | str | int | None, policy: str | None
 ) -> int | AdaptiveDepth:
@@ -82,7 +95,7 @@ def _text(shape: Shape | str | int | None) -> str | None:
 
 
 def _name(kind: str) -> str:
-    return "drafter" if kind in ("target", "d", "g", "s", "v", "commit") else kind
+    return "drafter" if kind in ("target", "small", "d", "g", "s", "v", "r", "commit") else kind
 
 
 def _word(model: str) -> str:

@@ -11,6 +11,7 @@ from slipstream.plan.ir.check_parts import (
     check_draft,
     check_drafter,
     check_model,
+    check_route,
     check_rule,
     check_schedule,
     check_siblings,
@@ -26,6 +27,7 @@ from slipstream.plan.ir.nodes import (
     PlanError,
     PlanNode,
     Position,
+    RouteNode,
     ScoreNode,
     StageNode,
     VerifyNode,
@@ -87,8 +89,11 @@ def references(node: PlanNode) -> Iterator[tuple[str, Kinds]]:
                 yield node.draft, (DraftNode, GuardNode)
         case VerifyNode():
             yield node.scores, (ScoreNode,)
-        case CommitNode():
+        case RouteNode():
+            yield node.model, (ModelNode,)
             yield node.verdict, (VerifyNode,)
+        case CommitNode():
+            yield node.verdict, (VerifyNode, RouteNode)
 
 
 def _check_names(plan: Plan) -> None:
@@ -149,6 +154,8 @@ def _check_node(plan: Plan, node: PlanNode, catalogue: Catalogue | None) -> None
                 draft: Any = plan.one(DraftNode)
                 check_rule(node, tree=draft is not None and draft.shape is not None)
                 check_schedule(node, draft, guarded=plan.one(GuardNode) is not None)
+            case RouteNode():
+                check_route(node, plan.node(node.model), plan.target, plan.one(DraftNode), plan.one(VerifyNode))
     except ValueError as error:
         _fail(node, str(error))
 
@@ -158,7 +165,7 @@ def _check_match(plan: Plan, catalogue: Catalogue) -> None:
     draft, verify = plan.one(DraftNode), plan.one(VerifyNode)
     if draft is None:
         return
-    drafter, target = plan.node(draft.drafter), plan.one(ModelNode)
+    drafter, target = plan.node(draft.drafter), plan.target
     kind = STAGES if isinstance(drafter, StageNode) else drafter.kind
     if draft.shape is not None:
         try:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from slipstream.core.lossy.deferral import build_score, check_threshold
 from slipstream.core.rules import rules
 from slipstream.core.tree import Siblings
 from slipstream.plan import policies
 from slipstream.plan.ir.catalogue import Catalogue
-from slipstream.plan.ir.nodes import AdaptiveDepth, AutoRule, DrafterNode, DraftNode, ModelNode, VerifyNode
+from slipstream.plan.ir.nodes import AdaptiveDepth, AutoRule, DrafterNode, DraftNode, ModelNode, RouteNode, VerifyNode
 from slipstream.plan.ir.parser import near
 from slipstream.plan.policy.tree_shapes import parse
 
+ROUTE_LEVELS = ("request", "token")
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "fp8", "a8")
 
 
@@ -77,6 +79,34 @@ def check_schedule(node: VerifyNode, draft: DraftNode | None, guarded: bool) -> 
         raise ValueError(
             f"the law of the rule {node.rule} depends on the depth, so it cannot adapt; write depth=4, without a guard"
         )
+
+
+def check_route(
+    node: RouteNode, small: ModelNode, target: ModelNode, draft: DraftNode | None, verify: VerifyNode
+) -> None:
+    if node.level not in ROUTE_LEVELS:
+        legal = " or ".join(ROUTE_LEVELS)
+        raise ValueError(f"level is {node.level}; it must be {legal}{near(node.level, ROUTE_LEVELS)}")
+    check_threshold(node.threshold)
+    build_score(node.score)
+    if not node.lossy:
+        raise ValueError("a route is lossy; write lossy=true if that is wanted")
+    if small is target:
+        raise ValueError(f"it routes from {target.name} to itself; name two models")
+    if node.level == "token":
+        _check_token_route(node, small, draft, verify)
+
+
+def _check_token_route(node: RouteNode, small: ModelNode, draft: DraftNode | None, verify: VerifyNode) -> None:
+    if draft is not None:
+        raise ValueError("at the level token the small model drafts, so the plan has no draft of its own; leave it out")
+    if not isinstance(verify.rule, AutoRule):
+        raise ValueError("at the level token the route is the rule, so write verify auto()")
+    if node.score != RouteNode.score:
+        raise ValueError("at the level token the small model's largest probability is the score; leave score out")
+    plain = ModelNode(small.name, small.model, dtype=small.dtype)
+    if small != plain:
+        raise ValueError(f"at the level token the model {small.name} drafts, and takes no argument except dtype")
 
 
 def check_siblings(rule: str | AutoRule, kind: str, siblings: frozenset[Siblings]) -> None:

@@ -1,8 +1,8 @@
 """The nodes of a plan. Every node is a frozen dataclass; `Plan` is a name and a tuple of nodes.
 
 A *definition* names a part: a model, a drafter, or drafters in stages. An *operation* is one step of the decoding
-cycle: draft, guard, score, verify, commit. Operations refer to earlier nodes by name. Comments and positions in a file
-belong to a node and do not count in comparisons."""
+cycle: draft, guard, score, verify, route, commit. Operations refer to earlier nodes by name. Comments and positions
+in a file belong to a node and do not count in comparisons."""
 
 from __future__ import annotations
 
@@ -145,6 +145,20 @@ class VerifyNode(PlanNode):
 
 
 @dataclass(frozen=True)
+class RouteNode(PlanNode):
+    """A cascade: a small model answers where that suffices, and the cycle before this node elsewhere. Always lossy."""
+
+    word = "route"
+    name: str
+    model: str = operand("model")
+    verdict: str = operand("verdict")
+    level: str = argument("request", "request: by the score of an answer; token: while the small model is confident")
+    threshold: float = argument(0.5, "0: the small model alone; 1: the large model alone")
+    score: str = argument("mean", "of an answer: mean, quantile(q=0.1), entropy(k=20) or agreement(n=5)")
+    lossy: bool = argument(False, "must be true: a route changes the distribution of the output")
+
+
+@dataclass(frozen=True)
 class CommitNode(PlanNode):
     """Keep the verified tokens, and drop the rest of the draft. The last node of every plan."""
 
@@ -153,7 +167,7 @@ class CommitNode(PlanNode):
 
 
 DEFINITIONS: tuple[type[PlanNode], ...] = (ModelNode, DrafterNode, StageNode)
-OPERATIONS: tuple[type[PlanNode], ...] = (DraftNode, GuardNode, ScoreNode, VerifyNode, CommitNode)
+OPERATIONS: tuple[type[PlanNode], ...] = (DraftNode, GuardNode, ScoreNode, VerifyNode, RouteNode, CommitNode)
 
 
 @dataclass(frozen=True)
@@ -173,6 +187,12 @@ class Plan:
     def one(self, kind: type[Any]) -> Any:
         """The only node of a kind, or None."""
         return next((node for node in self.nodes if isinstance(node, kind)), None)
+
+    @property
+    def target(self) -> ModelNode:
+        """The model whose distribution the cycle has. A route has a second model."""
+        target: ModelNode = self.node(self.one(ScoreNode).model)
+        return target
 
 
 def _missing(name: str) -> PlanNode:

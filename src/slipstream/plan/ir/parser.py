@@ -20,6 +20,7 @@ from slipstream.plan.ir.nodes import (
     PlanError,
     PlanNode,
     Position,
+    RouteNode,
     ScoreNode,
     StageNode,
     VerifyNode,
@@ -142,14 +143,14 @@ class _LineParser:
             legal = [key for key in _WORDS if key != CommitNode.word]
             self.fail(f"there is no operation {word.text!r}; one of {', '.join(legal)}{near(word.text, legal)}", word)
         operands: list[Any] = []
-        if kind is DraftNode or kind is ScoreNode:
+        if kind in (DraftNode, ScoreNode, RouteNode):
             operands.append(self.take("word", f"the name of a {'drafter' if kind is DraftNode else 'model'}").text)
         if kind is VerifyNode:
             rule = self.token
             operands.append(as_rule(self.value()))
             if operands[0] is None:
                 self.fail("a rule is a name, or auto(seeded=NAME, else=NAME)", rule)
-        if kind is GuardNode or kind is VerifyNode or (kind is ScoreNode and self.token.kind == "result"):
+        if kind in (GuardNode, VerifyNode, RouteNode) or (kind is ScoreNode and self.token.kind == "result"):
             operands.append(self.result())
         named = self.checked(kind, self.named())
         self.take("end", "key=value or the end of the line")
@@ -225,8 +226,13 @@ class _LineParser:
             return self.fail("depth is a number, or adaptive(0..8)", word) if depth is None else depth
         if name == "shape":
             return None if value is None else str(value)
+        if name == "score":
+            score = as_rule(value)
+            return score if isinstance(score, str) else self.fail("a score is a name, or NAME(key=value)", word)
         declared = str(next(entry.type for entry in fields(kind) if entry.name == name))
         legal = {part.strip() for part in declared.split("|")}
+        if type(value) is int and "float" in legal:
+            return float(value)
         if type(value).__name__ not in legal and not (value is None and "None" in legal):
             self.fail(f"{name} of {kind.word} is {value!r}; it must be {declared.replace('None', 'none')}", word)
         return value

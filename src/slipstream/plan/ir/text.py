@@ -26,6 +26,7 @@ from slipstream.plan.ir.nodes import (
     ModelNode,
     Plan,
     PlanNode,
+    RouteNode,
     ScoreNode,
     StageNode,
     VerifyNode,
@@ -75,7 +76,9 @@ def _quoted(text: str) -> str:
 
 
 def _bare(node: PlanNode, name: str, value: Any) -> str:
-    """A value; shapes such as 24 and 4x2x1 are written without quotes."""
+    """A value; shapes such as 24 and 4x2x1 and scores such as quantile(q=0.1) are written without quotes."""
+    if isinstance(node, RouteNode) and name == "score":
+        return shown_rule(value)
     bare = isinstance(node, DraftNode) and name == "shape" and re.fullmatch(r"\d+(x\d+)*", str(value))
     return str(value) if bare else shown(value)
 
@@ -101,6 +104,8 @@ def _operands(node: PlanNode) -> list[str]:
             return [node.model, *([f"%{node.draft}"] if node.draft else [])]
         case VerifyNode():
             return [shown_rule(node.rule), f"%{node.scores}"]
+        case RouteNode():
+            return [node.model, f"%{node.verdict}"]
         case CommitNode():
             return [f"%{node.verdict}"]
     raise TypeError(f"{node} is no operation")

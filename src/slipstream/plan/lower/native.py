@@ -13,13 +13,13 @@ from slipstream.plan.ir.nodes import (
     AutoRule,
     DraftNode,
     GuardNode,
-    ModelNode,
     Plan,
     PlanError,
     StageNode,
     Value,
     VerifyNode,
 )
+from slipstream.plan.lower.routes import request_route, without_token_route
 from slipstream.plan.policy.tree_shapes import parse
 
 PARALLEL = ("tensor_parallel", "pipeline_parallel", "data_parallel")
@@ -51,7 +51,10 @@ class NativeSettings:
 
 def lower_native(plan: Plan) -> NativeSettings:
     """The settings of a checked plan."""
-    target, draft, verify = plan.one(ModelNode), plan.one(DraftNode), plan.one(VerifyNode)
+    if (route := request_route(plan)) is not None:
+        raise PlanError(f"{title(route)}: it needs two engines; slipstream.open_plan opens both", route.position)
+    plan = without_token_route(plan)
+    target, draft, verify = plan.target, plan.one(DraftNode), plan.one(VerifyNode)
     for name in PARALLEL:
         if getattr(target, name) != 1:
             raise PlanError(

@@ -13,10 +13,10 @@ from slipstream.plan.ir.nodes import (
     DrafterNode,
     DraftNode,
     GuardNode,
-    ModelNode,
     Plan,
     PlanError,
     PlanNode,
+    RouteNode,
     StageNode,
     Value,
     VerifyNode,
@@ -50,7 +50,9 @@ class PeerSettings:
 
 def lower_peer(plan: Plan, engine: str, drafters: Collection[str], rules: Collection[str]) -> PeerSettings:
     """The settings of a checked plan. `drafters` and `rules`: what the engine has."""
-    target, draft, verify = plan.one(ModelNode), plan.one(DraftNode), plan.one(VerifyNode)
+    target, draft, verify = plan.target, plan.one(DraftNode), plan.one(VerifyNode)
+    if (route := plan.one(RouteNode)) is not None:
+        _fail(route, f"{engine} has no routes; native has")
     parallel = {name: getattr(target, name) for name in PARALLEL if getattr(target, name) != 1}
     if parallel and engine != DEVICES:
         _fail(target, f"{engine} has no {', '.join(parallel)}; {DEVICES} has")

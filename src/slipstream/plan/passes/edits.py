@@ -13,6 +13,7 @@ from slipstream.plan.ir.nodes import (
     ModelNode,
     Plan,
     PlanNode,
+    RouteNode,
     ScoreNode,
     VerifyNode,
 )
@@ -36,7 +37,7 @@ def without_draft(plan: Plan) -> Plan:
     """The plan without its drafters, its draft and what depends on them."""
     score = plan.one(ScoreNode)
     plan = with_chain_rule(replaced(plan, score, replace(score, draft=None)))
-    kept = (ModelNode, ScoreNode, VerifyNode)
+    kept = (ModelNode, ScoreNode, VerifyNode, RouteNode)
     nodes = tuple(node for node in plan.nodes if isinstance(node, kept) or node is plan.nodes[-1])
     return replace(plan, nodes=nodes)
 

@@ -13,7 +13,6 @@ from slipstream.plan.ir.nodes import (
     DrafterNode,
     DraftNode,
     GuardNode,
-    ModelNode,
     Plan,
     PlanError,
     ScoreNode,
@@ -21,6 +20,7 @@ from slipstream.plan.ir.nodes import (
     VerifyNode,
 )
 from slipstream.plan.lower.native import drafting
+from slipstream.plan.lower.routes import without_token_route
 from slipstream.plan.passes.edits import replaced, with_drafter, without_draft, without_guard
 from slipstream.plan.passes.figures import FRONT, Figures
 
@@ -41,6 +41,8 @@ Pass = Callable[[Plan, PassContext], PassResult]
 
 def select_drafter(plan: Plan, context: PassContext) -> PassResult:
     """Draft with the drafter that was measured to be fastest, or decode plainly if none is faster."""
+    if without_token_route(plan) != plan:
+        return plan, ("the small model of the route drafts",)
     figures = _figures(context, "select-drafter")
     best = figures.best_drafter()
     reasons = tuple(figures.shown(kind) for kind in figures.drafters)
@@ -125,7 +127,7 @@ def guard(plan: Plan, context: PassContext) -> PassResult:
 
 def place(plan: Plan, context: PassContext) -> PassResult:
     """Write down the device that `auto` means on this machine."""
-    target = plan.one(ModelNode)
+    target = plan.target
     if context.device is None or target.device != "auto":
         return plan, ()
     return replaced(plan, target, replace(target, device=context.device)), (f"this machine has {context.device}",)
@@ -145,6 +147,12 @@ def specialise(plan: Plan, context: PassContext) -> PassResult:
     return replaced(plan, verify, replace(verify, rule=rule)), (f"{known}, so the rule is {rule}",)
 
 
+def lower(plan: Plan, context: PassContext) -> PassResult:
+    """Write a token route as the draft and the rule that it stands for."""
+    lowered = without_token_route(plan)
+    return lowered, () if lowered == plan else ("the small model drafts, and the rule bild keeps its confident tokens",)
+
+
 def drop_draft(plan: Plan, context: PassContext) -> PassResult:
     """Plain decoding."""
     return without_draft(plan), ()
@@ -161,6 +169,7 @@ PASSES: Mapping[str, Pass] = {
     "guard": guard,
     "place": place,
     "specialise": specialise,
+    "lower": lower,
 }
 
 
