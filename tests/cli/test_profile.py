@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 import letters
+from slipstream.bench.profile import energy as profile_energy
 from slipstream.bench.profile import measure
 from slipstream.engines.native.engine import NativeEngine
+from slipstream.kernels import energy_sources
 from slipstream.plan.profile import store
 from slipstream.plan.profile.store import read_profile
 
@@ -96,6 +98,34 @@ def test_forecasts_from_a_profile(words, slipstream, tmp_path, folder):
     assert (other.returncode, other.stderr.strip()) == (
         2, "error: there are no runs of suffix beside plain decoding; the profile has drafters: ngram",
     )  # fmt: skip
+
+
+def test_energy_of_a_profile_is_absent_with_a_reason_or_an_estimate(words, slipstream, tmp_path, folder, monkeypatch):
+    monkeypatch.setattr(energy_sources, "POWERCAP", tmp_path)
+    monkeypatch.setattr(profile_energy, "SECONDS", 0.05)
+    monkeypatch.setattr(profile_energy.measure_energy, "__defaults__", (lambda what: None, 0.05))
+    done = slipstream("profile", *words, "-d", "ngram", "--json")
+    assert done.report["profile"]["energy"]["powers"] == []
+    assert "no joules per token: no energy counter of the processor (RAPL)" in done.stdout
+    path = str(tmp_path / "p.json")
+    saved = slipstream("profile", *words, "-d", "ngram", "--watts", "50", "--out", path, "--json").report["profile"]
+    (phases,) = saved["energy"]["phases"]
+    assert (phases["source"], phases["estimate"]) == ("estimate at 50 W", True)
+    assert phases["joules_per_token"] == pytest.approx(50 / phases["tokens_per_second"], rel=1e-3)
+    assert sum(phases["phases"].values()) == pytest.approx(phases["kept"] + phases["wasted"])
+    assert sum(phases["phases"].values()) / phases["joules_per_token"] - 1 == pytest.approx(phases["closure_error"])
+    forecast = ["plan", "forecast", "-m", folder, "-d", "ngram", "--depth", "1,2", "--profile", path, "--json"]
+    for flags, watts in (((), 50), (("--watts", "80"), 80)):
+        report = slipstream(*forecast, *flags).report
+        assert report["energy"] == f"joules per token: estimate at {watts} W"
+        for point in report["points"]:
+            assert point["joules_per_token"] == pytest.approx(watts / point["tokens_per_second"], rel=1e-3)
+            low, high = point["joules_per_token_interval"]
+            assert low <= point["joules_per_token"] <= high
+    for verb in (["profile", *words, "-d", "ngram"], forecast):
+        refused = slipstream(*verb, "--watts", "-1")
+        said = "error: watts is -1; it must be a power above 0, such as 65"
+        assert (refused.returncode, refused.stderr.strip()) == (2, said)
 
 
 def test_an_engine_starts_with_the_profile_and_learns(words, slipstream, folder):

@@ -38,6 +38,7 @@ def profile(
     merge: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="A profile to merge in; may be given several times.")
     ] = None,
+    watts: flags.Watts = None,
     as_json: Json = False,
 ) -> None:
     """Measure a model and its drafters on this machine: cost curves and acceptance, in about two minutes.
@@ -45,6 +46,7 @@ def profile(
     Engines start with the profile in the cache, and `plan forecast` and `plan advise` read it. An interrupted profile
     goes on where it was."""
     from slipstream.bench.matrix import numbers, temperatures
+    from slipstream.bench.measure.energy import power_model
     from slipstream.bench.profile.assemble import make_profile
     from slipstream.bench.profile.measure import ProfileSettings
     from slipstream.engines.drafter_catalogue import candidates
@@ -57,11 +59,16 @@ def profile(
         max_tokens,
     )  # fmt: skip
     target = build_target(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
-    measured, path = make_profile(target, settings, out, merge or [])
+    with power_model(watts):
+        measured, path = make_profile(target, settings, out, merge or [])
     out_console = console()
     out_console.print(f"{target.label} on {measured.key.machine}", style="dim")
     for table in (acceptance_table(measured), cost_table(measured)):
         out_console.print(table, soft_wrap=False)
+    if measured.energy.missing is None:
+        out_console.print(energy_table(measured), soft_wrap=False)
+    else:
+        out_console.print(f"no joules per token: {measured.energy.missing}", style="dim")
     out_console.print(f"The profile is {path}.")
     if as_json:
         print_json({"path": str(path), "profile": measured.to_json()})
@@ -90,6 +97,24 @@ def cost_table(profile: Profile) -> Table:
     table = _table("drafter", "depth", "batch", "ms per cycle")
     for (drafter, depth, batch), values in sorted(times.items()):
         table.add_row(drafter, str(depth), str(batch), f"{median(values):.2f}")
+    return table
+
+
+def energy_table(profile: Profile) -> Table:
+    """Joules per token by phase, and what was spent on rejected tokens, by drafter."""
+    phases = ("draft", "score", "verify", "host")
+    table = _table(
+        "drafter", "depth", "batch", "J/token", *phases, "idle", "wasted", "plain", "closure error", "source"
+    )
+    for figures in profile.energy.phases:
+        if "missing" in figures:
+            table.add_row(figures["drafter"], *["-"] * 11, figures["missing"])
+            continue
+        joules = [figures["joules_per_token"], *(figures["phases"][name] for name in phases), figures["idle"]]
+        joules += [figures["wasted"], figures["plain_joules_per_token"]]
+        shown = ["-" if value is None else f"{value:.3g}" for value in joules]
+        about = figures["drafter"], str(figures["depth"]), str(figures["batch"])
+        table.add_row(*about, *shown, f"{100 * figures['closure_error']:+.0f} %", figures["source"])
     return table
 
 

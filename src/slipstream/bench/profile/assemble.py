@@ -5,18 +5,23 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from slipstream.bench.journal import Journal
+from slipstream.bench.profile.energy import measure_energy
 from slipstream.bench.profile.measure import ProfileSettings, RecordedRun, run_all
+from slipstream.bench.progress import progress
+from slipstream.bench.workloads import load_workloads
 from slipstream.drafters.build import drafter_kind
 from slipstream.drafters.files.shipped import shipped, shipped_for
 from slipstream.models.sources.catalog import names_model, resolve
 from slipstream.models.sources.folder import weights_sha256
 from slipstream.models.target import Target
 from slipstream.plan.profile.cost_points import CycleCost, draft_points, target_points
+from slipstream.plan.profile.energy import ProfileEnergy
 from slipstream.plan.profile.key import ProfileKey
 from slipstream.plan.profile.profile import Profile
 from slipstream.plan.profile.rank_counts import RankCount, merged_counts
@@ -40,11 +45,19 @@ def make_profile(
     profile = assembled(
         key, settings.drafters, runs, {name: drafter_sha256(name, target) for name in settings.drafters}
     )
+    profile = replace(profile, energy=_energy(target, settings))
     for other in others:
         profile = other.merge(profile)
     write_profile(path, profile)
     shutil.rmtree(journal_folder, ignore_errors=True)
     return profile, path
+
+
+def _energy(target: Target, settings: ProfileSettings) -> ProfileEnergy:
+    items = [item for workload in load_workloads(settings.workload)[:1] for item in workload.items]
+    depth, shown = settings.depths[len(settings.depths) // 2], len(settings.drafters) * (len(settings.batches) + 1)
+    with progress(shown + len(settings.batches), 0) as say:
+        return measure_energy(target, settings.drafters, depth, settings.batches, items, say)
 
 
 def assembled(

@@ -213,12 +213,14 @@ def forecast(
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the curves over depth as SVG: speed-up and deviation.")
     ] = None,
+    watts: flags.Watts = None,
     as_json: Json = False,
 ) -> None:
-    """Tau, tokens per second and speed-up by depth: from a profile or a minute of measuring here, or for other hardware
-    from its bandwidth, arithmetic and the size of the weights."""
+    """Tau, tokens per second, speed-up and joules per token by depth: from a profile or a minute of measuring here, or
+    for other hardware from its bandwidth, arithmetic and the size of the weights."""
     from slipstream.bench.journal import write_whole
     from slipstream.bench.matrix import numbers
+    from slipstream.bench.measure.energy import power_model
     from slipstream.bench.report.forecast_picture import forecast_picture
     from slipstream.cli.plan.forecast import report_here, report_there
     from slipstream.engines.native.build import build_target
@@ -228,11 +230,13 @@ def forecast(
     if any(given.values()):
         if profile is not None:
             raise ValueError("--profile is of this machine; leave it out, or leave out --bandwidth, --flops, --weights")
-        report = report_there(given, acceptance, load, draft_cost)
+        with power_model(watts):  # refuses an impossible power
+            report = report_there(given, acceptance, load, draft_cost, watts)
     else:
         if drafter == "none":
             raise ValueError("the drafter is none, so there is nothing to forecast; name a drafter")
-        report = report_here(build_target(model, dtype, device), drafter, flags.settings(option), load, profile)
+        with power_model(watts):
+            report = report_here(build_target(model, dtype, device), drafter, flags.settings(option), load, profile)
     if picture is not None:
         write_whole(picture, forecast_picture(report["points"]))
     if as_json:

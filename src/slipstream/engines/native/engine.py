@@ -42,6 +42,9 @@ from slipstream.plan.profile.profile import Profile
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from slipstream.engines.native.captured.chain_cycle import ChainCycle
+    from slipstream.engines.native.captured.tree_cycle import TreeCycle
+
 
 class NativeEngine(JobEngine):
     """Decodes requests from any thread in one batch.
@@ -148,6 +151,12 @@ class NativeEngine(JobEngine):
     def drafting_cost(self) -> DraftingCost | None:
         """The measured cost of a drafted token on this machine; None if cycles are captured (costs are by size)."""
         return None if self._batch.captured.runner is not None else self._policy.drafting_cost
+
+    @property
+    def captured_cycles(self) -> list[ChainCycle | TreeCycle]:
+        """The cycles that were captured so far; none where cycles are not captured."""
+        runner = self._batch.captured.runner
+        return [] if runner is None else runner.captured
 
     def drafter(self, name: str) -> Drafter:
         if name not in self._drafters:

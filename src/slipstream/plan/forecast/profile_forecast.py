@@ -56,6 +56,8 @@ class ForecastPoint:
     tokens_per_second_interval: tuple[float, float]
     speedup: float
     speedup_interval: tuple[float, float]
+    joules_per_token: float | None = None  # None: the power is not known
+    joules_per_token_interval: tuple[float, float] | None = None
 
 
 def forecast(profile: DecodingProfile, depths: Sequence[int], seed: int = 0) -> list[ForecastPoint]:

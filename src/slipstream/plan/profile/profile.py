@@ -8,6 +8,7 @@ from typing import Any
 
 from slipstream.plan.policy.policy_seed import PolicySeed
 from slipstream.plan.profile.cost_points import CostPoint, merged_points
+from slipstream.plan.profile.energy import ProfileEnergy
 from slipstream.plan.profile.key import ProfileKey
 from slipstream.plan.profile.rank_counts import RankCount, merged_counts
 from slipstream.plan.profile.runs import PLAIN, ProfileRun
@@ -29,6 +30,7 @@ class Profile:
     seeds: Mapping[str, PolicySeed] = field(default_factory=dict)  # what a policy starts with, by drafter
     date: str = ""
     command: str = ""
+    energy: ProfileEnergy = field(default_factory=ProfileEnergy)
 
     @property
     def drafters(self) -> list[str]:
@@ -54,6 +56,7 @@ class Profile:
             {**self.seeds, **other.seeds},
             other.date or self.date,
             other.command or self.command,
+            self.energy.merge(other.energy),
         )
 
     def without(self, drafters: Collection[str]) -> Profile:
@@ -66,6 +69,7 @@ class Profile:
             acceptance=[count for count in self.acceptance if count.drafter not in old],
             hashes={name: sha for name, sha in self.hashes.items() if name not in old},
             seeds={name: seed for name, seed in self.seeds.items() if name not in old},
+            energy=self.energy.without(old),
         )
 
     def with_seed(self, drafter: str, seed: PolicySeed) -> Profile:
@@ -85,6 +89,7 @@ class Profile:
             "acceptance": [count.to_json() for count in self.acceptance],
             "runs": [run.to_json() for run in self.runs],
             "policy": {name: seed.to_json() for name, seed in self.seeds.items()},
+            "energy": self.energy.to_json(),
         }
 
     @staticmethod
@@ -101,4 +106,5 @@ class Profile:
             {name: PolicySeed.from_json(seed) for name, seed in saved["policy"].items()},
             saved["date"],
             saved["command"],
+            ProfileEnergy.from_json(saved.get("energy")),
         )

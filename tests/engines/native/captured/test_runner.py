@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from slipstream.drafters.ngram import NGram
 from slipstream.drafters.none import NoDrafter
 from slipstream.engines.job import DecodingPlan, Job
 from slipstream.engines.native.batch import Batch
+from slipstream.engines.native.captured.chain_cycle import ChainCycle
 from slipstream.engines.native.captured.runner import CapturedRunner
 from slipstream.engines.native.scheduler import Limits
 from slipstream.kernels.gpu import sample as draw
@@ -155,6 +157,36 @@ def test_captured_cycles_say_what_the_others_say(drafter, rule, depth, how):
     mine, cycles = outputs(fast=True, plan=plan, how=how)
     assert mine == wanted
     assert cycles, "no cycle was a whole one"
+
+
+@pytest.mark.slow
+def test_parts_of_a_cycle_can_be_repeated_and_change_neither_rows_nor_control(monkeypatch):
+    """Energy is measured by repeating parts of a cycle."""
+    runners = list[CapturedRunner]()
+
+    class KeptRunner(CapturedRunner):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            runners.append(self)
+
+    monkeypatch.setattr(sys.modules[__name__], "CapturedRunner", KeptRunner)
+    monkeypatch.setattr(sys.modules[__name__], "PROMPTS", ((3, 4),))
+    decoded(True, DecodingPlan("eagle", "greedy", 2), Sampling(0))
+    cycle = next(c for c in runners[0].captured if isinstance(c, ChainCycle) and c.key.depth)
+    with torch.inference_mode():
+        cycle.load_rows(1, 5, 0.0)
+        before = cycle._inputs._words.clone()
+        assert before[1].tolist()[0] == 5
+        assert before[2].tolist() == [cycle.key.depth] + [-1] * (cycle.key.rows - 1)
+        parts = cycle.parts(["draft", "score", "verify"])
+        verdicts = []
+        for _ in range(2):
+            for run in parts.values():
+                run()
+            verdicts.append([tensor.tolist() for tensor in cycle._scoring.verdict])
+    assert list(parts) == ["draft", "score", "verify"]
+    assert verdicts[0] == verdicts[1]
+    assert torch.equal(cycle._inputs._words, before)
 
 
 class LateDrafts(Fixed):

@@ -6,7 +6,9 @@ how long each row is and how far it may draft, and learns what was accepted; not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import partial
 
 import torch
 
@@ -21,7 +23,7 @@ from slipstream.kernels.gpu.decoder import Held
 from slipstream.kernels.gpu.sample import LawBuffers, choose, draft
 from slipstream.kernels.gpu.truncate import cut
 from slipstream.kernels.gpu.verify import judge, match, surplus_room
-from slipstream.models.run.gpu.passes import GpuPasses
+from slipstream.models.run.gpu.passes import GpuPasses, capture
 
 
 class ChainCycle:
@@ -67,6 +69,30 @@ class ChainCycle:
             target = self._host_tokens if self._draft.on_host else self.state
             target[: len(state)].copy_(state)
         return self.whole.launch()
+
+    def load_rows(self, rows: int, length: int, temperature: float) -> None:
+        """Set the inputs to so many rows of `length` committed tokens in the first places of the caches. For
+        measurements while no request is under way."""
+        inputs, lines, depth = self._inputs, range(self.key.rows), self.key.depth
+        live = [line < rows for line in lines]
+        words = {name: [0] * self.key.rows for name in (field.name for field in fields(inputs.control))}
+        words |= {"row": [*lines], "head_row": [*lines], "start": [length if own else 1 for own in live]}
+        words |= {"depth": [depth if own else -1 for own in live], "goal": [depth if own else 0 for own in live]}
+        words["left"] = [1 << 20 if own else 0 for own in live]
+        numbers = {"temperature": temperature, "stop_below": 0.0, "top_k": 0.0, "top_p": 1.0, "min_p": 0.0}
+        inputs.load(list(words.values()), [[value] * self.key.rows for value in numbers.values()])
+
+    def parts(self, names: Sequence[str]) -> dict[str, Callable[[], None]]:
+        """Stretches of the cycle that may be repeated one by one: draft, score and verify. They change neither rows nor
+        control."""
+
+        def drafting() -> None:
+            self._first()
+            self._reading.run(self._scoring.stack)
+
+        score: Callable[[], None] = partial(self._scoring.run, tree=False)
+        runs = {"draft": drafting, "score": score, "verify": self._verify}
+        return {name: capture(runs[name]) if self._result.is_cuda else runs[name] for name in names}
 
     def told(self, record: Sequence[list[int]]) -> list[CycleResult]:
         return told_chains(record)
