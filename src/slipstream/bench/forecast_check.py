@@ -11,7 +11,8 @@ from slipstream.bench.measure.measurement import Measurement
 from slipstream.bench.statistics import median
 from slipstream.engines.drafter_catalogue import candidates
 from slipstream.plan.forecast.run_forecast import RunPoint, forecast_runs
-from slipstream.plan.profile.runs import PLAIN, ProfileRun
+from slipstream.plan.forecast.text_shift import TextCertainty, certainty_of, certainty_slope
+from slipstream.plan.profile.runs import PLAIN, ProfileRun, by_workload
 
 FIGURES = ("tau", "tokens_per_second", "speedup")
 AXES = ("drafter", "depth", "batch", "temperature", "workload")
@@ -51,11 +52,16 @@ def run_of(cell: Cell, measured: Measurement) -> ProfileRun:
     )  # fmt: skip
 
 
-def compare_forecasts(measured: Measured, samples: Sequence[ProfileRun] = ()) -> dict[str, Any]:
+def compare_forecasts(
+    measured: Measured,
+    samples: Sequence[ProfileRun] = (),
+    texts: tuple[Sequence[TextCertainty], Sequence[ProfileRun]] = ((), ()),
+) -> dict[str, Any]:
     """One point for each cell that drafts, with its forecast, its measurement and the error; then the error table.
 
-    `samples`: runs of the workloads on other prompts. With these there is a second forecast of each point, whose
-    acceptance is that of the sample."""
+    `texts`: what plain decoding tells of the workloads (`forecast_text`). With these there is a second forecast of each
+    point. `samples`: runs of the workloads on other prompts. With these there is a third one, whose acceptance is that
+    of the sample."""
     runs = {cell: [run_of(cell, each) for each in repeats] for cell, repeats in measured.items()}
     points = []
     for cell in runs:
@@ -68,14 +74,40 @@ def compare_forecasts(measured: Measured, samples: Sequence[ProfileRun] = ()) ->
         load = (cell.setup.drafter, cell.setup.depth, cell.batch, cell.temperature)
         figures = _figures(runs[cell], plain)
         point = _compared(cell, forecast_runs(others, *load, context), figures)
+        if texts[0]:
+            second = _compared(cell, _text_forecast(others, cell, load, context, texts), figures)
+            point |= {f"{name}_with_text": second[name] for name in ("forecast", "error")}
         if own := [run for run in samples if run.workload == cell.workload and run.drafter == cell.setup.drafter]:
             second = _compared(cell, forecast_runs(others, *load, context, own), figures)
             point |= {f"{name}_with_sample": second[name] for name in ("forecast", "error")}
         points.append(point)
-    sampled = [{**point, "error": point["error_with_sample"]} for point in points if "error_with_sample" in point]
-    return {"points": points, "errors": errors_of(points)} | (
-        {"errors_with_sample": errors_of(sampled)} if sampled else {}
-    )
+    compared: dict[str, Any] = {"points": points, "errors": errors_of(points)}
+    for kind in ("text", "sample"):
+        own_points = [
+            {**point, "error": point[f"error_with_{kind}"]} for point in points if f"error_with_{kind}" in point
+        ]
+        compared |= {f"errors_with_{kind}": errors_of(own_points)} if own_points else {}
+    return compared
+
+
+def _text_forecast(
+    others: Sequence[ProfileRun],
+    cell: Cell,
+    load: tuple[str, int, int, float],
+    context: float,
+    texts: tuple[Sequence[TextCertainty], Sequence[ProfileRun]],
+) -> RunPoint:
+    """The forecast from the other workloads and from the plain text of this one."""
+    certainties, replays = texts
+    own = [run for run in replays if run.workload == cell.workload and run.drafter == cell.setup.drafter]
+    if own:
+        return forecast_runs(others, *load, context, own)
+    known = {workload: certainty_of(certainties, workload, cell.temperature) for workload in by_workload(others)}
+    usual = [certainty for certainty in known.values() if certainty is not None]
+    here = certainty_of(certainties, cell.workload, cell.temperature)
+    slope = certainty_slope(others, certainties, {run.drafter for run in replays})
+    shift = slope * (here - sum(usual) / len(usual)) if here is not None and usual else 0.0
+    return forecast_runs(others, *load, context, shift=shift)
 
 
 def _compared(cell: Cell, point: RunPoint, measured: Mapping[str, float]) -> dict[str, Any]:

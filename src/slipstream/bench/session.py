@@ -13,6 +13,7 @@ from slipstream.bench.against import compare, read_results
 from slipstream.bench.engine_pool import EnginePool, EngineSettings, kind_of
 from slipstream.bench.forecast_check import check_forecastable, compare_forecasts, with_forecasts
 from slipstream.bench.forecast_sample import sample_runs
+from slipstream.bench.forecast_text import text_forecast
 from slipstream.bench.journal import Journal, write_whole
 from slipstream.bench.matrix import Cell, Matrix
 from slipstream.bench.measure.energy import stated_watts
@@ -97,7 +98,8 @@ def _measured(
     measured_records = records(measured, schedule.workloads, context)
     compared = None
     if options.forecast:
-        compared = compare_forecasts(measured, sample_runs(schedule, pool, journal, options.workload, options.sample))
+        samples = sample_runs(schedule, pool, journal, options.workload, options.sample)
+        compared = compare_forecasts(measured, samples, text_forecast(schedule, pool, journal))
     return {
         "commit": ", ".join(sorted(set(all_entries(schedule, pool, journal, "commit")))) or "no checkout",
         "load_average": _median(all_entries(schedule, pool, journal, "load")),  # shows whether the machine was busy

@@ -78,7 +78,11 @@ def forecast_tables(compared: Mapping[str, Any]) -> list[ResultTable]:
     names = [*AXES, "tau", "measured", "error", "tokens/s", "measured", "error", "speed-up", "measured", "error"]
     rows = [[*(str(point[axis]) for axis in AXES), *_cells(point)] for point in compared["points"]]
     found = [ResultTable("forecast from the other workloads, beside the measurement", names, rows, 1)]
-    kinds = {"errors": "from the other workloads", "errors_with_sample": "with a sample of the workload"}
+    kinds = {
+        "errors": "from the other workloads",
+        "errors_with_text": "from the other workloads and the plain text of this one",
+        "errors_with_sample": "with a sample of the workload",
+    }
     return found + [_errors(title, compared[kind]) for kind, title in kinds.items() if kind in compared]
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from slipstream.core.student import student_quantile
 from slipstream.plan.forecast.formulas import deviation_of
 from slipstream.plan.forecast.profile_forecast import continued
+from slipstream.plan.forecast.text_shift import moved
 from slipstream.plan.profile.runs import PLAIN, ProfileRun, by_workload
 
 OTHERS = 20.0  # cycles that the other workloads count as beside a sample of the workload
@@ -53,9 +54,11 @@ def forecast_runs(
     temperature: float,
     context: float | None = None,
     sample: Sequence[ProfileRun] = (),
+    shift: float = 0.0,
 ) -> RunPoint:
     """One point. `context`: mean tokens of a row, if it is known; None: that of the runs. `sample`: runs of the very
-    workload, on other prompts; only their acceptance is used."""
+    workload, on other prompts or over its plain text; only their acceptance is used. `shift`: of the log-odds of
+    acceptance, by what is known of the text (`text_shift`)."""
     if depth < 1 or batch < 1:
         raise ValueError(f"depth is {depth} and batch {batch}; both must be 1 or more")
     used = [run for run in runs if run.drafter in (drafter, PLAIN)]
@@ -66,6 +69,8 @@ def forecast_runs(
     own = [run for run in sample if run.drafter == drafter]
     if own:
         chances = _mixed(own, chances, depth, temperature)
+    elif shift:
+        chances = moved(chances, shift)
     texts = [runs_of for runs_of in by_workload(used).values() if any(run.drafter == drafter for run in runs_of)]
     taus = [1.0 + sum(survival(each, drafter, depth, temperature)) for each in ([own] if own else texts)]
     tau, spread = 1.0 + sum(chances), _spread(taus)
