@@ -35,10 +35,13 @@ def token_energy(
     clock: Callable[[], float] = time.perf_counter,
 ) -> TokenEnergy:
     """Decode the prompts for so many seconds or longer. Nothing runs where there is no counter and no stated power."""
-    meter, reason = Meter.open(device_of(engine))
+    device = device_of(engine)
+    meter, reason = Meter.open(device)
     if meter is None:
         return TokenEnergy(None, missing=reason)
     warm(engine, items, load)
+    if device == "cuda":
+        add_run(engine, items, load, Measurement())  # captures all sizes that such a run needs
     return metered(meter, engine, items, load, max(seconds, 1.05 * meter.source.min_window), clock)
 
 
