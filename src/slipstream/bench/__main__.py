@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from slipstream.bench.forecast_check import forecast_defaults
+from slipstream.bench.forecast.check import forecast_defaults
 from slipstream.bench.matrix import Matrix
 from slipstream.bench.session import BenchOptions, bench, rounded
 from slipstream.bench.table import show

@@ -11,9 +11,9 @@ from typing import Any
 
 from slipstream.bench.against import compare, read_results
 from slipstream.bench.engine_pool import EnginePool, EngineSettings, kind_of
-from slipstream.bench.forecast_check import check_forecastable, compare_forecasts, with_forecasts
-from slipstream.bench.forecast_sample import sample_runs
-from slipstream.bench.forecast_text import text_forecast
+from slipstream.bench.forecast.check import check_forecastable, compare_forecasts, with_forecasts
+from slipstream.bench.forecast.sample import sample_runs
+from slipstream.bench.forecast.text import text_forecast
 from slipstream.bench.journal import Journal, write_whole
 from slipstream.bench.matrix import Cell, Matrix
 from slipstream.bench.measure.energy import stated_watts

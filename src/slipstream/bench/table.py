@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.bench.columns import COLUMNS, Row, has_values, legend
-from slipstream.bench.forecast_check import AXES, FIGURES
+from slipstream.bench.forecast.check import AXES, FIGURES
 
 WHEEL = (
     "llamacpp is the wheel of xllamacpp, which is built for any processor of its family. llama.cpp built for a machine "

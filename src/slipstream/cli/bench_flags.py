@@ -74,7 +74,7 @@ class ForecastFlags:
 
     def chosen(self, model: str, cells: MatrixFlags, workload: str) -> tuple[MatrixFlags, str]:
         """The cells and workloads: those of the flags, and with --forecast some that can be forecast."""
-        from slipstream.bench.forecast_check import forecast_defaults
+        from slipstream.bench.forecast.check import forecast_defaults
 
         if not self.forecast:
             return cells, workload

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slipstream.bench.engine_pool import EnginePool
-from slipstream.bench.forecast_check import run_of
+from slipstream.bench.forecast.check import run_of
 from slipstream.bench.journal import Journal
 from slipstream.bench.matrix import Cell
 from slipstream.bench.measure.measurement import Load, Measurement, measure

@@ -1,0 +1,1 @@
+"""Compares forecasts with measurements: `bench --forecast`."""
