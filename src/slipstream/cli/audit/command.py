@@ -119,17 +119,19 @@ def _audit_tables(
     as_json: bool,
 ) -> None:
     from slipstream.audit.subject import Pair
-    from slipstream.audit.tables.costs import unit_seconds
+    from slipstream.audit.tables.costs import one_thread, unit_seconds
     from slipstream.audit.tables.run import plan_rules
     from slipstream.models.run.table_model import Table
 
     if depth is not None and not 1 <= depth <= 3:
         raise ValueError(f"depth is {depth}; an audit by enumeration takes 1 to 3")
     pair = Pair(*Table.load(table)) if table else Pair.random(seed)
-    if self_test:
-        _self_test(pair, samples, as_json)
-        return
-    _finish(run_checks(console(), plan_rules(names, pair, depth or 2, samples), unit_seconds(pair)), as_json)
+    with one_thread():
+        if self_test:
+            _self_test(pair, samples, as_json)
+            return
+        checks = run_checks(console(), plan_rules(names, pair, depth or 2, samples), unit_seconds(pair))
+    _finish(checks, as_json)
 
 
 def _audit_model(
