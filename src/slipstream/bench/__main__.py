@@ -5,21 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from slipstream.bench.forecast.check import forecast_defaults
 from slipstream.bench.matrix import Matrix
 from slipstream.bench.session import BenchOptions, bench, rounded
 from slipstream.bench.table import show
+from slipstream.bench.tasks.arguments import MAX_TOKENS, route_setup, task_load, task_setup
 from slipstream.bench.tasks.curve import DEFAULT_RULES, run_curve, show_curve
-from slipstream.bench.tasks.setups import RouteSetup, TaskSetup
-from slipstream.bench.tasks.task_run import TaskLoad
 from slipstream.bench.tasks.task_session import TaskOptions, show_task, task_bench
-from slipstream.core.sampling import Sampling
-from slipstream.engines.cascade.request import RouteOptions
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -33,7 +28,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--batch", default=matrix.batch, help="numbers of simultaneous requests, such as 1,8")
     add("--temperature", default=matrix.temperature, help="such as 0,0.8")
     add("--workload", default=defaults.workload, help="names or .jsonl files, such as code,chat:3,my.jsonl")
-    add("--max-tokens", type=int, default=defaults.max_tokens)
+    add("--max-tokens", type=int, help=f"default: {defaults.max_tokens}, with --task {MAX_TOKENS}")
     add("--repeats", type=int, default=defaults.repeats)
     add("--hold", type=int, help="engines in memory at a time; default: all")
     add("--dtype", default=defaults.dtype, help="auto, float32, bfloat16, float16, int8, fp8 or a8")
@@ -43,7 +38,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--against", type=Path, help="compare with the results.json of another run")
     add("--forecast", action="store_true", help="forecast every workload from the others, and show the errors")
     add("--sample", type=int, default=2, help="with --forecast: further prompts, whose acceptance a second one uses")
-    add("--task", help="grade answers: humaneval, mbpp, gsm8k or a .jsonl file of problems")
+    add("--task", help="grade answers: humaneval, mbpp, gsm8k or a .jsonl file of problems; several with commas")
     add("--small", help="the small model of a route or a curve")
     add("--route", help="request or token; lossy")
     add("--threshold", type=float, help="of the route, between 0 and 1")
@@ -75,36 +70,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _graded(args: argparse.Namespace, command: Sequence[str]) -> int:
     """`--task`, with or without a route or a curve."""
     loading = {"dtype": args.dtype, "device": args.device}
-    drafter, verify = (args.drafter or ["none"])[0], None if args.verify == "auto" else args.verify
-    depth = None if args.depth == "auto" else int(args.depth)
-    setup = TaskSetup(args.model, (args.engine or ["native"])[0], drafter, verify, depth, {}, loading)
-    load = TaskLoad(Sampling(float(args.temperature)), args.max_tokens, int(args.batch))
-    options = TaskOptions(args.task, setup, load, None, args.out, command)
+    verify = None if args.verify == "auto" else args.verify
+    own = None if args.curve else verify
+    drafters, options = args.drafter or [], _settings(args)
+    setup = task_setup(args.model, args.engine or [], drafters, own, args.depth, options, loading, args.batch)
+    load = task_load(args.temperature, args.max_tokens, args.batch)
+    route = route_setup(args.route, args.small, args.threshold, args.score, args.curve)
+    task = TaskOptions(args.task, setup, load, route, args.out, command)
     if args.curve:
-        names = DEFAULT_RULES if verify is None else verify.split(",")
-        curve = run_curve(replace(options, setup=replace(setup, verify=None)), args.small, names, args.score)
-        show_curve(curve)
-        return _print_json(curve) if args.json else 0
-    if args.route:
-        route = RouteSetup(args.route, args.small, RouteOptions(args.threshold, args.score))
-        options = replace(options, route=route)
-    results = task_bench(options)
-    show_task(results)
-    return _print_json(results) if args.json else 0
-
-
-def _print_json(results: Mapping[str, Any]) -> int:
-    print(json.dumps(rounded(results)), flush=True)
+        names = DEFAULT_RULES if verify is None else [word.strip() for word in verify.split(",")]
+        results = run_curve(task, args.small, names, args.score)
+        show_curve(results)
+    else:
+        results = task_bench(task)
+        show_task(results)
+    if args.json:
+        print(json.dumps(rounded(results)), flush=True)
     return 0
 
 
-def _options(args: argparse.Namespace, command: Sequence[str]) -> BenchOptions:
+def _settings(args: argparse.Namespace) -> dict[str, str]:
+    """The values of `-o key=value`."""
     options = {}
     for option in args.option or ():
         key, equals, value = option.partition("=")
         if not (key and equals):
             raise ValueError(f"option {option!r} is not of the form key=value")
         options[key] = value
+    return options
+
+
+def _check_task(args: argparse.Namespace) -> None:
+    """Raise ValueError for arguments of routes and curves without a task."""
+    given = [name for name in ("route", "small", "threshold", "curve") if getattr(args, name)]
+    if given:
+        raise ValueError(f"--{given[0]} is given without --task; a route is measured on the problems of a task")
+
+
+def _options(args: argparse.Namespace, command: Sequence[str]) -> BenchOptions:
+    _check_task(args)
     drafters, depth, workload = args.drafter, args.depth, args.workload
     if args.forecast:
         drafters, depth, workload = forecast_defaults(args.model, drafters, depth, workload)
@@ -115,13 +119,13 @@ def _options(args: argparse.Namespace, command: Sequence[str]) -> BenchOptions:
         args.verify,
         args.batch,
         args.temperature,
-        options,
+        _settings(args),
     )
     return BenchOptions(
         args.model,
         matrix,
         workload,
-        args.max_tokens,
+        BenchOptions().max_tokens if args.max_tokens is None else args.max_tokens,
         args.repeats,
         args.out,
         args.against,

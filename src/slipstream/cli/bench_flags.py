@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,11 +14,9 @@ from slipstream.cli import options as flags
 
 if TYPE_CHECKING:
     from slipstream.bench.matrix import Matrix
-    from slipstream.bench.tasks.setups import RouteSetup
     from slipstream.bench.tasks.task_session import TaskOptions
     from slipstream.plan.ir.nodes import Plan
 
-MAX_TOKENS = 512  # of an answer to a problem
 NOT_WITH_TASK = ("workload", "repeats", "hold", "against", "plan", "forecast", "sample")
 ONLY_WITH_TASK = ("route", "small", "threshold", "score", "curve")
 
@@ -117,24 +115,6 @@ class TaskFlags:
             if given(context, name):
                 raise ValueError(f"--{name} is given without --task; a route is measured on the problems of a task")
 
-    def route_setup(self) -> RouteSetup | None:
-        from slipstream.bench.tasks.setups import RouteSetup
-        from slipstream.engines.cascade.request import RouteOptions
-        from slipstream.plan.ir.check_parts import ROUTE_LEVELS
-
-        if self.curve:
-            if self.small is None or self.route is not None or self.threshold is not None:
-                raise ValueError("--curve needs --small MODEL, and neither --route nor --threshold")
-            return None
-        if self.route is None:
-            if self.small is not None or self.threshold is not None:
-                raise ValueError(f"--small and --threshold belong to a route; add --route {' or '.join(ROUTE_LEVELS)}")
-            return None
-        if self.small is None or self.threshold is None:
-            missing = "--small MODEL" if self.small is None else "--threshold T"
-            raise ValueError(f"--route {self.route} needs {missing}")
-        return RouteSetup(self.route, self.small, RouteOptions(self.threshold, self.score))
-
 
 def given(context: typer.Context, name: str) -> bool:
     """Whether a flag was on the command line."""
@@ -152,38 +132,15 @@ def task_options(
     out: Path | None,
 ) -> TaskOptions:
     """The measurement that the flags describe."""
-    from slipstream.bench.tasks.setups import TaskSetup
-    from slipstream.bench.tasks.task_run import TaskLoad
+    from slipstream.bench.tasks.arguments import route_setup, task_load, task_setup
     from slipstream.bench.tasks.task_session import TaskOptions
-    from slipstream.core.sampling import Sampling
 
     for name in NOT_WITH_TASK:
         if given(context, name):
             raise ValueError(f"--task and --{name} are both given; --{name} belongs to workloads, so leave it out")
-    setup = TaskSetup(
-        model,
-        one("engine", cells.engine or ["native"]),
-        one("drafter", cells.drafter or ["none"]),
-        None if cells.verify == "auto" or graded.curve else cells.verify,
-        None if cells.depth == "auto" else number("depth", cells.depth, int),
-        flags.settings(cells.option),
-        loading,
-    )
-    tokens = max_tokens if given(context, "max_tokens") else MAX_TOKENS
-    sampling = Sampling(number("temperature", cells.temperature, float))
-    load = TaskLoad(sampling, tokens, number("batch", cells.batch, int))
-    return TaskOptions(str(graded.task), setup, load, graded.route_setup(), out, ["slipstream", *sys.argv[1:]])
-
-
-def one(name: str, values: Sequence[str]) -> str:
-    """The only value of a flag. ValueError if there are several."""
-    if len(values) > 1:
-        raise ValueError(f"--task measures one setup, and {name} has {len(values)} values; give one")
-    return values[0]
-
-
-def number(name: str, text: str, kind: type[Any]) -> Any:
-    try:
-        return kind(text)
-    except ValueError:
-        raise ValueError(f"{name} is {text!r}; with --task it must be one number") from None
+    verify = None if cells.verify == "auto" or graded.curve else cells.verify
+    options, drafters = flags.settings(cells.option), cells.drafter or []
+    setup = task_setup(model, cells.engine or [], drafters, verify, cells.depth, options, loading, cells.batch)
+    load = task_load(cells.temperature, max_tokens if given(context, "max_tokens") else None, cells.batch)
+    route = route_setup(graded.route, graded.small, graded.threshold, graded.score, graded.curve)
+    return TaskOptions(str(graded.task), setup, load, route, out, ["slipstream", *sys.argv[1:]])

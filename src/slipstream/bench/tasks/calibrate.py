@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from slipstream.bench.tasks.intervals import LEVEL, lower_bound, problems_needed
+from slipstream.bench.tasks.outcome import TaskOutcome
 from slipstream.bench.tasks.pair_runs import Routed, SmallRun
-from slipstream.bench.tasks.task_run import TaskOutcome
 
 
 @dataclass(frozen=True)

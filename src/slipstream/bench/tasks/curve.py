@@ -12,25 +12,13 @@ from slipstream.bench.journal import write_whole
 from slipstream.bench.session import rounded
 from slipstream.bench.table import ResultTable, text
 from slipstream.bench.tasks.curve_picture import picture
+from slipstream.bench.tasks.curve_runs import GRIDS, RunFile, curve_runs
 from slipstream.bench.tasks.intervals import interval, paired_interval
-from slipstream.bench.tasks.pair_runs import Routed, run_small, thresholds
+from slipstream.bench.tasks.outcome import TaskOutcome, graded
 from slipstream.bench.tasks.problems import load_task
-from slipstream.bench.tasks.task_run import TaskOutcome, run_task
 from slipstream.bench.tasks.task_session import TaskOptions, origin_of
-from slipstream.core.spec import spec_name
-from slipstream.engines.options import Speculation
-from slipstream.plan.lower.routes import TOKEN_DEPTH
+from slipstream.core.lossy.deferral import build_score
 
-GRIDS: Mapping[str, Sequence[str]] = {
-    "cascade_chow": [f"alpha={value}" for value in (0.1, 0.2, 0.4, 0.6, 0.8)],
-    "cascade_difference": [f"alpha={value}" for value in (0.0, 0.05, 0.1, 0.2, 0.4)],
-    "cascade_tv": [f"alpha={value}" for value in (0.0, 0.1, 0.2, 0.4, 0.8)],
-    "cascade_token": [f"alpha={value}" for value in (0.1, 0.3, 0.5, 0.7, 0.9)],
-    "typical": [f"epsilon={value}" for value in (0.5, 0.3, 0.2, 0.09, 0.03)],
-    "lenient": [f"factor={value}" for value in (1.25, 1.5, 2, 4, 8)],
-    "bild": [f"fallback={value}" for value in (0.9, 0.7, 0.5, 0.3, 0.1)],
-}
-CASCADE_DEPTH = 5  # drafted tokens per cycle, unless a depth is given
 DEFAULT_RULES = ("cascade_tv", "cascade_token", "bild")
 
 
@@ -48,46 +36,33 @@ class CurvePoint:
     joules_per_request: float | None
     large_share: float
     lossless: bool
+    rule: str
     dominated: bool = False  # in quality and time
     dominated_in_energy: bool | None = None
 
 
 def run_curve(options: TaskOptions, small: str, names: Sequence[str], score: str) -> dict[str, Any]:
-    """Measure all setups. Writes `curve.json` and `curve.svg` if a folder is given."""
+    """Measure all setups. Writes `answers.jsonl`, `curve.json` and `curve.svg` if a folder is given."""
     check_rules(names)
+    build_score(score)
     task, setup, load = load_task(options.task), options.setup, options.load
-    origin = origin_of(setup, small, options.command)
-    small_run = run_small(setup.alone(small), task, load)
-    draft = replace(setup, drafter=small if setup.drafter == "none" else setup.drafter, verify=None)
-    with draft.open() as engine:  # one engine for all: a request says how it is verified
-        exact = run_task(engine, task, load)
-        large = run_task(engine, task, replace(load, speculation=Speculation(off=True)))
-        points = [
-            point("small alone", "small", small_run.outcome, large),
-            point("large alone", "large", large, large),
-            point(f"exact speculation, {draft.drafter}", "exact", exact, large),
-        ]
-        points += [
-            routed_point(Routed(small_run, large, score, threshold))
-            for threshold in thresholds(small_run.scores(score))
-        ]
-        for rule in (f"{name}({setting})" for name in names for setting in GRIDS[name]):
-            depth = setup.depth or (TOKEN_DEPTH if spec_name(rule) == "bild" else CASCADE_DEPTH)
-            lossy = replace(load, speculation=Speculation(verify=rule, depth=depth))
-            points.append(point(rule, spec_name(rule), run_task(engine, task, lossy), large))
-    points = marked(points)
-    results = origin | {
+    settings = {
         "task": task.name,
         "problems": len(task.problems),
-        "metric": task.metric,
         "temperature": load.sampling.temperature,
         "max_tokens": load.max_tokens,
+        "batch": load.batch,
         "score": score,
-        "points": [asdict(entry) for entry in points],
-        "finding": finding(points),
     }
+    file = None if options.out is None else options.out / "answers.jsonl"
+    saved = RunFile(file, task, settings, lambda: origin_of(setup, small, options.command))
+    runs = curve_runs(options, task, small, names, score, saved)
+    outcomes = graded([run.outcome for run in runs])
+    large = next(outcome for run, outcome in zip(runs, outcomes, strict=True) if run.kind == "large")
+    points = marked([point(run.name, run.kind, own, large) for run, own in zip(runs, outcomes, strict=True)])
+    results = saved.origin | settings | {"metric": task.metric, "points": [asdict(entry) for entry in points],
+                                         "finding": finding(points)}  # fmt: skip
     if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
         write_whole(options.out / "curve.json", json.dumps(rounded(results), indent=1) + "\n")
         write_whole(options.out / "curve.svg", picture(results["points"], task.metric))
     return results
@@ -113,22 +88,7 @@ def point(name: str, kind: str, outcome: TaskOutcome, large: TaskOutcome) -> Cur
         joules,
         0.0 if kind == "small" else outcome.large_share,
         kind in ("large", "exact"),
-    )
-
-
-def routed_point(route: Routed) -> CurvePoint:
-    differences = [ours - theirs for ours, theirs in zip(route.right, route.large.right, strict=True)]
-    return CurvePoint(
-        f"route(score={route.score}, threshold={route.threshold:.3g})",
-        "request",
-        sum(route.right) / len(route.right),
-        interval(route.right),
-        sum(differences) / len(differences),
-        paired_interval(differences),
-        route.seconds,
-        route.joules,
-        route.share,
-        lossless=False,
+        "plain" if kind in ("small", "large") else outcome.rule,
     )
 
 

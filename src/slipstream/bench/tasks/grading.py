@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from slipstream.bench.quality.sandbox import SandboxLimits, passes
 from slipstream.bench.quality.scores import FENCE, NUMBER, as_number
 from slipstream.bench.tasks.problems import Problem
+from slipstream.kernels.machine import cores
 
 FINAL = re.compile(r"####\s*\$?\s*(-?[\d.,]+)|\\boxed\{\s*\\?\$?\s*(-?[\d.,]+)")  # marks of a final number
 LIMITS = SandboxLimits(seconds=10.0)
@@ -16,6 +18,14 @@ LIMITS = SandboxLimits(seconds=10.0)
 def correct(problem: Problem, answer: str) -> bool:
     """Whether an answer solves its problem."""
     return CHECKS[problem.checker](problem, answer)
+
+
+def grade(pairs: Sequence[tuple[Problem, str]]) -> list[bool]:
+    """Whether each answer solves its problem. Programs run on all cores, and equal pairs once."""
+    different = list(dict.fromkeys(pairs))
+    with ThreadPoolExecutor(max(1, int(cores()))) as pool:
+        grades = dict(zip(different, pool.map(lambda pair: correct(*pair), different), strict=True))
+    return [grades[pair] for pair in pairs]
 
 
 def _exact(problem: Problem, answer: str) -> bool:

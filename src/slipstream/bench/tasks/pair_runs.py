@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from slipstream.bench.tasks.problems import TaskSet
+from slipstream.bench.tasks.outcome import Answered, TaskOutcome
+from slipstream.bench.tasks.problems import Problem, TaskSet
 from slipstream.bench.tasks.setups import TaskSetup
-from slipstream.bench.tasks.task_run import Answered, TaskLoad, TaskOutcome, run_task
+from slipstream.bench.tasks.task_run import TaskLoad, run_task
 from slipstream.core.lossy.deferral import AnswerEvidence, build_score
 from slipstream.engines.base import Engine
 from slipstream.engines.cascade.rescore import rescored
@@ -78,9 +80,9 @@ def run_small(setup: TaskSetup, task: TaskSet, load: TaskLoad) -> SmallRun:
         raise ValueError(f"log-probabilities of answers are read by the native engine; {setup.engine} cannot")
     with setup.open() as engine:
         outcome = run_task(engine, task, load)
-        _evidence(engine, task, outcome.answers[:1])  # warm-up
+        evidence_of(engine, task, outcome.answers[:1])  # warm-up
         began = time.perf_counter()
-        evidence = _evidence(engine, task, outcome.answers)
+        evidence = evidence_of(engine, task, outcome.answers, load.batch)
         seconds = (time.perf_counter() - began) / len(evidence)
     return SmallRun(outcome, tuple(evidence), seconds)
 
@@ -90,13 +92,16 @@ def run_alone(setup: TaskSetup, task: TaskSet, load: TaskLoad) -> TaskOutcome:
         return run_task(engine, task, load)
 
 
-def _evidence(engine: Engine, task: TaskSet, answers: Sequence[Answered]) -> list[AnswerEvidence]:
-    evidence = []
-    for problem, answer in zip(task.problems, answers, strict=False):
+def evidence_of(engine: Engine, task: TaskSet, answers: Sequence[Answered], batch: int = 1) -> list[AnswerEvidence]:
+    """What scores look at, of each answer; so many answers are read at a time."""
+
+    def read(problem: Problem, answer: Answered) -> AnswerEvidence:
         assert answer.completion is not None, "a fresh outcome holds its completions"
         prompt, raw, _ = problem.text(engine.text.instruct)
-        evidence.append(rescored(engine, prompt, answer.completion, TOP, raw))
-    return evidence
+        return rescored(engine, prompt, answer.completion, TOP, raw)
+
+    with ThreadPoolExecutor(batch) as pool:
+        return list(pool.map(read, task.problems[: len(answers)], answers))
 
 
 def thresholds(scores: Sequence[float], shares: Sequence[float] = (0.1, 0.25, 0.5, 0.75, 0.9)) -> list[float]:

@@ -60,7 +60,9 @@ class TaskSet:
 
 
 def load_task(spec: str) -> TaskSet:
-    """The problems of `humaneval`, `FILE.jsonl`, or `FILE.jsonl:20` for the first 20."""
+    """The problems of `humaneval`, `FILE.jsonl`, `FILE.jsonl:20` for the first 20, or several with commas between."""
+    if "," in spec and not Path(spec).expanduser().is_file():
+        return join_tasks([word.strip() for word in spec.split(",")])
     name, colon, count = spec.rpartition(":")
     if not (colon and count.isdigit()):
         name, count = spec, ""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from slipstream.bench.engine_pool import ROWS
 from slipstream.engines import engines, open_engine
 from slipstream.engines.base import Engine
 from slipstream.engines.cascade.request import RouteEngine, RouteOptions
@@ -25,12 +26,22 @@ class TaskSetup:
     depth: int | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     loading: Mapping[str, Any] = field(default_factory=dict)  # dtype, device, trust_remote_code
+    rows: int = 1  # problems at a time
 
     def open(self) -> Engine:
         """The engine. The prefix store is off, so that every problem is read."""
-        own: dict[str, Any] = {"limits": Limits(retained=0)} if self.engine == "native" else {}
+        native = self.engine == "native"
+        own: dict[str, Any] = {"limits": Limits(rows=max(16, self.rows), retained=0)} if native else {}
+        together = {"rows": str(self.rows)} if self.rows > 1 and self.engine in ROWS else {}
         return open_engine(
-            self.engine, self.model, self.drafter, self.verify, self.depth, self.options, **self.loading, **own
+            self.engine,
+            self.model,
+            self.drafter,
+            self.verify,
+            self.depth,
+            {**together, **self.options},
+            **self.loading,
+            **own,
         )
 
     def alone(self, model: str) -> TaskSetup:

@@ -11,8 +11,8 @@ from slipstream.cli.output.show import Json, print_json
 
 if TYPE_CHECKING:
     from slipstream.bench.tasks.calibrate import Calibration
+    from slipstream.bench.tasks.outcome import TaskOutcome
     from slipstream.bench.tasks.pair_runs import SmallRun
-    from slipstream.bench.tasks.task_run import TaskOutcome
 
 Tasks = Annotated[
     list[str], typer.Option("--task", metavar="NAME|FILE", help="Problems, as in bench; may be given several times.")

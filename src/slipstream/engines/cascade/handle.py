@@ -43,6 +43,7 @@ class RouteHandle(RequestHandle):
         self._ready: Callable[[], None] | None = None
         self._running: list[RequestHandle] = []
         self._cancelled = False
+        self._whole = False  # whether the caller waits for the completion: then no chunk wakes a thread
         self._done: Completion | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True, name="slipstream-route")
@@ -70,9 +71,12 @@ class RouteHandle(RequestHandle):
         with engine.large.use() as model:
             handle = engine.answer_large(self._request, model, self._sample, small)
             self._track(handle)
-            for chunk in handle:
+            whole = self._whole
+            for chunk in () if whole else handle:
                 self._publish(chunk)
             large = handle.result()
+            if whole:
+                self._publish(_as_chunk(large))
         engine.counts.add(small, large)
         return self._labelled(large, RouteOutcome("large", score))
 
@@ -82,9 +86,9 @@ class RouteHandle(RequestHandle):
         with engine.small.use() as model:
             own, *others = engine.answer_small(self._request, model, self._sample)
             self._track(own, *others)
-            chunks = list(own)
+            chunks = [] if self._whole else list(own)
             answers = [handle.result() for handle in (own, *others)]
-            return answers[0], chunks, engine.rate(self._request, model, answers)
+            return answers[0], chunks or [_as_chunk(answers[0])], engine.rate(self._request, model, answers)
 
     def _labelled(self, completion: Completion, outcome: RouteOutcome) -> Completion:
         return replace(completion, guarantee=self._request.engine.guarantee, route=outcome)
@@ -109,6 +113,7 @@ class RouteHandle(RequestHandle):
             yield self._seen[-1]
 
     def result(self) -> Completion:
+        self._whole = not self._seen and self._ready is None
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -131,3 +136,11 @@ class RouteHandle(RequestHandle):
             new.append(self._chunks.get_nowait())
         self._seen += new
         return new
+
+
+def _as_chunk(completion: Completion) -> Chunk:
+    """A completion as its only chunk."""
+    ids, origins, logprobs = completion.token_ids, completion.origins, completion.logprobs
+    return Chunk(
+        completion.text, tuple(ids), tuple(origins), tuple(logprobs), completion.finish_reason, completion.error
+    )

@@ -14,6 +14,7 @@ from slipstream.engines.cascade.handle import RoutedRequest, RouteHandle
 from slipstream.engines.cascade.lazy import LazyEngine
 from slipstream.engines.cascade.rescore import rescored, rescores
 from slipstream.engines.completion import Completion, Guarantee
+from slipstream.engines.options import Speculation
 from slipstream.models.text.codec import TextCodec
 
 SAMPLING_TEMPERATURE = 0.7  # of the samples that are compared, where the request itself is greedy
@@ -108,7 +109,9 @@ class RouteEngine(Engine):
 
     def answer_small(self, request: RoutedRequest, engine: Engine, sample: int) -> list[RequestHandle]:
         """Start the small model's answer, and the samples that the score compares it with."""
-        options, score = replace(request.options, n=1, prompt_logprobs=None), self.score
+        speculation = Speculation(off=request.options.speculation.off)  # its other choices are for the large model
+        options = replace(request.options, n=1, prompt_logprobs=None, speculation=speculation)
+        score = self.score
         if score is not None and score.top is not None and not rescores(engine):
             if not engine.capabilities.logprobs:
                 raise ValueError(
@@ -137,7 +140,7 @@ class RouteEngine(Engine):
     ) -> RequestHandle:
         """Start the large model's answer, with the small model's as its prediction where the engine takes one."""
         options = replace(request.options, n=1)
-        plain = getattr(engine, "drafter_name", None) == "none"
+        plain = getattr(engine, "drafter_name", None) == "none" or options.speculation.drafter == "prediction"
         if small is not None and plain and engine.capabilities.prediction and options.prediction is None:
             options = replace(options, prediction=small.text)
         (handle,) = engine.submit(request.prompt, request.sample_sampling(sample), options)
