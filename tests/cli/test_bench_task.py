@@ -54,7 +54,10 @@ def test_a_route(place, slipstream, tmp_path):
     [
         (["--threshold", "1.5"], "error: threshold is 1.5; it must be between 0 (the small model alone) and 1 (the"),
         (["--route", "words"], "error: route is 'words'; it must be one of request, token"),
-        (["--score", "luck"], "error: there is no score called 'luck'; one of agreement, entropy, mean, quantile"),
+        (
+            ["--score", "luck"],
+            "error: there is no score called 'luck'; one of agreement, entropy, learned, mean, quantile",
+        ),
         (["--task", "nothing.jsonl"], "error: there is no task 'nothing.jsonl'; it must be humaneval, mbpp, gsm8k or"),
         (["--depth", "1,2"], "error: depth is '1,2'; with --task it must be one number"),
         (["-d", "ngram", "-d", "none"], "error: --task measures one setup, and drafter has 2 values; give one"),
@@ -103,12 +106,80 @@ def test_a_curve(place, slipstream, tmp_path):
     assert points[2]["difference"] == 0
     assert any(not point["dominated"] for point in points)
     assert all(point["joules_per_request"] is None for point in points)
+    assert kinds.count("request") >= 1
+    assert all(point["rule"].startswith("route(score=mean") for point in points if point["kind"] == "request")
     assert "<svg" in (tmp_path / "curve.svg").read_text()
+    answers = (tmp_path / "answers.jsonl").read_text()
+    (tmp_path / "answers.jsonl").write_text(answers + '{"name": "cut o')  # an interrupted run
+    again = slipstream(
+        "bench", "--task", str(place / "t.jsonl"), "-m", "/nowhere", *words, "--out", str(tmp_path), "--json"
+    )
+    assert again.report["points"] == points  # nothing runs again
+    assert (tmp_path / "answers.jsonl").read_text() == answers
+    other = slipstream(*task, *words, "--out", str(tmp_path), "--batch", "2")
+    assert "holds answers with batch 1, not 2; use another --out" in other.stderr
     assert "points against the large model" in done.report["finding"]
     assert "dominated" in done.stdout
     wrong = slipstream(*task, "--small", "x", "--curve", "--verify", "block")
     assert "verify is 'block'; a curve takes the lossy rules cascade_chow" in wrong.stderr
     assert "--curve needs --small MODEL" in slipstream(*task, "--curve").stderr
+
+
+def test_several_problems_at_a_time(place, slipstream):
+    one = slipstream(*route(place, 0.3, "--json")).report
+    three = slipstream(*route(place, 0.3, "--batch", "3", "--json")).report
+    for name in ("accuracy", "large_share", "tokens_per_request"):
+        assert one[name] == three[name]
+    assert len({answer["seconds"] for answer in three["answers"]}) == 1
+
+
+def test_the_module_does_the_same(place, capsys):
+    from slipstream.bench.__main__ import main
+
+    words = ["--task", str(place / "t.jsonl"), "-m", str(place / "large")]
+    for wrong, sentence in (
+        (["--curve"], "error: --curve needs --small MODEL, and neither --route nor --threshold"),
+        (["--route", "request", "--threshold", "0.5"], "error: --route request needs --small MODEL"),
+        (["--route", "request", "--small", "x"], "error: --route request needs --threshold T"),
+        (["-d", "ngram", "-o", "size=3"], "error: ngram has no option 'size'"),
+        (["-o", "size"], "error: option 'size' is not of the form key=value"),
+        (["--batch", "1,2"], "error: batch is '1,2'; with --task it must be one number"),
+    ):
+        assert main([*words, *wrong]) == 2
+        assert capsys.readouterr().err.startswith(sentence)
+    assert main(["--small", "x"]) == 2
+    assert "--small is given without --task" in capsys.readouterr().err
+    assert main([*words, "--max-tokens", "6", "--json"]) == 0
+    assert '"lossless": true' in capsys.readouterr().out
+
+
+def test_a_classifier_is_trained_and_used(place, slipstream, tmp_path):
+    lines = [
+        f'{{"prompt": "{prompt}", "checker": "regex", "answer": "{answer}"}}'
+        for prompt in ("abcabc", "ponm", "kl", "fgh", "nnn", "bdf", "mlk", "eee", "hgf", "jkl")
+        for answer in (".", "#")
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    save = tmp_path / "classifier.json"
+    words = ["-m", str(place / "large"), "--small", str(place / "small"), "--max-tokens", "6", "--json"]
+    task = ["--task", str(tmp_path / "t.jsonl")]
+    calibrated = slipstream(
+        "plan", "calibrate", *words, *task, "--score", "learned", "--save", str(save), "--max-share", "0.5"
+    )
+    assert calibrated.report["score"] == f"learned(file={save})"
+    assert 0 <= calibrated.report["cross_validation"]["auc"] <= 1
+    assert "5-fold cross-validation over 20 answers" in calibrated.stdout
+    used = ["--route", "request", "--threshold", "0.5", "--score", f"learned(file={save})"]
+    report = slipstream("bench", *words, *task, *used).report
+    assert all(0 < answer["score"] < 1 for answer in report["answers"])
+    wrong = slipstream("bench", "-m", str(place / "large"), "--small", str(place / "large"), *task, *used)
+    assert (wrong.returncode, "is another model" in wrong.stderr) == (2, True)
+    for options, sentence in (
+        (["--score", "learned"], "score is learned; add --save FILE"),
+        (["--score", "mean", "--save", "x"], "--save is for a new classifier"),
+    ):
+        done = slipstream("plan", "calibrate", *words, *task, *options)
+        assert (done.returncode, sentence in done.stderr) == (2, True)
 
 
 def test_calibrate_and_choose(place, slipstream):

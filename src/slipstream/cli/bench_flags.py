@@ -89,7 +89,7 @@ class TaskFlags:
         typer.Option(
             metavar="NAME|FILE",
             help="Grade answers instead: humaneval, mbpp, gsm8k or a .jsonl file of problems; FILE:20 for the first "
-            "20. --max-tokens is 512 then.",
+            "20; several with commas. --max-tokens is 512 then.",
         ),
     ] = None
     route: Annotated[
@@ -101,7 +101,8 @@ class TaskFlags:
         float | None, typer.Option(help="0 is the small model alone, 1 the large model alone.", show_default=False)
     ] = None
     score: Annotated[
-        str, typer.Option(help="How far an answer is trusted: mean, quantile(q=0.1), entropy or agreement(n=5).")
+        str,
+        typer.Option(help="How far an answer is trusted: mean, quantile, entropy, agreement or learned(file=FILE)."),
     ] = "mean"
 
     curve: Annotated[

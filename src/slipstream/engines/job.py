@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from slipstream.core.array_types import Tensor
 from slipstream.core.tree import Shape
 from slipstream.core.types import Budget, Origin, Request, Row
 from slipstream.engines.base import Chunk, Completion, Guarantee, Logprob, RequestHandle, SpeculationStats
@@ -70,6 +71,8 @@ class Job(RequestHandle):
         self.guarantee = guarantee or Guarantee(plan.rule)
         self.stats, self.tenant = SpeculationStats(), tenant
         self.submitted, self.queue_seconds = time.perf_counter(), 0.0
+        self.state_layer: int | None = None  # the layer whose outputs at the prompt's tokens are wanted
+        self.states: list[Tensor] = []  # those outputs, chunk by chunk
         self.budget = Budget(0)  # of the next cycle
         self.prefilled = 0  # prompt tokens that were read
         self.seated = False  # whether its row is open in the model

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from slipstream.bench.tasks.intervals import LEVEL, lower_bound, problems_needed
+from slipstream.bench.tasks.intervals import graded_bound, lower_bound, problems_needed
 from slipstream.bench.tasks.outcome import TaskOutcome
 from slipstream.bench.tasks.pair_runs import Routed, SmallRun
+from slipstream.core.lossy.deferral import build_score
+from slipstream.core.spec import parse_spec, spec_name
 
 
 @dataclass(frozen=True)
@@ -56,16 +58,38 @@ def check_margin(margin: float, problems: int) -> None:
         )
 
 
+def check_score(score: str, trains: bool) -> None:
+    """Refuse scores that cannot be calibrated. `trains`: whether a file for a new classifier is given."""
+    if spec_name(score) == "learned" and not parse_spec(score)[1]:
+        if not trains:
+            raise ValueError(
+                'score is learned; add --save FILE to train a classifier, or name one: "learned(file=FILE)"'
+            )
+        return
+    if trains:
+        raise ValueError(f"--save is for a new classifier, and score is {score!r}; give --score learned")
+    if build_score(score).samples > 1:
+        raise ValueError(
+            f"score is {score!r}; calibration takes scores of one answer: mean, quantile, entropy or learned"
+        )
+
+
 def within_margin(small: SmallRun, large: TaskOutcome, score: str, margin: float) -> Calibration:
     """The threshold with the least use of the large model whose loss is at most `margin` at 95 %."""
     check_margin(margin, len(large.answers))
-    best = Routed(small, large, score, 1.0)
-    for threshold in (*_candidates(small.scores(score)), 0.0):
-        route = Routed(small, large, score, threshold)
-        if lower_bound(_differences(route), LEVEL) < -margin:
+    marks, best, kept, gains, losses = small.scores(score), 1.0, 0, 0, 0
+    change = [ours - theirs for ours, theirs in zip(small.outcome.right, large.right, strict=True)]
+    order = sorted(range(len(marks)), key=lambda i: marks[i], reverse=True)
+    for threshold in (*_candidates(marks), 0.0):
+        while kept < len(order) and (marks[order[kept]] > threshold or threshold == 0):
+            gains += change[order[kept]] > 0
+            losses += change[order[kept]] < 0
+            kept += 1
+        if graded_bound(gains, losses, len(marks)) < -margin:
             break
-        best = route
-    return _calibration(best, f"at most {100 * margin:g} points below the large model at 95 %")
+        best = threshold
+    wanted = f"at most {100 * margin:g} points below the large model at 95 %"
+    return _calibration(Routed(small, large, score, best), wanted)
 
 
 def within_share(small: SmallRun, large: TaskOutcome, score: str, share: float) -> Calibration:

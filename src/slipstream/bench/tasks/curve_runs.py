@@ -21,9 +21,11 @@ from slipstream.bench.tasks.problems import TaskSet
 from slipstream.bench.tasks.task_run import TaskLoad, answer_task
 from slipstream.bench.tasks.task_session import TaskOptions
 from slipstream.core.lossy.deferral import build_score
+from slipstream.core.lossy.learned import LearnedScore
 from slipstream.core.spec import spec_name
 from slipstream.engines.cascade.lazy import LazyEngine
 from slipstream.engines.cascade.request import RouteEngine, RouteOptions
+from slipstream.engines.cascade.rescore import prepare
 from slipstream.engines.options import Speculation
 from slipstream.plan.lower.routes import TOKEN_DEPTH
 
@@ -118,12 +120,14 @@ def curve_runs(
             return answer_task(engine, task, chosen)
 
     def alone() -> TaskOutcome:
-        with small_model.use() as engine:
-            outcome = answer_task(engine, task, load)
-            evidence = evidence_of(engine, task, outcome.answers, load.batch)
         rate = build_score(score)
-        if rate.samples > 1:
-            return outcome
+        with small_model.use() as engine:
+            prepare(engine, rate)
+            outcome = answer_task(engine, task, load)
+            if rate.samples > 1:
+                return outcome
+            layer = rate.classifier.layer if isinstance(rate, LearnedScore) else None
+            evidence = evidence_of(engine, task, outcome.answers, load.batch, layer)
         answers = [replace(a, score=rate.score([e])) for a, e in zip(outcome.answers, evidence, strict=True)]
         return replace(outcome, answers=tuple(answers))
 
@@ -135,7 +139,7 @@ def curve_runs(
     try:
         done = [runs.run("small alone", "small", alone)]
         done.append(runs.run("large alone", "large", partial(large, plain)))
-        done.append(runs.run(f"exact speculation, {Path(drafting.drafter).name}", "exact", partial(large, load)))
+        done.append(runs.run("exact speculation", "exact", partial(large, load)))
         for threshold in _thresholds(score, done[0].outcome):
             name = RouteOptions(threshold, score).rule
             done.append(runs.run(name, "request", partial(routed, threshold)))

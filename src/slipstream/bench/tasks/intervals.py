@@ -1,13 +1,16 @@
-"""95 % intervals of accuracies and of their paired differences, by the bootstrap over problems."""
+"""95 % intervals of accuracies, by the bootstrap over problems, and of their paired differences."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
+from statistics import NormalDist
 
 import numpy as np
 
 RESAMPLES, SEED, LEVEL = 10_000, 0, 0.95
+FEW = 8  # different values
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -25,12 +28,41 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 def lower_bound(differences: Sequence[float], level: float = LEVEL) -> float:
     """The one-sided lower bound of the mean of paired differences between -1 and 1.
 
-    It is the smaller of the bootstrap's bound and the exact bound for the share of problems that got worse. The exact
-    bound matters where few problems or none differ, of which the bootstrap knows too little."""
-    boot = float(np.quantile(_resampled(differences), 1 - level))
-    losses = sum(difference < 0 for difference in differences)
-    gains = sum(max(0.0, difference) for difference in differences) / len(differences)
-    return max(-1.0, min(boot, gains - upper_share(losses, len(differences), level)))
+    Of right and wrong answers (-1, 0, 1) it is the smaller of the score bound and the exact bound for the share of
+    problems that got worse. The exact bound matters where few problems or none differ. Other values are bounded by the
+    bootstrap."""
+    if not set(differences) <= {-1.0, 0.0, 1.0}:
+        return max(-1.0, float(np.quantile(_resampled(differences), 1 - level)))
+    gains, losses = (sum(value == sign for value in differences) for sign in (1, -1))
+    return graded_bound(gains, losses, len(differences), level)
+
+
+@lru_cache(maxsize=1 << 14)
+def graded_bound(gains: int, losses: int, total: int, level: float = LEVEL) -> float:
+    """`lower_bound` of problems of which so many got better and so many worse."""
+    exact = gains / total - upper_share(losses, total, level)
+    return max(-1.0, min(exact, score_bound(gains, losses, total, level)))
+
+
+def score_bound(gains: int, losses: int, total: int, level: float = LEVEL) -> float:
+    """Tango's score bound for a difference of paired proportions (Statistics in Medicine 17, 1998), by bisection.
+
+    It covers at its level also where the bootstrap, which knows too little of rare losses, does not."""
+    quantile = NormalDist().inv_cdf(level)
+
+    def statistic(difference: float) -> float:
+        b = (2 * total - gains + losses) * difference - gains - losses
+        c = -losses * difference * (1 - difference)
+        share = (math.sqrt(max(0.0, b * b - 8 * total * c)) - b) / (4 * total)  # of losses, if this is the difference
+        variance = total * (2 * share + difference * (1 - difference))
+        excess = gains - losses - total * difference
+        return excess / math.sqrt(variance) if variance > 0 else math.inf
+
+    low, high = -1 + 1e-12, (gains - losses) / total
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if statistic(middle) > quantile else (low, middle)
+    return low
 
 
 def upper_share(count: int, total: int, level: float = LEVEL) -> float:
@@ -67,10 +99,15 @@ def _at_most(count: int, total: int, share: float) -> float:
 
 
 def _resampled(values: Sequence[float]) -> np.ndarray:
-    """Means of resamples, with a fixed seed: the same results give the same interval."""
+    """Means of resamples, with a fixed seed: the same results give the same interval.
+
+    Few different values are drawn by their counts, which has the same law and takes a hundredth of the time."""
     data, chance = np.asarray(values, dtype=np.float64), np.random.default_rng(SEED)
-    means = [chance.choice(data, (500, len(data))).mean(1) for _ in range(RESAMPLES // 500)]
-    return np.concatenate(means)
+    kinds, counts = np.unique(data, return_counts=True)
+    if len(kinds) <= FEW:
+        means: np.ndarray = chance.multinomial(len(data), counts / len(data), RESAMPLES) @ kinds / len(data)
+        return means
+    return np.concatenate([chance.choice(data, (500, len(data))).mean(1) for _ in range(RESAMPLES // 500)])
 
 
 def paired_interval(differences: Sequence[float]) -> tuple[float, float]:

@@ -7,17 +7,20 @@ time. The large model's own reuse of the small model's answer is left out, so co
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from slipstream.bench.tasks.outcome import Answered, TaskOutcome
 from slipstream.bench.tasks.problems import Problem, TaskSet
 from slipstream.bench.tasks.setups import TaskSetup
 from slipstream.bench.tasks.task_run import TaskLoad, run_task
 from slipstream.core.lossy.deferral import AnswerEvidence, build_score
+from slipstream.core.lossy.learned import LearnedScore
+from slipstream.core.spec import parse_spec, spec_name
 from slipstream.engines.base import Engine
-from slipstream.engines.cascade.rescore import rescored
+from slipstream.engines.cascade.rescore import native, prepare, rescored, weights_of, with_states
+from slipstream.engines.native.engine import NativeEngine
 
 TOP = 20  # most probable tokens that the evidence holds
 SCORES = ("mean", "quantile", "entropy")  # scores that need one answer only
@@ -30,8 +33,14 @@ class SmallRun:
     outcome: TaskOutcome
     evidence: tuple[AnswerEvidence, ...]
     score_seconds: float
+    layer: int | None = None  # whose hidden states are in the evidence
+    model: str = ""
+    sha256: str = ""  # of the model's weights
+    known: Mapping[str, Sequence[float]] = field(default_factory=dict)  # scores that are not computed again
 
     def scores(self, score: str) -> list[float]:
+        if score in self.known:
+            return list(self.known[score])
         rate = build_score(score)
         return [rate.score([evidence]) for evidence in self.evidence]
 
@@ -74,17 +83,34 @@ class Routed:
         return None if small is None or large is None else (small + large * self.share) / count
 
 
-def run_small(setup: TaskSetup, task: TaskSet, load: TaskLoad) -> SmallRun:
-    """Answer with a small model, and read each answer once more for its log-probabilities."""
+def run_small(setup: TaskSetup, task: TaskSet, load: TaskLoad, score: str | None = None) -> SmallRun:
+    """Answer with a small model, and read each answer once more for its log-probabilities.
+
+    `score`: the learned score, whose hidden states are read too; without a file, those of the layer to train on."""
     if setup.engine != "native":
         raise ValueError(f"log-probabilities of answers are read by the native engine; {setup.engine} cannot")
     with setup.open() as engine:
+        layer = None if score is None else _layer(native(engine), score)
         outcome = run_task(engine, task, load)
-        evidence_of(engine, task, outcome.answers[:1])  # warm-up
+        evidence_of(engine, task, outcome.answers[:1], layer=layer)  # warm-up
         began = time.perf_counter()
-        evidence = evidence_of(engine, task, outcome.answers, load.batch)
+        evidence = evidence_of(engine, task, outcome.answers, load.batch, layer)
         seconds = (time.perf_counter() - began) / len(evidence)
-    return SmallRun(outcome, tuple(evidence), seconds)
+        target = native(engine).target
+        return SmallRun(outcome, tuple(evidence), seconds, layer, target.files.name, weights_of(target))
+
+
+def _layer(engine: NativeEngine, score: str) -> int | None:
+    """The layer whose hidden states a score needs; two thirds of the way up for one that is not trained yet."""
+    if spec_name(score) != "learned":
+        return None
+    if not parse_spec(score)[1]:
+        layer = 2 * engine.target.model.layers // 3
+        engine.target.model.declare((layer,))
+        return layer
+    rate = build_score(score)
+    prepare(engine, rate)
+    return rate.classifier.layer if isinstance(rate, LearnedScore) else None
 
 
 def run_alone(setup: TaskSetup, task: TaskSet, load: TaskLoad) -> TaskOutcome:
@@ -92,13 +118,18 @@ def run_alone(setup: TaskSetup, task: TaskSet, load: TaskLoad) -> TaskOutcome:
         return run_task(engine, task, load)
 
 
-def evidence_of(engine: Engine, task: TaskSet, answers: Sequence[Answered], batch: int = 1) -> list[AnswerEvidence]:
-    """What scores look at, of each answer; so many answers are read at a time."""
+def evidence_of(
+    engine: Engine, task: TaskSet, answers: Sequence[Answered], batch: int = 1, layer: int | None = None
+) -> list[AnswerEvidence]:
+    """What scores look at, of each answer; so many answers are read at a time. `layer`: with its hidden states."""
 
     def read(problem: Problem, answer: Answered) -> AnswerEvidence:
         assert answer.completion is not None, "a fresh outcome holds its completions"
         prompt, raw, _ = problem.text(engine.text.instruct)
-        return rescored(engine, prompt, answer.completion, TOP, raw)
+        evidence = rescored(engine, prompt, answer.completion, TOP, raw)
+        if layer is None:
+            return evidence
+        return replace(evidence, states=with_states(engine, prompt, answer.completion, layer, raw).states)
 
     with ThreadPoolExecutor(batch) as pool:
         return list(pool.map(read, task.problems[: len(answers)], answers))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +19,7 @@ Tasks = Annotated[
     list[str], typer.Option("--task", metavar="NAME|FILE", help="Problems, as in bench; may be given several times.")
 ]
 Margin = Annotated[float, typer.Option(help="The largest loss of accuracy against the large model, at 95 %.")]
+Together = Annotated[int, typer.Option(help="Problems at a time; seconds are then those of all over their number.")]
 TaskTokens = Annotated[int, typer.Option("--max-tokens", help="The maximum number of generated tokens.")]
 
 
@@ -25,37 +27,56 @@ def calibrate(
     small: Annotated[str, typer.Option(metavar="MODEL", help="The small model.")],
     task: Tasks,
     model: flags.ModelName = "smollm2-135m",
-    score: Annotated[str, typer.Option(help="mean, quantile(q=0.1) or entropy.")] = "mean",
+    score: Annotated[
+        str, typer.Option(help="mean, quantile(q=0.1), entropy or learned(file=FILE); learned alone trains --save.")
+    ] = "mean",
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --score learned: train the classifier into this file.")
+    ] = None,
     margin: Margin = 0.02,
     max_share: Annotated[
         float | None, typer.Option(help="A budget instead: the share of requests that the large model may see.")
     ] = None,
     max_tokens: TaskTokens = 512,
+    batch: Together = 1,
     dtype: flags.Dtype = "auto",
     device: flags.Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Find the threshold of a request-level route for a wanted quality or budget."""
-    from slipstream.bench.tasks.calibrate import check_margin, within_margin, within_share
+    from slipstream.bench.tasks.calibrate import check_margin, check_score, within_margin, within_share
     from slipstream.bench.tasks.problems import join_tasks
-    from slipstream.core.lossy.deferral import build_score
 
     tasks = join_tasks(task)
-    if build_score(score).samples > 1:
-        raise ValueError(f"score is {score!r}; calibration takes scores of one answer: mean, quantile or entropy")
+    check_score(score, save is not None)
     if max_share is None:
         check_margin(margin, len(tasks.problems))
     elif not 0 <= max_share <= 1:
         raise ValueError(f"max_share is {max_share:g}; it must be between 0 and 1")
-    smalls, large = run_models([small], model, task, max_tokens, {"dtype": dtype, "device": device})
+    loading = {"dtype": dtype, "device": device}
+    smalls, large = run_models([small], model, task, max_tokens, batch, loading, score)
+    run = smalls[small]
+    trained: dict[str, Any] = {}
+    if save is not None:
+        run, score, trained = train(run, save)
     found = (
-        within_margin(smalls[small], large, score, margin)
-        if max_share is None
-        else within_share(smalls[small], large, score, max_share)
+        within_margin(run, large, score, margin) if max_share is None else within_share(run, large, score, max_share)
     )
     print(f"{found.wanted}: {found.sentence}")
     if as_json:
-        print_json(rounded_data(found, small))
+        print_json(rounded_data(found, small) | trained)
+
+
+def train(run: SmallRun, save: Path) -> tuple[SmallRun, str, dict[str, Any]]:
+    """Train the learned score, and print how well it tells right answers from wrong ones."""
+    from slipstream.bench.tasks.train_score import trained_run
+
+    run, score, figures = trained_run(run, save)
+    print(
+        f"{score}: AUC {figures['auc']:.3f} in {figures['folds']:.0f}-fold cross-validation over "
+        f"{len(run.evidence)} answers (mean log-probability: {figures['auc_of_mean']:.3f})"
+    )
+    return run, score, {"cross_validation": figures}
 
 
 def choose(
@@ -64,6 +85,7 @@ def choose(
     model: flags.ModelName = "smollm2-135m",
     margin: Margin = 0.02,
     max_tokens: TaskTokens = 512,
+    batch: Together = 1,
     dtype: flags.Dtype = "auto",
     device: flags.Device = "auto",
     as_json: Json = False,
@@ -74,7 +96,7 @@ def choose(
     from slipstream.bench.tasks.problems import join_tasks
 
     check_margin(margin, len(join_tasks(task).problems))
-    smalls, large = run_models(small, model, task, max_tokens, {"dtype": dtype, "device": device})
+    smalls, large = run_models(small, model, task, max_tokens, batch, {"dtype": dtype, "device": device})
     found = [(name, within_margin(run, large, score, margin)) for name, run in smalls.items() for score in SCORES]
     for name, entry in found:
         print(f"{name}: {entry.sentence}")
@@ -88,18 +110,25 @@ def choose(
 
 
 def run_models(
-    small: list[str], model: str, task: list[str], max_tokens: int, loading: dict[str, Any]
+    small: list[str],
+    model: str,
+    task: list[str],
+    max_tokens: int,
+    batch: int,
+    loading: dict[str, Any],
+    score: str | None = None,
 ) -> tuple[dict[str, SmallRun], TaskOutcome]:
-    """Every model on the problems of all tasks, greedily."""
+    """Every model on the problems of all tasks, greedily. `score`: with what it needs of the small models."""
     from slipstream.bench.tasks.pair_runs import run_alone, run_small
     from slipstream.bench.tasks.problems import join_tasks
     from slipstream.bench.tasks.setups import TaskSetup
     from slipstream.bench.tasks.task_run import TaskLoad
     from slipstream.core.sampling import Sampling
 
-    tasks, load = join_tasks(task), TaskLoad(Sampling(0), max_tokens)
-    setup = TaskSetup(model, loading=loading)
-    return {name: run_small(setup.alone(name), tasks, load) for name in small}, run_alone(setup, tasks, load)
+    tasks, load = join_tasks(task), TaskLoad(Sampling(0), max_tokens, batch)
+    setup = TaskSetup(model, loading=loading, rows=batch)
+    smalls = {name: run_small(setup.alone(name), tasks, load, score) for name in small}
+    return smalls, run_alone(setup, tasks, load)
 
 
 def rounded_data(found: Calibration, small: str) -> dict[str, Any]:

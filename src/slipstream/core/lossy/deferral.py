@@ -7,6 +7,7 @@ quantile    the probability at a quantile of the tokens, by default the lowest t
 entropy     1 - H / log(k + 1), averaged over the tokens. H is the entropy over the k most probable tokens and the rest.
 agreement   the share of n samples whose result equals that of the answer. The result is the last number of a text that
             has one, otherwise the text without white space.
+learned     the probability that the answer is right, by a classifier on the small model's hidden states (`learned.py`)
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 @dataclass(frozen=True)
 class AnswerEvidence:
-    """What a score may look at: the text, the log-probability of each token, and those of the most probable tokens."""
+    """What a score may look at: the text, the log-probability of each token, those of the most probable tokens, and the
+    hidden states of one layer, averaged over the tokens."""
 
     text: str
     logprobs: Sequence[float] = ()
     top_logprobs: Sequence[Sequence[float]] = ()
+    states: Sequence[float] = ()
 
 
 class DeferralScore(ABC):
@@ -140,6 +143,7 @@ scores: Registry[DeferralScore] = Registry(
         "quantile": "slipstream.core.lossy.deferral:QuantileScore",
         "entropy": "slipstream.core.lossy.deferral:EntropyScore",
         "agreement": "slipstream.core.lossy.deferral:AgreementScore",
+        "learned": "slipstream.core.lossy.learned:LearnedScore",
     },
 )
 

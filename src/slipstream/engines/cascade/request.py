@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slipstream.core.lossy.deferral import AnswerEvidence, DeferralScore, build_score, check_threshold
+from slipstream.core.lossy.learned import LearnedScore
 from slipstream.core.sampling import Sampling
 from slipstream.engines.base import Capabilities, Engine, GenerationOptions, ModelInfo, Prompt, RequestHandle, checked
 from slipstream.engines.cascade.handle import RoutedRequest, RouteHandle
 from slipstream.engines.cascade.lazy import LazyEngine
-from slipstream.engines.cascade.rescore import rescored, rescores
+from slipstream.engines.cascade.rescore import prepare, rescored, rescores, with_states
 from slipstream.engines.completion import Completion, Guarantee
 from slipstream.engines.options import Speculation
 from slipstream.models.text.codec import TextCodec
@@ -27,7 +28,7 @@ class RouteOptions:
     At threshold 0 the small model alone answers, at 1 the large model alone."""
 
     threshold: float = 0.5
-    score: str = "mean"  # mean, quantile(q=0.1), entropy(k=20) or agreement(n=5)
+    score: str = "mean"  # mean, quantile(q=0.1), entropy(k=20), agreement(n=5) or learned(file=FILE)
     idle_seconds: float | None = None  # close the large model after this time without use; None: never
 
     def __post_init__(self) -> None:
@@ -70,9 +71,21 @@ class RouteEngine(Engine):
         self, small: Callable[[], Engine], large: Callable[[], Engine], options: RouteOptions | None = None
     ) -> None:
         self.options = options or RouteOptions()
-        self.small, self.large = LazyEngine(small), LazyEngine(large, self.options.idle_seconds)
         self._score = build_score(self.options.score)
+        self.small, self.large = LazyEngine(self._prepared(small)), LazyEngine(large, self.options.idle_seconds)
         self.counts = RouteCounts()
+
+    def _prepared(self, small: Callable[[], Engine]) -> Callable[[], Engine]:
+        def opened() -> Engine:
+            engine = small()
+            try:
+                prepare(engine, self._score)
+            except BaseException:
+                engine.close()
+                raise
+            return engine
+
+        return opened
 
     @property
     def guarantee(self) -> Guarantee:
@@ -131,6 +144,9 @@ class RouteEngine(Engine):
         score = self.score
         if score is None:
             return None
+        if isinstance(score, LearnedScore):
+            layer = score.classifier.layer
+            return score.score([with_states(engine, request.prompt, answers[0], layer, request.options.raw)])
         if score.top is not None and rescores(engine):
             return score.score([rescored(engine, request.prompt, answers[0], score.top, request.options.raw)])
         return score.score([_evidence(answer) for answer in answers])

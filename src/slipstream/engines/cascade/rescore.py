@@ -1,14 +1,18 @@
-"""Log-probabilities of an answer by one further pass over prompt and answer.
+"""Log-probabilities and hidden states of an answer by one further pass over prompt and answer.
 
 On a GPU, requests that report log-probabilities do not run in captured cycles. Reading the answer once more is faster.
 """
 
 from __future__ import annotations
 
-from slipstream.core.lossy.deferral import AnswerEvidence
+from slipstream.core.lossy.deferral import AnswerEvidence, DeferralScore
+from slipstream.core.lossy.learned import LearnedScore
 from slipstream.core.sampling import Sampling
 from slipstream.engines.base import Completion, Engine, GenerationOptions, Prompt
+from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.prompt import encode
+from slipstream.models.sources.folder import weights_sha256
+from slipstream.models.target import Target
 
 
 def rescored(engine: Engine, prompt: Prompt, answer: Completion, top: int, raw: bool = False) -> AnswerEvidence:
@@ -24,6 +28,39 @@ def rescored(engine: Engine, prompt: Prompt, answer: Completion, top: int, raw: 
         [entry.logprob for entry in entries],
         [[logprob for _, logprob in entry.top_logprobs] for entry in entries],
     )
+
+
+def with_states(engine: Engine, prompt: Prompt, answer: Completion, layer: int, raw: bool = False) -> AnswerEvidence:
+    """The evidence of an answer with the hidden states of a layer, averaged over the places that predict its tokens."""
+    if not answer.token_ids:
+        return AnswerEvidence(answer.text)
+    ids = encode(prompt, raw, engine.text, engine.model_info.context_length)
+    states = native(engine).hidden_states([*ids, *answer.token_ids], layer)[len(ids) - 1 :]
+    return AnswerEvidence(answer.text, states=states.double().mean(0).tolist())
+
+
+def prepare(engine: Engine, score: DeferralScore) -> None:
+    """Make an engine ready for a score, before its first request. ValueError for a classifier of another model."""
+    if not isinstance(score, LearnedScore):
+        return
+    target, classifier = native(engine).target, score.classifier
+    if (own := weights_of(target)) != classifier.sha256:
+        raise ValueError(
+            f"the classifier {score.file} was trained for {classifier.model} (sha256 {classifier.sha256[:12]}), and "
+            f"{target.files.name} is another model (sha256 {own[:12]}); train one for it"
+        )
+    target.model.declare((classifier.layer,))
+
+
+def weights_of(target: Target) -> str:
+    """The sha256 of a model's weights."""
+    return target.files.sha256 or weights_sha256(target.files.path)
+
+
+def native(engine: Engine) -> NativeEngine:
+    if not isinstance(engine, NativeEngine):
+        raise ValueError("hidden states are read by the native engine; take another score, or --engine native")
+    return engine
 
 
 def rescores(engine: Engine) -> bool:

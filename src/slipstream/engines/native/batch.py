@@ -60,7 +60,7 @@ class Batch:
         self.publisher = ChunkPublisher()
         self.failures: dict[str, int] = {}
         self.captured = CapturedRows(runner, policy, drafter, rule, model.context, self.publisher, self._note)
-        self._prompt_scorer = PromptScorer(model, self.scheduler.chunk)
+        self._prompt_scorer = PromptScorer(model, self.scheduler.chunk, runner is not None)
         self._prompts = PromptReader(model, self.scheduler.chunk, self._note)
 
     def check(self, job: Job) -> None:

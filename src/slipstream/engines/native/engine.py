@@ -8,6 +8,9 @@ from dataclasses import asdict, fields, replace
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from slipstream.core.array_types import Float, Tensor
 from slipstream.core.interfaces import Drafter, Policy, Verifier
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
@@ -183,6 +186,18 @@ class NativeEngine(JobEngine):
 
     def draft_speed(self, sample: Completion, tokens: int = 32) -> float | None:
         return draft_speed(self.drafter(self.drafter_name), sample, tokens)
+
+    def hidden_states(self, token_ids: Sequence[int], layer: int) -> Float[Tensor, "tokens hidden"]:
+        """The output of a layer at every token of a text but the last, by one further pass over it."""
+        self.target.model.declare((layer,))
+        options, sampling = GenerationOptions(0, prompt_logprobs=0), Sampling(0)
+        request = self.request(list(token_ids), sampling, options)
+        (job,) = self._samples(request, self._plan(Speculation(off=True), sampling), sampling, options)
+        job.state_layer = layer
+        self._send([job])
+        if error := job.result().error:
+            raise ValueError(error)
+        return torch.cat(job.states)
 
     def _rule(self, name: str) -> Verifier:
         if name not in self._rules:

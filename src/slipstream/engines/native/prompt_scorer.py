@@ -1,4 +1,4 @@
-"""Log-probabilities of prompt tokens, for requests that ask for them.
+"""Log-probabilities and hidden states of prompt tokens, for requests that ask for them.
 
 A prompt is scored like a draft that is accepted whole: its first token is committed, the tokens after it are drafted,
 and the score pass gives the logits after each of them. All positions are computed, since nothing comes from the prefix
@@ -21,13 +21,15 @@ from slipstream.engines.job import Job
 from slipstream.engines.logprobs import token_logprobs
 
 LOGITS = 1 << 23  # of one pass, tokens times vocabulary: 32 MiB in float32
+GPU_LOGITS = 1 << 26  # the same on a GPU, whose passes take the same time for many tokens
 
 
 class PromptScorer:
     """Scores at most one chunk of prompt tokens in a step, of all rows together."""
 
-    def __init__(self, model: Model, limit: int) -> None:
-        self._model, self._limit = model, max(1, min(limit, LOGITS // model.vocab))
+    def __init__(self, model: Model, limit: int, on_gpu: bool = False) -> None:
+        most = GPU_LOGITS if on_gpu else LOGITS
+        self._model, self._limit = model, max(1, min(limit, most // model.vocab))
 
     def step(self, jobs: Sequence[Job]) -> list[Job]:
         """Score a chunk of the prompts whose log-probabilities are wanted. Returns the jobs that do not wait for it."""
@@ -60,13 +62,15 @@ class PromptScorer:
         draft = Draft(Tree.chains(drafted), token, OneHot(token, self._model.vocab))
         rows = [job.row for job in jobs]
         with _cut(jobs):
-            logits = self._model.score(rows, draft).logits
+            scores = self._model.score(rows, draft)
             self._model.commit(rows, _accept_all(drafted, [own[-1] for own in tokens]))
         first = [len(jobs) + start for start in accumulate(drafted, initial=0)]  # node of each row among the slots
         for r, (job, own) in enumerate(zip(jobs, tokens, strict=True)):
-            slots = torch.tensor([r, *range(first[r], first[r + 1])], device=logits.device)
+            slots = torch.tensor([r, *range(first[r], first[r + 1])], device=scores.logits.device)
+            if job.state_layer is not None:
+                job.states.append(scores.features[job.state_layer][slots].float().cpu())
             assert job.prompt_logprobs is not None, "only such prompts are scored"
-            job.prompt_logprobs += token_logprobs(logits[slots], own, job.prompt_top or 0)
+            job.prompt_logprobs += token_logprobs(scores.logits[slots], own, job.prompt_top or 0)
             if not job.unscored:
                 self._finish(job)
 
