@@ -108,11 +108,12 @@ def timed(engine: NativeEngine, prompts: PromptSet, count: int) -> dict[str, Any
     """Seconds and tokens of each way at batch 1, in turn on the same prompts. The first two prompts are a warm-up."""
     seconds, tokens, emitted, cycles = dict.fromkeys(WAYS, 0.0), dict.fromkeys(WAYS, 0), 0, 0
     chosen = list(prompts.prompts[:count])
-    for number, prompt in enumerate([*chosen[:2], *chosen]):
+    warm = chosen[:2]
+    for number, prompt in enumerate([*warm, *chosen]):
         for way in WAYS if number % 2 else reversed(WAYS):
             began = time.perf_counter()
             (done,) = prompts.generate(engine, [prompt], way, 1)
-            if number >= 2:
+            if number >= len(warm):
                 seconds[way] += time.perf_counter() - began
                 tokens[way] += len(done.token_ids)
                 if way == "speculation":

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
 
+from slipstream.bench.tasks import grading
 from slipstream.bench.tasks.grading import correct, final_number, program
-from slipstream.bench.tasks.intervals import interval, lower_bound, problems_needed, upper_share
+from slipstream.bench.tasks.intervals import graded_bound, interval, lower_bound, problems_needed, upper_share
 from slipstream.bench.tasks.problems import Problem, load_task, problem_of
 
 HUMAN_EVAL = {
@@ -114,6 +116,27 @@ def test_an_interval_covers_the_truth():
     assert interval([0.0]) == (0.0, pytest.approx(0.975))
 
 
+@pytest.mark.parametrize(("worse", "better"), [(0.02, 0.01), (0.05, 0.03), (0.07, 0.05), (0.1, 0.1)])
+def test_a_paired_bound_holds_at_its_level(worse, better):
+    """Every outcome of so many problems with its probability: the bound is at most the true difference in 95 %."""
+    total, covered, seen = 150, 0.0, 0.0
+    for losses in range(35):
+        for gains in range(35):
+            same = total - losses - gains
+            ways = math.lgamma(total + 1) - sum(math.lgamma(n + 1) for n in (losses, gains, same))
+            log = ways + losses * math.log(worse) + gains * math.log(better) + same * math.log(1 - worse - better)
+            seen += math.exp(log)
+            covered += math.exp(log) * (graded_bound(gains, losses, total) <= better - worse)
+    assert seen > 0.999
+    assert covered >= 0.949
+
+
+def test_the_bound_of_grades_and_of_other_values():
+    grades = [-1.0] * 3 + [1.0] * 2 + [0.0] * 95
+    assert lower_bound(grades) == graded_bound(2, 3, 100)
+    assert lower_bound([value + 0.001 * (i % 20) for i, value in enumerate(grades)]) == pytest.approx(-0.03, abs=0.03)
+
+
 def test_a_paired_bound_is_no_better_than_the_problems_allow():
     assert lower_bound([0.0] * 20) == pytest.approx(-(1 - 0.05 ** (1 / 20)))
     assert lower_bound([0.0] * 149) > -0.02 > lower_bound([0.0] * 147)
@@ -124,3 +147,18 @@ def test_a_paired_bound_is_no_better_than_the_problems_allow():
     assert problems_needed(0.02, [-1.0, 0.0]) == 0  # they are worse by more than the margin
     mixed = [1.0, -1.0, 0.0, 0.0] * 10
     assert problems_needed(0.02, mixed) == pytest.approx((1.6449 * 0.5**0.5 / 0.02) ** 2, abs=1)
+
+
+def test_several_files_are_one_task(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text('{"prompt": "?", "checker": "exact", "answer": "1"}\n' * 2)
+    task = load_task(f"{tmp_path}/a.jsonl:1,{tmp_path}/b.jsonl")
+    assert (task.name, [problem.id for problem in task.problems]) == ("a+b", ["a/1", "b/1", "b/2"])
+
+
+def test_equal_answers_are_graded_once(monkeypatch):
+    seen = []
+    monkeypatch.setitem(grading.CHECKS, "exact", lambda problem, answer: seen.append(answer) or answer == "1")
+    problem = Problem("1", "?", "exact", "1")
+    assert grading.grade([(problem, "1"), (problem, "2"), (problem, "1")]) == [True, False, True]
+    assert sorted(seen) == ["1", "2"]

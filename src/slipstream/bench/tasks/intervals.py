@@ -65,6 +65,7 @@ def score_bound(gains: int, losses: int, total: int, level: float = LEVEL) -> fl
     return low
 
 
+@lru_cache(maxsize=1 << 12)
 def upper_share(count: int, total: int, level: float = LEVEL) -> float:
     """The upper bound of a share of which `count` in `total` were seen (Clopper and Pearson), by bisection."""
     if count >= total:
