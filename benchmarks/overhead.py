@@ -2,20 +2,20 @@
 
     python benchmarks/overhead.py [--model smollm2-135m] [--drafter eagle] [--clients 1 8 32] [--tokens 96]
                                   [--repeats 5] [--bar 0.90] [--depth N] [--engine-process auto|on|off]
-                                  [--scripted] [--profile FILE] [--out FILE]
+                                  [--api-server-count N] [--client-processes N] [--scripted] [--profile FILE]
+                                  [--out FILE]
 
-One engine, and a server over it in the same process, or with `--engine-process on` in another one (`auto`: on a GPU).
-Its own speed: all requests are submitted at once and awaited, in the process of the engine.
-Through HTTP: as many clients as there are requests, in one other process, each with a stream over loopback. Both sides
-decode the same requests with the same seeds, so they emit the same number of tokens; that is checked. They take turns.
-The clients share the processor with the server, as they do here, but not on a machine of their own.
+One engine, and a server over it in the same process, or with `--engine-process on` in another one (`auto`: on a GPU),
+or with `--api-server-count` in several others. Its own speed: all requests are submitted at once and awaited, in the
+process of the engine. Through HTTP: as many clients as there are requests, each with a stream over loopback, in
+processes of their own. Clients parse every event. Both sides decode the same requests with the same seeds, so they emit
+the same number of tokens; that is checked. They take turns.
 
-The table has the median of each side and the ratio of neighbouring calls: median, mean and 95 % interval (Student's t
-on logarithms), by the clock and by processor seconds of server and engine, without the clients. The last
-columns are the processor time of HTTP's own threads, as a share of the whole and per token, and the processor time that
-serving adds to the engine's own threads per token: other work on the machine disturbs them least. `--scripted` takes an
+The table has the median of each side and the ratio of neighbouring calls by the clock: median, mean and 95 % interval
+(Student's t on logarithms). Then follow the processor time of HTTP per token, the processor time that serving adds to
+the engine's own threads per token, and the cores that each part keeps busy while streams run. `--scripted` takes an
 engine that computes nothing, so that HTTP is nearly all that is measured; its ratios mean nothing. The exit code is 1
-where a median ratio by the clock is under the bar.
+where a median ratio is under the bar.
 """
 
 from __future__ import annotations
@@ -23,19 +23,24 @@ from __future__ import annotations
 import argparse
 import asyncio
 import cProfile
-import json
+import os
 import platform
 import statistics
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from overhead_clients import ClientProcesses, client_processes
+
+from slipstream.serve.config import ServerLimits
+
+LIMITS = ServerLimits(max_requests=1024, max_requests_per_key=1024)
 PROMPTS = [
     "Explain how a bicycle stays upright.",
     "Write a Python function that counts the words of a file.",
@@ -48,82 +53,17 @@ PROMPTS = [
 ]
 
 
-class StreamReader(asyncio.Protocol):
-    """Sends one request and keeps what comes back; nothing is parsed while the stream runs."""
-
-    def __init__(self, request: bytes, done: asyncio.Future[bytes]) -> None:
-        self._request, self._done, self._last = request, done, b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.write(self._request)
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        self._last = self._last[-2000:] + data  # the usage and the end are in there
-        if b"data: [DONE]" in self._last:
-            self._transport.close()
-            self._done.set_result(self._last)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self._done.done():
-            self._done.set_exception(error or RuntimeError(f"the stream was cut off: {self._last!r}"))
-
-
-async def stream_tokens(port: int, body: dict[str, Any]) -> int:
-    """Run one stream to its end; the tokens it had."""
-    loop = asyncio.get_running_loop()
-    payload = json.dumps(body | {"stream": True, "stream_options": {"include_usage": True}}).encode()
-    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    request, done = f"{head}Content-Length: {len(payload)}\r\n\r\n".encode() + payload, loop.create_future()
-    await loop.create_connection(lambda: StreamReader(request, done), "127.0.0.1", port)
-    end = await done
-    start = end.rindex(b'"completion_tokens":') + len(b'"completion_tokens":')
-    return int(end[start : end.index(b",", start)])
-
-
-def client_process(port: int) -> None:
-    """Runs the requests of each line that comes in at once, and answers with their tokens."""
-
-    async def run(bodies: list[dict[str, Any]]) -> list[int]:
-        return list(await asyncio.gather(*(stream_tokens(port, body) for body in bodies)))
-
-    for line in sys.stdin:
-        print(json.dumps(asyncio.run(run(json.loads(line)))), flush=True)
-
-
 @contextmanager
-def clients(port: int) -> Iterator[Callable[[list[dict[str, Any]]], list[int]]]:
-    command = [sys.executable, __file__, "--client", str(port)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-
-        def run(bodies: list[dict[str, Any]]) -> list[int]:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write(json.dumps(bodies) + "\n")
-            process.stdin.flush()
-            tokens: list[int] = json.loads(process.stdout.readline())
-            return tokens
-
-        yield run
-        process.stdin.close()
-
-
-@contextmanager
-def served(engine: Any, profile: Path | None) -> Iterator[int]:
-    """The server over an engine, in a thread; its port."""
+def served_here(engine: Any, profile: Path | None) -> Iterator[tuple[int, list[int]]]:
+    """The server over an engine, in a thread of this process: its port, and no other process."""
     import uvicorn
 
     from slipstream.serve.app import create_app
-    from slipstream.serve.config import ServerConfig, ServerLimits
-    from slipstream.serve.connections import timed_protocol
-    from slipstream.serve.run import bind
+    from slipstream.serve.config import ServerConfig
+    from slipstream.serve.run import bind, http_settings
 
-    app = create_app(ServerConfig(models=("model",), limits=ServerLimits(max_requests=1024)), lambda name: engine)
-    settings = uvicorn.Config(app, http=timed_protocol(60.0), log_level="warning", access_log=False)
-    server = uvicorn.Server(settings)
+    app = create_app(ServerConfig(models=("model",), limits=LIMITS), lambda name: engine)
+    server = uvicorn.Server(http_settings(app, LIMITS))
     ready = threading.Event()
     app.state.ready = ready.set
     listener = bind("127.0.0.1", 0)
@@ -139,10 +79,34 @@ def served(engine: Any, profile: Path | None) -> Iterator[int]:
     thread = threading.Thread(target=run)
     thread.start()
     ready.wait()
-    yield listener.getsockname()[1]
+    yield listener.getsockname()[1], []
     server.should_exit = True
     thread.join()
     listener.close()
+
+
+@contextmanager
+def served_by_workers(engine: Any, count: int) -> Iterator[tuple[int, list[int]]]:
+    """The server over an engine, in several processes: its port, and the ids of the processes."""
+    from slipstream.serve.config import ServedEngine, ServerConfig
+    from slipstream.serve.run import bind
+    from slipstream.serve.workers.group import WorkerGroup
+
+    config = ServerConfig(("model",), ServedEngine(process=True), LIMITS, api_servers=count)
+    listener, ready, started = bind("127.0.0.1", 0), threading.Event(), list[tuple[WorkerGroup, Any]]()
+    port = listener.getsockname()[1]
+
+    async def run() -> None:
+        started.append((WorkerGroup(config, "quiet", lambda name: engine), asyncio.get_running_loop()))
+        await started[0][0].run(listener, ready.set)
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    thread.start()
+    ready.wait()
+    group, loop = started[0]
+    yield port, group.process_ids
+    loop.call_soon_threadsafe(group.stop)
+    thread.join()
 
 
 def own_tokens(engine: Any, bodies: list[dict[str, Any]]) -> list[int]:
@@ -173,10 +137,9 @@ def open_native(model: str, drafter: str, rows: int) -> Any:
     return NativeEngine(model, drafter, limits=Limits(rows=rows))
 
 
-def opened(given: argparse.Namespace) -> Any:
+def opened(given: argparse.Namespace, own_process: bool) -> Any:
     """The engine of a run, here or in a process of its own. Functions that go there belong to a module by its name."""
     import overhead
-    import torch
     from scripted_engine import open_scripted
 
     from slipstream.engines.process.engine import ProcessEngine
@@ -184,8 +147,7 @@ def opened(given: argparse.Namespace) -> Any:
     opener = partial(overhead.open_native, given.model, given.drafter, max(given.clients))
     if given.scripted:
         opener = partial(open_scripted, given.model)
-    own = torch.cuda.is_available() if given.engine_process == "auto" else given.engine_process == "on"
-    return ProcessEngine(opener) if own else opener()
+    return ProcessEngine(opener) if own_process else opener()
 
 
 def in_engine(engine: Any, name: str, *values: Any) -> Any:
@@ -193,65 +155,103 @@ def in_engine(engine: Any, name: str, *values: Any) -> Any:
     import overhead
 
     function = getattr(overhead, name)
-    return engine.call(function, *values) if hasattr(engine, "call") else function(engine, *values)
+    return engine.call(function, *values)
 
 
 def process_seconds(engine: Any) -> float:
     return time.process_time()
 
 
-def all_seconds(engine: Any) -> float:
-    """Processor seconds of the server and of the engine."""
-    return time.process_time() + (in_engine(engine, "process_seconds") if hasattr(engine, "call") else 0.0)
-
-
-def http_seconds() -> float:
-    """Processor seconds of the event loop and of the threads that start requests: all but the engine and this one."""
+def http_seconds(workers: list[int]) -> float:
+    """Processor seconds of HTTP: of its processes, and of all threads here but the engine's and this one."""
     own = (thread for thread in threading.enumerate() if thread.name not in ("MainThread", "slipstream"))
-    return sum(time.clock_gettime(time.pthread_getcpuclockid(thread.ident)) for thread in own if thread.ident)
+    here = sum(time.clock_gettime(time.pthread_getcpuclockid(thread.ident)) for thread in own if thread.ident)
+    return here + sum(map(seconds_of, workers))
+
+
+def seconds_of(pid: int) -> float:
+    """Processor seconds of another process."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Effort:
+    """Wall-clock and processor seconds of one call, by part."""
+
+    tokens: list[int]
+    wall: float
+    engine: float
+    http: float
+    clients: float
+
+
+@dataclass
+class Bench:
+    """One engine, a server over it, and the clients of that server."""
+
+    engine: Any
+    workers: list[int]
+    clients: ClientProcesses
+    is_own_process: bool
+
+    def call(self, run: Callable[[list[dict[str, Any]]], list[int]], bodies: list[dict[str, Any]]) -> Effort:
+        before, began = self._seconds(), time.perf_counter()
+        tokens = run(bodies)
+        wall = time.perf_counter() - began
+        engine, http, clients = (after - then for after, then in zip(self._seconds(), before, strict=True))
+        return Effort(tokens, wall, engine, http, clients)
+
+    def _seconds(self) -> tuple[float, float, float]:
+        http = http_seconds(self.workers)
+        engine = in_engine(self.engine, "process_seconds")
+        return engine if self.is_own_process else engine - http, http, self.clients.seconds
+
+    def measure(self, count: int, given: argparse.Namespace) -> dict[str, Any]:
+        """Both sides in turns, with so many requests at once. The first turn warms up."""
+        from engine import ratios
+
+        bodies = bodies_of(count, given.tokens, given.depth)
+        sides = {"engine": lambda bodies: in_engine(self.engine, "own_tokens", bodies), "http": self.clients.run}
+        efforts: dict[str, list[Effort]] = {name: [] for name in sides}
+        for repeat in range(given.repeats + 1):
+            for name, run in sides.items() if repeat % 2 else reversed(sides.items()):
+                efforts[name].append(self.call(run, bodies))
+            assert efforts["engine"][-1].tokens == efforts["http"][-1].tokens
+        own, http = efforts["engine"][1:], efforts["http"][1:]
+        tokens = sum(own[0].tokens)
+        return {
+            "clients": count,
+            "engine": statistics.median(tokens / each.wall for each in own),
+            "http": statistics.median(tokens / each.wall for each in http),
+            "ratio": ratios([1 / each.wall for each in http], [1 / each.wall for each in own]),
+            "microseconds": statistics.median(1e6 * each.http / tokens for each in http),
+            "added": 1e6 * statistics.median(b.engine - a.engine for a, b in zip(own, http, strict=True)) / tokens,
+            "busy": {
+                part: statistics.median(getattr(each, part) / each.wall for each in http)
+                for part in ("engine", "http", "clients")
+            },
+        }
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     import torch
-    from engine import ratios
 
-    engine = opened(given)
-    records = []
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} threads"
-    with served(engine, given.profile) as port, clients(port) as through_http:
-        for count in given.clients:
-            bodies = bodies_of(count, given.tokens, given.depth)
-            sides: dict[str, Callable[[], list[int]]] = {
-                "engine": lambda bodies=bodies: in_engine(engine, "own_tokens", bodies),
-                "http": lambda bodies=bodies: through_http(bodies),
-            }
-            speeds: dict[str, list[float]] = {name: [] for name in sides}
-            efforts: dict[str, list[float]] = {name: [] for name in sides}
-            works: list[tuple[float, float, int]] = []  # seconds of HTTP's threads, of the process, and tokens
-            for repeat in range(given.repeats + 1):
-                emitted = {}
-                for name, run in sides.items() if repeat % 2 else reversed(sides.items()):
-                    worked, http, began = all_seconds(engine), http_seconds(), time.perf_counter()
-                    emitted[name] = run()
-                    tokens = sum(emitted[name])
-                    speeds[name].append(tokens / (time.perf_counter() - began))
-                    effort = all_seconds(engine) - worked
-                    efforts[name].append(tokens / effort)
-                    if name == "http":
-                        works.append((http_seconds() - http, effort, tokens))
-                assert emitted["engine"] == emitted["http"], emitted
-            medians = {name: statistics.median(values[1:]) for name, values in speeds.items()}  # the first warms up
-            record: dict[str, Any] = {"ratio": ratios(speeds["http"][1:], speeds["engine"][1:])}
-            record["processor"] = ratios(efforts["http"][1:], efforts["engine"][1:])
-            record["share"] = statistics.median(work / whole for work, whole, _ in works[1:])
-            record["microseconds"] = statistics.median(1e6 * work / tokens for work, _, tokens in works[1:])
-            engine_side = (1e6 * (whole - work) / tokens for work, whole, tokens in works[1:])
-            alone = (1e6 / effort for effort in efforts["engine"][1:])
-            record["added"] = statistics.median(engine_side) - statistics.median(alone)
-            records.append({"clients": count} | medians | record)
+    on_gpu = torch.cuda.is_available()
+    own = on_gpu if given.engine_process == "auto" else given.engine_process == "on"
+    count = given.api_server_count or (min(4, max(1, (os.cpu_count() or 1) // 4)) if own and on_gpu else 1)
+    own = own or count > 1
+    engine = opened(given, own)
+    serving = served_by_workers(engine, count) if count > 1 else served_here(engine, given.profile)
+    many = given.client_processes or max(1, min(8, (os.cpu_count() or 1) // 2))
+    with serving as (port, workers), client_processes(port, many) as clients:
+        bench = Bench(engine, workers, clients, own)
+        records = [bench.measure(at_once, given) for at_once in given.clients]
     engine.close()
+    device = torch.cuda.get_device_name() if on_gpu else f"{torch.get_num_threads()} threads"
     about = {"model": engine.label, "drafter": given.drafter, "machine": f"{platform.machine()}, {device}"}
-    return about | {"tokens": given.tokens, "repeats": given.repeats, "records": records}
+    processes = {"http": count, "clients": many, "engine": int(own)}
+    return about | {"tokens": given.tokens, "repeats": given.repeats, "processes": processes, "records": records}
 
 
 def main() -> int:
@@ -263,42 +263,28 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--depth", type=int, help="of all drafts; without it the policy decides")
     parser.add_argument("--engine-process", choices=["auto", "on", "off"], default="auto")
+    parser.add_argument("--api-server-count", type=int, help="HTTP processes; by default as slipstream serve has them")
+    parser.add_argument("--client-processes", type=int, help="by default half of the cores, at most 8")
     parser.add_argument("--scripted", action="store_true", help="an engine that computes nothing")
     parser.add_argument("--bar", type=float, default=0.90)
     parser.add_argument("--profile", type=Path, help="profile the server's thread into this file")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--client", type=int, metavar="PORT", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.client:
-        client_process(given.client)
-        return 0
     report = measure(given)
     from engine import interval
     from load import save
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(
-        "clients",
-        "engine tok/s",
-        "HTTP tok/s",
-        "HTTP / engine",
-        "by processor time",
-        "HTTP's share",
-        "µs per token",
-        "added to engine",
-        title=f"{report['model']}, {report['machine']}",
-    )
+    columns = ["clients", "engine tok/s", "HTTP tok/s", "HTTP / engine", "HTTP µs/token", "added to engine"]
+    table = Table(*columns, "busy cores: engine, HTTP, clients", title=f"{report['model']}, {report['machine']}")
     for record in report["records"]:
-        speeds = [f"{record[name]:.1f}" for name in ("engine", "http")]
-        shares = [interval(record[name]) for name in ("ratio", "processor")]
         table.add_row(
             str(record["clients"]),
-            *speeds,
-            *shares,
-            f"{record['share']:.1%}",
-            f"{record['microseconds']:.1f}",
-            f"{record['added']:.1f}",
+            *(f"{record[name]:.1f}" for name in ("engine", "http")),
+            interval(record["ratio"]),
+            *(f"{record[name]:.1f}" for name in ("microseconds", "added")),
+            ", ".join(f"{record['busy'][part]:.2f}" for part in ("engine", "http", "clients")),
         )
     Console(width=120).print(table)
     if given.out:

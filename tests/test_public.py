@@ -130,6 +130,7 @@ FLAGS = {
         "--max-loaded",
         "--max-memory",
         "--engine-process",
+        "--api-server-count",
         "--api-key-file",
         "--cors-origin",
         "--log-format",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -20,9 +22,10 @@ import uvicorn
 import letters
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.serve.app import create_app
-from slipstream.serve.config import ServerConfig
+from slipstream.serve.config import ServedEngine, ServerConfig
 from slipstream.serve.connections import timed_protocol
 from slipstream.serve.run import bind
+from slipstream.serve.workers.group import WorkerGroup
 
 MODEL = "letters"
 
@@ -48,6 +51,29 @@ def served(config: ServerConfig | None = None, open_model=None, port: int = 0) -
         server.should_exit = True
         thread.join(30)
         listener.close()
+    assert not thread.is_alive()
+
+
+@contextmanager
+def served_by_workers(engine, count: int) -> Iterator[tuple[str, WorkerGroup]]:
+    """A server over an engine in another process, with several HTTP processes: its address and its group."""
+    config = ServerConfig(models=(MODEL,), engine=ServedEngine(process=True), api_servers=count)
+    listener, ready, started = bind("127.0.0.1", 0), threading.Event(), list[tuple[WorkerGroup, Any]]()
+    address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    async def run() -> None:
+        started.append((WorkerGroup(config, "quiet", lambda name: engine), asyncio.get_running_loop()))
+        await started[0][0].run(listener, ready.set)
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
+    thread.start()
+    assert ready.wait(120)
+    group, loop = started[0]
+    try:
+        yield address, group
+    finally:
+        loop.call_soon_threadsafe(group.stop)
+        thread.join(30)
     assert not thread.is_alive()
 
 

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import fields
 from functools import partial
 
 import httpx
 import pytest
-from live import served, status, wait_until
+from live import served, served_by_workers, status, wait_until
 from remote_letters import open_letters
 
 from slipstream.core.sampling import Sampling
 from slipstream.engines.base import GenerationOptions, Speculation
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.process.engine import ProcessEngine
+from slipstream.engines.process.session import EngineSession
 from slipstream.engines.prompt import ConditionedPrompt
+from slipstream.serve.workers.group import WorkerGroup
 
 LONG = {"prompt": "abcabcabc", "max_tokens": 120, "ignore_eos": True, "seed": 3, "speculation": {"depth": 2}}
 OPTIONS = {"max_tokens": 24, "speculation": Speculation(depth=2)}
@@ -43,6 +47,12 @@ def address(remote) -> Iterator[str]:
         yield here
 
 
+@pytest.fixture(scope="module")
+def workers(remote) -> Iterator[tuple[str, WorkerGroup]]:
+    with served_by_workers(remote, 2) as here:
+        yield here
+
+
 @pytest.mark.parametrize(
     ("prompt", "options"),
     [
@@ -61,6 +71,19 @@ def test_requests_have_the_same_completions(local, remote, prompt, options):
         for field in fields(mine):
             if field.name != "queue_seconds":
                 assert getattr(mine, field.name) == getattr(own, field.name), field.name
+
+
+def test_a_cancel_that_comes_after_the_end_leaves_nothing(remote):
+    handles = remote.submit("abcabc", Sampling(0.8, seed=5), GenerationOptions(max_tokens=4))
+    handles[0].result()
+    remote._cancel(remote._next - 1)
+    assert remote.call(remembered) == 0
+
+
+def remembered(engine: NativeEngine) -> int:
+    """Requests that the sessions of this process still know."""
+    sessions = [thing for thing in gc.get_objects() if isinstance(thing, EngineSession)]
+    return sum(len(session._jobs) + len(session._cancelled) + len(session._starting) for session in sessions)
 
 
 def test_the_model_and_its_features_are_known(local, remote):
@@ -90,7 +113,7 @@ def test_what_is_refused_is_refused_with_the_same_sentence(local, remote, option
 
 def test_audio_is_refused_and_not_read_as_text(remote):
     prompt = ConditionedPrompt([5, 6, 7], object())
-    with pytest.raises(ValueError, match="reads text only; for audio start the server with --engine-process off"):
+    with pytest.raises(ValueError, match="takes text only as a prompt; transcribe audio with call"):
         remote.generate(prompt, Sampling(0), max_tokens=2)
 
 
@@ -134,6 +157,52 @@ def test_a_client_that_goes_away_frees_its_row(address, remote):
     wait_until(lambda: remote.stats["tokens"] > before and not remote.stats["running"], 10)
     assert remote.stats["tokens"] - before < 8 * 120
     assert not remote._jobs
+
+
+def value(address: str, name: str) -> float:
+    lines = httpx.get(f"{address}/metrics").text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"slipstream:{name}"))
+
+
+def test_workers_give_the_same_answers_and_add_up_their_counts(workers, address):
+    here, group = workers
+    assert len(group.process_ids) == 2
+    assert status(here) == 200
+    before = value(here, "generation_tokens_total")
+    expected = httpx.post(f"{address}/v1/completions", json=LONG).json()["choices"]
+    for _ in range(4):  # each on a connection of its own, which go to the workers in turn
+        assert httpx.post(f"{here}/v1/completions", json=LONG).json()["choices"] == expected
+    assert {value(here, "generation_tokens_total") for _ in range(2)} == {before + 4 * 120}
+    assert {value(here, "num_requests_active") for _ in range(2)} == {0.0}
+    for path in ("/v1/models", "/api/tags", "/v1/slipstream", "/"):
+        both = [httpx.get(here + path) for _ in range(2)]
+        assert both[0].status_code == 200
+        assert both[0].text == both[1].text
+    assert [httpx.post(f"{here}/v1/completions", json={"model": "no"}).status_code for _ in range(2)] == [400, 400]
+    assert [httpx.get(f"{here}/v1/models/no").status_code for _ in range(2)] == [404, 404]
+
+
+@pytest.mark.failures
+def test_a_worker_that_is_killed_frees_its_rows_and_is_started_again(workers, remote):
+    here, group = workers
+    before, counted = group.process_ids, value(here, "generation_tokens_total")
+    with ExitStack() as stack:
+        body = LONG | {"n": 8, "stream": True, "speculation": {"off": True}}  # two of these fill all rows
+        opened = [stack.enter_context(httpx.stream("POST", f"{here}/v1/completions", json=body)) for _ in range(2)]
+        lines = [stream.iter_lines() for stream in opened]  # one of each worker
+        assert all(map(next, lines))
+        os.kill(before[0], signal.SIGKILL)
+        ends = []
+        for rest in lines:
+            try:
+                ends.append([line for line in rest if line][-1])
+            except httpx.HTTPError:
+                ends.append("cut off")
+        assert sorted(ends) == ["cut off", "data: [DONE]"]
+    assert status(here) == 200, "the other worker answers"
+    assert value(here, "generation_tokens_total") == counted + 8 * 120, "counters never go down"
+    assert value(here, "num_requests_active") == 0
+    wait_until(lambda: not remote.stats["running"])
 
 
 @pytest.mark.failures

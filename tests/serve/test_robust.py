@@ -219,3 +219,9 @@ def test_a_key_file_without_a_key_is_one_sentence(slipstream, tmp_path: Path):
         done = slipstream("serve", "--api-key-file", str(tmp_path / "keys"))
         assert done.returncode == 2
         assert said in done.stderr.splitlines()[-1]
+
+
+def test_several_processes_need_an_engine_of_its_own(slipstream):
+    done = slipstream("serve", "--api-server-count", "2", "--engine-process", "off")
+    assert done.returncode == 2
+    assert "need the engine in a process of its own; use --engine-process on" in done.stderr.splitlines()[-1]

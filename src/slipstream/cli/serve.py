@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,6 +54,14 @@ class OwnProcess(StrEnum):
 EngineProcess = Annotated[
     OwnProcess, typer.Option(help="Run each model in a process of its own; auto: where the model runs on a GPU.")
 ]
+ApiServers = Annotated[
+    int | None,
+    typer.Option(
+        "--api-server-count",
+        min=1,
+        help="HTTP processes in front of the engine's process; by default one, on a GPU up to four.",
+    ),
+]
 LogFormat = Annotated[LogForm, typer.Option(help="Lines of the log on standard error, one per request.")]
 
 
@@ -78,6 +88,7 @@ def serve(
     ] = None,
     max_memory: MaxMemory = None,
     engine_process: EngineProcess = OwnProcess.auto,
+    api_server_count: ApiServers = None,
     api_key_file: KeyFile = None,
     cors_origin: Cors = None,
     log_format: LogFormat = LogForm.plain,
@@ -95,7 +106,7 @@ def serve(
         raise ValueError(f"serving needs {error.name}; pip install slipstream-lm[serve]") from error
     loading: dict[str, Any] = {"dtype": dtype, "device": device, "invariant": invariant}
     loading |= {"trust_remote_code": trust_remote_code, **_native(engine, tree, rows), **known.arguments(engine)}
-    process = _own_process(engine_process, engine, device)
+    process = _own_process(engine_process, engine, device, api_server_count)
     served = ServedEngine(engine, drafter, verify, depth, given.settings(option), loading, process=process)
     if plan is not None:
         models, served = _planned(context, plan, models, served)
@@ -108,13 +119,14 @@ def serve(
         max_loaded=max_loaded or (1 if max_memory is None else max(1, len(models or ()))),
         max_memory=None if max_memory is None else parse_bytes(max_memory),
         log_prompts=log_prompts,
+        api_servers=api_server_count or _api_servers(engine_process, process),
     )
-
-    def ready(address: str) -> None:
-        console(stderr=True).print(f"Serving {', '.join(config.models)} at {address}/v1. Ctrl-C stops.")
-
     console(stderr=True).print(f"Loading {config.models[0]}.")
-    serve_forever(config, host, port, ready, log_format)
+    serve_forever(config, host, port, partial(_say_ready, config.models), log_format)
+
+
+def _say_ready(models: Sequence[str], address: str) -> None:
+    console(stderr=True).print(f"Serving {', '.join(models)} at {address}/v1. Ctrl-C stops.")
 
 
 def _native(engine: str, tree: str | None, rows: int | None) -> dict[str, Any]:
@@ -128,15 +140,22 @@ def _native(engine: str, tree: str | None, rows: int | None) -> dict[str, Any]:
     return {}
 
 
-def _own_process(asked: OwnProcess, engine: str, device: str) -> bool:
+def _own_process(asked: OwnProcess, engine: str, device: str, api_servers: int | None) -> bool:
     """Whether models run in processes of their own. The peers have such processes, or are not made for many clients."""
-    if asked is not OwnProcess.auto:
-        return asked is OwnProcess.on
+    if asked is not OwnProcess.auto or (api_servers or 1) > 1:
+        return asked is not OwnProcess.off
     if engine != "native" or device != "auto":
         return engine == "native" and device.startswith("cuda")
     import torch
 
     return torch.cuda.is_available()
+
+
+def _api_servers(asked: OwnProcess, process: bool) -> int:
+    """HTTP processes where their number was not given: one for four cores of a machine with a GPU, at most 4."""
+    from slipstream.kernels.machine import cores
+
+    return min(4, max(1, cores() // 4)) if process and asked is OwnProcess.auto else 1
 
 
 def _planned(

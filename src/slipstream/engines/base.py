@@ -92,6 +92,15 @@ class RequestHandle(ABC):
         """Whether the engine has checked the request, after `Engine.start`. Raises the error of one that it refused."""
         return True
 
+    def undecoded(self) -> list[Any]:
+        """As `poll`, but without text where that is not decoded yet. For another process, which decodes it."""
+        return self.poll()
+
+    def outcome(self) -> tuple[SpeculationStats, Guarantee, float]:
+        """The counts, the guarantee and the seconds in the queue of a request that has ended."""
+        completion = self.result()
+        return completion.stats, completion.guarantee, completion.queue_seconds
+
 
 class Engine(ABC):
     """Takes requests from any thread and returns their text in chunks."""
@@ -177,6 +186,10 @@ class Engine(ABC):
 
         None if the drafter is not a model, or if the engine cannot run it alone."""
         return None
+
+    def call(self, function: Callable[..., Any], *values: Any) -> Any:
+        """The result of `function(engine, *values)`, in the process that runs the model."""
+        return function(self, *values)
 
     @abstractmethod
     def close(self) -> None:

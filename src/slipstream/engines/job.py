@@ -191,12 +191,13 @@ class Job(RequestHandle):
         return new
 
     def undecoded(self) -> list[Chunk | Emission]:
-        """What is available now, without text where that is not decoded yet. For another process to read, instead of
-        `poll`."""
         items: list[Chunk | Emission] = []
         while not self._chunks.empty():  # nobody else takes chunks
             items.append(self._chunks.get_nowait())
         return items
+
+    def outcome(self) -> tuple[SpeculationStats, Guarantee, float]:
+        return self.stats, self.guarantee, self.queue_seconds
 
     @property
     def drafter_and_rule(self) -> tuple[str, str]:

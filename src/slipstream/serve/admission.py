@@ -18,47 +18,51 @@ AUDIO = "/v1/audio/"  # paths whose bodies hold audio
 DRAIN_SECONDS, DRAIN_TIMES = 5.0, 16  # how long, and how many times the limit, a body that is too large is read
 
 
-class Admission:
-    """Counts requests under way. Beyond the limits a request is refused at once, with a time to try again."""
+class ApiKeys:
+    """The legal API keys of a server. Without any, everybody may ask."""
 
-    def __init__(self, limits: ServerLimits, api_keys: tuple[str, ...] = ()) -> None:
-        self._limits, self._keys = limits, [key.encode() for key in api_keys]
-        self._active: Counter[bytes] = Counter()
+    def __init__(self, keys: tuple[str, ...] = ()) -> None:
+        self._keys = [key.encode() for key in keys]
 
-    @property
-    def active(self) -> int:
-        return self._active.total()
-
-    def key(self, authorization: str | None) -> bytes:
-        """The API key of a request; every legal key is compared, each in constant time."""
+    def tenant(self, authorization: str | None) -> str:
+        """A name for the holder of the API key of a request that is not the key. Every legal key is compared, each in
+        constant time."""
         if not self._keys:
-            return b""
+            return ""
         given = (authorization or "").removeprefix("Bearer ").strip().encode()
         matches = [hmac.compare_digest(given, key) for key in self._keys]
         if not any(matches):
             raise ApiError(
                 401, "the API key is missing or wrong; send it as Authorization: Bearer KEY", None, "invalid_api_key"
             )
-        return given
+        return f"key {matches.index(True) + 1}"
 
-    def tenant(self, key: bytes) -> str:
-        """A name for the holder of a key that is not the key."""
-        return f"key {self._keys.index(key) + 1}" if self._keys else ""
+
+class Admission:
+    """Counts requests under way. Beyond the limits a request is refused at once, with a time to try again."""
+
+    def __init__(self, limits: ServerLimits) -> None:
+        self._limits, self._active = limits, Counter[str]()
+
+    @property
+    def active(self) -> int:
+        return self._active.total()
 
     @contextmanager
-    def admit(self, key: bytes) -> Iterator[None]:
+    def admit(self, tenant: str) -> Iterator[None]:
+        """A place for a request of the holder of an API key."""
         limits = self._limits
-        if self.active >= limits.max_requests or self._active[key] >= limits.max_requests_per_key:
+        if self.active >= limits.max_requests or self._active[tenant] >= limits.max_requests_per_key:
             raise ApiError(
                 429, "too many requests are under way; try again in a second", code="queue_full", retry_after=1
             )
-        self._active[key] += 1
+        self._active[tenant] += 1
         try:
             yield
         finally:
-            self._active[key] -= 1
-            if not self._active[key]:
-                del self._active[key]
+            self._active[tenant] -= 1
+            if not self._active[tenant]:
+                del self._active[tenant]
 
 
 class BodyLimit:

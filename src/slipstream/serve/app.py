@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,8 +15,10 @@ from slipstream import __version__
 from slipstream.serve import errors
 from slipstream.serve.admission import BodyLimit
 from slipstream.serve.config import ServerConfig
+from slipstream.serve.local_shared import LocalShared
 from slipstream.serve.logs import RequestLog
-from slipstream.serve.models import Opener
+from slipstream.serve.metrics import Metrics
+from slipstream.serve.models import Opener, unknown_model
 from slipstream.serve.ollama.routes import add_ollama
 from slipstream.serve.openai.audio import respond_transcription
 from slipstream.serve.openai.generation import respond
@@ -24,16 +26,26 @@ from slipstream.serve.openai.response_schema import ResponseRequest
 from slipstream.serve.openai.schema import ChatRequest, CompletionRequest
 from slipstream.serve.openai.start import start, start_response
 from slipstream.serve.page_routes import add_page
+from slipstream.serve.shared import ModelEntry, Shared
 from slipstream.serve.state import ServerState
 
 
-def create_app(config: ServerConfig, open_model: Opener | None = None) -> FastAPI:
-    """`open_model` opens a model by its name; by default as `config.engine` says."""
+def create_app(
+    config: ServerConfig, open_model: Opener | None = None, connect: Callable[[Metrics], Shared] | None = None
+) -> FastAPI:
+    """`open_model` opens a model by its name; by default as `config.engine` says. `connect`: models, places and counts
+    are those of another process, which is given the counts of this one."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        state = app.state.server = ServerState(config, open_model)
-        loading = asyncio.create_task(_load(app, config.models[0]))
+        metrics = Metrics()
+
+        async def own_counts() -> list[Metrics]:
+            return [metrics]
+
+        shared = connect(metrics) if connect else LocalShared(config, open_model, own_counts)
+        state = app.state.server = ServerState(config, shared, metrics)
+        loading = asyncio.create_task(_load(app))
         yield
         loading.cancel()
         await state.close()
@@ -55,10 +67,10 @@ def create_app(config: ServerConfig, open_model: Opener | None = None) -> FastAP
     return app
 
 
-async def _load(app: FastAPI, name: str) -> None:
+async def _load(app: FastAPI) -> None:
     """Load the first model. A server without it has nothing to do, so it stops; `failed` says why."""
     try:
-        await app.state.server.pool.load(name)
+        await app.state.server.shared.begin()
     except Exception as error:
         app.state.failed = error
         app.state.stop()
@@ -98,64 +110,41 @@ def _routes(app: FastAPI) -> None:
     @app.get("/v1/models")
     async def models(http: Request) -> dict[str, Any]:
         server = state(http)
-        server.admission.key(http.headers.get("authorization"))
-        return {"object": "list", "data": [_model(server, name) for name in server.pool.names]}
+        server.check_key(http)
+        return {"object": "list", "data": [_model(server, entry) for entry in await server.shared.models()]}
 
     @app.get("/v1/models/{name:path}")
     async def model(http: Request, name: str) -> dict[str, Any]:
         server = state(http)
-        server.admission.key(http.headers.get("authorization"))
-        if name not in server.pool.names:
-            raise server.pool.unknown(name)
-        return _model(server, name)
+        server.check_key(http)
+        if name not in server.config.models:
+            raise unknown_model(name, server.config.models)
+        return next(_model(server, entry) for entry in await server.shared.models() if entry.name == name)
 
     @app.get("/health")
     async def health(http: Request) -> Response:
-        pool = state(http).pool
-        status = "ready" if pool.ready else "stopping" if pool.closing else "loading"
-        return JSONResponse({"status": status}, 200 if pool.ready else 503)
+        status = await state(http).shared.status()
+        return JSONResponse({"status": status}, 200 if status == "ready" else 503)
 
     @app.get("/v1/slipstream")
     async def about(http: Request) -> dict[str, Any]:
         """What the page shows of the server: its model, what one may choose from, and counts since the start."""
         server = state(http)
-        server.admission.key(http.headers.get("authorization"))
-        return _about(server)
+        server.check_key(http)
+        return await server.shared.about()
 
     @app.get("/metrics")
     async def metrics(http: Request) -> Response:
-        return Response(state(http).metrics.write(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(await state(http).shared.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _about(server: ServerState) -> dict[str, Any]:
-    first = next(iter(server.pool.loaded), None)
-    about: dict[str, Any] = {"ready": server.pool.ready, "model": server.pool.names[0]}
-    about |= {"drafter": server.config.engine.drafter, "drafters": [], "rules": [], "stats": {}}
-    if first is None:
-        return about
-    offered = first.engine.capabilities
-    drafters = [name for name in offered.drafters if name not in ("none", "draft_model", "table")]
-    return about | {
-        "model": first.name,
-        "label": first.engine.label,
-        "drafters": drafters,
-        "rules": list(offered.rules),
-        "logprobs": offered.logprobs and "logprobs" not in offered.not_drafting,
-        "stats": first.engine.stats,
-        "joules": server.joules,
-    }
-
-
-def _model(server: ServerState, name: str) -> dict[str, Any]:
-    loaded = next((model for model in server.pool.loaded if model.name == name), None)
-    entry: dict[str, Any] = {"id": name, "object": "model", "created": 0, "owned_by": "slipstream"}
-    if loaded is None:
+def _model(server: ServerState, model: ModelEntry) -> dict[str, Any]:
+    entry: dict[str, Any] = {"id": model.name, "object": "model", "created": model.created, "owned_by": "slipstream"}
+    if model.info is None:
         return entry | {"loaded": False}
-    info = loaded.engine.model_info
     return entry | {
-        "created": loaded.created,
         "loaded": True,
-        "label": info.label,
-        "max_model_len": info.context_length,
+        "label": model.info.label,
+        "max_model_len": model.info.context_length,
         "drafter": server.config.engine.drafter,
     }

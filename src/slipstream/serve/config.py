@@ -52,12 +52,17 @@ class ServerConfig:
     max_loaded: int = 1  # models in memory at once; the one that was idle longest gives way
     max_memory: int | None = None  # bytes that the weights of models in memory may take together
     log_prompts: bool = False  # else no line of the log holds what was asked
+    api_servers: int = 1  # HTTP processes; more than one need engines in processes of their own
 
     def __post_init__(self) -> None:
         if not self.models:
             raise ValueError("there is no model to serve; name at least one")
         if self.max_loaded < 1:
             raise ValueError(f"max_loaded is {self.max_loaded}; it must be 1 or more")
+        if self.api_servers < 1:
+            raise ValueError(f"api_servers is {self.api_servers}; it must be 1 or more")
+        if self.api_servers > 1 and not self.engine.process:
+            raise ValueError("several HTTP processes need the engine in a process of its own; use --engine-process on")
 
 
 def parse_bytes(text: str) -> int:

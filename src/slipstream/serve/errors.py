@@ -32,6 +32,10 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.message, self.param, self.code, self.retry_after = status, message, param, code, retry_after
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """It can be sent to another process."""
+        return ApiError, (self.status, self.message, self.param, self.code, self.retry_after)
+
 
 def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     kind = TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")

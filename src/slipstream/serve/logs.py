@@ -121,10 +121,11 @@ class StderrHandler(logging.Handler):
 
 
 def start_logging(form: str) -> None:
-    """Log to standard error: the server's requests, and the warnings of the HTTP library."""
+    """Log to standard error: the server's requests (not in the form `quiet`), and the warnings of the HTTP library."""
     handler = StderrHandler()
     handler.setFormatter(JsonFormatter() if form == "json" else PlainFormatter("%(levelname)s %(message)s"))
-    for name, level in (("slipstream.serve", logging.INFO), ("uvicorn", logging.WARNING)):
+    requests = logging.WARNING if form == "quiet" else logging.INFO
+    for name, level in (("slipstream.serve", requests), ("uvicorn", logging.WARNING)):
         own = logging.getLogger(name)
         own.handlers, own.propagate = [handler], False
         own.setLevel(level)

@@ -1,93 +1,137 @@
-"""Metrics for Prometheus, under the names that dashboards for vLLM know, with the prefix `slipstream:`."""
+"""Metrics for Prometheus, under the names that dashboards for vLLM know, with the prefix `slipstream:`.
+
+Each HTTP process counts its own requests. Snapshots of all processes are added up when somebody asks."""
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
-from prometheus_client.core import HistogramMetricFamily
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from slipstream.engines.base import Chunk, Completion
 from slipstream.serve.logs import note
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+COUNTERS = {
+    "prompt_tokens": "Prompt tokens of finished requests.",
+    "generation_tokens": "Tokens generated for finished requests.",
+    "spec_decode_num_drafts": "Cycles in which tokens were drafted.",
+    "spec_decode_num_draft_tokens": "Drafted tokens.",
+    "spec_decode_num_accepted_tokens": "Drafted tokens that were accepted.",
+    "spec_decode_num_drafter_failures": "Requests whose drafter failed; they went on without it.",
+    "requests_rejected": "Requests refused because too many were under way.",
+}
+LABELLED = {
+    "request_success": ("finished_reason", "Finished requests by finish reason."),
+    "spec_decode_num_accepted_tokens_per_pos": ("position", "Accepted tokens by position in the draft."),
+}
+TIMES = {
+    "time_to_first_token_seconds": "From a request to its first token.",
+    "time_between_chunks_seconds": "Between the chunks of one request.",
+    "request_queue_time_seconds": "That a request waited for a row.",
+    "e2e_request_latency_seconds": "From a request to its last token.",
+}
 
 
-class Seconds(Collector):
-    """A histogram of seconds. One observation per chunk must be cheap, and the client library's takes ten times as
-    long. Only the event loop's thread observes and collects."""
+class MetricGauge(NamedTuple):
+    """A value that is read when somebody asks."""
 
-    def __init__(self, name: str, about: str) -> None:
-        self._name, self._about = name, about
-        self._counts, self._sum = [0] * (len(SECONDS) + 1), 0.0
+    name: str
+    about: str
+    value: float
+
+
+class SecondsHistogram:
+    """Observations of seconds, by bucket."""
+
+    def __init__(self) -> None:
+        self.counts, self.sum = [0] * (len(SECONDS) + 1), 0.0
 
     def observe(self, seconds: float) -> None:
-        self._counts[bisect_left(SECONDS, seconds)] += 1
-        self._sum += seconds
+        self.counts[bisect_left(SECONDS, seconds)] += 1
+        self.sum += seconds
 
-    def collect(self) -> Iterator[HistogramMetricFamily]:
-        limits = [*(str(float(limit)) for limit in SECONDS), "+Inf"]
-        buckets = list(zip(limits, accumulate(self._counts), strict=True))
-        yield HistogramMetricFamily(self._name, self._about, buckets, self._sum)
+    def add(self, other: SecondsHistogram) -> None:
+        self.counts = [own + more for own, more in zip(self.counts, other.counts, strict=True)]
+        self.sum += other.sum
 
 
 class Metrics:
+    """The counts of one HTTP process, or the sum of several. It can be pickled."""
+
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        self._requests = self._counter("request_success", "Finished requests by finish reason.", ["finished_reason"])
-        self._prompt = self._counter("prompt_tokens", "Prompt tokens of finished requests.")
-        self._generated = self._counter("generation_tokens", "Tokens generated for finished requests.")
-        self._drafts = self._counter("spec_decode_num_drafts", "Cycles in which tokens were drafted.")
-        self._drafted = self._counter("spec_decode_num_draft_tokens", "Drafted tokens.")
-        self._accepted = self._counter("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.")
-        per_position = "spec_decode_num_accepted_tokens_per_pos"
-        self._positions = self._counter(per_position, "Accepted tokens by position in the draft.", ["position"])
-        failures = "Requests whose drafter failed; they went on without it."
-        self._failures = self._counter("spec_decode_num_drafter_failures", failures)
-        self._rejected = self._counter("requests_rejected", "Requests refused because too many were under way.")
-        self._first = self._histogram("time_to_first_token_seconds", "From a request to its first token.")
-        self._between = self._histogram("time_between_chunks_seconds", "Between the chunks of one request.")
-        self._queue = self._histogram("request_queue_time_seconds", "That a request waited for a row.")
-        self._whole = self._histogram("e2e_request_latency_seconds", "From a request to its last token.")
-
-    def _counter(self, name: str, about: str, labels: Iterable[str] = ()) -> Counter:
-        return Counter(f"slipstream:{name}", about, labels, registry=self._registry)
-
-    def _histogram(self, name: str, about: str) -> Seconds:
-        histogram = Seconds(f"slipstream:{name}", about)
-        self._registry.register(histogram)
-        return histogram
-
-    def watch(self, name: str, about: str, value: Callable[[], float]) -> None:
-        """A gauge that is read when somebody asks."""
-        Gauge(f"slipstream:{name}", about, registry=self._registry).set_function(value)
-
-    def timer(self) -> RequestTimer:
-        return RequestTimer(self)
+        self.counts = dict.fromkeys(COUNTERS, 0)
+        self.labelled: dict[str, dict[str, int]] = {name: {} for name in LABELLED}
+        self.times = {name: SecondsHistogram() for name in TIMES}
 
     def reject(self) -> None:
-        self._rejected.inc()
+        self.counts["requests_rejected"] += 1
 
     def finished(self, sample: Completion, seconds: float, prompt: bool) -> None:
         """A sample is done; `prompt`: it is the first of its prompt, whose tokens count once."""
-        self._requests.labels(sample.finish_reason).inc()
-        self._whole.observe(seconds)
-        self._prompt.inc(sample.prompt_tokens if prompt else 0)
-        self._generated.inc(sample.completion_tokens)
-        self._drafts.inc(sample.stats.drafted[0] if sample.stats.drafted else 0)
-        self._drafted.inc(sum(sample.stats.drafted))
-        self._accepted.inc(sum(sample.stats.accepted))
-        self._failures.inc(sample.stats.failures)
-        self._queue.observe(sample.queue_seconds)
-        for position, count in enumerate(sample.stats.accepted):
-            self._positions.labels(str(position)).inc(count)
+        stats, counts = sample.stats, self.counts
+        self._count("request_success", sample.finish_reason, 1)
+        counts["prompt_tokens"] += sample.prompt_tokens if prompt else 0
+        counts["generation_tokens"] += sample.completion_tokens
+        counts["spec_decode_num_drafts"] += stats.drafted[0] if stats.drafted else 0
+        counts["spec_decode_num_draft_tokens"] += sum(stats.drafted)
+        counts["spec_decode_num_accepted_tokens"] += sum(stats.accepted)
+        counts["spec_decode_num_drafter_failures"] += stats.failures
+        for position, count in enumerate(stats.accepted):
+            self._count("spec_decode_num_accepted_tokens_per_pos", str(position), count)
+        self.times["request_queue_time_seconds"].observe(sample.queue_seconds)
+        self.times["e2e_request_latency_seconds"].observe(seconds)
 
-    def write(self) -> bytes:
-        return generate_latest(self._registry)
+    def _count(self, name: str, label: str, count: int) -> None:
+        self.labelled[name][label] = self.labelled[name].get(label, 0) + count
+
+    def add(self, other: Metrics) -> None:
+        """Add the counts of another process."""
+        for name, count in other.counts.items():
+            self.counts[name] += count
+        for name, by_label in other.labelled.items():
+            for label, count in by_label.items():
+                self._count(name, label, count)
+        for name, histogram in other.times.items():
+            self.times[name].add(histogram)
+
+
+class MetricsCollector(Collector):
+    """The metrics of all processes as the client library writes them."""
+
+    def __init__(self, parts: Sequence[Metrics], gauges: Sequence[MetricGauge]) -> None:
+        self._sum, self._gauges = Metrics(), gauges
+        for part in parts:
+            self._sum.add(part)
+
+    def collect(self) -> Iterator[Metric]:
+        for name, (label, about) in LABELLED.items():
+            family = CounterMetricFamily(f"slipstream:{name}", about, labels=[label])
+            for value, count in self._sum.labelled[name].items():
+                family.add_metric([value], count)
+            yield family
+        for name, about in COUNTERS.items():
+            yield CounterMetricFamily(f"slipstream:{name}", about, self._sum.counts[name])
+        limits = [*(str(float(limit)) for limit in SECONDS), "+Inf"]
+        for name, about in TIMES.items():
+            histogram = self._sum.times[name]
+            buckets = list(zip(limits, accumulate(histogram.counts), strict=True))
+            yield HistogramMetricFamily(f"slipstream:{name}", about, buckets, histogram.sum)
+        for gauge in self._gauges:
+            yield GaugeMetricFamily(f"slipstream:{gauge.name}", gauge.about, gauge.value)
+
+
+def write_metrics(parts: Sequence[Metrics], gauges: Sequence[MetricGauge]) -> bytes:
+    """The text that Prometheus reads."""
+    registry = CollectorRegistry()
+    registry.register(MetricsCollector(parts, gauges))
+    return generate_latest(registry)
 
 
 class RequestTimer:
@@ -95,15 +139,16 @@ class RequestTimer:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics, self._began, self._last = metrics, time.perf_counter(), 0.0
+        self._between = metrics.times["time_between_chunks_seconds"]
 
     def chunk(self, chunk: Chunk) -> None:
         if not chunk.token_ids:
             return
         now = time.perf_counter()
         if self._last:
-            self._metrics._between.observe(now - self._last)
+            self._between.observe(now - self._last)
         else:
-            self._metrics._first.observe(now - self._began)
+            self._metrics.times["time_to_first_token_seconds"].observe(now - self._began)
             note(first_token_seconds=round(now - self._began, 4))
         self._last = now
 

@@ -14,7 +14,6 @@ from slipstream.engines.base import Engine
 from slipstream.engines.process.engine import ProcessEngine
 from slipstream.serve.config import ServedEngine, shown_bytes
 from slipstream.serve.errors import ApiError
-from slipstream.serve.logs import note
 
 Opener = Callable[[str], Engine]
 
@@ -39,6 +38,10 @@ def weight_bytes(name: str) -> int:
     from slipstream.models.sources.catalog import resolve
 
     return sum(path.stat().st_size for path in resolve(name).path.glob("*.safetensors"))
+
+
+def unknown_model(name: str, names: tuple[str, ...]) -> ApiError:
+    return ApiError(404, f"there is no model {name!r}; one of {', '.join(names)}", "model", "model_not_found")
 
 
 @dataclass
@@ -107,14 +110,11 @@ class ModelPool:
         """The model of a request, loaded if it must be. No name means the first one."""
         name = name or self.names[0]
         if name not in self.names:
-            raise ApiError(
-                404, f"there is no model {name!r}; one of {', '.join(self.names)}", "model", "model_not_found"
-            )
+            raise unknown_model(name, self.names)
         try:
             model = self._loaded.get(name) or await self.load(name)
         except (ValueError, OSError) as error:
             raise ApiError(503, f"{name} cannot be loaded: {error}", "model") from error
-        note(model=name)
         if not model.engine.ready:
             raise ApiError(503, f"the process that runs {name} is being started again", "model", retry_after=5)
         model.users += 1
@@ -123,10 +123,6 @@ class ModelPool:
         finally:
             model.users -= 1
             model.last_used = time.monotonic()
-
-    def unknown(self, name: str) -> ApiError:
-        sentence = f"there is no model {name!r}; one of {', '.join(self.names)}"
-        return ApiError(404, sentence, "model", "model_not_found")
 
     async def close(self) -> None:
         self.closing = True

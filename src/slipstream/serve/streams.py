@@ -7,6 +7,7 @@ wakes the loop once for all chunks that are there, and the loop takes all of the
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,10 +25,14 @@ class Wakeups:
 
     def __init__(self) -> None:
         self._loop, self._due, self._asked = asyncio.get_running_loop(), deque[tuple[SampleStreams, int]](), False
+        self._thread = threading.get_ident()
 
     def call(self, streams: SampleStreams, index: int) -> None:
         """Mark a sample as ready, from any thread. A call between the check and the wake-up is in the queue, so none is
         lost."""
+        if threading.get_ident() == self._thread:
+            streams.mark(index)
+            return
         self._due.append((streams, index))
         if not self._asked:
             self._asked = True

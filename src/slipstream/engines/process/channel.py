@@ -1,7 +1,7 @@
-"""Messages between the process of an engine and the process that uses it.
+"""Messages between the process of an engine and the processes that use it.
 
-A message is a pickled tuple: its name and its arguments. The output of a cycle is one message for all rows. It is
-written by `marshal`, which takes half of pickle's time for numbers and strings.
+A message is a pickled tuple: its name and its arguments. The output of a cycle is one message for all rows of a
+connection. It is written by `marshal`, which takes half of pickle's time for numbers and strings.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ BUFFER = 1 << 20
 
 # The output of a row: its number, its tokens, their origins, and the rest (a pickled item) where there is more.
 RowOutput = tuple[int, Any, Any, bytes | None]
+Message = tuple[Any, ...]
 
 
 class Channel:
@@ -29,13 +30,15 @@ class Channel:
         self._socket, self._lock = connection, threading.Lock()
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             connection.setsockopt(socket.SOL_SOCKET, option, BUFFER)
-        self._file = connection.makefile("rb", BUFFER)
+        self._received = bytearray()
+        self._unsent = bytearray()  # what the other end has no room for; `_flush` sends it
+        self._flushing = False
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def send(self, *message: Any) -> None:
-        """OSError where the other end is closed."""
+        """OSError where the other end is closed. Never waits for the other end to read."""
         self._write(PICKLED, pickle.dumps(message, 5))
 
     def send_output(self, accepted: list[int], rows: list[RowOutput]) -> None:
@@ -43,27 +46,76 @@ class Channel:
         self._write(MARSHALLED, marshal.dumps(("output", accepted, rows)))
 
     def _write(self, kind: bytes, body: bytes) -> None:
+        data = HEAD.pack(kind, len(body)) + body
         with self._lock:
-            self._socket.sendall(HEAD.pack(kind, len(body)) + body)
+            sent = 0 if self._flushing else self._send_now(data)
+            if sent == len(data):
+                return
+            self._unsent += memoryview(data)[sent:]
+            if not self._flushing:
+                self._flushing = True
+                threading.Thread(target=self._flush, name="slipstream-flush", daemon=True).start()
 
-    def receive(self) -> tuple[Any, ...] | None:
-        """The next message; None where the other end is closed."""
+    def _send_now(self, data: bytes) -> int:
         try:
-            head = self._file.read(HEAD.size)
-            if len(head) < HEAD.size:
+            return self._socket.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+
+    def _flush(self) -> None:
+        """Send what is left as the other end reads."""
+        with suppress(OSError):  # closed; whoever receives finds out
+            while True:
+                with self._lock:
+                    data = bytes(self._unsent)
+                    self._unsent.clear()
+                    self._flushing = bool(data)
+                if not data:
+                    return
+                self._socket.sendall(data)
+
+    def receive(self) -> Message | None:
+        """The next message; None where the other end is closed."""
+        while (message := self._next()) is None:
+            if not self._read(0):
                 return None
-            kind, size = HEAD.unpack(head)
-            body = self._file.read(size)
-        except (OSError, ValueError):  # reset, or closed by another thread
+        return message
+
+    def receive_available(self) -> tuple[list[Message], bool]:
+        """The messages that are there, without waiting, and whether the other end is open."""
+        is_open = self._read(socket.MSG_DONTWAIT)
+        messages = []
+        while (message := self._next()) is not None:
+            messages.append(message)
+        return messages, is_open
+
+    def _read(self, flags: int) -> bool:
+        """Read what is there. False where the other end is closed."""
+        try:
+            data = self._socket.recv(BUFFER, flags)
+        except BlockingIOError:
+            return True
+        except OSError:  # reset, or closed by another thread
+            return False
+        self._received += data
+        return bool(data)
+
+    def _next(self) -> Message | None:
+        """Take a whole message from what was read."""
+        received = self._received
+        if len(received) < HEAD.size:
             return None
-        if len(body) < size:
+        kind, size = HEAD.unpack_from(received)
+        end = HEAD.size + size
+        if len(received) < end:
             return None
-        message: tuple[Any, ...] = marshal.loads(body) if kind == MARSHALLED else pickle.loads(body)
+        body = bytes(memoryview(received)[HEAD.size : end])
+        del received[:end]
+        message: Message = marshal.loads(body) if kind == MARSHALLED else pickle.loads(body)
         return message
 
     def close(self) -> None:
         """Close this end. A thread that waits in `receive` gets None."""
         with suppress(OSError):  # the other end is closed already
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._file.close()
         self._socket.close()

@@ -18,6 +18,11 @@ class SentRequest(NamedTuple):
     options: GenerationOptions
 
     @property
+    def numbers(self) -> range:
+        """Of its samples."""
+        return range(self.number, self.number + self.options.n)
+
+    @property
     def quick(self) -> bool:
         """Whether nothing has to be built or compiled before it starts."""
         asked = self.options.speculation

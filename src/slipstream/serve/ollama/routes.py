@@ -15,6 +15,7 @@ from slipstream.serve.errors import ApiError
 from slipstream.serve.ollama.schema import OllamaChat, OllamaGenerate, OllamaShow
 from slipstream.serve.ollama.start import start_ollama
 from slipstream.serve.openai.generation import respond
+from slipstream.serve.shared import ModelEntry
 from slipstream.serve.state import ServerState
 
 
@@ -31,21 +32,19 @@ def add_ollama(app: FastAPI) -> None:
 
     @app.get("/api/tags")
     async def tags(http: Request) -> dict[str, Any]:
-        server = _server(http)
-        return {"models": [_model(server, name) for name in server.pool.names]}
+        return {"models": [_model(entry) for entry in await _server(http).shared.models()]}
 
     @app.get("/api/ps")
     async def running(http: Request) -> dict[str, Any]:
-        server = _server(http)
-        return {"models": [_model(server, model.name) for model in server.pool.loaded]}
+        return {"models": [_model(entry) for entry in await _server(http).shared.models() if entry.info]}
 
     @app.post("/api/show")
     async def show(http: Request, body: OllamaShow) -> dict[str, Any]:
         server, name = _server(http), _known(_server(http), body.model or body.name or "")
-        async with server.pool.use(name) as served:
+        async with server.use(name) as served:
             info, text = served.engine.model_info, served.engine.text
             return {
-                "details": _model(server, name)["details"],
+                "details": _model(ModelEntry(name, info=info))["details"],
                 "model_info": {"general.name": info.label, "general.context_length": info.context_length},
                 "capabilities": ["completion", *(["tools"] if text.tool_template else [])],
                 "template": str(getattr(text.tokenizer, "chat_template", None) or ""),
@@ -60,21 +59,21 @@ def add_ollama(app: FastAPI) -> None:
 
 def _server(http: Request) -> ServerState:
     server: ServerState = http.app.state.server
-    server.admission.key(http.headers.get("authorization"))
+    server.check_key(http)
     return server
 
 
 def _known(server: ServerState, name: str) -> str:
     """Ollama's clients add `:latest` to a name without a tag."""
     short = name.removesuffix(":latest")
-    return short if name not in server.pool.names and short in server.pool.names else name
+    names = server.config.models
+    return short if name not in names and short in names else name
 
 
-def _model(server: ServerState, name: str) -> dict[str, Any]:
-    loaded = next((model for model in server.pool.loaded if model.name == name), None)
-    quantised = loaded.engine.model_info.quantised if loaded else None
+def _model(entry: ModelEntry) -> dict[str, Any]:
+    quantised = entry.info.quantised if entry.info else None
     details = {"format": "", "family": "", "families": [], "parameter_size": "", "quantization_level": quantised or ""}
-    when = datetime.fromtimestamp(loaded.created if loaded else 0, UTC).isoformat()
+    when, name = datetime.fromtimestamp(entry.created, UTC).isoformat(), entry.name
     return {"name": name, "model": name, "modified_at": when, "size": 0, "digest": "", "details": details}
 
 

@@ -25,10 +25,10 @@ FIELDS = {"model", "language", "prompt", "temperature", "response_format", "time
 async def respond_transcription(state: ServerState, http: Request, task: str) -> Response:
     """Admit a request, transcribe its audio, and answer in the format that was asked for."""
     async with AsyncExitStack() as stack:
-        state.enter(stack, http)
+        await state.enter(stack, http)
         form = read_form(http.headers.get("content-type", ""), await http.body())
         _check(form)
-        served = await stack.enter_async_context(state.pool.use(form.fields.get("model")))
+        served = await stack.enter_async_context(state.use(form.fields.get("model")))
         try:
             async with asyncio.timeout(state.limits.max_seconds):
                 transcript = await asyncio.to_thread(_transcribe, served, form, task)
@@ -62,7 +62,9 @@ def _transcribe(served: ServedModel, form: Form, task: str) -> Transcript:
         raise ValueError(f"temperature is {given!r}; it must be a number") from error
     samples = decode_audio(BytesIO(content), name)
     audio = Audio(samples, form.fields.get("language") or None, task, prompt=form.fields.get("prompt") or None)
-    return transcribe(served.engine, audio, TranscribeOptions(temperature or None))  # OpenAI's 0 raises it as needed
+    options = TranscribeOptions(temperature or None)  # OpenAI's 0 raises it as needed
+    transcript: Transcript = served.engine.call(transcribe, audio, options)
+    return transcript
 
 
 def _answer(transcript: Transcript, kind: str, task: str) -> Response:

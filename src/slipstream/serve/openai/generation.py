@@ -51,8 +51,8 @@ async def respond(
     """Admit a request, start it, and answer it whole or as a stream. `model` is its name where `body.model` has another
     form."""
     async with AsyncExitStack() as stack:
-        tenant = state.enter(stack, http)
-        served = await stack.enter_async_context(state.pool.use(model or body.model))
+        tenant = await state.enter(stack, http)
+        served = await stack.enter_async_context(state.use(model or body.model))
         state.log_prompt(body)
         begin = partial(start, served, body, state.limits, tenant)
         started = begin() if _quick(served, http, body) else await state.in_thread(begin)
@@ -75,7 +75,7 @@ class Generation:
     def __init__(self, state: ServerState, started: Started) -> None:
         self._state, self._writer = state, started.writer
         self._samples = SampleStreams(started.handles, state.wakeups)
-        self._timers = [state.metrics.timer() for _ in started.handles]
+        self._timers = [state.timer() for _ in started.handles]
         self._pieces: list[list[str]] = [[] for _ in started.handles]  # the text of each token
 
     async def accepted(self) -> None:

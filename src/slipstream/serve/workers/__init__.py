@@ -1,0 +1,1 @@
+"""Several HTTP processes on one port: a process that accepts connections, and workers that serve them."""
