@@ -27,15 +27,20 @@ class ServerProcess:
     port: int
 
     def usage(self) -> dict[str, float]:
-        """Resident memory in MiB, threads, open descriptors."""
-        folder = Path(f"/proc/{self.pid}")
-        pages = int((folder / "statm").read_text().split()[1])
-        memory = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+        """Resident memory in MiB, threads, open descriptors: the sum over all processes of the server."""
+        folders = [Path(f"/proc/{pid}") for pid in (self.pid, *child_processes(self.pid))]
+        pages = sum(int((folder / "statm").read_text().split()[1]) for folder in folders)
         return {
-            "memory": memory,
-            "threads": len(list((folder / "task").iterdir())),
-            "descriptors": len(list((folder / "fd").iterdir())),
+            "memory": pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
+            "threads": sum(len(list((folder / "task").iterdir())) for folder in folders),
+            "descriptors": sum(len(list((folder / "fd").iterdir())) for folder in folders),
         }
+
+
+def child_processes(pid: int) -> list[int]:
+    """The processes that a process has started: its workers and engines."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 @contextmanager

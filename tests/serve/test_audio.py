@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import wave
+from functools import partial
 
 import httpx
 import numpy as np
@@ -12,6 +13,7 @@ from live import served
 
 import whispers
 from slipstream.engines.native.engine import NativeEngine
+from slipstream.engines.process.engine import ProcessEngine
 
 pytest.importorskip("av", reason="reading audio files needs PyAV, of the extra audio")
 
@@ -47,6 +49,20 @@ def test_openais_client_gets_a_transcript(speech):
     form = {"files": {"file": ("clip.wav", CLIP)}, "data": {"temperature": "0.5"}, "timeout": 60}
     translated = httpx.post(f"{speech}/v1/audio/translations", **form)
     assert list(translated.json()) == ["text"]
+
+
+@pytest.mark.slow
+def test_audio_is_transcribed_in_the_process_of_the_model(speech, tmp_path):
+    folder = whispers.write(tmp_path)
+    form = {"files": {"file": ("clip.wav", CLIP)}, "data": {"temperature": "0.5"}, "timeout": 60}
+    engine = ProcessEngine(partial(NativeEngine, str(folder), "ngram"))
+    with served(open_model=lambda name: engine) as address:
+        answer = httpx.post(f"{address}/v1/audio/transcriptions", **form)
+        assert answer.status_code == 200, answer.text
+        assert answer.json() == httpx.post(f"{speech}/v1/audio/transcriptions", **form).json()
+        refused = httpx.post(f"{address}/v1/audio/transcriptions", **form | {"data": {"language": "xx"}})
+        assert refused.status_code == 400
+        assert "language is 'xx'" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

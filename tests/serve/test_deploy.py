@@ -16,7 +16,7 @@ from live import served
 
 from slipstream.cli.app import app
 from slipstream.cli.output.show import INTERRUPTED
-from slipstream.serve import state
+from slipstream.serve import local_shared
 
 DEPLOY = Path(__file__).parents[2] / "examples" / "deploy"
 DOCS = Path(__file__).parents[2] / "docs" / "serve.md"
@@ -26,7 +26,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "serve.md"
 def names():
     """The names of all metrics, of a server whose GPU counts joules."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(state, "gpu_counter", lambda: lambda: 5.0)
+        patch.setattr(local_shared, "gpu_counter", lambda: lambda: 5.0)
         with served() as address:
             httpx.post(f"{address}/v1/completions", json={"prompt": "abcabc", "max_tokens": 8, "temperature": 0})
             text = httpx.get(f"{address}/metrics").text

@@ -111,8 +111,7 @@ class WorkerGroup:
                     await asyncio.wait_for(self._stopping.wait(), STABLE_SECONDS)
 
     async def _end_workers(self, supervisors: Sequence[asyncio.Task[None]]) -> None:
-        for worker in list(self._workers):
-            await worker.stop()
+        await asyncio.gather(*(worker.stop() for worker in self._workers))
         seconds = self._config.limits.shutdown_seconds + KILL_SECONDS
         _, late = await asyncio.wait(supervisors, timeout=seconds)
         if late:

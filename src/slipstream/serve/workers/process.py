@@ -18,7 +18,7 @@ from slipstream.serve.local_shared import LocalShared
 from slipstream.serve.metrics import Metrics
 from slipstream.serve.workers.link import Link
 
-COUNTS_SECONDS = 2.0  # that a worker has to report its counts; else the last known ones are taken
+ANSWER_SECONDS = 2.0  # that a worker has to answer; one that hangs keeps nobody waiting
 
 
 class WorkerProcess:
@@ -69,13 +69,16 @@ class WorkerProcess:
     async def update_counts(self) -> None:
         """Ask for its counts. Those of a worker that ends or hangs stay as they were known last."""
         with suppress(OSError, TimeoutError):
-            async with asyncio.timeout(COUNTS_SECONDS):
+            async with asyncio.timeout(ANSWER_SECONDS):
                 self.counts = await self._link.ask("counts")
 
     async def stop(self) -> None:
-        """Let it finish what is under way."""
-        with suppress(OSError):  # it has ended
-            await self._link.ask("stop")
+        """Let it finish what is under way. One that is not ready yet has nothing to finish."""
+        if not self.ready.is_set():
+            self.kill()
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._link.ask("stop")
 
     async def wait(self) -> str:
         """Wait for its end, and give back the places of its requests. How it ended."""
