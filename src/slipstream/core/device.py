@@ -7,7 +7,7 @@ instead if their rule's `device_rule` or their drafter's `device_form` is None.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import astuple, dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -118,6 +118,21 @@ class RowResult(Protocol):
     @property
     def judged(self) -> Sequence[tuple[int, int]]:
         """(rank of the accepted candidate or -1, number of candidates) for each slot with candidates on the path."""
+
+
+@runtime_checkable
+class DeviceProcessor(Protocol):
+    """A logits processor that captured cycles can apply."""
+
+    @property
+    def device_settings(self) -> Hashable:
+        """What rows of one cycle must have in common."""
+
+    def row_state(self, tokens: Sequence[int]) -> list[int]:
+        """The integers that a cycle needs of a row with these tokens."""
+
+    def device_form(self, rows: int, width: int, vocab: int, device: Any) -> Any:
+        """Its part of a captured cycle for so many rows and slots per row."""
 
 
 class GraphKey(NamedTuple):

@@ -79,6 +79,13 @@ def needs_shaping(row: Row) -> bool:
     return limited or request.sampling.changes_logits or request.processor is not None
 
 
+def only_processed(row: Row) -> bool:
+    """Whether a row's logits processor is all that changes its logits, beside temperature and truncation."""
+    request = row.request
+    limited = row.constraint is not None or row.emitted < request.min_tokens
+    return request.processor is not None and not limited and not request.sampling.changes_logits
+
+
 def _shape_place(logits: Float[Tensor, " vocab"], row: Row, path: Sequence[int]) -> None:
     request, params = row.request, row.request.sampling
     if params.penalises:

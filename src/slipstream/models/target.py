@@ -70,7 +70,7 @@ class Target(TorchTarget):
     @cached_property
     def speech(self) -> SpeechCodec | None:
         """Prompts and features of a speech model; None for a text model."""
-        return SpeechCodec(self.files.path, self.text) if self.files.speech else None
+        return SpeechCodec(self.files.path, self.text, str(self.model.device)) if self.files.speech else None
 
     @cached_property  # every request asks for it, and it looks through all layers
     def label(self) -> str:

@@ -16,6 +16,7 @@ from slipstream.kernels.cpu.decoder import SkippedBlocks
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.weights.linears import prepared
 from tiny import apart, build
+from whispers import run_captured
 
 VOCAB = 11
 
@@ -25,11 +26,20 @@ def plain():
     return whispers.build()
 
 
-@pytest.fixture(params=[False, True], ids=["modules", "invariant kernels"])
+@pytest.fixture(params=["modules", "invariant kernels", "captured passes"])
 def model(request, plain) -> TorchModel:
-    return TorchModel(
-        prepared(copy.deepcopy(plain)) if request.param else copy.deepcopy(plain), invariant=request.param
-    )
+    own = copy.deepcopy(plain)
+    if request.param == "invariant kernels":
+        return TorchModel(prepared(own), invariant=True)
+    return TorchModel(own) if request.param == "modules" else captured(own)
+
+
+def captured(plain) -> TorchModel:
+    """As a GPU runs it: passes over buffers of fixed size, here without the graphs."""
+    pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
+    model = TorchModel(plain)
+    run_captured(model)
+    return model
 
 
 @torch.no_grad()
@@ -65,7 +75,7 @@ def test_scores_equal_those_of_the_models_own_modules(plain, model):
     rng = random.Random(0)
     rows = rows_of(rng, 1, 4, 9)
     model.open(rows)
-    for _ in range(6):
+    for _ in range(2 if model.decoder else 6):  # the interpreter is slow
         draft = random_draft(rng, len(rows))
         scores = model.score(rows, draft)
         expected = [logits_of(plain, row, []) for row in rows]
@@ -145,3 +155,40 @@ def test_blocks_cannot_be_skipped(plain):
     draft, skipped = Draft(Tree.chains([0]), none, OneHot(none, VOCAB)), SkippedBlocks(frozenset({0}), frozenset())
     with pytest.raises(ValueError, match="cannot be skipped"):
         model.peek([row], draft, 1, skipped)
+
+
+def test_a_captured_encoder_gives_the_states_of_its_modules(plain):
+    pytest.importorskip("triton", reason="needs Triton (pip install triton)")
+    from slipstream.models.run.encoder_decoder.gpu_encoder import captured_encoder
+
+    encoder = plain.get_encoder()
+    with torch.inference_mode():
+        for seed in range(3):
+            features = whispers.condition(seed).features[None]
+            assert torch.equal(captured_encoder(encoder, features), encoder(features)[0][0])
+
+
+@pytest.mark.parametrize("failing", ["capture", "numbers"])
+def test_a_decoder_that_cannot_be_captured_runs_as_it_is(plain, monkeypatch, failing):
+    """With a warning: when it is loaded, or later."""
+    pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
+    from slipstream.models.run.encoder_decoder import gpu_decoder
+
+    model, row = TorchModel(copy.deepcopy(plain)), Row(Request([1, 2], condition=whispers.condition(0)))
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    if failing == "numbers":
+        monkeypatch.setattr(gpu_decoder, "_deviation", lambda *_: 0.5)
+        with pytest.warns(RuntimeWarning, match=r"without CUDA graphs \(its logits differ by 5.0e-01\)"):
+            assert gpu_decoder.cross_decoder(model.model, model.rows, model.forward_pass._states) is None
+        return
+    run_captured(model)
+    monkeypatch.setattr(gpu_decoder.CrossPass, "run", fail)
+    model.open([row])
+    none = torch.zeros(0, dtype=torch.long)
+    with pytest.warns(RuntimeWarning, match="without CUDA graphs now"):
+        scores = model.score([row], Draft(Tree.chains([0]), none, OneHot(none, VOCAB)))
+    assert model.decoder is None
+    assert apart(scores.logits, logits_of(plain, row, [])[None]) < 1

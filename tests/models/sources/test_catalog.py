@@ -348,7 +348,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
         ("a/b/c", "no folder or file a/b/c"),
         ("{}/text.gguf", "text.gguf is not a GGUF file"),
         ("{}/model.safetensors", "not a model by itself: give the folder"),
-        ("{}/model.pt", "not a model by itself: only safetensors or GGUF are loaded"),
+        ("{}/model.pt", "is not a Whisper model as OpenAI stores it"),
     ],
 )
 def test_names_that_are_none(tmp_path: Path, name: str, message: str) -> None:

@@ -82,6 +82,7 @@ class DraftModelDevice(DeviceDrafter):
         self._ids = common if drafter.ids is None else drafter.ids.to(device)
         self._slot_of = inverse(self._ids, drafter.vocab, device)
         self.context = drafter.model.context
+        self.whole_vocabulary = drafter.ids is None and passes.vocab == drafter.vocab
 
     @property
     def version(self) -> int:

@@ -32,6 +32,8 @@ class HostDraft(DeviceDraft):
 class HostDeviceDrafter(DeviceDrafter):
     """A host drafter between captured cycles."""
 
+    whole_vocabulary = True
+
     def __init__(self, drafter: ChainSource) -> None:
         self._drafter, self._tokens = drafter, list[list[int]]()
         self._drafted: list[list[int]] | None = None  # drafted by `ready`, before the size of the cycle was chosen

@@ -103,6 +103,7 @@ class DeviceDrafter(ABC):
 
     drafts, branches = True, False  # whether it drafts anything, and trees, on the device
     context: int | None = None  # the longest text it can read
+    whole_vocabulary = False  # whether its logits are those of the target's tokens, all of them and in their order
 
     @property
     def places(self) -> int:
@@ -157,7 +158,7 @@ class DeviceDrafter(ABC):
 class PlainDecoding(DeviceDrafter):
     """The device form of `NoDrafter`."""
 
-    drafts = False
+    drafts, whole_vocabulary = False, True
 
     def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, int]:
         return None, 0

@@ -29,17 +29,18 @@ class ChunkPublisher:
         totals: dict[tuple[int, int], tuple[int, int]] = {}  # cycles and tokens by drafted and accepted
         for job, result, kept in pending:
             tokens, origins, accepted = result.emitted, result.origins, len(result.path)
+            logprobs = () if job.top is None else _logprobs(result, kept)
             if kept < len(tokens):
                 tokens, origins, accepted = tokens[:kept], origins[:kept], min(kept, accepted)
             try:
                 if job.stops or not result.chain:
-                    self.publish(job, tokens, origins, (), accepted, result.levels)
+                    self.publish(job, tokens, origins, logprobs, accepted, result.levels)
                     continue
                 drafted = len(result.tokens)
                 job.stats.add(drafted, accepted, kept)
                 cycles, emitted = totals.get((drafted, accepted), (0, 0))
                 totals[drafted, accepted] = cycles + 1, emitted + kept
-                job.emit(tokens, origins)
+                job.emit(tokens, origins, logprobs)
             except Exception as error:
                 job.end("error", str(error))
         for (drafted, accepted), (cycles, emitted) in totals.items():
@@ -64,3 +65,8 @@ class ChunkPublisher:
             job.emit(tokens, origins, logprobs, shown)
         else:
             job.put(chunk)
+
+
+def _logprobs(result: CycleResult, kept: int) -> list[Logprob]:
+    """The log-probabilities that a captured cycle recorded for the first `kept` tokens."""
+    return [Logprob(token, value, ()) for token, value in zip(result.emitted[:kept], result.logprobs, strict=False)]

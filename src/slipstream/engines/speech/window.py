@@ -17,7 +17,7 @@ from slipstream.engines.base import Engine
 from slipstream.engines.completion import Completion, SpeculationStats
 from slipstream.engines.options import GenerationOptions, Speculation
 from slipstream.engines.prompt import ConditionedPrompt
-from slipstream.engines.speech.audio_prompt import TOP, probability
+from slipstream.engines.speech.audio_prompt import PLAIN, TOP, probability
 from slipstream.models.speech.codec import SpeechCodec
 
 LADDER = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # temperatures that are tried
@@ -34,7 +34,7 @@ class WindowResult:
     token_ids: list[int]  # without the end token
     temperature: float
     mean_logprob: float
-    no_speech: float
+    no_speech: float  # 0 where the transcript is likely, and nobody asked
     stats: SpeculationStats
     attempts: int
     last: Completion
@@ -56,27 +56,34 @@ def decode_window(
     """Decode a window at the first temperature that gives a plausible transcript, or at the last one."""
     stats = SpeculationStats()
     room = engine.model_info.context_length - len(prompt.token_ids)
-    silence = prompt.token_ids.index(codec.start) + 1  # the position whose logits tell the probability of silence
-    scored = TOP if silence < len(prompt.token_ids) else None
+    no_speech = 0.0
     for attempt, temperature in enumerate(temperatures):
         own = None if seed is None or temperature == 0 else attempt_seed(seed, window, attempt)
-        options = GenerationOptions(min(LONGEST, room), logprobs=TOP if scored is None else 0, speculation=speculation)
-        if attempt == 0:
-            options = replace(options, prompt_logprobs=scored)
+        options = GenerationOptions(min(LONGEST, room), logprobs=0, speculation=speculation)
         (handle,) = engine.submit(prompt, Sampling(temperature=temperature, seed=own), options)
         completion = handle.result()
         if completion.error:
             raise ValueError(completion.error)
         stats.merge(completion.stats)
-        if attempt == 0:
-            after_start = completion.prompt_logprobs[silence:] if completion.prompt_logprobs else completion.logprobs
-            no_speech = probability(after_start, codec.no_speech)
         tokens = [token for token in completion.token_ids if token != codec.end]
         mean = sum(entry.logprob for entry in completion.logprobs) / max(1, len(completion.logprobs))
+        if mean < LOGPROB and not no_speech:
+            no_speech = _silence(engine, codec, prompt)
         result = WindowResult(tokens, temperature, mean, no_speech, stats, attempt + 1, completion)
         if result.silent or not _doubtful(completion.text, mean):
             break
     return result
+
+
+def _silence(engine: Engine, codec: SpeechCodec, prompt: ConditionedPrompt) -> float:
+    """The probability of silence: that of its token after the start token."""
+    start = prompt.token_ids[: prompt.token_ids.index(codec.start) + 1]
+    options = GenerationOptions(1, logprobs=TOP, ignore_eos=True, speculation=PLAIN)
+    (handle,) = engine.submit(replace(prompt, token_ids=start, processor=None), Sampling(temperature=0), options)
+    completion = handle.result()
+    if completion.error:
+        raise ValueError(completion.error)
+    return probability(completion.logprobs, codec.no_speech)
 
 
 def _doubtful(text: str, mean_logprob: float) -> bool:

@@ -87,7 +87,10 @@ class TorchModel(Model):
             self.forward_pass = ForwardPass(model, self.anatomy, self.cache, self._features, invariant, kernels)
         else:
             retained = 0  # the text of a row depends on its condition too, so equal prefixes have different states
-            self.forward_pass = CrossDecoderPass(model, self.rows, self._features, self._conditions, invariant)
+            captured = kernels and self.device.type == "cuda"
+            self.forward_pass = CrossDecoderPass(
+                model, self.rows, self._features, self._conditions, invariant, captured
+            )
         self.prefixes = PrefixReuse(self.rows, self._features, self.device, retained, max_bytes)
         self._reader = PendingReader(self.rows, self.prefixes, self.forward_pass, prefill_chunk)
         self._scorer = DraftScorer(self.rows, self.prefixes, self._reader, self.forward_pass, self.context, self.device)

@@ -21,6 +21,7 @@ from slipstream.models.sources.scaled import parse_scaled, room, write_scaled
 from slipstream.models.sources.store import CatalogError
 from slipstream.models.sources.verify import FileCheck, check_files
 from slipstream.models.sources.whisper.onnx_convert import convert_onnx, onnx_files, onnx_folder
+from slipstream.models.sources.whisper.openai_convert import convert_openai, openai_file
 
 
 def resolve(name: str, *, fetch: bool = True, trust_remote_code: bool = False, repair: bool = False) -> ModelFiles:
@@ -35,6 +36,8 @@ def resolve(name: str, *, fetch: bool = True, trust_remote_code: bool = False, r
         return _scaled(name, fetch, trust_remote_code, repair)
     if name and path.is_dir() and (exported := onnx_folder(path)) is not None:
         return _onnx(name, exported, repair)
+    if name and (checkpoint := openai_file(path)) is not None:
+        return _openai(name, checkpoint, repair)
     if name and path.is_dir():
         return _folder(name, path, "folder", trust_remote_code)
     if not path.exists() and _names_kept_gguf(name):
@@ -115,6 +118,18 @@ def _onnx(name: str, exported: Path, repair: bool) -> ModelFiles:
 
     store.build(folder, make, again=repair and _is_damaged(name, folder))
     return _built(name, folder, "onnx")
+
+
+def _openai(name: str, checkpoint: Path, repair: bool) -> ModelFiles:
+    """A Whisper model as OpenAI stores it, converted once."""
+    folder = store.home() / f"openai-{store.sha256(checkpoint)[:16]}"
+
+    def make(partial: Path) -> dict[str, Any]:
+        with progress(f"converting {name} to safetensors, once"):
+            return {"name": checkpoint.stem, **convert_openai(checkpoint, partial)}
+
+    store.build(folder, make, again=repair and _is_damaged(name, folder))
+    return _built(name, folder, "openai")
 
 
 def _names_kept_gguf(name: str) -> bool:

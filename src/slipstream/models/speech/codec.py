@@ -23,14 +23,16 @@ if TYPE_CHECKING:
 
 WINDOW = 30  # seconds that the encoder reads at a time
 STEP = 0.02  # seconds between timestamps
+ENGLISH_ONLY = 51864  # tokens of OpenAI's English-only models
 
 
 @dataclass(frozen=True)
 class SpeechCodec:
-    """The tokens and features of a Whisper model in `folder`. `text` is its tokenizer."""
+    """The tokens and features of a Whisper model in `folder`. `text` is its tokenizer. `device` computes features."""
 
     folder: Path
     text: TextCodec
+    device: str = "cpu"
 
     @cached_property
     def _config(self) -> dict[str, Any]:
@@ -62,6 +64,8 @@ class SpeechCodec:
     @cached_property
     def languages(self) -> dict[str, int]:
         """The token of each language by its code; empty for English-only models."""
+        if not self._config.get("is_multilingual", self._config["vocab_size"] != ENGLISH_ONLY):
+            return {}  # its vocabulary has languages, and it was trained without
         if self._ids["<|startoftranscript|>"] + 1 >= self._ids.get("<|translate|>", 0) - 1:
             return {}
         between = range(self.start + 1, self._ids["<|translate|>"])
@@ -85,8 +89,8 @@ class SpeechCodec:
             )
         padded = np.zeros(WINDOW * RATE, np.float32)
         padded[: len(samples)] = samples
-        features = self._extractor(padded, sampling_rate=RATE, return_tensors="np")["input_features"][0]
-        return Condition(torch.from_numpy(features))
+        extracted = self._extractor(padded, sampling_rate=RATE, return_tensors="np", device=self.device)
+        return Condition(torch.from_numpy(extracted["input_features"][0]))
 
     def prompt(self, language: str | None, task: str, timestamps: bool, previous: Sequence[int] = ()) -> list[int]:
         """The tokens before a transcript. `previous`: tokens of the text before the audio."""

@@ -10,10 +10,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 
 from slipstream.core.array_types import Float, Int, Tensor
+
+if TYPE_CHECKING:
+    from slipstream.kernels.gpu.transcript import TranscriptCycle
+
+_SETTINGS: dict[tuple[object, ...], int] = {}  # numbers of the rules in use, which are quick to compare
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,26 @@ class TranscriptRules:
     @cached_property
     def _by_device(self) -> dict[torch.device, Tensor]:
         return {}
+
+    @cached_property
+    def device_settings(self) -> int:
+        settings = self.end_token, self.suppressed, self.suppressed_first, self.first_time, self.latest_start
+        return _SETTINGS.setdefault(settings, len(_SETTINGS))
+
+    def row_state(self, tokens: Sequence[int]) -> list[int]:
+        """The length of the prompt, and the last timestamp after it; -1 if there is none."""
+        first = self.first_time
+        times = (token for token in reversed(tokens[self.begin :]) if first is not None and token >= first)
+        return [self.begin, next(times, -1)]
+
+    def device_form(self, rows: int, width: int, vocab: int, device: torch.device) -> TranscriptCycle:
+        """The rules as kernels, for captured cycles."""
+        from slipstream.kernels.gpu.transcript import TranscriptCycle, TranscriptSettings
+
+        settings = TranscriptSettings(
+            self.end_token, self.suppressed, self.suppressed_first, self.first_time, self.latest_start
+        )
+        return TranscriptCycle(settings, rows, width, vocab, device)
 
     def _order(self, output: Sequence[int], logits: Float[Tensor, " vocab"], first: int) -> None:
         """Timestamps come in pairs except at the end, never decrease, and begin the transcript."""

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from slipstream.core.array_types import Tensor
-from slipstream.core.device import DeviceVerdict, GraphKey
+from slipstream.core.device import DeviceProcessor, DeviceVerdict, GraphKey
 from slipstream.core.noise import Purpose
 from slipstream.drafters.device.interface import DeviceDraft, DraftSteps
 from slipstream.engines.native.captured.parts import CapturedCycle, CycleInputs, PendingRecord, ScorePass
@@ -29,7 +29,15 @@ from slipstream.models.run.gpu.passes import GpuPasses, capture
 class ChainCycle:
     """The buffers of one kind of cycle, and its graph."""
 
-    def __init__(self, key: GraphKey, target: GpuPasses, held: Held, draft: DeviceDraft) -> None:
+    def __init__(
+        self,
+        key: GraphKey,
+        target: GpuPasses,
+        held: Held,
+        draft: DeviceDraft,
+        processor: DeviceProcessor | None = None,
+    ) -> None:
+        """`processor`: shapes the laws of draft and target. Log-probabilities are recorded if there is one."""
         self.key, self._draft = key, draft
         rows, width, device = key.rows, key.depth + 1, target.like.device
         self._inputs = CycleInputs(rows, device)
@@ -37,6 +45,10 @@ class ChainCycle:
         self._chance = torch.zeros(max(1, key.depth), rows, device=device)
         self._credit = surplus_room(rows, key.depth, self._scoring.laws)
         self._result = torch.zeros(rows, 2 * width + 2, dtype=torch.float64, device=device)
+        self._record = (
+            torch.zeros(rows, 3 * width + 2, dtype=torch.float64, device=device) if processor else self._result
+        )
+        self._shaping = processor.device_form(rows, width, target.vocab, device) if processor else None
         self._reading = draft.committed_read(rows, width, key.parts, target.like)
         self.state = self._reading.state
         self._host_tokens = self._scoring.token.new_zeros(rows, key.depth)
@@ -46,7 +58,7 @@ class ChainCycle:
         if self._steps is not None:
             assert draft.ids is not None, "steps come with a vocabulary"
             self._drafts = LawBuffers(rows * key.depth, len(draft.ids), device)
-        self.whole = CapturedCycle(self._all, self._result)
+        self.whole = CapturedCycle(self._all, self._record)
 
     @property
     def repeats(self) -> bool:
@@ -58,6 +70,17 @@ class ChainCycle:
         """Numbers of each row in the record that the host reads: accepted, next token, whether all had a law, drafted,
         and the drafted tokens. Their chances follow."""
         return 4 + self.key.depth
+
+    @property
+    def logprobs(self) -> int | None:
+        """The first column of the emitted tokens' log-probabilities in the record; None if it has none."""
+        return None if self._shaping is None else self._result.shape[1]
+
+    def load_shaping(self, state: Sequence[Sequence[int]]) -> None:
+        """Set the processor's integers of each row."""
+        if self._shaping is not None:
+            columns = torch.tensor(state).T
+            self._shaping.state[:, : columns.shape[1]].copy_(columns, non_blocking=True)
 
     def launch(
         self, words: Sequence[Sequence[int]], numbers: Sequence[Sequence[float]], state: Tensor | None
@@ -112,13 +135,20 @@ class ChainCycle:
     def _second(self) -> None:
         scoring, inputs, reading = self._scoring, self._inputs, self._reading
         scoring.run(tree=False)
+        if self._shaping is not None:
+            self._shaping.restrict(scoring.laws.logits, scoring.token, inputs.control, self.key.depth + 1, 0)
         if self.key.cut:
             cut(scoring.laws.logits, inputs.sampling)
         self._verify()
+        if self._shaping is not None:
+            logprobs = self._record[:, self._result.shape[1] :]
+            self._shaping.advance(scoring.laws.logits, scoring.token, scoring.verdict, logprobs)
         commit(
             *(inputs.control, inputs.far, scoring.token, scoring.verdict, self._chance, reading.following),
             *(reading.layout, reading.end, self._result),
         )
+        if self._shaping is not None:
+            self._record[:, : self._result.shape[1]].copy_(self._result)
         reading.run(scoring.stack)
 
     def _draft_chain(self, steps: DraftSteps) -> None:
@@ -128,6 +158,8 @@ class ChainCycle:
         for n in range(depth):
             laws = self._drafts.section(n * rows, rows)
             steps.run(n, token, laws.logits)
+            if self._shaping is not None:
+                self._shaping.restrict(laws.logits, token, self._inputs.control, 1, n)
             if self.key.cut:
                 cut(laws.logits, self._inputs.sampling)
             ids = self._draft.ids

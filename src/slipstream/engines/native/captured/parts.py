@@ -91,6 +91,11 @@ class PendingRecord:
         lines: list[list[int]] = self._record[:rows, :columns].long().tolist()
         return lines
 
+    def read_numbers(self, rows: int, start: int) -> list[list[float]]:
+        """The numbers of the first rows from a column on. Called after `read`."""
+        lines: list[list[float]] = self._record[:rows, start:].tolist()
+        return lines
+
 
 class CapturedCycle:
     """A cycle as one graph. Two may be under way: the record of the first is read while the second runs."""

@@ -21,6 +21,7 @@ class CycleResult(NamedTuple):
     kept: list[int]  # which are these
     emitted: list[int]  # and the one after them
     origins: tuple[Origin, ...]  # of those
+    logprobs: Sequence[float] = ()  # of the emitted tokens, where they are recorded
 
     @property
     def chain(self) -> bool:

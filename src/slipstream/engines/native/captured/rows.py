@@ -54,7 +54,7 @@ class CapturedRows:
             return False
         if not job.capturable:  # a row that suits always will
             rule = self._rule(job.plan.rule).device_rule
-            job.capturable = job.top is None and rule is not None and self.runner.suits(job.row, rule)
+            job.capturable = rule is not None and self.runner.suits(job.row, rule, job.top)
         return job.capturable
 
     def ready(self, job: Job) -> bool:

@@ -1,24 +1,25 @@
 """Captured cycles: when rows can have one, and what the host must know afterwards.
 
 That is where all rows have one drafter and one rule, draft chains or trees that grow by themselves, ask for nothing but
-a temperature and a truncation of the law (top-k, top-p, min-p), and have read all but their last token. Everything else
+a temperature, a truncation of the law (top-k, top-p, min-p) and a logits processor that has a device form, and have
+read all but their last token. Everything else
 takes the ordinary path of `Batch`, before and after. Both paths leave caches and rows in the same state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from time import perf_counter
-from typing import cast
+from typing import Any, cast
 
 import torch
 
-from slipstream.core.device import DeviceRule, DraftSize, GraphKey, SizeMenu
+from slipstream.core.device import DeviceProcessor, DeviceRule, DraftSize, GraphKey, SizeMenu
 from slipstream.core.interfaces import Drafter, Policy
 from slipstream.core.noise import keys
-from slipstream.core.shaping import needs_shaping
+from slipstream.core.shaping import needs_shaping, only_processed
 from slipstream.core.types import Budget, Row
 from slipstream.drafters.device.interface import DeviceDraft, DeviceDrafter, TreeDraft
 from slipstream.engines.native.captured.capture_budget import CaptureBudget
@@ -41,8 +42,8 @@ CACHE_SHARE = 0.4  # of the memory that is free once the model is loaded; growin
 class CapturedRunner:
     def __init__(self, model: TorchModel, passes: GpuPasses, costs: CostModel | None = None) -> None:
         self._model, self._passes, self._costs = model, passes, costs or CostModel()
-        self._graphs: dict[int, GraphCache] = {0: GraphCache(self._costs.graph_costs("none"))}  # by drafter; 0: none
-        self._names = {"none"}  # of drafters in the cost model that are in use; a profile may bring more
+        self._graphs: dict[tuple[int, Hashable], GraphCache] = {}  # by drafter, 0 for none, and by logits processor
+        self._names = set[str]()  # of drafters in the cost model that are in use; a profile may bring more
         self._device_drafters: dict[int, tuple[Drafter, DeviceDrafter | None]] = {}  # by identity; keeps them alive
         self.expected_rows = 1  # rows there are or will soon be
         self.cycles = self.captures = 0  # so far
@@ -56,7 +57,8 @@ class CapturedRunner:
         free, _ = torch.cuda.mem_get_info(self._passes.like.device)
         states = len(self._model.features) * self._passes.like.nbytes
         token = states + sum(key.nbytes + value.nbytes for key, value in self._passes.entries)
-        return DeviceLimits(ROWS, int(CACHE_SHARE * free / token), self._passes.prompt_tokens)
+        rows = ROWS if not self._passes.row_bytes else int(CACHE_SHARE * free / self._passes.row_bytes)
+        return DeviceLimits(max(1, min(ROWS, rows)), int(CACHE_SHARE * free / token), self._passes.prompt_tokens)
 
     @property
     def captured(self) -> list[ChainCycle | TreeCycle]:
@@ -75,10 +77,13 @@ class CapturedRunner:
         """Whether a tree would cost rows their whole cycles, which a chain has: no policy should try one then."""
         return self.drafts(drafter) and not self.branches(drafter, rule)
 
-    def suits(self, row: Row, rule: DeviceRule) -> bool:
-        """Whether captured cycles support all settings of a row."""
+    def suits(self, row: Row, rule: DeviceRule, top: int | None = None) -> bool:
+        """Whether captured cycles support all settings of a row. `top`: the tokens whose log-probabilities it wants at
+        each position beside that of the emitted one; None: none at all."""
         greedy = row.request.sampling.temperature == 0
-        return not needs_shaping(row) and greedy == rule.greedy and row.length > 1
+        processed = only_processed(row) and isinstance(row.request.processor, DeviceProcessor)
+        recorded = top is None or (top == 0 and processed)
+        return recorded and (processed or not needs_shaping(row)) and greedy == rule.greedy and row.length > 1
 
     def ready(self, row: Row) -> bool:
         """Whether it has read all but its last token."""
@@ -89,25 +94,30 @@ class CapturedRunner:
         device = self._device_drafter(drafter)
         if device is None or not device.drafts:
             return Budget(0)
+        if not _alike(rows, device):
+            return None
         ready = device.ready(rows, chain_depths(drafter.longest_chain)[-1])
         return policy.choose(rows, partial(self._menu, rows, drafter, device, rule), ready)
 
     def _menu(self, rows: Sequence[Row], drafter: Drafter, device: DeviceDrafter, rule: DeviceRule) -> SizeMenu:
         shape = BatchShape.of(rows)
         chains = [DraftSize(depth) for depth in chain_depths(drafter.longest_chain) if not depth or rule.chains]
-        sizes = [size for size in (*chains, *GROWN) if self._fits(shape, size, drafter, rule)]
+        processed = rows[0].request.processor is not None
+        sizes = [size for size in (*chains, *GROWN) if self._fits(shape, size, drafter, rule, processed)]
         may_capture = partial(self.capture_budget.left, shape.lines(sizes[0], self.expected_rows))
-        graphs = self._graphs_of(drafter)
+        graphs = self._graphs_of(drafter, rows[0])
         return SizeMenu(graphs.menu(shape, rule, sizes, may_capture), graphs.costs.reading(device.behind(rows)))
 
-    def _graphs_of(self, drafter: Drafter) -> GraphCache:
-        if id(drafter) not in self._graphs:
-            name = type(drafter).__name__
+    def _graphs_of(self, drafter: Drafter | None, row: Row) -> GraphCache:
+        """The graphs of a drafter for rows with the logits processor of `row`."""
+        key = 0 if drafter is None else id(drafter), _processing(row)
+        if key not in self._graphs:
+            name = "none" if drafter is None else type(drafter).__name__
             while name in self._names:
                 name += "'"
             self._names.add(name)
-            self._graphs[id(drafter)] = GraphCache(self._costs.graph_costs(name))
-        return self._graphs[id(drafter)]
+            self._graphs[key] = GraphCache(self._costs.graph_costs(name))
+        return self._graphs[key]
 
     def launch(
         self,
@@ -137,17 +147,22 @@ class CapturedRunner:
         by_policy: bool,
         plain: Collection[Row],
     ) -> Flight | None:
-        if (device := self._device_drafter(drafter)) is None:
+        if (device := self._device_drafter(drafter)) is None or not _alike(rows, device):
             return None
         if not any(row.depth and row.shape for row in budget):
             budget = device.draft_on_host(rows, budget)
         shape, size = BatchShape.of(rows), size_for(budget, rule, drafter.longest_chain)
-        if size is None or not self._fits(shape, size, drafter, rule) or not self._in_context(shape, size, device):
+        processor = rows[0].request.processor
+        if size is None or not self._fits(shape, size, drafter, rule, processor is not None):
             return None
-        graphs = self._graphs_of(drafter) if device.drafts else self._graphs[0]
+        if not self._in_context(shape, size, device):
+            return None
+        graphs = self._graphs_of(drafter if device.drafts else None, rows[0])
         exact = by_policy or not any(own.depth for own in goals)
         key = graphs.find(shape, size, rule, self.expected_rows, self._context(shape, size, device), exact)
-        cycle, captured = self._cycle(graphs, key, shape, device, by_policy and size.depth > 0)
+        cycle, captured = self._cycle(graphs, key, shape, device, by_policy and size.depth > 0, processor)
+        if isinstance(cycle, ChainCycle) and processor is not None:
+            cycle.load_shaping([cast(DeviceProcessor, row.request.processor).row_state(row.tokens) for row in rows])
         budget = [Budget(0) if row in plain else own for row, own in zip(rows, budget, strict=True)]
         began = perf_counter()
         state, read = device.begin(rows, budget, cycle)
@@ -196,6 +211,9 @@ class CapturedRunner:
         if not all(line[2] for line in own):  # some slot has no law; the ordinary path finds out which row's
             return None
         results = flight.cycle.told(own)
+        if isinstance(flight.cycle, ChainCycle) and flight.cycle.logprobs is not None:
+            logprobs = flight.record.read_numbers(len(record), flight.cycle.logprobs)
+            results = [result._replace(logprobs=logprobs[line]) for result, line in zip(results, lines, strict=True)]
         accepted = [result.kept for result in results]
         self._model.record_written(rows, accepted)
         flight.device.commit(rows, depths, accepted, flight.cycle, lines)
@@ -218,13 +236,15 @@ class CapturedRunner:
         """The most places that a cycle may read."""
         return max(shape.used(size), min(self._model.context, device.context or self._model.context))
 
-    def _fits(self, shape: BatchShape, size: DraftSize, drafter: Drafter, rule: DeviceRule) -> bool:
+    def _fits(
+        self, shape: BatchShape, size: DraftSize, drafter: Drafter, rule: DeviceRule, processed: bool = False
+    ) -> bool:
         if shape.rows * (size.slots + 1) > WIDEST:
             return False
         if not size.nodes:
             return True
         cut = not rule.greedy and shape.cut  # trees are ranked by the law as it is
-        return self.branches(drafter, rule) and not cut
+        return self.branches(drafter, rule) and not cut and not processed
 
     def _device_drafter(self, drafter: Drafter) -> DeviceDrafter | None:
         if id(drafter) not in self._device_drafters:
@@ -232,18 +252,24 @@ class CapturedRunner:
         return self._device_drafters[id(drafter)][1]
 
     def _cycle(
-        self, graphs: GraphCache, key: GraphKey, shape: BatchShape, device: DeviceDrafter, counted: bool
+        self,
+        graphs: GraphCache,
+        key: GraphKey,
+        shape: BatchShape,
+        device: DeviceDrafter,
+        counted: bool,
+        processor: Any,
     ) -> tuple[ChainCycle | TreeCycle, bool]:
         """The cycle of a key, and whether it had to be captured. `counted`: in the policy's capture budget."""
         used = shape.used(key.size)
         self._model.make_room(used)
         part, held = device.part(used), self._passes.held(self._model.cache)
-        for identity, cache in self._graphs.items():  # graphs must not hold on to caches that have moved
+        for (identity, _), cache in self._graphs.items():  # graphs must not hold on to caches that have moved
             own = self._device_drafters[identity][1] if identity else None
             cache.set_version((self._model.cache.version, own.version if own else 0))
         if missing := key not in graphs.cycles:
             with self.capture_budget.captures(counted), graphs.captures(key):
-                graphs.add(key, _new_cycle(key, self._passes, held, part))
+                graphs.add(key, _new_cycle(key, self._passes, held, part, processor))
             self.captures += 1
         return graphs.cycles[key], missing
 
@@ -292,7 +318,22 @@ def _stream(seed: int, sample: int) -> int:
     return int(keys([seed], [sample]))
 
 
-def _new_cycle(key: GraphKey, passes: GpuPasses, held: Held, part: DeviceDraft) -> ChainCycle | TreeCycle:
+def _processing(row: Row) -> Hashable:
+    """What rows must have in common to share a cycle: the settings of their logits processor."""
+    processor = row.request.processor
+    return processor.device_settings if isinstance(processor, DeviceProcessor) else None
+
+
+def _alike(rows: Sequence[Row], device: DeviceDrafter) -> bool:
+    """Whether one cycle can shape the laws of all rows."""
+    if all(row.request.processor is None for row in rows):
+        return True
+    return device.whole_vocabulary and len({_processing(row) for row in rows}) == 1
+
+
+def _new_cycle(
+    key: GraphKey, passes: GpuPasses, held: Held, part: DeviceDraft, processor: DeviceProcessor | None
+) -> ChainCycle | TreeCycle:
     if key.nodes:
         return TreeCycle(key, passes, held, cast(TreeDraft, part))  # asked for only where the drafter branches
-    return ChainCycle(key, passes, held, part)
+    return ChainCycle(key, passes, held, part, processor)

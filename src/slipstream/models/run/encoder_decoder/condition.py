@@ -31,7 +31,9 @@ class Condition:
         """The output of an encoder."""
         if encoder not in self._encoded:
             started = time.perf_counter()
-            self._encoded[encoder] = encode(self.features)
+            states = self._encoded[encoder] = encode(self.features)
+            if states.is_cuda:
+                torch.cuda.synchronize(states.device)
             self.seconds += time.perf_counter() - started
         return self._encoded[encoder]
 
@@ -49,6 +51,13 @@ class CrossAttentionStates:
         self._heads, self._dtype, self._device = config.decoder_attention_heads, model.dtype, model.device
         self._channels = config.num_mel_bins
         self._states: weakref.WeakKeyDictionary[Condition, list[tuple[Tensor, Tensor]]] = weakref.WeakKeyDictionary()
+
+    def given(self, features: Tensor, encoded: Float[Tensor, "positions hidden"]) -> Condition:
+        """An open condition whose encoder output is known."""
+        condition = Condition(features)
+        condition._encoded[self.encoder] = encoded
+        self.open(condition)
+        return condition
 
     def check(self, condition: Any) -> None:
         """Raise ValueError for a condition that the encoder cannot read."""
@@ -70,6 +79,13 @@ class CrossAttentionStates:
 
     def _encode(self, features: Tensor) -> Float[Tensor, "positions hidden"]:
         given = features[None].to(self._device, self._dtype)
+        if self._device.type == "cuda":
+            try:
+                from slipstream.models.run.encoder_decoder.gpu_encoder import captured_encoder
+            except ImportError:  # Triton is not installed
+                pass
+            else:
+                return captured_encoder(self.encoder, given)
         states: Tensor = self.encoder(given)[0][0]
         return states
 

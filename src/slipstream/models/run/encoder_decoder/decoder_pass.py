@@ -1,5 +1,7 @@
 """One forward pass of a decoder with cross-attention over packed entries (Whisper).
 
+On a GPU the pass is a CUDA graph (`gpu_decoder`). Otherwise:
+
 The linear layers, norms and embeddings are those of transformers' modules; self-attention reads and writes the KV cache
 as in any other model, and cross-attention reads the states of each row's own condition. On a CPU in float32 both run by
 the kernel that computes each token by itself, so a row's numbers depend on that row alone.
@@ -7,9 +9,10 @@ the kernel that computes each token by itself, so a row's numbers depend on that
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
@@ -25,15 +28,25 @@ from slipstream.models.run.forward_pass import LayerPass
 from slipstream.models.run.invariant import apply_by_steps, invariant_attention
 from slipstream.models.run.row_table import RowTable
 
+if TYPE_CHECKING:
+    from slipstream.models.run.gpu.passes import GpuPasses
+
 
 class CrossDecoderPass(LayerPass):
     """Runs decoder layers over packed entries. Keys, values and declared features are written to the cache."""
 
     def __init__(
-        self, model: Any, rows: RowTable, features: FeatureStore, states: CrossAttentionStates, invariant: bool
+        self,
+        model: Any,
+        rows: RowTable,
+        features: FeatureStore,
+        states: CrossAttentionStates,
+        invariant: bool,
+        captured: bool,
     ) -> None:
+        """`captured`: passes run as CUDA graphs where that works."""
         decoder, config = model.get_decoder(), model.config
-        self.features, self.all_layers, self.decoder = features, (0, len(decoder.layers)), None
+        self.features, self.all_layers = features, (0, len(decoder.layers))
         self._rows, self._states, self._device = rows, states, torch.device(model.device)
         self._layers, self._norm, self._head = list(decoder.layers), decoder.layer_norm, model.get_output_embeddings()
         self._tokens, self._positions = decoder.embed_tokens, decoder.embed_positions.weight
@@ -42,6 +55,8 @@ class CrossDecoderPass(LayerPass):
         self._kernel: AttentionKernel | None = invariant_attention(model) if invariant else None
         activation = self._layers[0].activation_fn
         self._activation = partial(apply_by_steps, activation) if invariant else activation
+        self._captured = _captured_passes(model, rows, states) if captured and not invariant else None
+        self.decoder = self._captured
 
     def run(
         self,
@@ -54,6 +69,12 @@ class CrossDecoderPass(LayerPass):
     ) -> tuple[Tensor | None, dict[int, Tensor]]:
         if skipped is not None:
             raise ValueError("blocks of an encoder-decoder cannot be skipped; use early_exit or a draft model")
+        if self._captured is not None and self._captured.supports(pieces):
+            try:
+                return self._run_captured(self._captured, pieces, span, given, watched, keep)
+            except Exception as error:
+                warnings.warn(f"the decoder runs without CUDA graphs now ({error})", RuntimeWarning, stacklevel=2)
+                self._captured = self.decoder = None
         context = view(self._rows.cache, self._windows, pieces, self._device, self._kernel)
         owners = self._owners(pieces)
         hidden = self._embed(pieces) if given is None else given
@@ -65,6 +86,20 @@ class CrossDecoderPass(LayerPass):
         for layer in outputs.keys() & set(self.features.layers):
             context.store_output(layer, outputs[layer])
         return (None if keep is None else self.logits(hidden[keep])), outputs
+
+    def _run_captured(
+        self,
+        decoder: GpuPasses,
+        pieces: Sequence[RowSlice],
+        span: tuple[int, int],
+        given: Tensor | None,
+        watched: Sequence[int],
+        keep: Tensor | None,
+    ) -> tuple[Tensor | None, dict[int, Tensor]]:
+        logits, outputs, where = decoder.forward(self._rows.cache, pieces, span, given, watched, keep)
+        for layer in outputs.keys() & set(self.features.layers):
+            self.features.write(layer, outputs[layer], pieces, where)
+        return logits, outputs
 
     def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
         logits: Tensor = self._head(self._norm(hidden))
@@ -119,3 +154,11 @@ class CrossDecoderPass(LayerPass):
             attended = functional.scaled_dot_product_attention(part.transpose(0, 1)[None], keys, values, scale=scale)
             parts.append(attended[0].transpose(0, 1))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _captured_passes(model: Any, rows: RowTable, states: CrossAttentionStates) -> GpuPasses | None:
+    try:
+        from slipstream.models.run.encoder_decoder.gpu_decoder import cross_decoder
+    except ImportError:  # Triton is not installed
+        return None
+    return cross_decoder(model, rows, states)

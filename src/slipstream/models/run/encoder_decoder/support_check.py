@@ -11,7 +11,7 @@ from slipstream.core.array_types import Tensor
 from slipstream.core.types import Request, Row
 from slipstream.models.cache.packing import RowEntries, RowSlice
 from slipstream.models.cache.tensors import KVCache
-from slipstream.models.run.encoder_decoder.condition import Condition, CrossAttentionStates
+from slipstream.models.run.encoder_decoder.condition import CrossAttentionStates
 from slipstream.models.run.encoder_decoder.decoder_pass import CrossDecoderPass
 from slipstream.models.run.features import FeatureStore
 from slipstream.models.run.row_table import RowTable
@@ -35,13 +35,13 @@ def check_numbers(model: Any, states: CrossAttentionStates) -> None:
     generator = torch.Generator().manual_seed(0)
     encoded = torch.randn(POSITIONS, config.d_model, generator=generator).to(model.device, model.dtype)
     tokens = [(i * 977 + 13) % config.vocab_size for i in range(PROBE)]
-    condition = Condition(torch.zeros(config.num_mel_bins, 1))
-    condition._encoded[states.encoder] = encoded
-    states.open(condition)
+    condition = states.given(torch.zeros(config.num_mel_bins, 1), encoded)
     cache = KVCache()
     rows, row = RowTable(cache), Row(Request(tokens, condition=condition))
     rows.open(row, ())
-    run = CrossDecoderPass(model, rows, FeatureStore(cache, config.decoder_layers), states, invariant=False)
+    run = CrossDecoderPass(
+        model, rows, FeatureStore(cache, config.decoder_layers), states, invariant=False, captured=False
+    )
     piece = RowSlice(RowEntries.of(rows.states[row].index, 0, tokens))
     logits, _ = run.run([piece], run.all_layers, None, keep=torch.arange(PROBE, device=model.device))
     ids = torch.tensor([tokens], device=model.device)

@@ -72,6 +72,7 @@ class GpuPasses(ABC):
     entries: Sequence[tuple[Float[Tensor, "1 kv_heads 1 dim"], Float[Tensor, "1 kv_heads 1 dim"]]]
     deepest: int = 64 * WORDS  # the deepest tree
     largest: int = SIZES[-1]  # tokens of a pass that is worth a graph
+    row_bytes: int = 0  # of a row beside its KV cache
     prompt_tokens: int = PROMPT  # tokens of prompts that are worth reading in one pass
 
     def __init__(self) -> None:

@@ -1,0 +1,178 @@
+"""A decoder with cross-attention on a GPU (Whisper): its own linear layers and norms, our attention, as CUDA graphs.
+
+Every row has its place in two caches. Self-attention reads and writes the KV cache. Cross-attention reads a second set
+of tensors of fixed size, [rows, heads, encoder positions, dim], which is filled when a row is first used. So the graph
+of a pass does not depend on the audio of its rows.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from slipstream.core.array_types import Float, Int, Tensor
+from slipstream.core.types import Request, Row
+from slipstream.kernels.gpu.attention import PART, AttentionHeads, AttentionScratch, Layout, attend, put
+from slipstream.kernels.gpu.decoder import Held, Watched
+from slipstream.models.cache.packing import RowEntries, RowSlice
+from slipstream.models.cache.tensors import KVCache
+from slipstream.models.run.encoder_decoder.condition import Condition, CrossAttentionStates
+from slipstream.models.run.gpu.passes import GpuPasses
+from slipstream.models.run.row_table import RowTable
+from slipstream.models.run.support_check import PROBE
+
+RUNS = 3  # of the comparison: uncaptured, captured, replayed
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 1e-2}  # of the logits, relative to their norm
+
+
+class GpuCrossDecoder(GpuPasses):
+    """The decoder's passes. `rows` are the open rows whose conditions `states` has encoded."""
+
+    def __init__(self, model: Any, rows: RowTable, states: CrossAttentionStates) -> None:
+        super().__init__()
+        decoder, config = model.get_decoder(), model.config
+        heads, size = config.decoder_attention_heads, config.d_model
+        self.blocks = list(decoder.layers)
+        self._norm, self._head = decoder.layer_norm, model.get_output_embeddings()
+        self._tokens, self._places, self._scale = (
+            decoder.embed_tokens,
+            decoder.embed_positions.weight,
+            decoder.embed_scale,
+        )
+        self.heads = AttentionHeads(heads, heads, size // heads, self.blocks[0].self_attn.scaling)
+        self.layers, self.vocab, self.positions = len(self.blocks), config.vocab_size, config.max_source_positions
+        self.like = self._places.new_empty(1, size)
+        entry = self.like.new_empty(1, heads, 1, size // heads)
+        self.entries = [(entry, entry)] * self.layers
+        self.row_bytes = 2 * self.layers * self.positions * self.like.nbytes
+        self.cross: list[tuple[Tensor, Tensor]] = []  # keys and values of each layer
+        self._rows, self._states = rows, states
+        self._loaded: dict[int, Condition] = {}  # by cache row
+
+    def passing(self, tokens: int, parts: int) -> CrossPass:
+        return CrossPass(self, tokens, parts)
+
+    def embed(self, token: Int[Tensor, " tokens"], position: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens hidden"]:
+        embedded: Tensor = self._tokens(token) * self._scale + self._places.index_select(0, position)
+        return embedded
+
+    def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
+        logits: Tensor = self._head(self._norm(hidden))
+        return logits
+
+    def held(self, cache: KVCache) -> list[tuple[Tensor, Tensor]]:
+        before = self._held
+        layers = super().held(cache)
+        if self._held is not before:  # rows may have moved
+            self.cross, self._loaded = [], {}
+            shape = cache.rows, self.heads.heads, self.positions, self.heads.dim
+            self.cross = [(self.like.new_zeros(shape), self.like.new_zeros(shape)) for _ in range(self.layers)]
+        for row, state in self._rows.states.items():
+            if self._loaded.get(state.index) is not row.request.condition:
+                self._load(state.index, row.request.condition)
+        return layers
+
+    def _load(self, index: int, condition: Condition) -> None:
+        """Copy the states of a condition to a row of the cross-attention tensors."""
+        for layer, (keys, values) in enumerate(self.cross):
+            own_keys, own_values = self._states.of(condition, layer)
+            keys[index].copy_(own_keys[0])
+            values[index].copy_(own_values[0])
+        self._loaded[index] = condition
+
+
+class CrossPass:
+    """The buffers of a pass over a fixed number of tokens."""
+
+    def __init__(self, owner: GpuCrossDecoder, tokens: int, parts: int) -> None:
+        self._owner = owner
+        self.hidden = owner.like.new_zeros(tokens, owner.like.shape[1])
+        self._own = AttentionScratch.of(tokens, parts, owner.heads, owner.like)
+        self._cross = AttentionScratch.of(tokens, -(-owner.positions // PART), owner.heads, owner.like)
+        self._limit = torch.full((tokens,), owner.positions, dtype=torch.long, device=self.hidden.device)
+
+    def run(
+        self,
+        token: Tensor | None,
+        layout: Layout,
+        held: Held,
+        span: tuple[int, int],
+        watched: Watched,
+        tree: bool,
+        out: Tensor | None = None,
+        kept: Tensor | None = None,
+    ) -> None:
+        owner = self._owner
+        hidden = self.hidden if token is None else owner.embed(token, layout.position)
+        # every token sees all positions of the encoder; padding tokens see none
+        last = torch.where(layout.place >= 0, owner.positions - 1, -1)
+        audio = replace(layout, place=last, limit=self._limit)
+        for index in range(*span):
+            hidden = self._layer(index, hidden, layout, audio, held[index], tree)
+            if index in watched:
+                watched[index](hidden)
+        if out is not None:
+            out.copy_(owner.logits(hidden if kept is None else hidden.index_select(0, kept)))
+
+    def _layer(
+        self, index: int, hidden: Tensor, layout: Layout, audio: Layout, held: tuple[Tensor, Tensor], tree: bool
+    ) -> Float[Tensor, "tokens hidden"]:
+        layer = self._owner.blocks[index]
+        own, cross = layer.self_attn, layer.encoder_attn
+        normed = layer.self_attn_layer_norm(hidden)
+        put(self._split(own.k_proj(normed)), self._split(own.v_proj(normed)), layout, *held)
+        hidden = hidden + own.out_proj(self._attend(own.q_proj(normed), layout, held, self._own, tree))
+        query = cross.q_proj(layer.encoder_attn_layer_norm(hidden))
+        hidden = hidden + cross.out_proj(self._attend(query, audio, self._owner.cross[index], self._cross, False))
+        inner = layer.activation_fn(layer.fc1(layer.final_layer_norm(hidden)))
+        result: Tensor = hidden + layer.fc2(inner)
+        return result
+
+    def _split(self, flat: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "heads tokens dim"]:
+        return flat.view(len(flat), self._owner.heads.heads, -1).transpose(0, 1)
+
+    def _attend(
+        self, query: Tensor, layout: Layout, held: tuple[Tensor, Tensor], space: AttentionScratch, tree: bool
+    ) -> Float[Tensor, "tokens hidden"]:
+        query = query.contiguous()
+        out, space = torch.empty_like(query), replace(space, query=query)
+        attend(layout, *held, space, out, self._owner.heads, tree)
+        return out
+
+
+def cross_decoder(model: Any, rows: RowTable, states: CrossAttentionStates) -> GpuCrossDecoder | None:
+    """The captured passes of a decoder; None, with a warning, where they cannot be captured or their numbers differ."""
+    try:
+        error = _deviation(model, states)
+        if error <= TOLERANCE[model.dtype]:
+            return GpuCrossDecoder(model, rows, states)
+        reason = f"its logits differ by {error:.1e}"
+    except Exception as failure:  # whatever a capture raises, the modules still run
+        reason = f"{type(failure).__name__}: {str(failure).partition(chr(10))[0]}"
+    warnings.warn(f"the decoder runs without CUDA graphs ({reason})", RuntimeWarning, stacklevel=2)
+    return None
+
+
+def _deviation(model: Any, states: CrossAttentionStates) -> float:
+    """How far the logits of a few tokens are from those of the model's own modules, relative to their norm."""
+    config, device = model.config, model.device
+    generator = torch.Generator().manual_seed(0)
+    shape = config.max_source_positions, config.d_model
+    encoded = torch.randn(shape, generator=generator).to(device, model.dtype)
+    tokens = [(i * 977 + 13) % config.vocab_size for i in range(PROBE)]
+    condition = states.given(torch.zeros(config.num_mel_bins, 1), encoded)
+    rows, row = RowTable(KVCache()), Row(Request(tokens, condition=condition))
+    rows.open(row, ())
+    passes = GpuCrossDecoder(model, rows, states)
+    keep = torch.arange(PROBE, device=device)
+    for _ in range(RUNS):
+        pieces: Sequence[RowSlice] = [RowSlice(RowEntries.of(rows.states[row].index, 0, tokens))]
+        logits, _, _ = passes.forward(rows.cache, pieces, (0, passes.layers), None, (), keep)
+    ids = torch.tensor([tokens], device=device)
+    expected: Tensor = model(encoder_outputs=(encoded[None],), decoder_input_ids=ids, use_cache=False).logits[0]
+    assert logits is not None
+    return float((logits.float() - expected.float()).norm() / expected.float().norm())
