@@ -76,7 +76,7 @@ def main() -> None:
     if args.long:
         audio["long"], truth["long"] = joined(audio, truth, args.long)
     with NativeEngine(args.model, args.draft, depth=args.depth, device=args.device) as engine:
-        report = measure(engine, audio, truth, args)
+        report = measure(engine, audio, truth, args) | {"failures": engine.stats["failures"]}
     line = json.dumps(provenance(args) | report)
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ import torch
 from slipstream.core.array_types import Float, Int, Tensor
 
 if TYPE_CHECKING:
-    from slipstream.kernels.gpu.transcript import TranscriptCycle
+    from slipstream.kernels.gpu.shaping.transcript import TranscriptCycle
 
 _SETTINGS: dict[tuple[object, ...], int] = {}  # numbers of the rules in use, which are quick to compare
 
@@ -66,7 +66,7 @@ class TranscriptRules:
 
     def device_form(self, rows: int, width: int, vocab: int, device: torch.device) -> TranscriptCycle:
         """The rules as kernels, for captured cycles."""
-        from slipstream.kernels.gpu.transcript import TranscriptCycle, TranscriptSettings
+        from slipstream.kernels.gpu.shaping.transcript import TranscriptCycle, TranscriptSettings
 
         settings = TranscriptSettings(
             self.end_token, self.suppressed, self.suppressed_first, self.first_time, self.latest_start

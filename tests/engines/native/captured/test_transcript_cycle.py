@@ -56,7 +56,7 @@ def decoded(
     jobs = []
     for n, processor in enumerate(processors):
         own = replace(sampling, seed=n)
-        request = Request([5, 6], own, 6 + n, frozenset({END}), processor=processor, condition=whispers.condition(n))
+        request = Request([5, 6], own, 4 + n, frozenset({END}), processor=processor, condition=whispers.condition(n))
         jobs.append(Job(request, plan, logprobs=0))
         batch.check(jobs[-1])
         batch.add(jobs[-1])

@@ -1,0 +1,1 @@
+"""Logits processors as kernels, for captured cycles."""
