@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
 
 import whispers
+from slipstream.core.interfaces import Policy
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
 from slipstream.core.types import Request
@@ -24,10 +25,11 @@ from slipstream.engines.native.scheduler import Limits
 from slipstream.models.run.gpu import passes as gpu_passes
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.speech.timestamp_rules import TranscriptRules
-from slipstream.plan.policy.policies import Fixed
+from slipstream.plan.policy.config import AdaptiveConfig
+from slipstream.plan.policy.policies import Adaptive, Fixed
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-VOCAB, END, FIRST = 40, 20, 26
+VOCAB, END, FIRST, TOKENS = 40, 20, 26, 5
 TIMES = TranscriptRules(2, END, (3, 21, 22), (END,), FIRST, latest_start=4)
 TEXT = TranscriptRules(2, END, (3, 21, 22, *range(FIRST, VOCAB)), (END,), None)
 
@@ -45,18 +47,25 @@ def model(seed: int, captured: bool) -> TorchModel:
 
 
 def decoded(
-    captured: bool, plan: DecodingPlan, sampling: Sampling, processors: list[TranscriptRules]
+    captured: bool,
+    plan: DecodingPlan,
+    sampling: Sampling,
+    processors: list[TranscriptRules],
+    policy: Policy | None = None,
 ) -> tuple[list[Job], CapturedRunner | None]:
     target = model(0, captured)
     parts = {"none": NoDrafter(VOCAB), "ngram": NGram(VOCAB)}
     if plan.drafter == "draft_model":
         parts["draft_model"] = DraftModel(model(0 if plan.depth == 3 else 1, captured), VOCAB)
     runner = CapturedRunner(target, target.decoder) if captured else None
-    batch = Batch(target, parts.__getitem__, lambda name: rules.get(name)(), Fixed(2), Limits(), runner=runner)
+    policy = policy or Fixed(2)
+    batch = Batch(target, parts.__getitem__, lambda name: rules.get(name)(), policy, Limits(), runner=runner)
     jobs = []
     for n, processor in enumerate(processors):
         own = replace(sampling, seed=n)
-        request = Request([5, 6], own, 4 + n, frozenset({END}), processor=processor, condition=whispers.condition(n))
+        request = Request(
+            [5, 6], own, TOKENS + n, frozenset({END}), processor=processor, condition=whispers.condition(n)
+        )
         jobs.append(Job(request, plan, logprobs=0))
         batch.check(jobs[-1])
         batch.add(jobs[-1])
@@ -86,6 +95,15 @@ def test_captured_cycles_emit_what_the_ordinary_path_emits(drafter, rule, depth,
         )
         assert len(ours) == len(job.row.output)
         assert ours == pytest.approx(theirs, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_the_policy_chooses_among_captured_sizes():
+    plan = DecodingPlan("draft_model", "greedy", None)
+    expected, _ = decoded(False, plan, Sampling(0), [TIMES])
+    jobs, runner = decoded(True, plan, Sampling(0), [TIMES], Adaptive(AdaptiveConfig(max_depth=2)))
+    assert jobs[0].row.output == expected[0].row.output
+    assert runner.cycles > 1, "the ordinary path ran"
 
 
 def test_rows_with_different_rules_take_the_ordinary_path():

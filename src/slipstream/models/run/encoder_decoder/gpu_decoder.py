@@ -8,6 +8,7 @@ of a pass does not depend on the audio of its rows.
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -51,7 +52,7 @@ class GpuCrossDecoder(GpuPasses):
         self.row_bytes = 2 * self.layers * self.positions * self.like.nbytes
         self.cross: list[tuple[Tensor, Tensor]] = []  # keys and values of each layer
         self._rows, self._states = rows, states
-        self._loaded: dict[int, Condition] = {}  # by cache row
+        self._loaded = weakref.WeakValueDictionary[int, Condition]()  # by cache row
 
     def passing(self, tokens: int, parts: int) -> CrossPass:
         return CrossPass(self, tokens, parts)
@@ -68,7 +69,8 @@ class GpuCrossDecoder(GpuPasses):
         before = self._held
         layers = super().held(cache)
         if self._held is not before:  # rows may have moved
-            self.cross, self._loaded = [], {}
+            self.cross = []
+            self._loaded.clear()
             shape = cache.rows, self.heads.heads, self.positions, self.heads.dim
             self.cross = [(self.like.new_zeros(shape), self.like.new_zeros(shape)) for _ in range(self.layers)]
         for row, state in self._rows.states.items():
@@ -94,6 +96,7 @@ class CrossPass:
         self._own = AttentionScratch.of(tokens, parts, owner.heads, owner.like)
         self._cross = AttentionScratch.of(tokens, -(-owner.positions // PART), owner.heads, owner.like)
         self._limit = torch.full((tokens,), owner.positions, dtype=torch.long, device=self.hidden.device)
+        self._last, self._none = self._limit - 1, torch.full_like(self._limit, -1)
 
     def run(
         self,
@@ -109,7 +112,7 @@ class CrossPass:
         owner = self._owner
         hidden = self.hidden if token is None else owner.embed(token, layout.position)
         # every token sees all positions of the encoder; padding tokens see none
-        last = torch.where(layout.place >= 0, owner.positions - 1, -1)
+        last = torch.where(layout.place >= 0, self._last, self._none)
         audio = replace(layout, place=last, limit=self._limit)
         for index in range(*span):
             hidden = self._layer(index, hidden, layout, audio, held[index], tree)
@@ -144,6 +147,7 @@ class CrossPass:
         return out
 
 
+@torch.inference_mode()
 def cross_decoder(model: Any, rows: RowTable, states: CrossAttentionStates) -> GpuCrossDecoder | None:
     """The captured passes of a decoder; None, with a warning, where they cannot be captured or their numbers differ."""
     try:
