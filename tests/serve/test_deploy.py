@@ -8,6 +8,7 @@ import shlex
 import tomllib
 from configparser import RawConfigParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -24,9 +25,10 @@ DOCS = Path(__file__).parents[2] / "docs" / "serve.md"
 
 @pytest.fixture(scope="module")
 def names():
-    """The names of all metrics, of a server whose GPU counts joules."""
+    """The names of all metrics, of a server whose GPU and processor count joules."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local_shared, "gpu_counter", lambda: lambda: 5.0)
+        patch.setattr(local_shared, "Rapl", lambda: SimpleNamespace(read=lambda: 5.0))
         with served() as address:
             httpx.post(f"{address}/v1/completions", json={"prompt": "abcabc", "max_tokens": 8, "temperature": 0})
             text = httpx.get(f"{address}/metrics").text
