@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -139,6 +140,16 @@ def test_engines_say_the_same(tmp_path, sampling):
         said.append((done.token_ids, done.text, done.prompt_tokens))
     assert said[0] == said[1]
     assert len(said[0][0]) > 5
+
+
+def test_the_text_of_a_package_can_be_sent_to_another_process(tmp_path):
+    folder = written(tmp_path / "model")
+    compile_target(folder)
+    text = build_target(folder, package=True).text
+    copy = pickle.loads(pickle.dumps(text))
+    assert copy.encode("abcabc") == text.encode("abcabc")
+    assert copy.decode([5, 6, 7]) == text.decode([5, 6, 7])
+    assert len(copy.huggingface) == len(text.huggingface)
 
 
 def test_a_model_compares_with_plain_decoding_from_its_package(tmp_path):

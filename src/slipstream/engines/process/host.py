@@ -32,10 +32,13 @@ class EngineHost:
         self._about = about(engine)
         self._output = OutputWriter(lambda: channel.send("stats", engine.stats))
 
+    def announce(self) -> None:
+        """Tell the process that started this one what the engine is."""
+        self._channel.send("ready", self._about)
+
     def run(self) -> None:
         """Work until the engine is to be closed."""
         threading.Thread(target=self._accept, name="slipstream-accept", daemon=True).start()
-        self._channel.send("ready", self._about)
         EngineSession(self._channel, self._engine, self._output).run()
         self._engine.close()
         self._output.close()
@@ -83,6 +86,7 @@ def main() -> None:
         return
     try:
         host = EngineHost(channel, pickle.loads(opening[0])(), listener)
+        host.announce()
     except BaseException as error:
         channel.send("failed", as_sent(error))
         return

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -41,6 +42,9 @@ from slipstream.models.text.codec import TextCodec
 from slipstream.models.text.light_tokenizer import LightTokenizer, tokenizer_parts
 from slipstream.models.weights import linears
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 LIBRARIES = ("torch", "transformers", "tokenizers")
 SUFFIX, PARTIAL = ".package", ".partial"
 TOKENIZER = "tokenizer"  # the name of the tokenizer's tensor, and of its facts
@@ -49,13 +53,27 @@ DAY, KEPT = 24 * 3600, 2  # seconds; packages kept per model
 Opened = tuple[Skeleton, ModelAnatomy, TextCodec]
 
 
+class FullTokenizer:
+    """Loads transformers' tokenizer when it is first called. It can be sent to another process."""
+
+    def __init__(self, files: ModelFiles) -> None:
+        self._files = files
+
+    def __call__(self) -> PreTrainedTokenizerBase:
+        return self._loaded
+
+    @functools.cached_property
+    def _loaded(self) -> PreTrainedTokenizerBase:
+        return load_tokenizer(self._files)
+
+
 def open_package(files: ModelFiles, row_bits: int = 16) -> Opened | None:
     """The model in its package, for activations of `row_bits` bits; None if there is no usable package."""
     try:
         path = place(files, row_bits)
         facts, tensors = package_file.read(path)
         skeleton, anatomy = assemble(SkeletonParts(facts["skeleton"], tensors))
-        full = functools.cache(lambda: load_tokenizer(files))
+        full = FullTokenizer(files)
         light = LightTokenizer(tensors.pop(TOKENIZER).numpy().tobytes().decode(), facts[TOKENIZER], full)
         text = TextCodec(light, configured_ends(files), full)
     except FileNotFoundError:
