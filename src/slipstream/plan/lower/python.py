@@ -1,9 +1,13 @@
 """Lowers a plan to one readable Python file: its decoding cycle with every constant in place.
 
 The file imports the core, the models and the drafters, and the policy if the depth is adaptive. It emits the same
-tokens as the engine: with a fixed depth under every rule, with an adaptive depth under `greedy` and `coupled`."""
+tokens as the engine: with a fixed depth under every rule, with an adaptive depth under `greedy` and `coupled`. A file
+of a lossy rule says so."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 from slipstream.core.rules import rules
 from slipstream.core.tree import Shape
@@ -26,7 +30,7 @@ import json
 {constants}
 
 def rule(sampling: Sampling) -> Verifier:
-    """The verification rule. At temperature 0 every rule is greedy."""
+    """The verification rule. {greedy}"""
 {rule}
 
 
@@ -35,11 +39,10 @@ def generate(prompt: str, sampling: Sampling, max_tokens: int, raw: bool = False
     target = load_target({load})
     model, text = target.model, target.text
 {build}    ends = frozenset(token for token in text.ends if token < model.vocab)
-    row = Row(Request(text.encode(prompt, raw=raw), sampling, max_tokens, ends))
-    verifier = rule(sampling)
+{request}    verifier = rule(sampling)
     model.open([row])
 {open}    while row.finish_reason is None:
-        noise = CounterNoise([row], [verifier.shared])
+        noise = {noise}
 {cycle}        advance([row], draft, verdict, model.context)
     return row, text.decode(row.output)
 
@@ -63,25 +66,34 @@ if __name__ == "__main__":
     main()
 '''
 
+REQUEST = """    row = Row(Request(text.encode(prompt, raw=raw), sampling, max_tokens, ends))
+"""
+# a lossy rule sees laws at temperature 1
+LOSSY_REQUEST = """    warm = sampling if sampling.temperature else replace(sampling, temperature=1.0)
+    row = Row(Request(text.encode(prompt, raw=raw), warm, max_tokens, ends))
+"""
+ROOM = "row.room(model.context) - 1  # verification adds one token"
 PLAIN = """        draft = empty_draft(1, model.vocab)
         scores = model.score([row], draft)
         verdict = verifier.verify(draft, target_law([row], draft, scores), noise)
         model.commit([row], verdict)
 """
-FIXED = """        room = row.room(model.context) - 1  # verification adds one token
-        budget = Budget(min(DEPTH, room){shape}, siblings=sibling_mode(verifier, drafter))
+FIXED = """        room = {room}
+        budget = Budget(min(DEPTH, room){stop}{shape}, siblings=sibling_mode(verifier, drafter))
         draft = drafter.propose([row], [budget], noise)
         scores = model.score([row], draft)
+        draft = draft.to(scores.logits.device)
         verdict = verifier.verify(draft, target_law([row], draft, scores), noise)
         model.commit([row], verdict)
         drafter.observe([row], verdict, scores)
 """
 ADAPTIVE = """        siblings = sibling_mode(verifier, drafter)
-        budgets = within_limits(policy.budget([row]), [row], model.context, siblings)
+        budgets = within_limits(policy.budget([row]), [row], model.context, siblings, verifier)
         started = time.perf_counter()
         draft = drafter.propose([row], budgets, noise)
         drafted = time.perf_counter()
         scores = model.score([row], draft)
+        draft = draft.to(scores.logits.device)
         verdict = verifier.verify(draft, target_law([row], draft, scores), noise)
         model.commit([row], verdict)
         drafter.observe([row], verdict, scores)
@@ -93,18 +105,20 @@ ADAPTIVE = """        siblings = sibling_mode(verifier, drafter)
 def emit_python(plan: Plan) -> str:
     """The source of the plan's cycle."""
     settings = lower_native(plan)
-    _check_lossless(settings)
-    adaptive, plain = settings.depth is None, settings.plain
+    adaptive, plain, lossy = settings.depth is None, settings.plain, _lossy_rule(settings)
     return HEAD.format(
         plan=text_of(plan).replace("\\", "\\\\").replace('"""', '\\"\\"\\"'),
         name=plan.name,
         imports=_imports(settings),
         constants=_constants(settings),
+        greedy="It is lossy." if lossy else "At temperature 0 every rule is greedy.",
         rule=_rule(settings),
+        request=LOSSY_REQUEST if lossy else REQUEST,
+        noise=f"{'rule_noise(verifier, ' if lossy else ''}CounterNoise([row], [verifier.shared]){')' if lossy else ''}",
         load=", ".join([repr(settings.model), *(f"{name}={value!r}" for name, value in _loading(settings))]),
         build="" if plain else f"    drafter = build_drafter({settings.drafter!r}, target, OPTIONS)\n",
         open=_open(settings),
-        cycle=ADAPTIVE if adaptive else PLAIN if plain else FIXED.format(shape=_shape(settings.shape)),
+        cycle=ADAPTIVE if adaptive else PLAIN if plain else _fixed(settings),
     )
 
 
@@ -112,14 +126,23 @@ def _loading(settings: NativeSettings) -> list[tuple[str, object]]:
     return [(name, value) for name, value in settings.loading.items() if value not in (None, "auto", False)]
 
 
-def _check_lossless(settings: NativeSettings) -> None:
-    if settings.rule is not None and not rules.get(settings.rule).lossless:
-        raise ValueError(f"the rule {settings.rule} is lossy; the emitted file has the cycles of exact rules only")
+def _lossy_rule(settings: NativeSettings) -> Any:
+    """The plan's rule with its options, if it is lossy; otherwise None."""
+    return None if settings.rule is None or rules.get(settings.rule).lossless else rules.make(settings.rule)
+
+
+def _fixed(settings: NativeSettings) -> str:
+    """The cycle with a fixed depth."""
+    lossy = _lossy_rule(settings)
+    whole = lossy is not None and lossy.needs_draft
+    room = "row.room(model.context)  # the rule adds no token" if whole else ROOM
+    stop = f", stop_below={lossy.stop_below}" if lossy is not None and lossy.stop_below else ""
+    return FIXED.format(shape=_shape(settings.shape), room=room, stop=stop)
 
 
 def _rule_names(settings: NativeSettings) -> list[str]:
     named = [settings.rule] if settings.rule else [settings.auto.seeded, settings.auto.other]
-    return list(dict.fromkeys(["greedy", *named]))
+    return list(dict.fromkeys(named if _lossy_rule(settings) else ["greedy", *named]))
 
 
 def _class(name: str) -> str:
@@ -127,6 +150,8 @@ def _class(name: str) -> str:
 
 
 def _rule(settings: NativeSettings) -> str:
+    if (lossy := _lossy_rule(settings)) is not None:
+        return f"    return {lossy!r} if sampling.temperature else {replace(lossy, argmax=True)!r}"
     lines = ["    if sampling.temperature == 0:", f"        return {_class('greedy')}()"]
     if settings.rule is not None:
         lines.append(f"    return {_class(settings.rule)}()")
@@ -158,6 +183,7 @@ def _constants(settings: NativeSettings) -> str:
 def _imports(settings: NativeSettings) -> str:
     adaptive, plain = settings.depth is None, settings.plain
     loop = ["advance", "target_law", *(["within_limits"] if adaptive else [])]
+    loop += ["rule_noise"] if _lossy_rule(settings) else []
     interfaces = ["Verifier", *([] if plain else ["sibling_mode"])]
     types = [*([] if adaptive or plain else ["Budget"]), "Request", "Row"]
     classes = {(rules.get(name).__module__, rules.get(name).__name__) for name in _rule_names(settings)}
@@ -175,4 +201,6 @@ def _imports(settings: NativeSettings) -> str:
     }
     modules = sorted({module for module, _ in found})
     lines = [f"from {m} import {', '.join(sorted((n for at, n in found if at == m), key=str.lower))}" for m in modules]
-    return "\n".join([*(["import time"] if adaptive else []), "", *lines])
+    standard = ["import time"] if adaptive else []
+    standard += ["from dataclasses import replace"] if _lossy_rule(settings) else []
+    return "\n".join([*standard, "", *lines])
