@@ -12,6 +12,7 @@ import blocks
 import default
 import heads
 import letters
+import letters_folder
 import state_heads
 from slipstream.core.sampling import Sampling
 from slipstream.drafters.build import build_drafter
@@ -23,9 +24,11 @@ from slipstream.drafters.files.draft_folder import save_draft
 from slipstream.drafters.files.net_folder import save_net
 from slipstream.drafters.files.shipped import shipped, shipped_for
 from slipstream.engines.native.engine import NativeEngine
+from slipstream.models.load_target import load_target
 from slipstream.models.sources.folder import read_json
 from slipstream.models.sources.store import sha256
 from slipstream.models.target import Target
+from slipstream.models.weights.linears import rounded
 from slipstream.train.methods.draft_model import student
 
 PROMPTS = [
@@ -129,3 +132,30 @@ def test_a_shipped_drafter_is_used_without_options_and_refused_for_another_targe
     other = Target(replace(target.files, name="other", sha256="b" * 64), target.model, target.text)
     with pytest.raises(ValueError, match=r"was trained for letters \(sha256 aaa.* and other is another target"):
         build_drafter(str(folder), other)
+
+
+@pytest.mark.parametrize("kind", ["dflash", "eagle", "medusa", "mlp", "prophet"])
+def test_a_draft_vocabulary_can_be_cut(kind, tmp_path):
+    write_random(kind, tmp_path / kind, {})
+    texts = []
+    for options in ({}, {"vocab": 5}, {"vocab": 99}):
+        with NativeEngine(letters.target(), str(tmp_path / kind), depth=3, options=options) as engine:
+            assert len(engine.drafter(engine.drafter_name).vocabulary.ids) == min(len(IDS), options.get("vocab", 99))
+            samples = engine.generate("abcab", Sampling(temperature=0), max_tokens=16)
+            texts.append(samples[0].token_ids)
+            assert engine.stats["drafted"]
+    assert texts[0] == texts[1] == texts[2]
+    with pytest.raises(ValueError, match="vocab is 0; it must be 1 or more"):
+        build_drafter(str(tmp_path / kind), letters.target(), {"vocab": 0})
+
+
+@pytest.mark.parametrize("given", ["named", "distilled"])
+def test_a_draft_model_of_8_bits(given, tmp_path):
+    """An 8-bit dtype used to be ignored by draft models."""
+    if given == "distilled":
+        write_random("draft_model", tmp_path / "draft", {})
+    options = {"model": str(tmp_path / "draft")} if given == "distilled" else {"layers": "0"}
+    target = load_target(str(letters_folder.write(tmp_path / "letters")), "float32", package=False)
+    drafter = build_drafter("draft_model", target, {**options, "dtype": "int8"})
+    assert rounded(drafter.model.model)
+    assert not rounded(build_drafter("draft_model", target, options).model.model)

@@ -26,6 +26,7 @@ from slipstream.models.sources.load import ModelFiles, load_config
 from slipstream.models.text.codec import TextCodec, same_tokenizer
 from slipstream.models.text.token_map import TokenMap
 from slipstream.models.weights.linears import prepared, products, row_bits
+from slipstream.models.weights.precision import choose
 
 LEAST_SHARE = 0.05  # of the target's tokens, that a draft model with another tokenizer must have
 PREFIX_SHARE = 4  # the prefix store of a draft model has a quarter of the bytes of its target's
@@ -37,7 +38,7 @@ class DraftModelOptions(DraftTemperature):
 
     model: str | None = None  # a model's name or folder; default: the one shipped for the target, else the target
     layers: str | None = None  # of that model, such as 0-9; the others are left out
-    dtype: str | None = None  # default: the target's
+    dtype: str | None = None  # default: the target's; int8 and fp8 round the weights to 8 bits
     level: str = "token"  # for another tokenizer: draw common tokens (token), or draft greedy text (string)
 
     def __post_init__(self) -> None:
@@ -60,13 +61,14 @@ class LoadedDraft:
 def load_draft_model(target: TargetModel, options: DraftModelOptions) -> LoadedDraft:
     """The draft model that the options name, or the target's own."""
     integers = products(target.model.model) is not None and options.dtype is None  # integer products, as in the target
+    rounding = "int8" if integers else choose(options.dtype or "auto", target.model.device).weights
     trained = _trained_folder(target, options)
     if trained is not None:
         if options.level == "string":
             raise ValueError("level is string, and a distilled draft model has the target's tokenizer; leave it out")
         check_target(trained, target)
         model, ids = load_draft(trained, target.model.model, target.output, _config(target))
-        return LoadedDraft(_wrapped(model, target, integers), ids)
+        return LoadedDraft(_wrapped(model, target, rounding), ids)
     files = _named_files(target, options)
     check_speech(target, files)
     text = None if files == target.files else load_text(files)
@@ -78,7 +80,7 @@ def load_draft_model(target: TargetModel, options: DraftModelOptions) -> LoadedD
         raise ValueError(f"level is string, and {files.name} has the target's tokenizer; leave the option out")
     tokens = None if text is None or options.level == "string" else _common_tokens(target, files, text)
     model = _full_vocabulary_model(target, files, options, integers)
-    return LoadedDraft(_wrapped(model, target, integers), None, files, text, tokens)
+    return LoadedDraft(_wrapped(model, target, rounding), None, files, text, tokens)
 
 
 def _trained_folder(target: TargetModel, options: DraftModelOptions) -> Path | None:
@@ -139,10 +141,10 @@ def _full_vocabulary_model(target: TargetModel, files: ModelFiles, options: Draf
     return model
 
 
-def _wrapped(model: Any, target: TargetModel, integers: bool) -> TorchModel:
-    """Wrap the model for drafting. With `integers`, all weights are rounded to 8 bits, which a drafter may be."""
+def _wrapped(model: Any, target: TargetModel, rounding: str | None) -> TorchModel:
+    """Wrap the model for drafting. `rounding`: the type of 8 bits that all weights are rounded to, or None."""
     exact = target.model.invariant  # drafts of an invariant target are repeatable, too
-    model = prepared(model, exact, weights="int8" if integers else None, row_bits=row_bits(target.model.model))
+    model = prepared(model, exact, weights=rounding, row_bits=row_bits(target.model.model))
     max_bytes = target.model.prefixes.max_bytes // PREFIX_SHARE
     invariant = exact and why_not(model) is None
     return TorchModel(model, retained=target.model.prefixes.retained, max_bytes=max_bytes, invariant=invariant)

@@ -7,6 +7,7 @@ of the target's vocabulary. The exception is the logits of requests that need sh
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -14,6 +15,20 @@ from slipstream.core import sampling
 from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.core.law import Law, OneHot, Sparse
 from slipstream.core.shaping import Place, law_params, needs_shaping, shape
+from slipstream.drafters.temperature import DraftTemperature
+
+
+@dataclass(frozen=True)
+class TrimmedVocabulary(DraftTemperature):
+    """Base of the options of drafters with a draft vocabulary of their own."""
+
+    # tokens of the draft vocabulary, those with the lowest ids, which tokenizers give to frequent tokens; default: all
+    vocab: int | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.vocab is not None and self.vocab < 1:
+            raise ValueError(f"vocab is {self.vocab}; it must be 1 or more")
 
 
 class DraftVocabulary:

@@ -28,13 +28,12 @@ from slipstream.drafters.dflash.network import DflashNet
 from slipstream.drafters.files.net_folder import check_target, trained_folder
 from slipstream.drafters.grow import NextLaw, grow
 from slipstream.drafters.none import empty_draft
-from slipstream.drafters.temperature import DraftTemperature
-from slipstream.drafters.vocabulary import DraftVocabulary
+from slipstream.drafters.vocabulary import DraftVocabulary, TrimmedVocabulary
 from slipstream.models.weights.linears import pack_as_target
 
 
 @dataclass(frozen=True)
-class DflashOptions(DraftTemperature):
+class DflashOptions(TrimmedVocabulary):
     """The options of `dflash`."""
 
     model: str | None = None  # the folder, or the name of a shipped drafter; default: the one shipped for the target
@@ -64,7 +63,7 @@ class Dflash(Drafter):
         """Load a trained stack from its folder."""
         folder = trained_folder(KIND, target, options.model)
         check_target(folder, target)
-        net, draft_ids = load_stack(folder, target.embedding, target.output)
+        net, draft_ids = load_stack(folder, target.embedding, target.output, options.vocab)
         pack_as_target(net, target.model.model)
         drafter = cls(net, draft_ids, target.embedding, target.features, target.vocab)
         drafter.draft_temperature = options.draft_temperature

@@ -25,10 +25,13 @@ def save_stack(
 
 
 def load_stack(
-    folder: Path, embedding: Float[Tensor, "vocab hidden"], output: Float[Tensor, "vocab hidden"]
+    folder: Path,
+    embedding: Float[Tensor, "vocab hidden"],
+    output: Float[Tensor, "vocab hidden"],
+    vocab: int | None = None,
 ) -> tuple[DflashNet, Int[Tensor, " draft_vocab"]]:
     """A stack for the target with this embedding and output matrix, in their type and on their device, and its ids."""
-    net, ids = load_net(folder, KIND, DflashConfig.of, _net, embedding, output)
+    net, ids = load_net(folder, KIND, DflashConfig.of, _net, embedding, output, vocab)
     token = net.config.mask_token
     if net.config.layout == "masked":
         if not 0 <= token < len(embedding):

@@ -30,14 +30,13 @@ from slipstream.drafters.files.net_folder import check_target, trained_folder
 from slipstream.drafters.grow import NextLaw, grow
 from slipstream.drafters.none import empty_draft
 from slipstream.drafters.slot_states import SlotStates
-from slipstream.drafters.temperature import DraftTemperature
-from slipstream.drafters.vocabulary import DraftVocabulary
+from slipstream.drafters.vocabulary import DraftVocabulary, TrimmedVocabulary
 from slipstream.models.cache.packing import Entry
 from slipstream.models.weights.linears import pack_as_target
 
 
 @dataclass(frozen=True)
-class EagleOptions(DraftTemperature):
+class EagleOptions(TrimmedVocabulary):
     """The options of `eagle`."""
 
     model: str | None = None  # the head's folder, or the name of a shipped one; default: the one shipped for the target
@@ -66,7 +65,7 @@ class Eagle(Drafter):
         """Load a trained head from its folder."""
         folder = trained_folder("eagle", target, options.model)
         check_target(folder, target)
-        net, draft_ids = load_head(folder, target.embedding, target.output)
+        net, draft_ids = load_head(folder, target.embedding, target.output, options.vocab)
         pack_as_target(net, target.model.model)
         drafter = cls(net, draft_ids, target.embedding, target.features, target.vocab)
         drafter.draft_temperature = options.draft_temperature

@@ -25,10 +25,13 @@ def save_head(
 
 
 def load_head(
-    folder: Path, embedding: Float[Tensor, "vocab hidden"], output: Float[Tensor, "vocab hidden"]
+    folder: Path,
+    embedding: Float[Tensor, "vocab hidden"],
+    output: Float[Tensor, "vocab hidden"],
+    vocab: int | None = None,
 ) -> tuple[EagleNet, Int[Tensor, " draft_vocab"]]:
     """A head for the target with this embedding and output matrix, in their type and on their device, and its ids."""
-    return load_net(folder, KIND, EagleConfig.of, _net, embedding, output)
+    return load_net(folder, KIND, EagleConfig.of, _net, embedding, output, vocab)
 
 
 def _net(config: EagleConfig, rows: Float[Tensor, "draft_vocab hidden"]) -> EagleNet:

@@ -6,7 +6,7 @@ Embeddings and output rows are the target's and are not stored.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ class StoredConfig:
 
     hidden: int
     draft_vocab: int
+    own_output = False  # whether output rows are stored with it
 
     @classmethod
     def of(cls: type[Stored], values: Mapping[str, Any]) -> Stored:
@@ -65,10 +66,12 @@ def load_net(
     make: Callable[[Stored, Float[Tensor, "draft_vocab hidden"]], Net],
     embedding: Float[Tensor, "vocab hidden"],
     output: Float[Tensor, "vocab hidden"],
+    vocab: int | None = None,
 ) -> tuple[Net, Int[Tensor, " draft_vocab"]]:
     """A network for a target, in the type and on the device of its output matrix, and the draft vocabulary.
 
-    `make` gets the config that `parse` read from the JSON, and the output rows of the draft vocabulary."""
+    `make` gets the config that `parse` read from the JSON, and the output rows of the draft vocabulary. `vocab`: use so
+    many tokens of it, those with the lowest ids."""
     stored, weights, ids = read(folder, kind)
     config = parse(stored)
     if config.hidden != embedding.shape[1]:
@@ -76,6 +79,10 @@ def load_net(
             f"the head in {folder} is for a target {config.hidden} wide, and this one is {embedding.shape[1]}"
         )
     _check_ids(ids, config.draft_vocab, len(output))
+    if vocab is not None and vocab < len(ids):
+        if config.own_output:
+            raise ValueError(f"the head in {folder} has output rows of its own, so its vocabulary cannot be trimmed")
+        ids, config = ids[:vocab], replace(config, draft_vocab=vocab)  # type: ignore[type-var]
     net = make(config, output[ids.to(output.device)])
     placed = {name: weight.to(output.device, output.dtype) for name, weight in weights.items()}
     try:

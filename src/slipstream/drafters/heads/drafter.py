@@ -27,8 +27,7 @@ from slipstream.drafters.grow import NextLaw, grow
 from slipstream.drafters.heads.network import HeadsNet
 from slipstream.drafters.none import empty_draft
 from slipstream.drafters.slot_states import SlotStates
-from slipstream.drafters.temperature import DraftTemperature
-from slipstream.drafters.vocabulary import DraftVocabulary
+from slipstream.drafters.vocabulary import DraftVocabulary, TrimmedVocabulary
 from slipstream.models.weights.linears import pack_as_target
 
 LevelLogits = Callable[[Sequence[tuple[int, int]], Sequence[int], list[int]], Tensor]
@@ -36,7 +35,7 @@ LevelLogits = Callable[[Sequence[tuple[int, int]], Sequence[int], list[int]], Te
 
 
 @dataclass(frozen=True)
-class HeadsOptions(DraftTemperature):
+class HeadsOptions(TrimmedVocabulary):
     """The options of `medusa`, `mlp` and `prophet`."""
 
     model: str | None = None  # the folder of trained heads, or a shipped one; default: the one shipped for the target
@@ -77,6 +76,7 @@ class HeadsDrafter(Drafter):
             lambda config, _: cls.make_net(config),
             target.embedding,
             target.output,
+            options.vocab,
         )
         drafter = cls(net, draft_ids, target.embedding, target.output, target.features, target.vocab)
         drafter.pack(target.model.model)
