@@ -217,6 +217,8 @@ FLAGS = {
         *PLAN,
         "--pass",
         "--candidate",
+        "--watts",
+        "--latency",
         "--print-before",
         "--print-after",
         "--print-before-all",
@@ -286,7 +288,7 @@ FLAGS = {
         "--json",
         "--help",
     ],
-    "plan explain": [*PLAN, "--candidate", "--json", "--help"],
+    "plan explain": [*PLAN, "--candidate", "--watts", "--latency", "--json", "--help"],
     "plan levels": [
         "--prompt",
         *PLAN,

@@ -9,6 +9,7 @@ import pytest
 import letters_folder
 from slipstream.bench.figures import FURTHER, measure_figures
 from slipstream.engines.native.build import build_target
+from slipstream.kernels.energy_counter import NoCounter
 from slipstream.plan.ir.build import build_plan
 from slipstream.plan.ir.json_form import from_json
 from slipstream.plan.ir.library import library
@@ -66,6 +67,30 @@ def test_full_leaves_no_default_hidden(slipstream):
     assert "version=1" in text
     assert "lossy=false" in text
     assert parse_plan(text).name == "ngram"
+
+
+def _no_counter(device, watts):
+    raise NoCounter("no counter here")
+
+
+def test_least_energy_needs_a_counter_or_a_stated_power(slipstream, folder, workload, monkeypatch):
+    words = "plan", "optimise", "-m", folder, "-d", "ngram", "--candidate", "ngram", "-Oe"
+    with monkeypatch.context() as patch:
+        patch.setattr("slipstream.bench.measure.energy.energy_source", _no_counter)
+        refused = slipstream(*words)
+    assert (refused.returncode, refused.stderr) == (
+        2,
+        "error: -O e needs joules per token: no counter here; --watts states a power for an estimate\n",
+    )
+    monkeypatch.setattr("slipstream.bench.figures.ENERGY_SECONDS", 0.01)
+    report = slipstream(*words, "--watts", "10", "--json").report
+    assert report["passes"][0]["pass"] == "select-energy"
+    assert "per token (estimate at 10 W): plain: " in report["passes"][0]["reasons"][0]
+    refused = slipstream(*words, "--watts", "10", "--latency", "0.000001")
+    assert "error: nothing decodes within 1e-06 ms per token; the fastest takes " in refused.stderr
+    assert "--latency is 0; it must be milliseconds" in slipstream(*words, "--watts", "9", "--latency", "0").stderr
+    refused = slipstream("plan", "optimise", "-m", folder, "-O1", "--watts", "9")
+    assert refused.stderr == "error: --watts is for energy; add -O e, or leave it out\n"
 
 
 def test_list_and_diff(slipstream):

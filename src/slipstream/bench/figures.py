@@ -11,6 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from slipstream.bench.measure.measurement import Load, measure, warm
+from slipstream.bench.measure.token_energy import token_energy
+from slipstream.bench.measure.variants import drafter_variants
 from slipstream.bench.statistics import median
 from slipstream.bench.workloads import Item, load_workloads
 from slipstream.core.rules import rules
@@ -20,12 +22,13 @@ from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
 from slipstream.models.target import Target
 from slipstream.plan.ir.build import TREE_RULE
-from slipstream.plan.passes.figures import FRONT, Figures, MeasuredDepth
+from slipstream.plan.passes.figures import FRONT, Figures, MeasuredDepth, Variant
 
 DEPTHS = (1, 2, 4, 7)
 TREES = (8, 16)  # nodes
 FURTHER = 3  # drafters that are measured at all depths
 WORKLOAD = "code:1,chat:1"
+ENERGY_SECONDS = 2.5  # of a window in which joules are counted, at least
 STAGED = ("draft_model",)  # drafters that others can draft for, and whose own tokens cost enough
 
 Way = tuple[str, int, int]
@@ -57,13 +60,35 @@ def measure_figures(
         depth = figures.best_depth(fastest).depth
         if not registry.get(fastest).siblings.isdisjoint(rules.get(TREE_RULE).siblings):
             turns.run([(fastest, max(depth, 3), nodes) for nodes in TREES], repeats)
+        variants = turns.variants(fastest, depth, repeats)
         staged = {}
         if fastest in STAGED:
             own = {f"{fastest}.{key}": value for key, value in drafters[fastest].items()}
             turns.open("staged", {"stages": f"{FRONT},{fastest}", **own})
             turns.run([("staged", depth, 0)], repeats)
             staged = {fastest: turns.point(("staged", depth, 0))}
-        return replace(turns.figures(best), staged=staged)
+        return replace(turns.figures(best), staged=staged, variants=variants)
+
+
+def measure_energy_figures(
+    target: Target,
+    drafters: Mapping[str, Mapping[str, Any]],
+    depths: Sequence[int] = (1, 4),
+    max_tokens: int = 32,
+    on_step: Callable[[str, int, int], None] | None = None,
+) -> Figures:
+    """Joules and seconds per token of plain decoding and of every drafter (kind -> options), prompts included.
+
+    ValueError with the reason where there is no counter and no stated power."""
+    with ExitStack() as stack:
+        turns = Turns(target, drafters, max_tokens, stack, on_step)
+        ways: list[Way] = [("none", 0, 0), *((kind, depth, 0) for kind in drafters for depth in depths)]
+        points = {way: turns.metered(way, n, len(ways)) for n, way in enumerate(ways)}
+        plain, source = points[ways[0]]
+        by_kind = {kind: tuple(point for way, (point, _) in points.items() if way[0] == kind) for kind in drafters}
+        return Figures(
+            target.files.name, plain.tokens_per_second, by_kind, drafters, plain_joules=plain.joules, energy=source
+        )
 
 
 class Turns:
@@ -85,9 +110,11 @@ class Turns:
         for kind, options in {"none": {}, **drafters}.items():
             self.open(kind, options)
 
-    def open(self, kind: str, options: Mapping[str, Any]) -> None:
+    def open(self, name: str, options: Mapping[str, Any], kind: str | None = None) -> None:
+        """Open the engine of a drafter, which is called `name` here. `kind` None: its kind is its name."""
+        kind = kind or name
         engine = NativeEngine(self._target, kind, options=dict(options), limits=Limits(retained=0))
-        self._engines[kind] = self._stack.enter_context(engine)
+        self._engines[name] = self._stack.enter_context(engine)
         warm(engine, self._items, Load(1, 0.0, 8))
 
     def run(self, ways: Sequence[Way], repeats: int) -> None:
@@ -102,6 +129,29 @@ class Turns:
                 wanted = Speculation(depth=depth or None, shape=nodes or None)
                 result = measure(self._engines[kind], self._items, Load(1, 0.0, self._max_tokens, speculation=wanted))
                 self._runs.setdefault((kind, depth, nodes), []).append((result.speed, result.tally.tau))
+
+    def metered(self, way: Way, done: int, total: int) -> tuple[MeasuredDepth, str]:
+        """Energy and speed of one way, and where the joules come from."""
+        kind, depth, _ = way
+        if self._on_step:
+            self._on_step("plain" if kind == "none" else f"{kind} depth {depth}", done, total)
+        load = Load(1, 0.0, self._max_tokens, speculation=Speculation(depth=depth or None))
+        energy = token_energy(self._engines[kind], self._items, load, ENERGY_SECONDS)
+        if energy.joules_per_token is None:
+            raise ValueError(f"-O e needs joules per token: {energy.missing}; --watts states a power for an estimate")
+        point = MeasuredDepth(depth, 1 / (energy.seconds_per_token or 1), energy.tau or 1.0, 0, energy.joules_per_token)
+        return point, energy.source or ""
+
+    def variants(self, kind: str, depth: int, repeats: int) -> dict[str, dict[str, Variant]]:
+        """The drafter with fewer tokens, and with weights of 8 bits, where it has such an option."""
+        possible = drafter_variants(kind, self._drafters[kind], self._target)
+        for name, variant in possible.items():
+            if not variant.reason:
+                self.open(name, {**self._drafters[kind], **variant.options}, kind)
+        ways = [(name, depth, 0) for name, variant in possible.items() if not variant.reason]
+        self.run([*ways, (kind, depth, 0)], repeats)
+        measured = {way[0]: self.point(way) for way in ways}
+        return {name: {kind: replace(variant, point=measured.get(name))} for name, variant in possible.items()}
 
     def speed(self, way: Way) -> float:
         return median([speed for speed, _ in self._runs[way]]) if way in self._runs else 0.0

@@ -10,7 +10,7 @@ from slipstream.engines.drafter_catalogue import DrafterCatalogue
 from slipstream.plan.ir.build import add_route, build_plan
 from slipstream.plan.ir.nodes import AutoRule, DrafterNode, DraftNode, Plan, PlanError, RouteNode, StageNode, VerifyNode
 from slipstream.plan.ir.text import line_of
-from slipstream.plan.passes.figures import Figures, MeasuredDepth
+from slipstream.plan.passes.figures import Figures, MeasuredDepth, Variant
 from slipstream.plan.passes.levels import LEVELS, passes_of, run_passes
 from slipstream.plan.passes.passes import PASSES, PassContext
 
@@ -29,6 +29,26 @@ STAGES = Figures(
     {"draft_model": (MeasuredDepth(4, 120.0, 2.0),)},
     staged={"draft_model": MeasuredDepth(4, 130.0, 2.1)},
 )
+FAST = MeasuredDepth(4, 170.0, 2.4)
+VARIANTS = replace(
+    FIGURES,
+    drafters={**FIGURES.drafters, "draft_model": FIGURES.drafters["eagle"]},
+    variants={
+        "trim-vocab": {"eagle": Variant({"vocab": 4096}, FAST)},
+        "quantise-draft": {"draft_model": Variant({"dtype": "int8"}, FAST)},
+    },
+)
+ENERGY = Figures(
+    "m",
+    100.0,
+    {
+        "ngram": (MeasuredDepth(1, 60.0, 1.2, joules=0.4), MeasuredDepth(4, 40.0, 1.3, joules=0.3)),
+        "eagle": (MeasuredDepth(1, 130.0, 1.6, joules=0.5),),
+    },
+    {"ngram": {"longest": 2}},
+    plain_joules=0.6,
+    energy="RAPL",
+)
 SLOW = Figures("m", 100.0, {"ngram": (MeasuredDepth(1, 101.0, 1.2),)})
 TREE = build_plan("m", "eagle", shape=8, depth=5)
 HEAD = ['target = model("m")']
@@ -37,6 +57,9 @@ PLAIN_END = ["%s = score target", f"%v = verify {AUTO} %s", "commit %v"]
 DRAFT_END = ["%s = score target %d", f"%v = verify {AUTO} %s", "commit %v"]
 TREE_END = [line.replace("else=block", "else=no_replace") for line in DRAFT_END]
 GUARD_END = ["%g = guard %d", "%s = score target %g", f"%v = verify {AUTO} %s", "commit %v"]
+
+
+SPEED_LEVELS = [level for level in LEVELS if level != "e"]
 
 
 def lines(plan):
@@ -78,6 +101,24 @@ def lines(plan):
                 "%d = draft stages depth=4",
                 *DRAFT_END,
             ],
+        ),
+        (
+            "trim-vocab",
+            build_plan("m", "eagle", depth=4),
+            {"figures": VARIANTS},
+            [*HEAD, "eagle = eagle(vocab=4096)", "%d = draft eagle depth=4", *DRAFT_END],
+        ),
+        (
+            "quantise-draft",
+            build_plan("m", "draft_model", depth=4),
+            {"figures": VARIANTS},
+            [*HEAD, "draft_model = draft_model(dtype=int8)", "%d = draft draft_model depth=4", *DRAFT_END],
+        ),
+        (
+            "select-energy",
+            TREE,
+            {"figures": ENERGY, "latency": 0.02},
+            [*HEAD, "ngram = ngram(longest=2)", "%d = draft ngram depth=1", *DRAFT_END],
         ),
         ("fix-chain", build_plan("m", "ngram"), {}, [*HEAD, "ngram = ngram()", "%d = draft ngram depth=4", *DRAFT_END]),
         (
@@ -133,7 +174,7 @@ def test_every_pass_has_a_golden_test():
     assert {case[0] for case in marks} == set(PASSES)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", SPEED_LEVELS)
 @pytest.mark.parametrize("plan", [build_plan("m"), build_plan("m", "ngram"), TREE], ids=["plain", "ngram", "tree"])
 def test_levels_give_plans_that_pass_the_check(level, plan):
     steps = run_passes(plan, passes_of(level), PassContext(FIGURES, "cpu"), DrafterCatalogue())
@@ -144,7 +185,37 @@ def test_levels_give_plans_that_pass_the_check(level, plan):
         assert drafts == expected[level]
 
 
-@pytest.mark.parametrize("level", LEVELS)
+def test_the_least_energy_within_a_bound_or_without_one():
+    plan = build_plan("m", "eagle")
+    for latency, draft in ((None, "ngram depth=4"), (0.02, "ngram depth=1"), (0.008, "eagle depth=1")):
+        steps = run_passes(plan, passes_of("e"), PassContext(ENERGY, latency=latency), DrafterCatalogue())
+        assert f"%d = draft {draft}" in lines(steps[-1].after)
+    assert steps[0].reasons[0].startswith("per token (RAPL): plain: 0.600 J, 10.0 ms; ngram depth 1: 0.400 J, 16.7 ms")
+    assert steps[0].reasons[1] == "eagle takes the least energy within 8 ms per token"
+    steps = run_passes(plan, passes_of("e"), PassContext(replace(ENERGY, plain_joules=0.1)), DrafterCatalogue())
+    assert lines(steps[-1].after) == [*HEAD, *PLAIN_END]
+
+
+@pytest.mark.parametrize(
+    ("plan", "variants", "reason"),
+    [
+        (build_plan("m"), {}, "the plan has no draft"),
+        (build_plan("m", "eagle"), {}, "eagle was not measured so"),
+        (build_plan("m", "eagle"), {"eagle": Variant({}, reason="it has none")}, "it has none"),
+        (
+            build_plan("m", "eagle"),
+            {"eagle": Variant({"vocab": 9}, MeasuredDepth(4, 151.0, 2.0))},
+            "eagle with vocab=9: 151.0 tokens/s, without 150.0",
+        ),
+    ],
+)
+def test_a_variant_that_is_not_faster_is_not_taken(plan, variants, reason):
+    figures = replace(FIGURES, variants={"trim-vocab": variants})
+    (step,) = run_passes(plan, ["trim-vocab"], PassContext(figures), DrafterCatalogue())
+    assert (step.changed, step.reasons) == (False, (reason,))
+
+
+@pytest.mark.parametrize("level", SPEED_LEVELS)
 @pytest.mark.parametrize("route", ["request", "token"])
 def test_routes_stay_at_every_level(level, route):
     plan = add_route(build_plan("m"), "x", level=route)
@@ -157,10 +228,12 @@ def test_errors():
         run_passes(TREE, ["select-drafter"], PassContext(), DrafterCatalogue())
     with pytest.raises(PlanError, match=r"there is no pass 'gard'.*did you mean guard"):
         run_passes(TREE, ["gard"], PassContext(), DrafterCatalogue())
-    with pytest.raises(PlanError, match="there is no level '9'; levels are 0, 1, 2, 3"):
+    with pytest.raises(PlanError, match="there is no level '9'; levels are 0, 1, 2, 3, e"):
         passes_of("9")
-    with pytest.raises(PlanError, match="-Oe needs joules"):
-        passes_of("e")
+    with pytest.raises(PlanError, match="the pass select-energy needs joules per token; plan optimise -O e"):
+        run_passes(TREE, passes_of("e"), PassContext(FIGURES), DrafterCatalogue())
+    with pytest.raises(PlanError, match=r"nothing decodes within 1 ms per token; the fastest takes 7\.7 ms"):
+        run_passes(TREE, passes_of("e"), PassContext(ENERGY, latency=0.001), DrafterCatalogue())
 
 
 def test_a_rule_that_the_plan_names_is_kept():

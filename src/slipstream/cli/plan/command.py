@@ -14,7 +14,13 @@ from slipstream.cli.output.show import Json, console, print_json
 from slipstream.cli.plan.calibrate import calibrate, choose
 from slipstream.cli.plan.flags import PlanFlags
 
-Level = Annotated[str, typer.Option("-O", metavar="0-3", help="The level: plain, fixed chain, measured, adaptive.")]
+Level = Annotated[
+    str, typer.Option("-O", metavar="0-3|e", help="The level: plain, fixed chain, measured, adaptive; e: least energy.")
+]
+Latency = Annotated[
+    float | None,
+    typer.Option(metavar="MS", help="With -O e: at most so many milliseconds per token."),
+]
 Passes = Annotated[list[str] | None, typer.Option("--pass", help="Run this pass, in place of a level's passes.")]
 Candidates = Annotated[
     list[str] | None,
@@ -114,21 +120,23 @@ def optimise(
     level: Level = "2",
     passes: Passes = None,
     candidate: Candidates = None,
+    watts: flags.Watts = None,
+    latency: Latency = None,
     print_before: Annotated[list[str] | None, typer.Option(help="Show the plan before this pass.")] = None,
     print_after: Annotated[list[str] | None, typer.Option(help="Show the plan after this pass.")] = None,
     print_before_all: Annotated[bool, typer.Option("--print-before-all", help="Show it before every pass.")] = False,
     print_after_all: Annotated[bool, typer.Option("--print-after-all", help="Show it after every pass.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Improve a plan for this machine, and print it. Levels 2 and 3 measure for about a minute."""
-    from slipstream.cli.plan.optimise import explained, show_steps
+    """Improve a plan for this machine, and print it. Levels 2, 3 and e measure for about a minute."""
+    from slipstream.cli.plan.optimise import EnergyBounds, explained, show_steps
     from slipstream.cli.plan.optimise import optimise as run
     from slipstream.plan.ir.json_form import to_json
     from slipstream.plan.ir.text import text_of
     from slipstream.plan.passes.levels import passes_of
 
     start = source.plan(context)
-    steps = run(start, passes or passes_of(level), candidate or [])
+    steps = run(start, passes or passes_of(level), candidate or [], EnergyBounds(watts, latency))
     if print_before_all or print_before:
         show_steps(steps, True, False, print_before or [])
     if print_after_all or print_after:
@@ -148,14 +156,16 @@ def explain(
     source: PlanFlags,
     level: Level = "2",
     candidate: Candidates = None,
+    watts: flags.Watts = None,
+    latency: Latency = None,
     as_json: Json = False,
 ) -> None:
     """Why this drafter, depth and rule: what each pass of a level would change, and the figures it rests on."""
-    from slipstream.cli.plan.optimise import explained
+    from slipstream.cli.plan.optimise import EnergyBounds, explained
     from slipstream.cli.plan.optimise import optimise as run
     from slipstream.plan.passes.levels import passes_of
 
-    steps = run(source.plan(context), passes_of(level), candidate or [])
+    steps = run(source.plan(context), passes_of(level), candidate or [], EnergyBounds(watts, latency))
     if as_json:
         print_json({"level": f"O{level}", "passes": explained(steps)})
         return

@@ -134,8 +134,11 @@ def audited_plan(context: typer.Context, given: str) -> tuple[Any, ...]:
 
 
 def refuse_beside_plan(context: typer.Context, names: Sequence[str] = IN_PLAN) -> None:
-    """Raise ValueError if a flag was given that a plan states as well."""
+    """Raise ValueError if a flag was given that a plan states as well. `-o` may be an option of another engine."""
+    other_engine = context.params.get("engine") not in (None, "native")
     for name in names:
+        if name == "option" and other_engine:
+            continue
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             flag = NAMES.get(name, f"--{name.replace('_', '-')}")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
-from slipstream.bench.figures import measure_figures
+from slipstream.bench.figures import measure_energy_figures, measure_figures
+from slipstream.bench.measure.energy import Meter, power_model
 from slipstream.bench.statistics import median
 from slipstream.cli.generation import GenerationTask, run_task
 from slipstream.cli.output.show import console
@@ -22,7 +24,7 @@ from slipstream.plan.ir.nodes import DraftNode, ModelNode, Plan
 from slipstream.plan.ir.text import line_of, text_of
 from slipstream.plan.lower.native import LOADING, drafting
 from slipstream.plan.passes.figures import Figures
-from slipstream.plan.passes.levels import ABOUT, LEVELS, MEASURED, PassStep, passes_of, run_passes
+from slipstream.plan.passes.levels import ABOUT, LEVELS, MEASURED, METERED, PassStep, passes_of, run_passes
 from slipstream.plan.passes.passes import PassContext
 
 if TYPE_CHECKING:
@@ -30,18 +32,46 @@ if TYPE_CHECKING:
     from slipstream.models.target import Target
 
 REPEATS = 3  # of each level in `plan levels`
+SIDE_BY_SIDE = tuple(level for level in LEVELS if not set(LEVELS[level]) & set(METERED))
 
 
-def optimise(plan: Plan, names: Sequence[str], kinds: Sequence[str], target: Target | None = None) -> list[PassStep]:
+@dataclass(frozen=True)
+class EnergyBounds:
+    """What `-O e` is told: a stated power in watts in place of a counter, and the most milliseconds per token."""
+
+    watts: float | None = None
+    latency: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.latency is not None and not 0 < self.latency < float("inf"):
+            raise ValueError(f"--latency is {self.latency:g}; it must be milliseconds per token, above 0")
+
+    def check_used(self, names: Sequence[str]) -> None:
+        """Raise ValueError if a bound is given and no pass uses it."""
+        for name in ("watts", "latency"):
+            if getattr(self, name) is not None and not set(names) & set(METERED):
+                raise ValueError(f"--{name} is for energy; add -O e, or leave it out")
+
+
+def optimise(plan: Plan, names: Sequence[str], kinds: Sequence[str], bounds: EnergyBounds) -> list[PassStep]:
     """Run passes on a plan. Figures are measured first, if a pass needs them."""
-    figures = measured(plan, kinds, target) if set(names) & set(MEASURED) else None
-    context = PassContext(figures, choose_device(plan.target.device))
+    bounds.check_used(names)
+    figures = None
+    if set(names) & set(METERED):
+        with power_model(bounds.watts):
+            figures = measured(plan, kinds, energy=True)
+    elif set(names) & set(MEASURED):
+        figures = measured(plan, kinds)
+    latency = None if bounds.latency is None else bounds.latency / 1000
+    context = PassContext(figures, choose_device(plan.target.device), latency=latency)
     return run_passes(plan, names, context, DrafterCatalogue())
 
 
-def measured(plan: Plan, kinds: Sequence[str], target: Target | None = None) -> Figures:
-    """Figures of the plan's model on this machine, with a progress line."""
+def measured(plan: Plan, kinds: Sequence[str], target: Target | None = None, energy: bool = False) -> Figures:
+    """Figures of the plan's model on this machine, with a progress line. `energy`: joules per token, too."""
     model = plan.target
+    if energy and (reason := Meter.open(choose_device(model.device))[1]):
+        raise ValueError(f"-O e needs joules per token: {reason}; --watts states a power for an estimate")
     options: dict[str, dict[str, Any]] = {kind: {} for kind in kinds} or dict(candidates(model.model))
     own_kind: tuple[str, ...] = ()
     if draft := plan.one(DraftNode):  # the plan's own drafter is measured with its own options
@@ -57,6 +87,8 @@ def measured(plan: Plan, kinds: Sequence[str], target: Target | None = None) -> 
         def on_step(way: str, done: int, total: int) -> None:
             bar.update(task, description=f"measuring {model.model}: {way} ({done + 1} of {total})")
 
+        if energy:
+            return measure_energy_figures(target, options, on_step=on_step)
         return measure_figures(target, options, on_step=on_step, always=own_kind)
 
 
@@ -90,7 +122,7 @@ def compare_levels(
     target = loaded(plan.target)
     figures = measured(plan, kinds, target)
     context = PassContext(figures, choose_device(plan.target.device))
-    plans = {level: run_passes(plan, passes_of(level), context, DrafterCatalogue())[-1].after for level in LEVELS}
+    plans = {level: run_passes(plan, passes_of(level), context, DrafterCatalogue())[-1].after for level in SIDE_BY_SIDE}
     task = GenerationTask(prompt, sampling, GenerationOptions(max_tokens))
     engines = {
         level: NativeEngine(target, plan=level_plan, limits=Limits(retained=0)) for level, level_plan in plans.items()

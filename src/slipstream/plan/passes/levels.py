@@ -14,16 +14,26 @@ from slipstream.plan.passes.passes import PASSES, PassContext
 LEVELS: Mapping[str, tuple[str, ...]] = {
     "0": ("drop-draft", "place"),
     "1": ("fix-chain", "place"),
-    "2": ("select-drafter", "select-depth", "select-shape", "guard", "place"),
-    "3": ("select-drafter", "stage", "adapt-depth", "place"),
+    "2": ("select-drafter", "select-depth", "select-shape", "trim-vocab", "quantise-draft", "guard", "place"),
+    "3": ("select-drafter", "stage", "trim-vocab", "quantise-draft", "adapt-depth", "place"),
+    "e": ("select-energy", "place"),
 }
 ABOUT = {
     "0": "plain decoding",
     "1": "a fixed chain of four tokens",
     "2": "the drafter, depth and tree that are measured to be fastest",
     "3": "the drafter and stages that are measured to be fastest; the policy chooses depth and tree",
+    "e": "least joules per token within a latency bound",
 }
-MEASURED = ("select-drafter", "select-depth", "select-shape", "stage")  # passes that need figures
+METERED = ("select-energy",)  # passes that need joules per token
+MEASURED = (
+    "select-drafter",
+    "select-depth",
+    "select-shape",
+    "stage",
+    "trim-vocab",
+    "quantise-draft",
+)  # passes that need figures
 
 
 @dataclass(frozen=True)
@@ -44,8 +54,6 @@ def passes_of(level: str) -> tuple[str, ...]:
     """The names of a level's passes."""
     if level in LEVELS:
         return LEVELS[level]
-    if level == "e":
-        raise PlanError("-Oe needs joules per token, which are not part of the figures yet; levels are 0, 1, 2 and 3")
     raise PlanError(f"there is no level {level!r}; levels are {', '.join(LEVELS)}")
 
 

@@ -22,7 +22,7 @@ from slipstream.plan.ir.nodes import (
 from slipstream.plan.lower.native import drafting
 from slipstream.plan.lower.routes import without_token_route
 from slipstream.plan.passes.edits import replaced, with_drafter, without_draft, without_guard
-from slipstream.plan.passes.figures import FRONT, Figures
+from slipstream.plan.passes.figures import FRONT, MARGIN, Figures
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class PassContext:
     device: str | None = None  # of this machine: cpu or cuda
     temperature: float | None = None  # of all requests
     seeded: bool | None = None  # whether all requests have a seed, or none has
+    latency: float | None = None  # most seconds per token
 
 
 PassResult = tuple[Plan, tuple[str, ...]]
@@ -92,6 +93,60 @@ def stage(plan: Plan, context: PassContext) -> PassResult:
     front = [DrafterNode(FRONT, FRONT), part, StageNode("stages", (FRONT, part.name))]
     nodes = (*plan.nodes[:at], *front, *plan.nodes[at + 1 :])
     return replace(plan, nodes=nodes), (f"{FRONT} in front of {part.kind}: {point.tokens_per_second:.1f} tokens/s",)
+
+
+def trim_vocab(plan: Plan, context: PassContext) -> PassResult:
+    """Cut the draft vocabulary, if the drafter was measured to be faster with fewer tokens."""
+    return _with_variant(plan, context, "trim-vocab")
+
+
+def quantise_draft(plan: Plan, context: PassContext) -> PassResult:
+    """Round the drafter's weights to 8 bits, if it was measured to be faster so. The output stays exact."""
+    return _with_variant(plan, context, "quantise-draft")
+
+
+def _with_variant(plan: Plan, context: PassContext, name: str) -> PassResult:
+    """The plan with the options of a measured variant of its drafter, if that is clearly faster."""
+    draft = plan.one(DraftNode)
+    if draft is None:
+        return plan, ("the plan has no draft",)
+    figures, part = _figures(context, name), plan.node(draft.drafter)
+    if isinstance(part, StageNode):
+        return plan, ("it is for one drafter, and the plan has stages",)
+    variant = figures.variants.get(name, {}).get(part.kind)
+    if variant is None or part.kind not in figures.drafters:
+        return plan, (f"{part.kind} was not measured so",)
+    if variant.point is None:
+        return plan, (variant.reason,)
+    words = ", ".join(f"{key}={value}" for key, value in variant.options.items())
+    own, other = figures.best_depth(part.kind).tokens_per_second, variant.point.tokens_per_second
+    reason = f"{part.kind} with {words}: {other:.1f} tokens/s, without {own:.1f}"
+    if other < MARGIN * own:
+        return plan, (reason,)
+    return replaced(plan, part, replace(part, options={**part.options, **variant.options})), (reason,)
+
+
+def select_energy(plan: Plan, context: PassContext) -> PassResult:
+    """Take the drafter and depth, or plain decoding, with the least joules per token within the latency bound."""
+    if without_token_route(plan) != plan:
+        return plan, ("the small model of the route drafts",)
+    figures = _figures(context, "select-energy")
+    if figures.plain_joules is None:
+        raise PlanError("the pass select-energy needs joules per token; plan optimise -O e measures them")
+    kind, best = figures.frugal(context.latency)
+    ways = [f"plain: {figures.plain_joules:.3f} J, {1000 / figures.plain:.1f} ms"]
+    ways += [
+        f"{name} depth {point.depth}: {point.joules or 0.0:.3f} J, {1000 / point.tokens_per_second:.1f} ms"
+        for name, points in figures.drafters.items()
+        for point in points
+    ]
+    bound = "" if context.latency is None else f" within {1000 * context.latency:g} ms per token"
+    reasons = (f"per token ({figures.energy}): {'; '.join(ways)}", f"{kind} takes the least energy{bound}")
+    if kind == "none":
+        return without_draft(plan), reasons
+    plan = with_drafter(plan, DrafterNode(kind, kind, dict(figures.options.get(kind, {}))))
+    draft = plan.one(DraftNode)
+    return replaced(plan, draft, replace(draft, depth=best.depth)), reasons
 
 
 def fix_chain(plan: Plan, context: PassContext) -> PassResult:
@@ -164,6 +219,9 @@ PASSES: Mapping[str, Pass] = {
     "select-depth": select_depth,
     "select-shape": select_shape,
     "stage": stage,
+    "trim-vocab": trim_vocab,
+    "quantise-draft": quantise_draft,
+    "select-energy": select_energy,
     "fix-chain": fix_chain,
     "adapt-depth": adapt_depth,
     "guard": guard,
