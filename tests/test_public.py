@@ -258,6 +258,7 @@ FLAGS = {
         "--draft-cost",
         "--dtype",
         "--device",
+        "--picture",
         "--json",
         "--help",
     ],

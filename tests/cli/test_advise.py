@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import xml.etree.ElementTree as xml
+
 import pytest
 
 import letters
@@ -27,7 +29,10 @@ def test_advice_is_five_lines(speed, drafter):
 
 def test_predictors_are_scored_on_recorded_traces(folder, tmp_path, slipstream):
     load = ["--workload", str(tmp_path / "ab.jsonl"), "--depth", "3"]
-    done = slipstream("plan", "predictors", "-m", folder, "-d", "ngram", *load, "--json")
+    picture = tmp_path / "calibration.svg"
+    done = slipstream("plan", "predictors", "-m", folder, "-d", "ngram", *load, "--picture", str(picture), "--json")
+    assert xml.parse(picture).getroot().tag.endswith("svg")
+    assert done.report["held_out"] is (len(done.report["workloads"]) > 1)
     names = [each["name"] for each in done.report["predictors"]]
     assert sorted(names) == ["average", "confidence", "counters", "gshare", "perceptron", "static"]
     losses = [each["log_loss"] for each in done.report["predictors"]]

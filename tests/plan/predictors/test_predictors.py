@@ -8,7 +8,7 @@ import pytest
 
 from slipstream.plan.predictors import predictors
 from slipstream.plan.predictors.base import SlotRecord
-from slipstream.plan.predictors.score import score
+from slipstream.plan.predictors.score import score, score_held_out
 
 
 def traces(chance, seed=0, cycles=400, depth=4):
@@ -58,3 +58,17 @@ def test_tokens_that_were_never_judged_cost_time_and_teach_nothing():
 def test_no_traces_are_one_sentence():
     with pytest.raises(ValueError, match="the traces hold no drafted token"):
         score("static", predictors.get("static"), [])
+
+
+def test_a_held_out_workload_profits_from_what_the_others_taught():
+    """A predictor that learnt a rate of 0.2 elsewhere does not start at its first guess."""
+    chain = [[SlotRecord(1, 0.5, n % 5 == 0)] for n in range(10)]
+    longer = [[SlotRecord(1, 0.5, n % 5 == 0)] for n in range(400)]
+    for name in ("average", "counters", "gshare", "confidence", "perceptron"):
+        kind = predictors.get(name)
+        alone = score(name, kind, [chain]).log_loss
+        taught = score(name, kind, [chain], training=[[longer]]).log_loss
+        assert taught < alone
+        both = score_held_out(name, kind, {"one": [chain], "two": [longer]})
+        assert both.slots == 410
+        assert score_held_out(name, kind, {"one": [chain]}).log_loss == pytest.approx(alone)

@@ -43,3 +43,13 @@ def record_traces(
             engine.generate(item.turns[0], Sampling(temperature), max_tokens=max_tokens)
             traces.append(list(cycles))
     return [trace for trace in traces if trace]
+
+
+def record_workloads(
+    target: Target, drafter: str, options: Mapping[str, Any], workload: str, depth: int, temperature: float
+) -> dict[str, list[Trace]]:
+    """The traces of each workload of a specification such as code:2,chat:2. Workloads without a draft are left out."""
+    traces = {
+        part.strip(): record_traces(target, drafter, options, part, depth, temperature) for part in workload.split(",")
+    }
+    return {name: own for name, own in traces.items() if own}

@@ -297,23 +297,32 @@ def score_predictors(
     draft_cost: Annotated[float, typer.Option(help="Of a drafted token, as a share of a plain pass.")] = 0.1,
     dtype: flags.Dtype = "auto",
     device: flags.Device = "auto",
+    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the calibration curves as SVG.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Score predictors of acceptance on traces that are recorded here: log-loss, calibration, speed if obeyed."""
+    """Score predictors of acceptance on traces that are recorded here: log-loss, calibration, speed if obeyed.
+
+    Each workload is held out: its traces are scored after a predictor has learnt those of the other workloads."""
     from dataclasses import asdict
 
-    from slipstream.bench.profile.traces import record_traces
+    from slipstream.bench.journal import write_whole
+    from slipstream.bench.profile.traces import record_workloads
+    from slipstream.bench.report.calibration_picture import calibration_picture
     from slipstream.cli.plan.predictor_table import predictor_table
     from slipstream.engines.native.build import build_target
     from slipstream.plan.predictors import predictors
-    from slipstream.plan.predictors.score import score
+    from slipstream.plan.predictors.score import score_held_out
 
     if not 0 < draft_cost < 1:
         raise ValueError(f"--draft-cost is {draft_cost}; it must be between 0 and 1")
     kinds = {name: predictors.get(name) for name in predictor or predictors.names()}
     target, settings = build_target(model, dtype, device), flags.settings(option)
-    traces = record_traces(target, drafter, settings, workload, depth, temperature)
-    scores = sorted((score(name, kind, traces, draft_cost) for name, kind in kinds.items()), key=lambda s: s.log_loss)
+    traces = record_workloads(target, drafter, settings, workload, depth, temperature)
+    scores = [score_held_out(name, kind, traces, draft_cost) for name, kind in kinds.items()]
+    scores.sort(key=lambda each: each.log_loss)
     console().print(predictor_table(scores), soft_wrap=False)
+    if picture is not None:
+        write_whole(picture, calibration_picture(scores))
     if as_json:
-        print_json({"model": target.label, "drafter": drafter, "predictors": [asdict(each) for each in scores]})
+        found = {"workloads": list(traces), "predictors": [asdict(each) for each in scores]}
+        print_json({"model": target.label, "drafter": drafter, "held_out": len(traces) > 1, **found})

@@ -1,9 +1,12 @@
-"""Scores predictors on recorded traces: log-loss, calibration, and tokens per second if a policy obeyed them."""
+"""Scores predictors on recorded traces: log-loss, calibration, and tokens per second if a policy obeyed them.
+
+A trace is held out: the predictor first learns the traces of the other workloads, and then goes through it as a policy
+would, learning as it goes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slipstream.plan.predictors.base import Predictor, Trace
@@ -23,12 +26,39 @@ class PredictorScore:
     speed: float
 
 
-def score(name: str, kind: type[Predictor], traces: Sequence[Trace], draft_cost: float = 0.1) -> PredictorScore:
-    """Run one predictor over each trace. `draft_cost`: of a drafted token, as a share of a plain pass."""
+def score_held_out(
+    name: str, kind: type[Predictor], workloads: Mapping[str, Sequence[Trace]], draft_cost: float = 0.1
+) -> PredictorScore:
+    """Score a predictor on the traces of each workload, after it has learnt those of the other workloads."""
+    traces, training = list[Trace](), list[Sequence[Trace]]()
+    for held_out, own in workloads.items():
+        others = [trace for other, known in workloads.items() if other != held_out for trace in known]
+        traces += own
+        training += [others] * len(own)
+    return score(name, kind, traces, draft_cost, training)
+
+
+def trained(kind: type[Predictor], traces: Sequence[Trace]) -> Predictor:
+    """A predictor that has gone through some traces."""
+    predictor = kind()
+    for slot in (slot for trace in traces for cycle in trace for slot in cycle if slot.judged):
+        predictor.learn(slot)
+    return predictor
+
+
+def score(
+    name: str,
+    kind: type[Predictor],
+    traces: Sequence[Trace],
+    draft_cost: float = 0.1,
+    training: Sequence[Sequence[Trace]] = (),
+) -> PredictorScore:
+    """Run one predictor over each trace. `draft_cost`: of a drafted token, as a share of a plain pass. `training`: the
+    traces that it learns before each of them; by default none."""
     pairs: list[tuple[float, bool]] = []
     tokens = seconds = 0.0
-    for trace in traces:
-        predictor = kind()
+    for trace, others in zip(traces, training or [[]] * len(traces), strict=True):
+        predictor = trained(kind, others)
         for cycle in trace:
             obeyed, chance = 0, 1.0
             going = True
