@@ -59,7 +59,7 @@ def nonsense(seed: int, count: int) -> list[str]:
     """Prompts of random letters."""
     rng = random.Random(seed)
     letters = string.ascii_letters + string.digits + " "
-    return ["".join(rng.choices(letters, k=160)) for _ in range(count)]
+    return ["".join(rng.choices(letters, k=100)) for _ in range(count)]
 
 
 def hopeless(target: Target, given: argparse.Namespace, clock: Callable[[], float]) -> list[dict[str, Any]]:

@@ -28,6 +28,8 @@ def captured_phases(
     limits = Limits(rows=max(16, load.batch), retained=0)
     with NativeEngine(target, load.drafter, options=dict(load.options), limits=limits, profile="none") as engine:
         runs = [_whole_run(engine, load, depth, items, meter) for depth in (0, load.depth)]
+        for depth in (0, load.depth):  # a cache that has grown drops what was captured before
+            add_run(engine, items, _load(load, depth), Measurement())
         cycles = [cycle for depth in (0, load.depth) if (cycle := _cycle(engine, depth, load.batch)) is not None]
         if len(cycles) < 2:
             return "the counter is too slow for single phases, and these cycles are not captured as graphs"
@@ -42,9 +44,13 @@ def captured_phases(
     return by_phase({**phases, "host": host}, score_one.joules, whole, plain, idle, load.about, source)
 
 
-def _whole_run(engine: NativeEngine, load: PhaseLoad, depth: int, items: Sequence[Item], meter: Meter) -> WholeRun:
+def _load(load: PhaseLoad, depth: int) -> Load:
     speculation = Speculation(depth=depth) if depth else Speculation(off=True)
-    how, total = Load(load.batch, load.temperature, load.max_tokens, speculation), Measurement()
+    return Load(load.batch, load.temperature, load.max_tokens, speculation)
+
+
+def _whole_run(engine: NativeEngine, load: PhaseLoad, depth: int, items: Sequence[Item], meter: Meter) -> WholeRun:
+    how, total = _load(load, depth), Measurement()
     warm(engine, items, how)
     add_run(engine, items, how, Measurement())  # captures the sizes of these rows
     with meter.window() as window:

@@ -99,7 +99,8 @@ class ChainCycle:
         inputs, lines, depth = self._inputs, range(self.key.rows), self.key.depth
         live = [line < rows for line in lines]
         words = {name: [0] * self.key.rows for name in (field.name for field in fields(inputs.control))}
-        words |= {"row": [*lines], "head_row": [*lines], "start": [length if own else 1 for own in live]}
+        places = [line if own else 0 for line, own in zip(lines, live, strict=True)]
+        words |= {"row": places, "head_row": places, "start": [length if own else 1 for own in live]}
         words |= {"depth": [depth if own else -1 for own in live], "goal": [depth if own else 0 for own in live]}
         words["left"] = [1 << 20 if own else 0 for own in live]
         numbers = {"temperature": temperature, "stop_below": 0.0, "top_k": 0.0, "top_p": 1.0, "min_p": 0.0}
