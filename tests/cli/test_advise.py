@@ -7,7 +7,9 @@ import xml.etree.ElementTree as xml
 import pytest
 
 import letters
+from slipstream.bench.profile.traces import record_traces
 from slipstream.cli.plan.advise import advice
+from slipstream.engines.native.build import build_target
 from slipstream.plan.passes.figures import Figures, MeasuredDepth
 
 
@@ -38,6 +40,16 @@ def test_predictors_are_scored_on_recorded_traces(folder, tmp_path, slipstream):
     losses = [each["log_loss"] for each in done.report["predictors"]]
     assert losses == sorted(losses)
     assert all(each["calibration"] and each["slots"] for each in done.report["predictors"])
+
+
+def test_greedy_traces_hold_the_drafters_own_probability(folder, tmp_path):
+    """The law of a greedy chain is one-hot, which is no confidence."""
+    target, workload = build_target(folder), str(tmp_path / "ab.jsonl")
+    (trace,) = record_traces(target, "draft_model", {"model": folder}, workload, depth=3, max_tokens=12)
+    slots = [slot for cycle in trace for slot in cycle]
+    assert all(0 < slot.confidence <= 1 for slot in slots)
+    assert min(slot.confidence for slot in slots) < 0.999
+    assert all(slot.accepted for slot in slots if slot.judged)  # the model drafts for itself
 
 
 @pytest.mark.parametrize(("flags", "sentence"), [

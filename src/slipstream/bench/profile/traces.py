@@ -8,7 +8,10 @@ from typing import Any
 from slipstream.bench.workloads import load_workloads
 from slipstream.core.law import Law
 from slipstream.core.sampling import Sampling
+from slipstream.core.tree import Shape, Siblings
 from slipstream.core.types import Draft, Verdict
+from slipstream.drafters import drafters
+from slipstream.drafters.build import drafter_kind
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
 from slipstream.models.target import Target
@@ -24,7 +27,10 @@ def record_traces(
     temperature: float = 0.0,
     max_tokens: int = 64,
 ) -> list[Trace]:
-    """One trace for each prompt, decoded alone. The captured path is not used, so laws can be looked at."""
+    """One trace for each prompt, decoded alone. The captured path is not used, so laws can be looked at.
+
+    At temperature 0 the law of a chain's token is one-hot and says nothing of the drafter's confidence. A tree with one
+    candidate after each slot has the same tokens, and is drafted with their probabilities."""
     cycles: list[Sequence[SlotRecord]] = []
 
     def watch(draft: Draft, law: Law, verdict: Verdict) -> None:
@@ -37,12 +43,19 @@ def record_traces(
 
     traces: list[Trace] = []
     settings: dict[str, Any] = {"options": dict(options), "limits": Limits(retained=0), "profile": "none"}
+    settings |= {"shape": Shape.levels([1] * depth)} if temperature == 0 and _ranks(target, drafter) else {}
     with NativeEngine(target, drafter, depth=depth, watch=watch, **settings) as engine:
         for item in (item for each in load_workloads(workload) for item in each.items):
             cycles.clear()
             engine.generate(item.turns[0], Sampling(temperature), max_tokens=max_tokens)
             traces.append(list(cycles))
     return [trace for trace in traces if trace]
+
+
+def _ranks(target: Target, drafter: str) -> bool:
+    """Whether a drafter can draft trees of its likeliest tokens for a target."""
+    kind = drafters.get(drafter_kind(drafter))
+    return target.model.branches and Siblings.CHOSEN in kind.siblings
 
 
 def record_workloads(
