@@ -143,6 +143,7 @@ def test_the_module_does_the_same(place, capsys):
         (["--route", "request", "--small", "x"], "error: --route request needs --threshold T"),
         (["-d", "ngram", "-o", "size=3"], "error: ngram has no option 'size'"),
         (["-o", "size"], "error: option 'size' is not of the form key=value"),
+        (["--answers-only"], "error: --answers-only needs --curve and --out DIR"),
         (["--batch", "1,2"], "error: batch is '1,2'; with --task it must be one number"),
     ):
         assert main([*words, *wrong]) == 2
@@ -151,6 +152,18 @@ def test_the_module_does_the_same(place, capsys):
     assert "--small is given without --task" in capsys.readouterr().err
     assert main([*words, "--max-tokens", "6", "--json"]) == 0
     assert '"lossless": true' in capsys.readouterr().out
+
+
+def test_a_curve_is_answered_here_and_graded_there(place, tmp_path, capsys):
+    from slipstream.bench.__main__ import main
+
+    words = ["--task", str(place / "t.jsonl:1"), "--small", str(place / "small"), "--curve", "--verify", "lenient"]
+    words += ["--max-tokens", "4", "--batch", "2", "--out", str(tmp_path), "-m"]
+    assert main([*words, str(place / "large"), "--answers-only"]) == 0
+    assert not (tmp_path / "curve.json").exists()
+    assert main([*words, "a model that is not here"]) == 0
+    assert "points against the large model" in capsys.readouterr().out
+    assert (tmp_path / "curve.json").exists()
 
 
 def test_a_classifier_is_trained_and_used(place, slipstream, tmp_path):

@@ -13,7 +13,8 @@ from slipstream.bench.matrix import Matrix
 from slipstream.bench.session import BenchOptions, bench, rounded
 from slipstream.bench.table import show
 from slipstream.bench.tasks.arguments import MAX_TOKENS, route_setup, task_load, task_setup
-from slipstream.bench.tasks.curve import DEFAULT_RULES, run_curve, show_curve
+from slipstream.bench.tasks.curve import DEFAULT_RULES, answer_curve, run_curve, show_curve
+from slipstream.bench.tasks.problems import load_task
 from slipstream.bench.tasks.task_session import TaskOptions, show_task, task_bench
 
 
@@ -44,6 +45,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--threshold", type=float, help="of the route, between 0 and 1")
     add("--score", default="mean", help="of the request route: mean, quantile, entropy or agreement")
     add("--curve", action="store_true", help="quality against time and energy; needs --task and --small")
+    add("--answers-only", action="store_true", help="a curve that is graded later, by the same command without this")
     add("--json", action="store_true", help="print one JSON object as the last line")
     return parser.parse_args(arguments)
 
@@ -75,10 +77,15 @@ def _graded(args: argparse.Namespace, command: Sequence[str]) -> int:
     drafters, options = args.drafter or [], _settings(args)
     setup = task_setup(args.model, args.engine or [], drafters, own, args.depth, options, loading, args.batch)
     load = task_load(args.temperature, args.max_tokens, args.batch)
+    if args.answers_only and not (args.curve and args.out):
+        raise ValueError("--answers-only needs --curve and --out DIR, where the answers are kept")
     route = route_setup(args.route, args.small, args.threshold, args.score, args.curve)
     task = TaskOptions(args.task, setup, load, route, args.out, command)
     if args.curve:
         names = DEFAULT_RULES if verify is None else [word.strip() for word in verify.split(",")]
+        if args.answers_only:
+            answer_curve(task, load_task(args.task), args.small, names, args.score)
+            return 0
         results = run_curve(task, args.small, names, args.score)
         show_curve(results)
     else:

@@ -12,10 +12,10 @@ from slipstream.bench.journal import write_whole
 from slipstream.bench.session import rounded
 from slipstream.bench.table import ResultTable, text
 from slipstream.bench.tasks.curve_picture import picture
-from slipstream.bench.tasks.curve_runs import GRIDS, RunFile, curve_runs
+from slipstream.bench.tasks.curve_runs import GRIDS, CurveRun, RunFile, curve_runs
 from slipstream.bench.tasks.intervals import interval, paired_interval
 from slipstream.bench.tasks.outcome import TaskOutcome, graded
-from slipstream.bench.tasks.problems import load_task
+from slipstream.bench.tasks.problems import TaskSet, load_task
 from slipstream.bench.tasks.task_session import TaskOptions, origin_of
 from slipstream.core.lossy.deferral import build_score
 
@@ -43,9 +43,26 @@ class CurvePoint:
 
 def run_curve(options: TaskOptions, small: str, names: Sequence[str], score: str) -> dict[str, Any]:
     """Measure all setups. Writes `answers.jsonl`, `curve.json` and `curve.svg` if a folder is given."""
+    task = load_task(options.task)
+    saved, settings, runs = answer_curve(options, task, small, names, score)
+    outcomes = graded([run.outcome for run in runs])
+    large = next(outcome for run, outcome in zip(runs, outcomes, strict=True) if run.kind == "large")
+    points = marked([point(run.name, run.kind, own, large) for run, own in zip(runs, outcomes, strict=True)])
+    results = saved.origin | settings
+    results |= {"metric": task.metric, "points": [asdict(entry) for entry in points], "finding": finding(points)}
+    if options.out:
+        write_whole(options.out / "curve.json", json.dumps(rounded(results), indent=1) + "\n")
+        write_whole(options.out / "curve.svg", picture(results["points"], task.metric))
+    return results
+
+
+def answer_curve(
+    options: TaskOptions, task: TaskSet, small: str, names: Sequence[str], score: str
+) -> tuple[RunFile, dict[str, Any], list[CurveRun]]:
+    """The answers of all setups, not graded, with the file they are in and the settings."""
     check_rules(names)
     build_score(score)
-    task, setup, load = load_task(options.task), options.setup, options.load
+    setup, load = options.setup, options.load
     settings = {
         "task": task.name,
         "problems": len(task.problems),
@@ -56,16 +73,7 @@ def run_curve(options: TaskOptions, small: str, names: Sequence[str], score: str
     }
     file = None if options.out is None else options.out / "answers.jsonl"
     saved = RunFile(file, task, settings, lambda: origin_of(setup, small, options.command))
-    runs = curve_runs(options, task, small, names, score, saved)
-    outcomes = graded([run.outcome for run in runs])
-    large = next(outcome for run, outcome in zip(runs, outcomes, strict=True) if run.kind == "large")
-    points = marked([point(run.name, run.kind, own, large) for run, own in zip(runs, outcomes, strict=True)])
-    results = saved.origin | settings | {"metric": task.metric, "points": [asdict(entry) for entry in points],
-                                         "finding": finding(points)}  # fmt: skip
-    if options.out:
-        write_whole(options.out / "curve.json", json.dumps(rounded(results), indent=1) + "\n")
-        write_whole(options.out / "curve.svg", picture(results["points"], task.metric))
-    return results
+    return saved, settings, curve_runs(options, task, small, names, score, saved)
 
 
 def check_rules(names: Sequence[str]) -> None:
