@@ -13,7 +13,7 @@ from slipstream.bench.matrix import Matrix
 from slipstream.bench.session import BenchOptions, bench, rounded
 from slipstream.bench.table import show
 from slipstream.bench.tasks.arguments import MAX_TOKENS, route_setup, task_load, task_setup
-from slipstream.bench.tasks.curve import DEFAULT_RULES, answer_curve, run_curve, show_curve
+from slipstream.bench.tasks.curve import answer_curve, curve_rules, run_curve, show_curve
 from slipstream.bench.tasks.problems import load_task
 from slipstream.bench.tasks.task_session import TaskOptions, show_task, task_bench
 
@@ -82,7 +82,7 @@ def _graded(args: argparse.Namespace, command: Sequence[str]) -> int:
     route = route_setup(args.route, args.small, args.threshold, args.score, args.curve)
     task = TaskOptions(args.task, setup, load, route, args.out, command)
     if args.curve:
-        names = DEFAULT_RULES if verify is None else [word.strip() for word in verify.split(",")]
+        names = curve_rules(args.verify)
         if args.answers_only:
             answer_curve(task, load_task(args.task), args.small, names, args.score)
             return 0

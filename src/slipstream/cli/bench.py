@@ -83,10 +83,9 @@ def measure_task(options: TaskOptions, as_json: bool) -> None:
 def measure_curve(options: TaskOptions, graded: TaskFlags, cells: MatrixFlags, as_json: bool) -> None:
     """Measure quality against time and energy, and print the table."""
     from slipstream.bench.session import rounded
-    from slipstream.bench.tasks.curve import DEFAULT_RULES, run_curve, show_curve
+    from slipstream.bench.tasks.curve import curve_rules, run_curve, show_curve
 
-    names = DEFAULT_RULES if cells.verify == "auto" else [word.strip() for word in cells.verify.split(",")]
-    results = run_curve(options, str(graded.small), names, graded.score)
+    results = run_curve(options, str(graded.small), curve_rules(cells.verify), graded.score)
     show_curve(results)
     if as_json:
         print_json(rounded(results))

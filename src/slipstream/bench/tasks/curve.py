@@ -76,10 +76,17 @@ def answer_curve(
     return saved, settings, curve_runs(options, task, small, names, score, saved)
 
 
+def curve_rules(verify: str) -> list[str]:
+    """The lossy rules that `--verify` names; none for `none`."""
+    if verify == "auto":
+        return list(DEFAULT_RULES)
+    return [] if verify == "none" else [word.strip() for word in verify.split(",")]
+
+
 def check_rules(names: Sequence[str]) -> None:
     for name in names:
         if name not in GRIDS:
-            raise ValueError(f"verify is {name!r}; a curve takes the lossy rules {', '.join(GRIDS)}")
+            raise ValueError(f"verify is {name!r}; a curve takes none, or the lossy rules {', '.join(GRIDS)}")
 
 
 def point(name: str, kind: str, outcome: TaskOutcome, large: TaskOutcome) -> CurvePoint:
