@@ -329,6 +329,17 @@ def test_metrics_count_what_was_done(address, client):
     assert value("num_requests_active") == 0
 
 
+def test_a_lossy_rule_is_named_in_answers_and_metrics(address, client):
+    asked = {"speculation": {"rule": "lenient(factor=2)", "depth": 2}}
+    answer = client.completions.create(model="letters", prompt="abc", max_tokens=4, temperature=1, extra_body=asked)
+    told = answer.usage.speculation
+    assert (told["rule"], told["lossless"]) == ("lenient(factor=2)", False)
+    metrics = httpx.get(f"{address}/metrics").text
+    assert 'slipstream:request_lossy_total{lossless="false",rule="lenient(factor=2)"} 1.0' in metrics
+    ollama = {"model": "letters", "prompt": "abc", "stream": False, "options": {"num_predict": 3}}
+    assert "lossless" not in httpx.post(f"{address}/api/generate", json=ollama).json()
+
+
 def test_a_client_that_goes_away_frees_its_row(address):
     body = {"prompt": "abc", "max_tokens": 150, "temperature": 0, "stream": True, "ignore_eos": True}
 

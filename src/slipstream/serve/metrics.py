@@ -28,8 +28,9 @@ COUNTERS = {
     "requests_rejected": "Requests refused because too many were under way.",
 }
 LABELLED = {
-    "request_success": ("finished_reason", "Finished requests by finish reason."),
-    "spec_decode_num_accepted_tokens_per_pos": ("position", "Accepted tokens by position in the draft."),
+    "request_success": (("finished_reason",), "Finished requests by finish reason."),
+    "request_lossy": (("rule", "lossless"), "Finished requests whose output is not the model's own, by lossy rule."),
+    "spec_decode_num_accepted_tokens_per_pos": (("position",), "Accepted tokens by position in the draft."),
 }
 TIMES = {
     "time_to_first_token_seconds": "From a request to its first token.",
@@ -67,7 +68,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(COUNTERS, 0)
-        self.labelled: dict[str, dict[str, int]] = {name: {} for name in LABELLED}
+        self.labelled: dict[str, dict[tuple[str, ...], int]] = {name: {} for name in LABELLED}
         self.times = {name: SecondsHistogram() for name in TIMES}
 
     def reject(self) -> None:
@@ -76,7 +77,9 @@ class Metrics:
     def finished(self, sample: Completion, seconds: float, prompt: bool) -> None:
         """A sample is done; `prompt`: it is the first of its prompt, whose tokens count once."""
         stats, counts = sample.stats, self.counts
-        self._count("request_success", sample.finish_reason, 1)
+        self._count("request_success", (sample.finish_reason,), 1)
+        if sample.lossless is False:
+            self._count("request_lossy", (sample.rule, "false"), 1)
         counts["prompt_tokens"] += sample.prompt_tokens if prompt else 0
         counts["generation_tokens"] += sample.completion_tokens
         counts["spec_decode_num_drafts"] += stats.drafted[0] if stats.drafted else 0
@@ -84,20 +87,20 @@ class Metrics:
         counts["spec_decode_num_accepted_tokens"] += sum(stats.accepted)
         counts["spec_decode_num_drafter_failures"] += stats.failures
         for position, count in enumerate(stats.accepted):
-            self._count("spec_decode_num_accepted_tokens_per_pos", str(position), count)
+            self._count("spec_decode_num_accepted_tokens_per_pos", (str(position),), count)
         self.times["request_queue_time_seconds"].observe(sample.queue_seconds)
         self.times["e2e_request_latency_seconds"].observe(seconds)
 
-    def _count(self, name: str, label: str, count: int) -> None:
-        self.labelled[name][label] = self.labelled[name].get(label, 0) + count
+    def _count(self, name: str, values: tuple[str, ...], count: int) -> None:
+        self.labelled[name][values] = self.labelled[name].get(values, 0) + count
 
     def add(self, other: Metrics) -> None:
         """Add the counts of another process."""
         for name, count in other.counts.items():
             self.counts[name] += count
-        for name, by_label in other.labelled.items():
-            for label, count in by_label.items():
-                self._count(name, label, count)
+        for name, by_values in other.labelled.items():
+            for values, count in by_values.items():
+                self._count(name, values, count)
         for name, histogram in other.times.items():
             self.times[name].add(histogram)
 
@@ -111,10 +114,10 @@ class MetricsCollector(Collector):
             self._sum.add(part)
 
     def collect(self) -> Iterator[Metric]:
-        for name, (label, about) in LABELLED.items():
-            family = CounterMetricFamily(f"slipstream:{name}", about, labels=[label])
-            for value, count in self._sum.labelled[name].items():
-                family.add_metric([value], count)
+        for name, (labels, about) in LABELLED.items():
+            family = CounterMetricFamily(f"slipstream:{name}", about, labels=labels)
+            for values, count in self._sum.labelled[name].items():
+                family.add_metric(values, count)
             yield family
         for name, about in COUNTERS.items():
             yield CounterMetricFamily(f"slipstream:{name}", about, self._sum.counts[name])
@@ -159,4 +162,4 @@ class RequestTimer:
         note(queue_seconds=round(sample.queue_seconds, 4))
         if sample.stats.failures:
             note(drafter_failed=True)
-        note(rule=sample.rule, finish_reason=sample.finish_reason)
+        note(rule=sample.rule, lossless=sample.lossless, finish_reason=sample.finish_reason)

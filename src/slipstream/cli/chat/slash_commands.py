@@ -99,8 +99,9 @@ def _speed(times: Measurement) -> str:
 
 
 def _guarantee(completion: Completion) -> str:
-    """The rule that an answer was verified by, and whether the same seed gives it again."""
-    return f"rule {completion.rule}{REPEATS.get(completion.repeatable or '', '')}"
+    """The rule that an answer was verified by, whether it is lossy, and whether the same seed gives it again."""
+    lossy = ", lossy" if completion.lossless is False else ""
+    return f"rule {completion.rule}{lossy}{REPEATS.get(completion.repeatable or '', '')}"
 
 
 def _drafting(tally: SpeculationStats) -> str:

@@ -45,6 +45,7 @@ def _sample(sample: Completion, text: TextCodec) -> dict[str, Any]:
         "token_ids": list(sample.token_ids),
         "origins": [str(origin) for origin in sample.origins],
         **_drafting(sample.stats),
+        **({} if sample.route is None else {"route": {"model": sample.route.model, "score": sample.route.score}}),
         **logprobs,
     }
 

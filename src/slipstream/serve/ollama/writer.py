@@ -55,7 +55,7 @@ class OllamaWriter(Writer):
         return {"model": self._model, "created_at": datetime.now(UTC).isoformat()} | content | {"done": False}
 
     def _end(self, sample: Completion) -> dict[str, Any]:
-        """Why it ended, counts, and times in nanoseconds."""
+        """Why it ended, counts, times in nanoseconds, and the rule if it is lossy."""
         now = time.perf_counter()
         first = self.first_chunk or now
         return {
@@ -67,6 +67,7 @@ class OllamaWriter(Writer):
             "prompt_eval_duration": int(max(0.0, first - self._loaded) * NANO),
             "eval_count": sample.completion_tokens,
             "eval_duration": int((now - first) * NANO),
+            **({"lossless": False, "rule": sample.rule} if sample.lossless is False else {}),
         }
 
 

@@ -198,5 +198,12 @@ def usage(samples: Sequence[Completion], n: int = 1) -> dict[str, Any]:
             "lossless": samples[0].lossless if samples else None,
             "repeatable": samples[0].repeatable if samples else None,
             "drafter_failed": stats.failures > 0,
+            **route_entry(samples),
         },
     }
+
+
+def route_entry(samples: Sequence[Completion]) -> dict[str, Any]:
+    """Which model of a route wrote the first sample, and its score; empty without a route."""
+    route = samples[0].route if samples else None
+    return {} if route is None else {"route": {"model": route.model, "score": route.score}}
