@@ -284,6 +284,7 @@ TIMES = ("first_token", "between_events", "per_token")
 def save(path: Path, report: dict[str, Any]) -> None:
     """Write the whole file or nothing."""
     partial = path.with_suffix(".partial")
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial.write_text(json.dumps(report, indent=1) + "\n")
     os.replace(partial, path)
 
