@@ -15,10 +15,12 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
 
-from slipstream.kernels.gpu import attention, cycle, entries, path, tree
+from slipstream.kernels.gpu import cycle, entries, path, tree
 from slipstream.kernels.gpu import matmul as products
 from slipstream.kernels.gpu import sample as draw
 from slipstream.kernels.gpu import verify as judge
+from slipstream.kernels.gpu.attention import parts as attention
+from slipstream.kernels.gpu.attention import rotary, splits
 
 F, L, I = "*fp32", "*i64", "*i32"  # noqa: E741
 SLOTS, PADDED, LEVELS, WIDTH = 25, 32, 2, 6
@@ -31,13 +33,13 @@ HEADS, WIDE = {"HEADS": 9, "KV": 3, "DIM": 64}, {"HEADS": 9, "DIM": 64, "WIDE": 
 KERNELS: list[Kernel] = [
     *(
         (
-            attention._turn,
+            rotary._turn,
             [B, F, F, L, L, L, B, B, B, SOME, SOME, B, B, "fp32"],
             {**HEADS, "HALF": 32, "NORMED": on, "TURNED": 8, "EARLY": on},
         )
         for on in (True, False)
     ),
-    (attention._put, [B, B, L, L, B, B, *[SOME] * 6], {"DIM": 64, "WIDE": 64, "EARLY": True}),
+    (rotary._put, [B, B, L, L, B, B, *[SOME] * 6], {"DIM": 64, "WIDE": 64, "EARLY": True}),
     *(
         (
             attention._attend,
@@ -56,6 +58,33 @@ KERNELS: list[Kernel] = [
                 "EARLY": on,
             },
         )
+        for on in (True, False)
+    ),
+    *(
+        (
+            splits._attend_share,
+            [B, B, B, *[L] * 9, F, F, F, B, B, SOME, SOME, SOME, "fp32", SOME, "fp32"],
+            {
+                "SURVEYED": on,
+                "WINDOW": on,
+                "CAP": on,
+                "SINK": on,
+                **HEADS,
+                "WIDE": 64,
+                "TREE": on,
+                "EXACT": False,
+                "WHOLE": on,
+                "QUERIES": 64 if on else 16,
+                "TILE": 64,
+                "STAGES": 3,
+                "WORDS": 4,
+                "EARLY": on,
+            },
+        )
+        for on in (True, False)
+    ),
+    *(
+        (splits._merge_shares, [F, F, F, L, B, B, SOME], {"SINK": on, **WIDE, "SPLITS": 16, "EARLY": on})
         for on in (True, False)
     ),
     (attention._survey, [L] * 5, {"GROUP": 3, "QUERIES": 16, "EARLY": True}),

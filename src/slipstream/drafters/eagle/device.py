@@ -145,8 +145,9 @@ def read_slots(head: HeadState, pieces: Sequence[RowSlice], rows: Sequence[int])
     kernels, sizes = head.kernels, list(map(len, pieces))
     device, tokens = kernels.embedding.device, size_of(sum(sizes), 0)
     chunk = kernels.net.heads.chunk(max(sizes), tokens)
-    table = table_of(pieces, tokens, chunk).to(device, non_blocking=True)
-    layout = layout_of(table, chunk, sum(-(-size // chunk) for size in sizes))
+    numbers, chunks = table_of(pieces, tokens, chunk)
+    table = numbers.to(device, non_blocking=True)
+    layout = layout_of(table, chunk, chunks)
     owner = np.zeros(tokens + len(rows), np.int64)  # padding reads row 0; then the last slots
     owner[: sum(sizes)] = np.repeat(rows, sizes)
     owner[tokens:] = np.cumsum(sizes) - 1

@@ -69,7 +69,7 @@ class PassBuffers:
         self.stream = ResidualStream(tokens, like.shape[0], like)
         given = torch.float32 if net.few(tokens) else like.dtype  # sums as they are, or as the library gives them
         self.given = torch.empty(tokens, len(block.qkv), dtype=given, device=like.device)
-        self.attended = like.new_empty(tokens, heads.heads * heads.dim)
+        self.attended = like.new_empty(tokens, heads.heads * heads.dim).zero_()  # padding tokens stay finite
         self.inner = like.new_empty(tokens, like.shape[1])
         self.space = AttentionScratch.of(tokens, parts, heads, like)
 

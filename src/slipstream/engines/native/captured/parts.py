@@ -50,7 +50,7 @@ class ScorePass:
         self._target, self._held, self._draft = target, held, draft
         device = target.like.device
         self.token = torch.zeros(rows, width, dtype=torch.long, device=device)
-        self.layout = chain_layout(rows, width, target.heads.chunk(width, rows * width), device)
+        self.layout = chain_layout(rows, width, target.heads.chunk(width, rows * width, parts), device)
         self._pass = target.passing(rows * width, parts)
         self.laws = LawBuffers(rows * width, target.vocab, device)
         self.choice = torch.zeros_like(self.token)

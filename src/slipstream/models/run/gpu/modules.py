@@ -147,7 +147,7 @@ class GpuView:
         put(new_keys, new_values, self.layout, keys, values)
         space = self.room.space(heads, query)
         space.query.copy_(query[0].transpose(0, 1))
-        out = torch.empty_like(space.query)
+        out = (torch.zeros_like if space.split else torch.empty_like)(space.query)  # padding tokens stay finite
         options = AttentionOptions(self.room.window(layer), cap, sink)
         attend(self.layout, keys, values, space, out, heads, self.tree, options)
         return out[None]

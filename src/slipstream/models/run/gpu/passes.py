@@ -11,7 +11,7 @@ import gc
 import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.core.device import next_power_of_two
-from slipstream.kernels.gpu.attention import PART, WORDS, AttentionHeads, Layout
+from slipstream.kernels.gpu.attention import LONG, PART, WORDS, AttentionHeads, Layout, PromptSlice
 from slipstream.kernels.gpu.decoder import Held, Watched
 from slipstream.kernels.gpu.launch import FEW
 from slipstream.models.cache.packing import RowSlice
@@ -124,16 +124,17 @@ class GpuPasses(ABC):
         tokens, slots = sum(map(len, pieces)), 0 if kept is None else len(kept)
         size, room = size_of(tokens, self.largest), size_of(slots) if slots else 0
         parts, tree = parts_of(used), any(piece.line.branched for piece in pieces)
-        chunk = self.heads.chunk(max(map(len, pieces)), tokens)
-        chunks = _chunks(sum(-(-len(piece) // chunk) for piece in pieces), size)
-        table = table_of(pieces, size, chunk)
-        key = size, room, parts, span, tuple(watched), hidden is not None, tree, chunk, chunks
-        run = self._graphs.get(key) or self._new(key, held)
+        prompts = [] if self.heads.exact or size <= self.largest else prompt_slices(pieces)
+        chunk = self.heads.chunk(max(map(len, pieces)), tokens, parts)
+        sliced = {prompt.first for prompt in prompts}
+        table, count = table_of(pieces, size, chunk, sliced)
+        key = size, room, parts, span, tuple(watched), hidden is not None, tree, chunk, _chunks(count, size)
+        run = self._graphs.get(key) or self._new(key, held, prompts)
         where = run(table, hidden, kept)
         outputs = {layer: run.watched[layer][:tokens].clone() for layer in watched}
         return (run.logits[:slots].clone() if slots else None), outputs, (where.row[:tokens], where.place[:tokens])
 
-    def _new(self, key: Any, held: Held) -> CapturedPass:
+    def _new(self, key: Any, held: Held, prompts: Sequence[PromptSlice]) -> CapturedPass:
         """A pass of this key, captured if the key was met before and its size is one that is captured.
 
         A capture takes as long as several passes.
@@ -142,7 +143,7 @@ class GpuPasses(ABC):
         few = sum(captured[0] > SIZES[-1] for captured in self._graphs) < MANY and size * parts <= SCRATCH
         sized = size <= SIZES[-1] or (size <= self.largest and few)
         recorded = sized and self._met[key] >= ONCE
-        run = CapturedPass(self, key, held, recorded)
+        run = CapturedPass(self, key, held, recorded, prompts)
         if recorded:
             self._graphs[key] = run
             self.captures += 1
@@ -162,7 +163,9 @@ class GpuPasses(ABC):
 class CapturedPass:
     """A pass of one size: its buffers and, where it is recorded, a graph over them."""
 
-    def __init__(self, passes: GpuPasses, key: Any, held: Held, recorded: bool) -> None:
+    def __init__(
+        self, passes: GpuPasses, key: Any, held: Held, recorded: bool, prompts: Sequence[PromptSlice] = ()
+    ) -> None:
         size, slots, parts, self._span, watched, self._resumed, self._tree, chunk, chunks = key
         self._held, device = held, passes.like.device
         self._table = torch.zeros(COLUMNS, size, dtype=torch.long, device=device)
@@ -171,7 +174,7 @@ class CapturedPass:
         self._pass = passes.passing(size, parts)
         self.watched = {layer: passes.like.new_empty(self._pass.hidden.shape) for layer in watched}
         self.logits = torch.empty(slots, passes.vocab, device=device)
-        self._layout = layout_of(self._table, chunk, chunks)
+        self._layout = layout_of(self._table, chunk, chunks, prompts)
         self._replay: Callable[[], None] = self._run
         if device.type == "cuda" and recorded:
             self._replay = capture(self._run)
@@ -238,15 +241,31 @@ def sync_forbidden() -> Iterator[None]:
             torch.cuda.set_sync_debug_mode(before)
 
 
-def layout_of(table: Int[Tensor, "columns tokens"], chunk: int, chunks: int) -> Layout:
+def layout_of(
+    table: Int[Tensor, "columns tokens"], chunk: int, chunks: int, prompts: Sequence[PromptSlice] = ()
+) -> Layout:
     """The layout that a table describes, with up to `chunks` chunks of up to `chunk` tokens."""
     position, row, place, limit, base, first, count = table[:7]
     bits = table[7 : 7 + WORDS].view(-1, WORDS)
-    return Layout(position, row, place, limit, base, bits, first[:chunks], count[:chunks], chunk)
+    return Layout(position, row, place, limit, base, bits, first[:chunks], count[:chunks], chunk, prompts)
 
 
-def table_of(pieces: Sequence[RowSlice], size: int, chunk: int) -> Int[Tensor, "columns size"]:
-    """The position, place and visibility of each packed entry, on the host. Padding entries have place -1."""
+def prompt_slices(pieces: Sequence[RowSlice]) -> list[PromptSlice]:
+    """The pieces that are long stretches of text."""
+    prompts, offset = [], 0
+    for piece in pieces:
+        if len(piece) >= LONG and not piece.line.branched:
+            prompts.append(PromptSlice(piece.line.row, offset, len(piece), piece.line.start + piece.skip))
+        offset += len(piece)
+    return prompts
+
+
+def table_of(
+    pieces: Sequence[RowSlice], size: int, chunk: int, sliced: Collection[int] = ()
+) -> tuple[Int[Tensor, "columns size"], int]:
+    """The position, place and visibility of each packed entry, on the host, and the number of chunks.
+
+    Padding entries have place -1. Pieces that begin at an entry in `sliced` are in no chunk."""
     table = torch.zeros(COLUMNS, size, dtype=torch.long)
     numbers = table.numpy()
     first, count, words, offset = list[int](), list[int](), list[tuple[int, int, int]](), 0
@@ -261,7 +280,7 @@ def table_of(pieces: Sequence[RowSlice], size: int, chunk: int) -> Int[Tensor, "
             for place in line.seen[i]:
                 word, bit = divmod(place - line.limit[i], 64)
                 words.append((offset + i - skip, word, bit))
-        starts = range(offset, offset + len(piece), chunk)
+        starts = range(offset, offset + (0 if offset in sliced else len(piece)), chunk)
         first += starts
         count += [min(chunk, offset + len(piece) - start) for start in starts]
         offset += len(piece)
@@ -270,7 +289,7 @@ def table_of(pieces: Sequence[RowSlice], size: int, chunk: int) -> Int[Tensor, "
     bits = table[7 : 7 + WORDS].view(-1, WORDS)
     for token, word, bit in words:
         bits[token, word] |= 1 << bit if bit < 63 else -(1 << 63)
-    return table
+    return table, len(first)
 
 
 def _array(values: Sequence[int]) -> NDArray[np.int64]:
@@ -283,8 +302,8 @@ def parts_of(used: int) -> int:
 
 
 def _chunks(count: int, size: int) -> int:
-    """How many chunks a pass has room for. Empty chunks take time, and few sizes mean few graphs."""
-    return 1 if count == 1 else size if size <= FEW else min(size, next_power_of_two(count))
+    """How many chunks a pass has room for, at least one. Empty chunks take time, and few sizes mean few graphs."""
+    return 1 if count <= 1 else size if size <= FEW else min(size, next_power_of_two(count))
 
 
 def size_of(tokens: int, largest: int = SIZES[-1]) -> int:
