@@ -7,9 +7,10 @@ instead if their rule's `device_rule` or their drafter's `device_form` is None.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import astuple, dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from slipstream.core.tree import Shape
@@ -83,24 +84,39 @@ class DraftSize(NamedTuple):
 
     @property
     def budget(self) -> Budget:
-        return Budget(self.depth, shape=Shape(nodes=self.nodes, width=self.width) if self.nodes else None)
+        return _budget(self)
+
+
+@lru_cache(maxsize=1 << 10)
+def _budget(size: DraftSize) -> Budget:
+    """One object for each size: comparing the budgets of many rows with those of the last cycle is quick then."""
+    return Budget(size.depth, shape=Shape(nodes=size.nodes, width=size.width) if size.nodes else None)
 
 
 class SizeOption(NamedTuple):
-    """A draft size for the next cycle, the predicted seconds of such a cycle, and whether its graph is captured."""
+    """A draft size for the next cycle, the predicted seconds of such a cycle, and whether its graph is captured.
+
+    `barred`: there is no time to capture it now, so it cannot be chosen."""
 
     size: DraftSize
     seconds: float
     captured: bool = True
+    barred: bool = False
+
+
+def _not_counted(size: DraftSize, seconds: float) -> None:
+    """What is missed is not counted."""
 
 
 class SizeMenu(NamedTuple):
     """The draft sizes that are possible in the next cycle; the first option drafts nothing.
 
-    `delay`: seconds until drafting can begin."""
+    `delay`: seconds until drafting can begin. `missed` is told how many seconds were lost because the best size was
+    barred."""
 
     options: Sequence[SizeOption]
     delay: float = 0.0
+    missed: Callable[[DraftSize, float], None] = _not_counted
 
 
 @runtime_checkable

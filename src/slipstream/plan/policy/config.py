@@ -103,7 +103,8 @@ class SizeConfig:
     """How the size of a captured cycle is chosen."""
 
     uncaptured: float = 1.1  # factor on the time of a size that is not captured yet
-    hold: int = 8  # cycles that a decision holds for while the rows are the same
+    hold: int = 8  # cycles that a decision holds for while the rows are the same, at least
+    rows_per_cycle: int = 8  # with more than `hold` times as many rows it holds for one cycle per so many rows
     min_wait: int = 4  # plain cycles before the cheapest size is tried again
     max_wait: int = 128  # the same after many failed attempts
     trial: float = 32.0  # plain time before a trial, in multiples of what the drafter needs to catch up

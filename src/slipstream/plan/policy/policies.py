@@ -122,10 +122,12 @@ class Adaptive(Policy):
         sizes = self._size_choice(rows[0])
         size: DraftSize | None = sizes.held(rows) if ready is None else None
         if size is None:
-            options, delay = menu()
+            options, delay, missed = menu()
             if (limit := self.config.captured_depth) is not None:
                 options = [option for option in options if option.size.depth <= limit]
             size = sizes.choose(rows, options, ready, delay)
+            if sizes.missed is not None:
+                missed(*sizes.missed)
         return size.budget
 
     def observe_captured(self, rows: Sequence[Row], results: Sequence[RowResult]) -> None:

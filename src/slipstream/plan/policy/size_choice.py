@@ -32,7 +32,8 @@ class SizeChoice:
         self._worths: dict[DraftSize, Column] = {}  # of trees, at these rates
         self._rows: set[Row] = set()  # that the last decision was for
         self._last = DraftSize(0)
-        self._held = 0  # cycles that it still holds for
+        self.missed: tuple[DraftSize, float] | None = None  # a barred size, and the seconds that it would save
+        self._hold = self._held = 0  # cycles that it holds for, and still holds for
         self._plain = 0  # cycles since anything was drafted
         self._turn = self._decisions = 0
         self._wait = self._config.min_wait
@@ -50,7 +51,8 @@ class SizeChoice:
         """One of the options; the first of them drafts nothing. `ready` tells how many tokens each row has to draft,
         where that is known beforehand. `delay` are seconds before drafting can begin, which it must win back."""
         config = self._config
-        self._rows, self._held = set(rows), config.hold - 1
+        self._rows, self._hold = set(rows), max(config.hold, len(rows) // config.rows_per_cycle)
+        self._held = self._hold - 1
         self._decisions += 1
         if self._decisions % config.refresh == 0:
             self._worths.clear()
@@ -66,8 +68,19 @@ class SizeChoice:
             (time + config.caution * delay * bool(option.size.depth)) * (1.0 if option.captured else config.uncaptured)
             for option, time in zip(options, times.tolist(), strict=True)
         ]
-        self._last = self._fastest(options, expected, delay, ready)
+        allowed = [n for n, option in enumerate(options) if not option.barred]
+        self._last = self._fastest([options[n] for n in allowed], [expected[n] for n in allowed], delay, ready)
+        self.missed = self._missed(options, expected)
         return self._last
+
+    def _missed(self, options: Sequence[SizeOption], expected: Sequence[float]) -> tuple[DraftSize, float] | None:
+        """The best of all sizes, if it is barred, and what it would save while this decision holds."""
+        best = min(range(len(options)), key=expected.__getitem__)
+        chosen = next(n for n, option in enumerate(options) if option.size == self._last and not option.barred)
+        if not options[best].barred or self._margin * expected[best] >= expected[chosen]:
+            return None
+        saved = (1 - expected[best] / expected[chosen]) * options[chosen].seconds * self._hold
+        return options[best].size, saved
 
     def close(self, row: Row) -> None:
         self.pace.close(row)
@@ -86,7 +99,7 @@ class SizeChoice:
         if self._margin * expected[best] < expected[0]:
             self._plain, self._wait = 0, config.min_wait
             return options[best].size
-        self._plain += config.hold if ready is None else 1
+        self._plain += self._hold if ready is None else 1
         captured = [option for option in others if option.captured]
         wait = self._wait * (1 + config.trial * delay / plain.seconds / config.min_wait)
         if captured and self._plain > wait and (ready is None or any(ready)):

@@ -95,7 +95,9 @@ def test_what_is_there_is_used_where_nothing_may_be_captured():
     stock, sizes = runner._graphs[id(drafter), None], [DraftSize(depth) for depth in DEPTHS]
     common = BatchShape.of([Row(Request([5, 6, 7, 5, 6], Sampling(0), 4))])
     offered = {
-        offer.size.depth: offer.captured for offer in stock.menu(common, Greedy.device_rule, sizes, lambda _: False)
+        offer.size.depth: offer.captured
+        for offer in stock.menu(common, Greedy.device_rule, sizes, lambda _: False)
+        if not offer.barred
     }
     assert offered == {0: True, 1: True}
     offered = {

@@ -63,6 +63,11 @@ def test_what_does_not_hold_the_rows_does_not_serve():
     assert stock.find(few, DraftSize(2), RULE, 1, 103, False).depth == 2, "no room for a longer draft"
 
 
+def offers(stock, shape, may_capture):
+    """The sizes that can be chosen."""
+    return [offer for offer in stock.menu(shape, RULE, SIZES, may_capture) if not offer.barred]
+
+
 def test_prices_of_sizes_that_are_not_there_are_rather_too_high():
     stock, few = GraphCache(), BatchShape(8, 100, False)
     assert [offer.size.depth for offer in stock.menu(few, RULE, SIZES, lambda _: True)] == [0]
@@ -74,11 +79,11 @@ def test_prices_of_sizes_that_are_not_there_are_rather_too_high():
     assert menu[3, 0].captured
     assert menu[8, 0].seconds == pytest.approx(1.8)
     assert menu[6, 15].seconds == pytest.approx(2.5), "by its tokens"
-    assert [o.size.depth for o in stock.menu(few, RULE, SIZES, lambda _: False)] == [0, 3]
-    chains = {(o.size.depth, o.size.nodes) for o in stock.menu(few, RULE, SIZES, lambda cost: cost < 1)}
+    assert [o.size.depth for o in offers(stock, few, lambda _: False)] == [0, 3]
+    chains = {(o.size.depth, o.size.nodes) for o in offers(stock, few, lambda cost: cost < 1)}
     assert chains == {(depth, 0) for depth in DEPTHS}, "the first tree takes long"
     capture(stock, few, DraftSize(3), 8, 1.1)
-    assert [o.seconds for o in stock.menu(few, RULE, SIZES, lambda _: False)] == [1.0, 1.1], "the cheaper of two"
+    assert [o.seconds for o in offers(stock, few, lambda _: False)] == [1.0, 1.1], "the cheaper of two"
 
 
 def test_few_rows_are_offered_a_cycle_of_their_own_if_only_one_for_many_is_captured():
@@ -86,12 +91,29 @@ def test_few_rows_are_offered_a_cycle_of_their_own_if_only_one_for_many_is_captu
     for lines, plain in ((64, 0.002), (8, 0.001)):
         capture(stock, few, PLAIN, lines, plain)
     capture(stock, few, DraftSize(3), 64, 0.003)
-    denied = stock.menu(few, RULE, SIZES, lambda _: False)
+    denied = offers(stock, few, lambda _: False)
     assert [(offer.seconds, offer.captured) for offer in denied] == [(0.001, True), (0.003, True)]
     assert find(stock, few, DraftSize(3)).rows == 64
     offer = next(offer for offer in stock.menu(few, RULE, SIZES, lambda _: True) if offer.size == DraftSize(3))
     assert (offer.seconds, offer.captured) == (pytest.approx(0.00124), False)
     assert find(stock, few, DraftSize(3)).rows == 8, "whoever chooses it has it captured"
+
+
+def test_a_barred_size_is_offered_once_as_much_was_lost_without_it_as_its_capture_takes():
+    stock, few = GraphCache(), BatchShape(8, 100, False)
+    capture(stock, few, PLAIN, 8, 0.001)
+    capture(stock, few, DraftSize(3), 8, 0.0012)
+
+    def barred() -> bool:
+        menu = stock.menu(few, RULE, SIZES, lambda _: False)
+        return next(offer.barred for offer in menu if offer.size == DraftSize(5))
+
+    assert barred()
+    stock.missed(few, RULE, DraftSize(5), 0.6 * MIN_CAPTURE)
+    assert barred()
+    assert find(stock, few, DraftSize(5)).depth == 5, "a user's wish is no matter of budgets"
+    stock.missed(few, RULE, DraftSize(5), 0.6 * MIN_CAPTURE)
+    assert not barred()
 
 
 def test_what_cycles_took_counts_and_else_what_the_host_added_to_others():
@@ -100,10 +122,10 @@ def test_what_cycles_took_counts_and_else_what_the_host_added_to_others():
     capture(stock, few, DraftSize(3), 8, 1.5)
     for _ in range(5):
         stock.costs.learn(few.key(PLAIN, RULE, 8), 8, 1.25)
-    assert [o.seconds for o in stock.menu(few, RULE, SIZES, lambda _: False)] == [1.25, 1.75]
+    assert [o.seconds for o in offers(stock, few, lambda _: False)] == [1.25, 1.75]
     stock.costs.learn(few.key(DraftSize(3), RULE, 8), 7, 3.0)
-    assert [o.seconds for o in stock.menu(few, RULE, SIZES, lambda _: False)] == [1.25, 3.0]
-    assert [o.seconds for o in stock.menu(BatchShape(2, 100, False), RULE, SIZES, lambda _: False)] == [1.25, 1.75]
+    assert [o.seconds for o in offers(stock, few, lambda _: False)] == [1.25, 3.0]
+    assert [o.seconds for o in offers(stock, BatchShape(2, 100, False), lambda _: False)] == [1.25, 1.75]
 
 
 def test_what_catching_up_takes_is_believed_when_it_was_seen_a_few_times():

@@ -39,6 +39,7 @@ class Machine:
     reading: float = 0.0  # until a drafter has read the prompts of all rows, which it begins only when it drafts
     tokens: int = TOKENS
     spread: float = 0.0  # of the rate, from row to row
+    capture_seconds: float = 0.2  # of a chain
     read: set[Row] = field(default_factory=set)
     now: float = 0.0
     captured: int = 0
@@ -70,7 +71,7 @@ class Machine:
     def capture(self, key: GraphKey) -> None:
         self.captured += 1
         with self.allowance.captures(key.size.depth > 0), self.stock.captures(key):
-            self.now += 4.0 if key.size.nodes else 0.2
+            self.now += 4.0 if key.size.nodes else self.capture_seconds
         self.stock.add(key, SimpleNamespace(whole=SimpleNamespace(rehearse=lambda: self.seconds(key))))
 
     def serve(self, count: int) -> float:
@@ -91,7 +92,9 @@ class Machine:
         budget = self.policy.choose(
             rows,
             lambda: SizeMenu(
-                self.stock.menu(common, RULE, self.sizes, free), self.stock.costs.reading(self.missing(rows))
+                self.stock.menu(common, RULE, self.sizes, free),
+                self.stock.costs.reading(self.missing(rows)),
+                partial(self.stock.missed, common, RULE),
             ),
         )
         size = size_for([budget], RULE)
@@ -179,3 +182,14 @@ def test_few_rows_after_many_get_cycles_of_their_own():
         machine.serve(256)
     speeds = [machine.serve(8) for _ in range(16)]
     assert sorted(speeds[8:])[4] > 1.3 * machine.plainly(8)
+
+
+def test_a_spent_budget_does_not_keep_few_rows_from_a_cycle_of_their_own():
+    """At 64 rows the policy spends all that it was granted. What eight rows lose without drafts pays for a capture."""
+    machine = Machine(0.65, token=4e-6, capture_seconds=0.5)
+    for _ in range(9):
+        machine.serve(64)
+    assert machine.allowance.spent > 0.6 * GRANT
+    speeds = [machine.serve(8) for _ in range(20)]
+    assert sorted(speeds[10:])[5] > 1.3 * machine.plainly(8)
+    assert machine.captured < 12

@@ -2,8 +2,9 @@
 
 Capturing stops everyone for as long as hundreds of cycles. So a larger cycle serves meanwhile: one for more rows than
 there are (rows come and go), or for longer drafts (a row near its end drafts less). The time that this costs is added
-up. Once it comes to what capturing would cost, the right cycle is captured. This loses at most twice what an engine
-would lose that knew all requests in advance.
+up. Once it comes to what capturing would cost, the right cycle is captured. The same holds for the time that is lost
+where a policy may not capture the size it would choose. This loses at most twice what an engine would lose that knew
+all requests in advance.
 """
 
 from __future__ import annotations
@@ -88,8 +89,9 @@ class GraphCache:
     def menu(
         self, shape: BatchShape, rule: DeviceRule, sizes: Sequence[DraftSize], may_capture: Callable[[float], bool]
     ) -> list[SizeOption]:
-        """Sizes to choose from, drafting nothing first; also those that would have to be captured, where `may_capture`
-        says that there are so many seconds for it, at a time that is guessed rather too high."""
+        """Sizes to choose from, drafting nothing first; also those that would have to be captured, at a time that is
+        guessed rather too high. They are barred unless `may_capture` says that there are so many seconds for it, or as
+        much was lost without them."""
         captured = self._captured_sizes(shape, rule)
         self._offered = set()
         plain = captured.pop(PLAIN, 0.0)
@@ -97,22 +99,33 @@ class GraphCache:
             return [SizeOption(PLAIN, 1.0)]
         allowed = {tree: may_capture(self._capture_time(tree)) for tree in (False, True)}
         options = list[SizeOption]()
+        barred = {size: not (allowed[size.nodes > 0] or self._owed(shape, size, rule)) for size in sizes}
         for size in (size for size in sizes if size in captured):
-            own = self._cost_of_own(shape, size, rule) if allowed[size.nodes > 0] else None
-            if own is not None and own < captured[size]:
-                options.append(SizeOption(size, own, captured=False))
-            else:
+            own = self._cost_of_own(shape, size, rule)
+            better = own is not None and own < captured[size]
+            if not better or barred[size]:
                 options.append(SizeOption(size, captured[size]))
+            if own is not None and better:
+                options.append(SizeOption(size, own, captured=False, barred=barred[size]))
         missing = [size for size in sizes if size.depth and size not in captured]
         missing = missing if captured else [size for size in FIRST if size in missing][:1]
-        missing = [size for size in missing if allowed[size.nodes > 0] or not (captured or rule.chains)]
         for size in missing:
             known = self._measured_before(shape, size, rule)
             seconds = self.costs.guess(size, plain, captured) if known is None else known
-            options.append(SizeOption(size, seconds, captured=False))
-        offered = [option.size for option in options if not option.captured]
+            only = not captured and not rule.chains  # nothing else could ever be drafted
+            options.append(SizeOption(size, seconds, captured=False, barred=barred[size] and not only))
+        offered = [option.size for option in options if not option.captured and not option.barred]
         self._offered = {shape.key(size, rule, shape.lines(size)) for size in offered if captured}
         return [SizeOption(PLAIN, plain), *options]
+
+    def missed(self, shape: BatchShape, rule: DeviceRule, size: DraftSize, seconds: float) -> None:
+        """So much time was lost because this size is not captured for just these rows."""
+        self._missed[shape.key(size, rule, shape.lines(size))] += seconds
+
+    def _owed(self, shape: BatchShape, size: DraftSize, rule: DeviceRule) -> bool:
+        """Whether as much time was lost without a size as capturing it takes."""
+        missed = self._missed.get(shape.key(size, rule, shape.lines(size)), 0.0)
+        return missed >= max(MIN_CAPTURE, self._capture_time(size.nodes > 0))
 
     def _measured_before(self, shape: BatchShape, size: DraftSize, rule: DeviceRule) -> float | None:
         """Seconds of a cycle that is not captured now, but was timed before, as by a profile."""

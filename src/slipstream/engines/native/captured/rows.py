@@ -98,7 +98,7 @@ class CapturedRows:
             return False
         assert rule.device_rule is not None, "rows without a device rule take the ordinary path"
         with self._giving_up():
-            if not self._choose(jobs):
+            if self._choose(jobs) is None:
                 return False
             rows = [job.row for job in jobs]
             plain = self.fresh if drafter.needs.features else ()  # heads begin after the first token, on either path
@@ -110,16 +110,24 @@ class CapturedRows:
         self._jobs = jobs
         return self._flight is not None
 
-    def _choose(self, jobs: Sequence[Job]) -> bool:
-        """Ask the policy for the budget of rows without a fixed depth; False where it wants the ordinary path."""
-        if self.runner is None or not (free := [job for job in jobs if job.plan.depth is None]):
-            return self.runner is not None
+    def _choose(self, jobs: Sequence[Job]) -> bool | None:
+        """Ask the policy for the budget of rows without a fixed depth. Returns whether some budget is another one than
+        before; None where the policy wants the ordinary path."""
+        if self.runner is None:
+            return None
+        if not (free := [job for job in jobs if job.plan.depth is None]):
+            return False
         drafter, rule = self._drafter(free[0].plan.drafter), self._rule(free[0].plan.rule).device_rule
         assert rule is not None, "rows without a device rule take the ordinary path"
         chosen = self.runner.choose([job.row for job in free], drafter, rule, self._policy)
-        for job in free:
-            job.budget = chosen or job.budget
-        return chosen is not None
+        if chosen is None:
+            return None
+        changed = False
+        for job in free:  # of many rows nearly always the same object
+            if job.budget is not chosen:
+                changed = changed or job.budget != chosen
+                job.budget = chosen
+        return changed
 
     def go_on(self) -> bool:
         """Launch the next cycle of the rows under way, then read the last one's record. False where that cannot be,
@@ -130,9 +138,9 @@ class CapturedRows:
         live = [job for job in self._jobs if not job.done]
         if not any(goal for _, _, goal in flight.lines) and any(job.budget.depth for job in live):
             return False  # the last cycle drafted nothing for once
-        before, following = [job.budget for job in live], None
+        following = None
         with self._giving_up():
-            if not self._choose(live) or before != [job.budget for job in live]:
+            if self._choose(live) is not False:
                 return False
             following = runner.launch_next(flight)
         if following is None:

@@ -106,7 +106,8 @@ class CapturedRunner:
         sizes = [size for size in (*chains, *GROWN) if self._fits(shape, size, drafter, rule, processed)]
         may_capture = partial(self.capture_budget.left, shape.lines(sizes[0], self.expected_rows))
         graphs = self._graphs_of(drafter, rows[0])
-        return SizeMenu(graphs.menu(shape, rule, sizes, may_capture), graphs.costs.reading(device.behind(rows)))
+        options = graphs.menu(shape, rule, sizes, may_capture)
+        return SizeMenu(options, graphs.costs.reading(device.behind(rows)), partial(graphs.missed, shape, rule))
 
     def _graphs_of(self, drafter: Drafter | None, row: Row) -> GraphCache:
         """The graphs of a drafter for rows with the logits processor of `row`."""

@@ -21,7 +21,7 @@ MANY = 64  # tokens of a pass that has programs enough with larger tiles
 PART = 128  # places of a part
 WORDS = 4  # of 64 bits: nodes of a tree that one token can choose from
 SHORT = 12  # parts of a cache up to which attention goes by parts
-PROGRAMS = 528  # programs of a pass over long texts, about: four for each processor of a large GPU
+PROGRAMS = 264  # programs of a pass over long texts, about: two for each processor of a large GPU
 MOST_SPLITS = 64  # shares of a row
 
 
