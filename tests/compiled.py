@@ -43,7 +43,7 @@ KERNELS: list[Kernel] = [
     *(
         (
             attention._attend,
-            [B, B, B, *[L] * 9, F, F, F, SOME, SOME, SOME, "fp32", SOME, "fp32"],
+            [B, B, B, *[L] * 10, F, F, F, SOME, SOME, SOME, "fp32", SOME, "fp32"],
             {
                 "SURVEYED": on,
                 "WINDOW": on,
@@ -51,6 +51,7 @@ KERNELS: list[Kernel] = [
                 **HEADS,
                 "WIDE": 64,
                 "TREE": True,
+                "PATHS": not on,
                 "EXACT": False,
                 "QUERIES": 64 if on else 16,
                 "PART": 128,
@@ -87,6 +88,7 @@ KERNELS: list[Kernel] = [
         (splits._merge_shares, [F, F, F, L, B, B, SOME], {"SINK": on, **WIDE, "SPLITS": 16, "EARLY": on})
         for on in (True, False)
     ),
+    (attention._paths, [L] * 5, {"WORDS": 4, "EARLY": True}),
     (attention._survey, [L] * 5, {"GROUP": 3, "QUERIES": 16, "EARLY": True}),
     *(
         (

@@ -53,7 +53,7 @@ class RealPair:
 
     def branches(self, rule: Verifier) -> bool:
         """Whether drafts have several candidates for a position."""
-        return sibling_mode(rule, self.drafter) is not None and self.model.branches
+        return sibling_mode(rule, self.drafter) is not None
 
     def run(self, rows: Sequence[Row], rule: Verifier, depth: int, shape: Shape | None = None) -> None:
         drafter = self.drafter if depth else NoDrafter(self.model.vocab)

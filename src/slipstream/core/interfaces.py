@@ -26,7 +26,6 @@ class Model(ABC):
 
     vocab: int
     context: int  # maximum tokens of a row, prompt and output together
-    branches: bool = True  # whether drafts may be trees
 
     def check(self, row: Row) -> None:
         """Raise ValueError for a request that the model cannot read. Any thread may call this."""

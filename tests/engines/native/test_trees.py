@@ -161,12 +161,3 @@ def test_the_model_of_tables_follows_a_tree(depth):
     for path in draft.tree.paths:
         tokens = [*row.tokens, *(int(draft.token[i]) for i in path)]
         torch.testing.assert_close(found[1 + path[-1]].exp(), PAIR.target.law(tokens))
-
-
-def test_a_model_that_takes_no_trees_refuses_them_in_a_sentence(monkeypatch):
-    engine = NativeEngine(letters.target(), drafter="ngram")
-    monkeypatch.setattr(engine.target.model, "branches", False)
-    with pytest.raises(ValueError, match="in invariant mode on a GPU drafts are chains"):
-        engine.submit("abab", Sampling(), GenerationOptions(speculation=Speculation(shape=4, verify="coupled")))
-    assert engine.generate("abab", max_tokens=3)[0].token_ids  # the policy is offered none
-    engine.close()

@@ -123,3 +123,35 @@ def test_prompts_attend_by_the_library(start):
     space.query.copy_(query)
     attend(layout, keys, values, space, out, HEADS, tree=False)
     torch.testing.assert_close(out, expected(query, keys, values, layout, AttentionOptions()), atol=1e-3, rtol=1e-3)
+
+
+def test_nodes_of_a_tree_attend_in_the_order_of_the_text_to_the_bit():
+    """In invariant mode a node has the bits of the same text as a chain, wherever its path is stored."""
+    torch.manual_seed(3)
+    heads = AttentionHeads(6, 2, 16, 0.25, exact=True)
+    chain_keys, chain_values, query = (torch.randn(*size).to(DEVICE) for size in ((1, 2, 512, 16),) * 2 + ((3, 6, 16),))
+    start = 254  # the path crosses the end of a part
+    tree_keys, tree_values = chain_keys.clone(), chain_values.clone()
+    for depth, node in enumerate((1, 4, 6)):  # other nodes lie between those of the path
+        tree_keys[:, :, start + node] = chain_keys[:, :, start + depth]
+        tree_values[:, :, start + node] = chain_values[:, :, start + depth]
+    zeros = torch.zeros(3, dtype=torch.long, device=DEVICE)
+    bits = torch.zeros(3, WORDS, dtype=torch.long, device=DEVICE)
+    place = torch.arange(start, start + 3, device=DEVICE)
+    chain = Layout(place, zeros, place, place + 1, place + 1, bits, ints(0, 0), ints(3, 0), 4)
+    nodes, limit = ints(start + 1, start + 4, start + 6), torch.full_like(place, start)
+    bits = bits.clone()
+    bits[:, 0] = ints(0b10, 0b10010, 0b1010010)
+    tree = Layout(place, zeros, nodes, limit, limit, bits, ints(0, 1, 2), ints(1, 1, 1), 1)
+    outs = []
+    for layout, keys, values, branched in (
+        (chain, chain_keys, chain_values, False),
+        (tree, tree_keys, tree_values, True),
+    ):
+        space, out = AttentionScratch.of(3, 4, heads, query), torch.zeros(3, 96, device=DEVICE)
+        space.query.copy_(query)
+        survey(layout, space, heads, branched)
+        attend(layout, keys, values, space, out, heads, branched, surveyed=True)
+        outs.append(out)
+    assert torch.equal(*outs)
+    assert heads.chunk(8, 25, 4, tree=True) == 1

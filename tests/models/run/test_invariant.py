@@ -175,6 +175,14 @@ def test_on_a_gpu_it_is_for_layers_of_the_common_kind():
         wrapped.close(rows)
         wrapped.retain(0)
     assert torch.equal(*alone)
+    row = Row(Request(text))
+    wrapped.open([row])
+    tree = Tree.of(1, [0] * 6, [-1, -1, 0, 1, 1, 3])  # two branches, three levels
+    tokens = torch.tensor([3, 4, 5, 6, 7, 8])
+    branched = wrapped.score([row], Draft(tree, tokens, OneHot(tokens, wrapped.vocab))).logits
+    chain = torch.tensor([4, 6, 8])  # the path of the last node
+    straight = wrapped.score([row], Draft(Tree.chains([3]), chain, OneHot(chain, wrapped.vocab))).logits
+    assert torch.equal(branched[[0, 2, 4, 6]], straight), "nodes of a tree have the bits of a chain"
     with pytest.raises(ValueError, match="invariant mode is not available for GPT2LMHeadModel"):
         TorchModel(build("gpt2").to("cuda"), invariant=True)
 

@@ -141,7 +141,7 @@ def _recorded(
     speculation = Speculation(depth=spec.depth) if spec.depth else Speculation()
     if spec.tree:
         rule = rules.get("greedy" if spec.temperature == 0 else "no_replace")()
-        if sibling_mode(rule, engine.drafter(spec.drafter)) is None or not engine.target.model.branches:
+        if sibling_mode(rule, engine.drafter(spec.drafter)) is None:
             return {}
         speculation = Speculation(shape=TREE_NODES)
     items, size = workloads[spec.workload].items, (spec.drafter, spec.depth, spec.batch, spec.temperature, spec.tree)

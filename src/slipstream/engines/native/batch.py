@@ -158,7 +158,7 @@ class Batch:
         try:
             drafter = self._drafter(job.plan.drafter)
             drafter.open([job.row])
-            chains_only = not self.model.branches or self.captured.chains_only(job)
+            chains_only = self.captured.chains_only(job)
             self.policy.open([job.row], self.model, drafter, self._rule(job.plan.rule), chains_only)
         except Exception as error:
             self._without_drafter(job, error)

@@ -102,7 +102,7 @@ def walk(
     few, (first, last) = net.few(len(room.hidden)), span
     if first < last:
         room.stream.begin(_norm_before(net, first))
-        survey(layout, room.space, net.heads)
+        survey(layout, room.space, net.heads, tree)
     for i in range(first, last):
         after = _norm_before(net, i + 1)
         layer(net, net.blocks[i], room, room.stream, layout, held[i], after, tree, few, surveyed=True, writes=writes)

@@ -75,8 +75,6 @@ class TorchModel(Model):
         self.context = longest_row(model, context)
         self.device, self.dtype = torch.device(model.device), model.dtype
         self.invariant = invariant
-        # On a GPU, invariant sums run in the order of cache places, which for nodes of a tree is not the order of text.
-        self.branches = not (invariant and self.device.type == "cuda")
         self.cache = KVCache.on(self.device)
         self.rows = RowTable(self.cache)
         self._features = FeatureStore(self.cache, self.layers)

@@ -46,11 +46,13 @@ class CycleInputs:
 class ScorePass:
     """The target's pass over `width` tokens of each row, their laws, and the states that a head will read."""
 
-    def __init__(self, target: GpuPasses, held: Held, draft: DeviceDraft, rows: int, width: int, parts: int) -> None:
+    def __init__(
+        self, target: GpuPasses, held: Held, draft: DeviceDraft, rows: int, width: int, parts: int, tree: bool = False
+    ) -> None:
         self._target, self._held, self._draft = target, held, draft
         device = target.like.device
         self.token = torch.zeros(rows, width, dtype=torch.long, device=device)
-        self.layout = chain_layout(rows, width, target.heads.chunk(width, rows * width, parts), device)
+        self.layout = chain_layout(rows, width, target.heads.chunk(width, rows * width, parts, tree), device)
         self._pass = target.passing(rows * width, parts)
         self.laws = LawBuffers(rows * width, target.vocab, device)
         self.choice = torch.zeros_like(self.token)

@@ -36,7 +36,7 @@ class TreeCycle:
         self.key, self._head = key, head
         rows, slots, device = key.rows, key.nodes + 1, target.like.device
         self._inputs = CycleInputs(rows, device)
-        self._scoring = ScorePass(target, held, head, rows, slots, key.parts)
+        self._scoring = ScorePass(target, held, head, rows, slots, key.parts, tree=True)
         parent, far = torch.zeros(2, rows, slots, dtype=torch.long, device=device)
         self._tree = PackedTree(self._scoring.token, parent, far)
         self._path = torch.full((rows, key.depth), -1, device=device)

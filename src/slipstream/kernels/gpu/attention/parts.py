@@ -3,7 +3,8 @@
 The places of a row are split into parts of fixed size. A program computes one part for one key head and several queries
 of one row, so it reads keys once for a group of query heads and several tokens. A second kernel combines the parts in
 their order. No sum depends on the length of the cache. With `AttentionHeads.exact` no sum depends on the other rows of
-the pass either: a program then always takes sixteen queries.
+the pass either: a program then always takes sixteen queries. Nodes of a tree then attend in the order of the text: a
+program takes one token and finds where each position of its path is stored.
 """
 
 from __future__ import annotations
@@ -46,12 +47,33 @@ def _survey(row, place, first, count, chunks, GROUP: tl.constexpr, QUERIES: tl.c
     tl.store(chunks + 2 * chunk + 1, tl.load(row + tl.load(first + chunk)))
 
 
+@triton.jit
+def _paths(place, limit, bits, path, ends, WORDS: tl.constexpr, EARLY: tl.constexpr):
+    """The nodes that a token attends to, in their order, and its own place in the order of the text."""
+    if EARLY:
+        wait()
+    token, node = tl.program_id(0), tl.arange(0, 64 * WORDS)
+    seen = ((tl.load(bits + token * WORDS + node // 64) >> (node % 64)) & 1).to(tl.int32)
+    tl.store(path + token * 64 * WORDS + tl.cumsum(seen, 0) - 1, node.to(tl.int64), mask=seen != 0)
+    own = tl.load(limit + token) + tl.sum(seen, 0) - 1
+    tl.store(ends + token, tl.where(tl.load(place + token) < 0, -1, own))
+
+
+@triton.jit
+def _stored(at, used, path, token, limit, base, WORDS: tl.constexpr):
+    """The places where the text that a token attends to is stored: beyond its limit, those of its path's nodes."""
+    own = tl.load(limit + token)
+    node = tl.load(path + token * 64 * WORDS + at - own, mask=used & (at >= own), other=0)
+    return tl.where(at >= own, tl.load(base + token) + node, at)
+
+
 @triton.jit(do_not_specialize=["parts"])
 def _attend(
-    query, keys, values, row, position, place, limit, base, bits, first, count, chunks, weighted, peak, total, parts,
-    row_step, head_step, scale, window, cap, SURVEYED: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    query, keys, values, row, position, place, limit, base, bits, path, first, count, chunks, weighted, peak, total,
+    parts, row_step, head_step, scale, window, cap, SURVEYED: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
     HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, TREE: tl.constexpr,
-    EXACT: tl.constexpr, QUERIES: tl.constexpr, PART: tl.constexpr, WORDS: tl.constexpr, EARLY: tl.constexpr,
+    PATHS: tl.constexpr, EXACT: tl.constexpr, QUERIES: tl.constexpr, PART: tl.constexpr, WORDS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     if EARLY:
         wait()
@@ -77,7 +99,8 @@ def _attend(
         inside = dim < DIM
         at = part * PART + tl.arange(0, PART)
         used = at < reach
-        lies = owner * row_step + head * head_step + at[:, None] * DIM + dim[None, :]
+        stored = _stored(at, used, path, start, limit, base, WORDS) if PATHS else at
+        lies = owner * row_step + head * head_step + stored[:, None] * DIM + dim[None, :]
         mask = used[:, None] & inside[None, :]
         key = tl.load(keys + lies, mask=mask, other=0.0)
         value = tl.load(values + lies, mask=mask, other=0.0)
@@ -87,7 +110,9 @@ def _attend(
         if CAP:
             score = cap * (1.0 - 2.0 / (tl.exp(2.0 * score / cap) + 1.0))  # the hyperbolic tangent
         seen = (at[None, :] < tl.load(limit + token)[:, None]) & (at[None, :] >= low[:, None])
-        if TREE:
+        if PATHS:
+            seen = at[None, :] >= low[:, None]
+        elif TREE:
             node = at[None, :] - tl.load(base + token)[:, None]
             among = (node >= 0) & (node < 64 * WORDS) & live[:, None]
             word = tl.load(bits + token[:, None] * WORDS + node // 64, mask=among, other=0)
@@ -161,10 +186,18 @@ def _together(
     tl.store(out + place_of, result.to(out.dtype.element_ty), mask=real[:, None] & inside[None, :])
 
 
-def survey(layout: Layout, space: AttentionScratch, heads: AttentionHeads) -> None:
+def survey(layout: Layout, space: AttentionScratch, heads: AttentionHeads, tree: bool = False) -> None:
     """Look once at what is the same in all layers."""
+    place = layout.place
+    if tree and heads.exact:
+        place = space.ends
+        _paths[(len(place),)](
+            *(layout.place, layout.limit, layout.bits, space.path, space.ends, WORDS),
+            num_warps=1,
+            **early(layout.row, len(layout.row)),
+        )
     _survey[(len(layout.first),)](
-        *(layout.row, layout.place, layout.first, layout.count, space.chunks, heads.group, heads.tile(layout.chunk)),
+        *(layout.row, place, layout.first, layout.count, space.chunks, heads.group, heads.tile(layout.chunk)),
         num_warps=1,
         **early(layout.row, len(layout.row)),
     )
@@ -184,18 +217,20 @@ def attend_parts(
     window, windowed = options.window or 0, options.window is not None
     tokens, parts = space.peak.shape[0], space.peak.shape[2]
     wide = max(16, triton.next_power_of_2(heads.dim))
-    exact = keys.dtype == torch.float32
+    exact, paths = keys.dtype == torch.float32, tree and heads.exact
+    assert not paths or (surveyed and layout.chunk == 1), "sums in the order of the text are of one token each"
+    place = space.ends if paths else layout.place
     _attend[len(layout.first), heads.kv_heads, parts](
-        *(space.query, keys, values, layout.row, layout.position, layout.place, layout.limit, layout.base),
-        *(layout.bits, layout.first, layout.count, space.chunks, space.weighted, space.peak, space.total, parts),
-        *(keys.stride(0), keys.stride(1), heads.scale, window, options.cap or 0.0),
+        *(space.query, keys, values, layout.row, layout.position, place, layout.limit, layout.base),
+        *(layout.bits, space.path, layout.first, layout.count, space.chunks, space.weighted, space.peak, space.total),
+        *(parts, keys.stride(0), keys.stride(1), heads.scale, window, options.cap or 0.0),
         *(surveyed, windowed, options.cap is not None),
-        *(heads.heads, heads.kv_heads, heads.dim, wide, tree, exact, heads.tile(layout.chunk), PART, WORDS),
+        *(heads.heads, heads.kv_heads, heads.dim, wide, tree, paths, exact, heads.tile(layout.chunk), PART, WORDS),
         num_warps=WARPS,
         **early(keys, tokens),
     )
     _together[tokens, triton.cdiv(heads.heads, ABREAST)](
-        *(space.weighted, space.peak, space.total, layout.position, layout.place, out, parts, window),
+        *(space.weighted, space.peak, space.total, layout.position, place, out, parts, window),
         *(out if options.sink is None else options.sink, parts <= TOGETHER, windowed, options.sink is not None),
         *(heads.heads, heads.dim, wide, PART, TOGETHER, ABREAST),
         num_warps=4,

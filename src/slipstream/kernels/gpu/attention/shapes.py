@@ -20,7 +20,7 @@ QUERIES, WIDEST = 16, 64  # queries of a program: the smallest tile matrix units
 MANY = 64  # tokens of a pass that has programs enough with larger tiles
 PART = 128  # places of a part
 WORDS = 4  # of 64 bits: nodes of a tree that one token can choose from
-SHORT = 12  # parts of a cache up to which attention goes by parts
+SHORT, PROMPT = 12, 255  # parts of a cache and tokens of a pass up to which attention goes by parts
 PROGRAMS = 264  # programs of a pass over long texts, about: two for each processor of a large GPU
 MOST_SPLITS = 64  # shares of a row
 
@@ -39,17 +39,19 @@ class AttentionHeads:
     def group(self) -> int:
         return self.heads // self.kv_heads
 
-    def chunk(self, width: int, tokens: int, parts: int = 0) -> int:
+    def chunk(self, width: int, tokens: int, parts: int = 0, tree: bool = False) -> int:
         """Tokens of one row that a program takes, where rows have up to `width` of all tokens of a pass.
 
         Over a cache of many parts, reading it once is worth more than many programs."""
-        few = tokens <= MANY and not self.splits(parts)
+        if tree and self.exact:
+            return 1
+        few = tokens <= MANY and not self.splits(parts, tokens)
         tile = QUERIES if self.exact or few else min(WIDEST, self.tile(width))
         return max(1, tile // self.group)
 
-    def splits(self, parts: int) -> bool:
-        """Whether attention over a cache of so many parts splits rows evenly among programs."""
-        return parts > SHORT and not self.exact
+    def splits(self, parts: int, tokens: int) -> bool:
+        """Whether attention of so many tokens over a cache of so many parts splits rows evenly among programs."""
+        return (parts > SHORT or tokens > PROMPT) and not self.exact
 
     def tile(self, chunk: int) -> int:
         """Queries of a program that takes so many tokens."""
@@ -83,6 +85,8 @@ class AttentionScratch:
     peak: Tensor
     total: Tensor
     chunks: Tensor  # [tokens, 2]
+    path: Tensor  # [tokens, nodes]: of trees whose sums are in the order of the text
+    ends: Tensor
     split: bool = False
 
     @staticmethod
@@ -90,7 +94,7 @@ class AttentionScratch:
         def wide(*shape: int) -> Tensor:
             return torch.empty(tokens, heads.heads, *shape, device=like.device)
 
-        split = heads.splits(parts)
+        split = heads.splits(parts, tokens)
         if split:  # a chunk has at most so many tokens
             parts = splits_of(-(-tokens * heads.group // WIDEST), heads, parts)
         query = like.new_empty(tokens, heads.heads, heads.dim)
@@ -98,7 +102,8 @@ class AttentionScratch:
         weighted, peak, total = wide(parts, heads.dim), wide(parts), wide(parts)
         if split:  # tokens that are in no chunk are merged, too
             weighted.zero_(), peak.fill_(-math.inf), total.zero_()
-        return AttentionScratch(query, weighted, peak, total, chunks, split)
+        path = chunks.new_empty(tokens if heads.exact else 0, 64 * WORDS)
+        return AttentionScratch(query, weighted, peak, total, chunks, path, chunks.new_empty(len(path)), split)
 
 
 def splits_of(chunks: int, heads: AttentionHeads, most: int) -> int:

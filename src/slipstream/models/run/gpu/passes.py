@@ -125,7 +125,7 @@ class GpuPasses(ABC):
         size, room = size_of(tokens, self.largest), size_of(slots) if slots else 0
         parts, tree = parts_of(used), any(piece.line.branched for piece in pieces)
         prompts = [] if self.heads.exact or size <= self.largest else prompt_slices(pieces)
-        chunk = self.heads.chunk(max(map(len, pieces)), tokens, parts)
+        chunk = self.heads.chunk(max(map(len, pieces)), tokens, parts, tree)
         sliced = {prompt.first for prompt in prompts}
         table, count = table_of(pieces, size, chunk, sliced)
         key = size, room, parts, span, tuple(watched), hidden is not None, tree, chunk, _chunks(count, size)
