@@ -93,6 +93,12 @@ def test_least_energy_needs_a_counter_or_a_stated_power(slipstream, folder, work
     assert refused.stderr == "error: --watts is for energy; add -O e, or leave it out\n"
 
 
+def test_options_of_another_engine_may_stand_beside_a_plan(slipstream, plan_file):
+    words = "generate", "abc", "--plan", plan_file, "-o", "python=/nowhere/python"
+    assert "a plan and -o are both given" in slipstream(*words).stderr
+    assert "cannot run the interpreter /nowhere/python" in slipstream(*words, "--engine", "vllm").stderr
+
+
 def test_list_and_diff(slipstream):
     assert list(slipstream("plan", "list", "--json").report["plans"]) == list(library())
     done = slipstream("plan", "diff", "ngram", "eagle")

@@ -6,9 +6,13 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from slipstream.core.sampling import Sampling
 from slipstream.engines import open_engine
 from slipstream.engines.llamacpp.stream import ByteVocabulary, StreamCycle, StreamReader, error_message, events
 from slipstream.models.text.codec import TextCodec
+from slipstream.plan.ir.build import build_plan
+
+REPEATING = "List the numbers from one to twenty in words, then list them again."  # the model repeats digits
 
 
 def byte_text() -> TextCodec:
@@ -74,3 +78,17 @@ def test_models_and_types_it_cannot_run_are_refused(tmp_path):
         open_engine("llamacpp", "smollm2-135m", "none", dtype="float32")
     with pytest.raises(ValueError, match="it offers none, draft_model, ngram"):
         open_engine("llamacpp", "smollm2-135m", "eagle")
+
+
+@pytest.mark.model
+def test_a_lowered_plan_says_what_plain_decoding_says():
+    pytest.importorskip("xllamacpp")
+    plans = build_plan("smollm2-135m"), build_plan("smollm2-135m", "ngram", options={"longest": 3}, depth=4)
+    (plain,), (lowered,) = map(_generated, plans)
+    assert lowered.token_ids == plain.token_ids
+    assert sum(lowered.stats.drafted)
+
+
+def _generated(plan):
+    with open_engine("llamacpp", "smollm2-135m", plan=plan) as engine:
+        return engine.generate(REPEATING, Sampling(0), max_tokens=64)

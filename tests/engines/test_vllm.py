@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -14,10 +15,14 @@ from slipstream.core.sampling import Sampling
 from slipstream.core.types import Origin
 from slipstream.engines import open_engine
 from slipstream.engines.base import GenerationOptions
+from slipstream.engines.vllm.engine import _environment
+from slipstream.engines.vllm.settings import VllmConfig
+from slipstream.plan.ir.build import build_plan
 
 COLD = Sampling(temperature=0)
 HERE = {"python": sys.executable}
 REAL = os.environ.get("SLIPSTREAM_VLLM_PYTHON", "")
+PARALLEL = os.environ.get("SLIPSTREAM_VLLM_MODEL", "")
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +126,28 @@ def test_the_real_one_agrees_at_temperature_0():
         slow = engine.generate(prompts, COLD, max_tokens=16)
     assert [c.token_ids for c in fast] == [c.token_ids for c in slow]
     assert any(Origin.ACCEPTED in c.origins for c in fast)
+
+
+def test_several_processes_on_a_cpu_get_cores_of_their_own(monkeypatch):
+    """vLLM's own choice failed on a machine with one NUMA node."""
+    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2, 3, 4})
+    assert _environment(VllmConfig(tensor_parallel=2))["VLLM_CPU_OMP_THREADS_BIND"] == "0,1|2,3"
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in _environment(VllmConfig())
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in _environment(VllmConfig(tensor_parallel=8))
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "all")
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in _environment(VllmConfig(tensor_parallel=2))
+
+
+@pytest.mark.skipif(not REAL or not PARALLEL, reason="no SLIPSTREAM_VLLM_PYTHON, or no SLIPSTREAM_VLLM_MODEL")
+def test_a_lowered_plan_runs_in_two_processes_of_the_real_one():
+    """The model must have an even number of heads, which the default model has not."""
+    plan = build_plan(PARALLEL, "ngram", depth=4, context=1024)
+    parallel = replace(plan, nodes=(replace(plan.nodes[0], tensor_parallel=2), *plan.nodes[1:]))
+    words = "one two three four one two three four one two"
+    with open_engine("vllm", PARALLEL, options={"python": REAL}, plan=parallel) as engine:
+        (done,) = engine.generate(words, COLD, max_tokens=24, raw=True)
+    with open_engine("native", PARALLEL, plan=plan) as engine:
+        (native,) = engine.generate(words, COLD, max_tokens=24, raw=True)
+    assert done.token_ids == native.token_ids
+    assert Origin.ACCEPTED in done.origins

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,6 +21,8 @@ from slipstream.models.sources.folder import read_json
 from slipstream.models.weights.precision import choose
 
 GONE = "vLLM's process ended"
+
+BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 
 
 class VllmEngine(Peer):
@@ -126,9 +129,18 @@ class VllmEngine(Peer):
 
 
 def _environment(own: VllmConfig) -> dict[str, str]:
-    alone = own.tensor_parallel * own.pipeline_parallel * own.data_parallel == 1
-    within = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if alone else {}
-    return within | {"VLLM_CPU_KVCACHE_SPACE": str(own.memory)}
+    processes = own.tensor_parallel * own.pipeline_parallel * own.data_parallel
+    memory = {"VLLM_CPU_KVCACHE_SPACE": str(own.memory)}
+    return memory | ({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if processes == 1 else _binding(processes))
+
+
+def _binding(processes: int) -> dict[str, str]:
+    """The cores of each of several processes on a CPU. vLLM's own choice needs one NUMA node for each of them."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if BINDING in os.environ or len(cores) < processes:
+        return {}
+    share = len(cores) // processes
+    return {BINDING: "|".join(",".join(map(str, cores[n * share : (n + 1) * share])) for n in range(processes))}
 
 
 def _logprob(token: int, place: Sequence[Sequence[Any]], count: int) -> Logprob:
