@@ -79,3 +79,12 @@ def test_ollamas_own_client(address):
     with pytest.raises(ollama.ResponseError, match="there is no model 'nobody'"):
         client.generate("nobody", "a")
     client._client.close()
+
+
+def test_a_temperature_beyond_float32_is_refused(address):
+    """It is infinite in float32, and masked logits divided by it are no numbers."""
+    for options in ({"temperature": 1e65}, {"temperature": 3.5e38}):
+        body = {"model": "letters", "prompt": "ab", "stream": False, "format": "json", "options": options}
+        answer = httpx.post(f"{address}/api/generate", json=body)
+        assert answer.status_code == 400
+        assert "it must be 0 (greedy) or a positive number up to 3.4e+38" in answer.json()["error"]

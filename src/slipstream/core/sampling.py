@@ -20,6 +20,7 @@ from slipstream.core.checks import integer, integers, number, shown
 from slipstream.core.law import Dense, Law, OneHot
 
 MIN_TEMPERATURE = torch.finfo(torch.float32).tiny  # smaller temperatures become 0
+MAX_TEMPERATURE = torch.finfo(torch.float32).max  # larger ones are infinite in float32, and -inf / inf is NaN
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,9 @@ class Sampling:
     def __post_init__(self) -> None:
         self._coerce()
         self._check_logit_changes()
-        if not (self.temperature >= 0 and math.isfinite(self.temperature)):
-            raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy) or a positive number")
+        if not 0 <= self.temperature <= MAX_TEMPERATURE:
+            legal = f"0 (greedy) or a positive number up to {MAX_TEMPERATURE:.2g}"
+            raise ValueError(f"temperature is {self.temperature}; it must be {legal}")
         if self.temperature < MIN_TEMPERATURE:
             object.__setattr__(self, "temperature", 0.0)
         if self.top_k < 0:
