@@ -51,7 +51,7 @@ def started(folder: Path, *words: str, count: int = 2) -> Iterator[tuple[subproc
             threading.Thread(target=process.stderr.read, daemon=True).start()
             yield process, address
             process.send_signal(signal.SIGINT)
-            assert process.wait(60) in (0, 130)
+            assert process.wait(60) in (0, 130, -signal.SIGTERM)
         finally:
             process.kill()
 
