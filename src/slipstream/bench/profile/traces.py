@@ -55,7 +55,7 @@ def record_traces(
 def _ranks(target: Target, drafter: str) -> bool:
     """Whether a drafter can draft trees of its likeliest tokens for a target."""
     kind = drafters.get(drafter_kind(drafter))
-    return target.model.branches and Siblings.CHOSEN in kind.siblings
+    return Siblings.CHOSEN in kind.siblings
 
 
 def record_workloads(

@@ -68,7 +68,8 @@ def offers(stock, shape, may_capture):
     return [offer for offer in stock.menu(shape, RULE, SIZES, may_capture) if not offer.barred]
 
 
-def test_prices_of_sizes_that_are_not_there_are_rather_too_high():
+def test_prices_of_sizes_that_are_not_there_are_rather_too_high(monkeypatch):
+    monkeypatch.setattr(graph_cache, "MIN_CAPTURE", 1e9)  # these cycles take a second
     stock, few = GraphCache(), BatchShape(8, 100, False)
     assert [offer.size.depth for offer in stock.menu(few, RULE, SIZES, lambda _: True)] == [0]
     capture(stock, few, PLAIN, 64, 1.0)
@@ -116,7 +117,19 @@ def test_a_barred_size_is_offered_once_as_much_was_lost_without_it_as_its_captur
     assert not barred()
 
 
-def test_what_cycles_took_counts_and_else_what_the_host_added_to_others():
+def test_plain_decoding_of_just_these_rows_is_captured_before_sizes_are_compared_with_it():
+    stock, few = GraphCache(), BatchShape(8, 100, False)
+    capture(stock, few, PLAIN, 64, 0.004)
+    capture(stock, few, DraftSize(3), 64, 0.006)
+    menus = [stock.menu(few, RULE, SIZES, lambda _: False) for _ in range(9)]
+    assert [len(menu) > 1 for menu in menus] == [True] * 6 + [False] * 3, "after a tenth of a second was lost"
+    assert find(stock, few, PLAIN).rows == 8
+    capture(stock, few, PLAIN, 8, 0.001)
+    assert len(stock.menu(few, RULE, SIZES, lambda _: False)) > 1
+
+
+def test_what_cycles_took_counts_and_else_what_the_host_added_to_others(monkeypatch):
+    monkeypatch.setattr(graph_cache, "MIN_CAPTURE", 1e9)  # these cycles take a second
     stock, few = GraphCache(), BatchShape(8, 100, False)
     capture(stock, few, PLAIN, 8, 1.0)
     capture(stock, few, DraftSize(3), 8, 1.5)

@@ -24,6 +24,7 @@ from slipstream.plan.policy.graph_costs import GraphCosts
 from slipstream.plan.policy.prices import RecentMedian
 
 MIN_CAPTURE = 0.1  # seconds that capturing is expected to take at least
+BETWEEN_MENUS = 8  # cycles, about
 FIRST_TREE = 4.0  # seconds of the first tree, whose kernels must be compiled; the first chain is always captured
 
 
@@ -95,8 +96,8 @@ class GraphCache:
         captured = self._captured_sizes(shape, rule)
         self._offered = set()
         plain = captured.pop(PLAIN, 0.0)
-        if not plain:
-            return [SizeOption(PLAIN, 1.0)]
+        if not plain or self._plain_owed(shape, rule):
+            return [SizeOption(PLAIN, plain or 1.0)]
         allowed = {tree: may_capture(self._capture_time(tree)) for tree in (False, True)}
         options = list[SizeOption]()
         barred = {size: not (allowed[size.nodes > 0] or self._owed(shape, size, rule)) for size in sizes}
@@ -126,6 +127,16 @@ class GraphCache:
         """Whether as much time was lost without a size as capturing it takes."""
         missed = self._missed.get(shape.key(size, rule, shape.lines(size)), 0.0)
         return missed >= max(MIN_CAPTURE, self._capture_time(size.nodes > 0))
+
+    def _plain_owed(self, shape: BatchShape, rule: DeviceRule) -> bool:
+        """Whether plain decoding of just these rows is to be captured now. All other sizes are compared with it, and
+        one for more rows may take much longer."""
+        own = shape.key(PLAIN, rule, shape.lines(PLAIN))
+        if own in self.cycles:
+            return False
+        larger = (self.costs.device(key) for key in self.cycles if not key.depth and shape.fits(key, rule))
+        self.missed(shape, rule, PLAIN, BETWEEN_MENUS * min(larger, default=0.0) / 2)
+        return self._owed(shape, PLAIN, rule)
 
     def _measured_before(self, shape: BatchShape, size: DraftSize, rule: DeviceRule) -> float | None:
         """Seconds of a cycle that is not captured now, but was timed before, as by a profile."""
