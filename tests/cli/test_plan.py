@@ -136,6 +136,15 @@ def test_bad_plans_are_one_sentence(slipstream, tmp_path):
     assert slipstream("plan", "optimise", "ngram", "-O", "9").returncode == 2
 
 
+def test_a_pass_to_show_must_be_one_that_runs(slipstream):
+    done = slipstream("plan", "optimise", "-O1", "-d", "ngram", "--print-after", "guards")
+    assert done.returncode == 2
+    assert "the pass guards does not run here; those that run are fix-chain, place" in done.stderr
+    done = slipstream("plan", "optimise", "-O1", "-d", "ngram", "--print-after", "place")
+    assert done.returncode == 0
+    assert "# after place" in done.stderr
+
+
 def test_audit_and_bench_take_a_plan(slipstream, plan_file, workload):
     audit = slipstream("audit", "--plan", plan_file, "--samples", "200", "--json")
     assert audit.report["passed"]

@@ -31,6 +31,8 @@ def names():
         patch.setattr(local_shared, "Rapl", lambda: SimpleNamespace(read=lambda: 5.0))
         with served() as address:
             httpx.post(f"{address}/v1/completions", json={"prompt": "abcabc", "max_tokens": 8, "temperature": 0})
+            lossy = {"rule": "lenient(factor=2)", "depth": 2}
+            httpx.post(f"{address}/v1/completions", json={"prompt": "abc", "max_tokens": 4, "speculation": lossy})
             text = httpx.get(f"{address}/metrics").text
     return set(re.findall(r"^(slipstream:\w+)", text, re.M))
 

@@ -160,7 +160,7 @@ def test_a_client_that_goes_away_frees_its_row(address, remote):
 
 
 def value(address: str, name: str) -> float:
-    lines = httpx.get(f"{address}/metrics").text.splitlines()
+    lines = httpx.get(f"{address}/metrics", timeout=60).text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"slipstream:{name}"))
 
 
@@ -169,17 +169,20 @@ def test_workers_give_the_same_answers_and_add_up_their_counts(workers, address)
     assert len(group.process_ids) == 2
     assert status(here) == 200
     before = value(here, "generation_tokens_total")
-    expected = httpx.post(f"{address}/v1/completions", json=LONG).json()["choices"]
+    expected = httpx.post(f"{address}/v1/completions", json=LONG, timeout=60).json()["choices"]
     for _ in range(4):  # each on a connection of its own, which go to the workers in turn
-        assert httpx.post(f"{here}/v1/completions", json=LONG).json()["choices"] == expected
+        assert httpx.post(f"{here}/v1/completions", json=LONG, timeout=60).json()["choices"] == expected
     assert {value(here, "generation_tokens_total") for _ in range(2)} == {before + 4 * 120}
     assert {value(here, "num_requests_active") for _ in range(2)} == {0.0}
     for path in ("/v1/models", "/api/tags", "/v1/slipstream", "/"):
-        both = [httpx.get(here + path) for _ in range(2)]
+        both = [httpx.get(here + path, timeout=60) for _ in range(2)]
         assert both[0].status_code == 200
         assert both[0].text == both[1].text
-    assert [httpx.post(f"{here}/v1/completions", json={"model": "no"}).status_code for _ in range(2)] == [400, 400]
-    assert [httpx.get(f"{here}/v1/models/no").status_code for _ in range(2)] == [404, 404]
+    assert [httpx.post(f"{here}/v1/completions", json={"model": "no"}, timeout=60).status_code for _ in range(2)] == [
+        400,
+        400,
+    ]
+    assert [httpx.get(f"{here}/v1/models/no", timeout=60).status_code for _ in range(2)] == [404, 404]
 
 
 @pytest.mark.failures

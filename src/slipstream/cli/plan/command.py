@@ -129,14 +129,15 @@ def optimise(
     as_json: Json = False,
 ) -> None:
     """Improve a plan for this machine, and print it. Levels 2, 3 and e measure for about a minute."""
-    from slipstream.cli.plan.optimise import EnergyBounds, explained, show_steps
+    from slipstream.cli.plan.optimise import EnergyBounds, check_shown, explained, show_steps
     from slipstream.cli.plan.optimise import optimise as run
     from slipstream.plan.ir.json_form import to_json
     from slipstream.plan.ir.text import text_of
     from slipstream.plan.passes.levels import passes_of
 
-    start = source.plan(context)
-    steps = run(start, passes or passes_of(level), candidate or [], EnergyBounds(watts, latency))
+    start, chosen = source.plan(context), passes or passes_of(level)
+    check_shown([*(print_before or []), *(print_after or [])], chosen)
+    steps = run(start, chosen, candidate or [], EnergyBounds(watts, latency))
     if print_before_all or print_before:
         show_steps(steps, True, False, print_before or [])
     if print_after_all or print_after:

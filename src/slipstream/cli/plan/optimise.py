@@ -96,6 +96,12 @@ def loaded(model: ModelNode) -> Target:
     return build_target(model.model, **{name: getattr(model, name) for name in LOADING})
 
 
+def check_shown(shown: Sequence[str], passes: Sequence[str]) -> None:
+    """ValueError for a pass to show that does not run."""
+    if missing := [name for name in shown if name not in passes]:
+        raise ValueError(f"the pass {missing[0]} does not run here; those that run are {', '.join(passes) or 'none'}")
+
+
 def show_steps(steps: Sequence[PassStep], before: bool, after: bool, only: Sequence[str] = ()) -> None:
     """Print the plan before or after passes: all of them, or those that are named."""
     out = console(stderr=True)
