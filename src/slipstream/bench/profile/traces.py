@@ -43,7 +43,7 @@ def record_traces(
 
     traces: list[Trace] = []
     settings: dict[str, Any] = {"options": dict(options), "limits": Limits(retained=0), "profile": "none"}
-    settings |= {"shape": Shape.levels([1] * depth)} if temperature == 0 and _ranks(target, drafter) else {}
+    settings |= {"shape": Shape.levels([1] * depth)} if temperature == 0 and _ranks(drafter) else {}
     with NativeEngine(target, drafter, depth=depth, watch=watch, **settings) as engine:
         for item in (item for each in load_workloads(workload) for item in each.items):
             cycles.clear()
@@ -52,8 +52,8 @@ def record_traces(
     return [trace for trace in traces if trace]
 
 
-def _ranks(target: Target, drafter: str) -> bool:
-    """Whether a drafter can draft trees of its likeliest tokens for a target."""
+def _ranks(drafter: str) -> bool:
+    """Whether a drafter can draft trees of its likeliest tokens."""
     kind = drafters.get(drafter_kind(drafter))
     return Siblings.CHOSEN in kind.siblings
 

@@ -144,7 +144,8 @@ class CrossPass:
         self, query: Tensor, layout: Layout, held: tuple[Tensor, Tensor], space: AttentionScratch, tree: bool
     ) -> Float[Tensor, "tokens hidden"]:
         query = query.contiguous()
-        out, space = torch.empty_like(query), replace(space, query=query)
+        out = (torch.zeros_like if space.split else torch.empty_like)(query)  # padding tokens stay finite
+        space = replace(space, query=query)
         attend(layout, *held, space, out, self._owner.heads, tree)
         return out
 
