@@ -218,6 +218,8 @@ class Bench:
             for name, run in sides.items() if repeat % 2 else reversed(sides.items()):
                 efforts[name].append(self.call(run, bodies))
             assert efforts["engine"][-1].tokens == efforts["http"][-1].tokens
+            walls = ", ".join(f"{name} {efforts[name][-1].wall:.2f} s" for name in sides)
+            say(f"{count} clients, turn {repeat} of {given.repeats}: {walls}")
         own, http = efforts["engine"][1:], efforts["http"][1:]
         tokens = sum(own[0].tokens)
         return {
@@ -234,6 +236,10 @@ class Bench:
         }
 
 
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     import torch
 
@@ -241,7 +247,9 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     own = on_gpu if given.engine_process == "auto" else given.engine_process == "on"
     count = given.api_server_count or (min(4, max(1, (os.cpu_count() or 1) // 4)) if own and on_gpu else 1)
     own = own or count > 1
+    say("loading the model")
     engine = opened(given, own)
+    say(f"starting HTTP, processes: {count}")
     serving = served_by_workers(engine, count) if count > 1 else served_here(engine, given.profile)
     many = given.client_processes or max(1, min(8, (os.cpu_count() or 1) // 2))
     with serving as (port, workers), client_processes(port, many) as clients:
