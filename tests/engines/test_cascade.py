@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ import slipstream as ss
 from slipstream.engines.base import Engine, GenerationOptions
 from slipstream.engines.cascade.lazy import LazyEngine
 from slipstream.engines.cascade.request import RouteEngine, RouteOptions
+from slipstream.engines.cascade.rescore import evidence_of_answer, rescored, rescores
 
 GREEDY = ss.Sampling(0)
 PROMPTS = ["abcabc", "ponm", "aaaa", "fghij", "kl"]
@@ -75,6 +77,24 @@ def test_a_request_is_handed_over_at_most_at_the_threshold(route, folder, score)
         assert sample.lossless is False
         assert sample.rule == f"route(score={score}, threshold={at:g})"
         assert sample.logprobs == []  # only the score asked for them
+
+
+def test_generation_gives_the_evidence_that_a_further_pass_gives(folder):
+    with ss.Engine(folder, drafter="none") as engine:
+        (answer,) = engine.generate("abcabc", GREEDY, max_tokens=6, logprobs=3)
+        again = rescored(engine, "abcabc", answer, 3)
+        own = evidence_of_answer(answer)
+        assert len(own.logprobs) == len(answer.token_ids)
+        assert list(own.logprobs) == pytest.approx(again.logprobs, abs=1e-5)
+        for ours, theirs in zip(own.top_logprobs, again.top_logprobs, strict=True):
+            assert list(ours) == pytest.approx(theirs, abs=1e-5)
+        assert not rescores(engine, 100), "on a CPU it is never faster"
+
+
+def test_on_a_gpu_answers_are_read_again_only_for_what_captured_cycles_do_not_record():
+    model = SimpleNamespace(device=SimpleNamespace(type="cuda"))
+    engine = SimpleNamespace(target=SimpleNamespace(model=model), capabilities=SimpleNamespace(prompt_logprobs=True))
+    assert [rescores(engine, top) for top in (0, 20, 21)] == [False, False, True]  # type: ignore[arg-type]
 
 
 def test_streams_and_samples(route):

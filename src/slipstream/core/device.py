@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from slipstream.core.tree import Shape
 from slipstream.core.types import Budget
 
+RECORDED_LOGPROBS = (0, 20)  # most probable tokens that captured cycles can record at each position
+
 
 class DeviceVerdict(Enum):
     """How drafted tokens are verified on the device."""
@@ -154,14 +156,16 @@ class DeviceProcessor(Protocol):
 class GraphKey(NamedTuple):
     """The shape and settings that a captured graph was made for.
 
-    `parts`: number of KV cache parts that attention reads. `cut`: the graph applies top-k, top-p and min-p. A named
-    tuple, because keys are looked up several times per cycle."""
+    `parts`: number of KV cache parts that attention reads. `cut`: the graph applies top-k, top-p and min-p.
+    `logprobs`: the number of most probable tokens it records beside the log-probability of each emitted token; None: it
+    records none. A named tuple, because keys are looked up several times per cycle."""
 
     rows: int
     size: DraftSize
     rule: DeviceRule
     parts: int
     cut: bool = False
+    logprobs: int | None = None
 
     @property
     def depth(self) -> int:
@@ -176,12 +180,13 @@ class GraphKey(NamedTuple):
         return self.size.nodes
 
     def to_json(self) -> list[Any]:
-        return [self.rows, list(self.size), list(self.rule.to_json()), self.parts, self.cut]
+        recorded = [] if self.logprobs is None else [self.logprobs]
+        return [self.rows, list(self.size), list(self.rule.to_json()), self.parts, self.cut, *recorded]
 
     @staticmethod
     def from_json(saved: Sequence[Any]) -> GraphKey:
-        rows, size, rule, parts, cut = saved
-        return GraphKey(rows, DraftSize(*size), DeviceRule.from_json(rule), parts, cut)
+        rows, size, rule, *rest = saved
+        return GraphKey(rows, DraftSize(*size), DeviceRule.from_json(rule), *rest)
 
 
 def next_power_of_two(number: int) -> int:

@@ -100,6 +100,7 @@ class Row:
         self.origins: list[Origin] = []
         self.finish_reason: str | None = None if request.max_tokens else "length"
         self.constraint = request.grammar() if request.grammar else None
+        self.logprobs: int | None = None  # most probable tokens to report at each position; None: no log-probability
 
     @property
     def length(self) -> int:

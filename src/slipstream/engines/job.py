@@ -67,6 +67,7 @@ class Job(RequestHandle):
         tenant: str = "",
     ) -> None:
         self.row, self.plan, self.top, self.prompt_top = Row(request), plan, logprobs, prompt_logprobs
+        self.row.logprobs = logprobs
         self.prompt_logprobs: list[Logprob | None] | None = None if prompt_logprobs is None else [None]
         self.guarantee = guarantee or Guarantee(plan.rule)
         self.stats, self.tenant = SpeculationStats(), tenant

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from slipstream.core.lossy.deferral import AnswerEvidence, DeferralScore, build_score, check_threshold
+from slipstream.core.lossy.deferral import DeferralScore, build_score, check_threshold
 from slipstream.core.lossy.learned import LearnedScore
 from slipstream.core.sampling import Sampling
 from slipstream.engines.base import Capabilities, Engine, GenerationOptions, ModelInfo, Prompt, RequestHandle, checked
 from slipstream.engines.cascade.handle import RoutedRequest, RouteHandle
 from slipstream.engines.cascade.lazy import LazyEngine
-from slipstream.engines.cascade.rescore import prepare, rescored, rescores, with_states
+from slipstream.engines.cascade.rescore import evidence_of_answer, prepare, rescored, rescores, with_states
 from slipstream.engines.completion import Completion, Guarantee
 from slipstream.engines.options import Speculation
 from slipstream.models.text.codec import TextCodec
@@ -125,7 +125,7 @@ class RouteEngine(Engine):
         speculation = Speculation(off=request.options.speculation.off)  # its other choices are for the large model
         options = replace(request.options, n=1, prompt_logprobs=None, speculation=speculation)
         score = self.score
-        if score is not None and score.top is not None and not rescores(engine):
+        if score is not None and score.top is not None and not rescores(engine, score.top):
             if not engine.capabilities.logprobs:
                 raise ValueError(
                     f"this engine reports no log-probabilities, which the score {score.name} needs; use agreement"
@@ -147,9 +147,9 @@ class RouteEngine(Engine):
         if isinstance(score, LearnedScore):
             layer = score.classifier.layer
             return score.score([with_states(engine, request.prompt, answers[0], layer, request.options.raw)])
-        if score.top is not None and rescores(engine):
+        if score.top is not None and rescores(engine, score.top):
             return score.score([rescored(engine, request.prompt, answers[0], score.top, request.options.raw)])
-        return score.score([_evidence(answer) for answer in answers])
+        return score.score([evidence_of_answer(answer) for answer in answers])
 
     def answer_large(
         self, request: RoutedRequest, engine: Engine, sample: int, small: Completion | None
@@ -176,14 +176,6 @@ class RouteEngine(Engine):
             "large_tokens": counts.large_tokens,
             "large_loads": self.large.loads,
         }
-
-
-def _evidence(answer: Completion) -> AnswerEvidence:
-    return AnswerEvidence(
-        answer.text,
-        [entry.logprob for entry in answer.logprobs],
-        [[logprob for _, logprob in entry.top_logprobs] for entry in answer.logprobs],
-    )
 
 
 def _check_prompt(prompt: Prompt) -> None:

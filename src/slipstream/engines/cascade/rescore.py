@@ -1,18 +1,35 @@
-"""Log-probabilities and hidden states of an answer by one further pass over prompt and answer.
+"""What deferral scores look at: the log-probabilities that an answer came with, or those of one further pass.
 
-On a GPU, requests that report log-probabilities do not run in captured cycles. Reading the answer once more is faster.
+Hidden states always take a further pass over prompt and answer. Log-probabilities take one on a GPU if a score asks for
+more of the most probable tokens than captured cycles record.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from slipstream.core.device import RECORDED_LOGPROBS
 from slipstream.core.lossy.deferral import AnswerEvidence, DeferralScore
 from slipstream.core.lossy.learned import LearnedScore
 from slipstream.core.sampling import Sampling
-from slipstream.engines.base import Completion, Engine, GenerationOptions, Prompt
+from slipstream.engines.base import Completion, Engine, GenerationOptions, Logprob, Prompt
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.prompt import encode
 from slipstream.models.sources.folder import weights_sha256
 from slipstream.models.target import Target
+
+
+def evidence_of_answer(answer: Completion) -> AnswerEvidence:
+    """The evidence of an answer that was generated with log-probabilities."""
+    return _evidence(answer.text, answer.logprobs)
+
+
+def _evidence(text: str, entries: Sequence[Logprob]) -> AnswerEvidence:
+    return AnswerEvidence(
+        text,
+        [entry.logprob for entry in entries],
+        [[logprob for _, logprob in entry.top_logprobs] for entry in entries],
+    )
 
 
 def rescored(engine: Engine, prompt: Prompt, answer: Completion, top: int, raw: bool = False) -> AnswerEvidence:
@@ -23,11 +40,7 @@ def rescored(engine: Engine, prompt: Prompt, answer: Completion, top: int, raw: 
     options = GenerationOptions(0, prompt_logprobs=top)
     (handle,) = engine.submit([*ids, *answer.token_ids], Sampling(0), options)
     entries = [entry for entry in (handle.result().prompt_logprobs or [])[len(ids) :] if entry is not None]
-    return AnswerEvidence(
-        answer.text,
-        [entry.logprob for entry in entries],
-        [[logprob for _, logprob in entry.top_logprobs] for entry in entries],
-    )
+    return _evidence(answer.text, entries)
 
 
 def with_states(engine: Engine, prompt: Prompt, answer: Completion, layer: int, raw: bool = False) -> AnswerEvidence:
@@ -63,7 +76,9 @@ def native(engine: Engine) -> NativeEngine:
     return engine
 
 
-def rescores(engine: Engine) -> bool:
-    """Whether a further pass is better than asking for log-probabilities: on a GPU."""
+def rescores(engine: Engine, top: int) -> bool:
+    """Whether a further pass is faster than generating with the log-probabilities of so many tokens: on a GPU, if
+    captured cycles do not record them."""
     target = getattr(engine, "target", None)
-    return engine.capabilities.prompt_logprobs and target is not None and target.model.device.type == "cuda"
+    on_gpu = target is not None and target.model.device.type == "cuda"
+    return on_gpu and top > RECORDED_LOGPROBS[-1] and engine.capabilities.prompt_logprobs

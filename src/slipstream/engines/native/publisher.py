@@ -29,18 +29,19 @@ class ChunkPublisher:
         totals: dict[tuple[int, int], tuple[int, int]] = {}  # cycles and tokens by drafted and accepted
         for job, result, kept in pending:
             tokens, origins, accepted = result.emitted, result.origins, len(result.path)
-            logprobs = () if job.top is None else _logprobs(result, kept)
+            logprobs = () if job.top is None else _logprobs(result, kept, job.top)
+            shown = None if job.top is None else _drafted(result)
             if kept < len(tokens):
                 tokens, origins, accepted = tokens[:kept], origins[:kept], min(kept, accepted)
             try:
                 if job.stops or not result.chain:
-                    self.publish(job, tokens, origins, logprobs, accepted, result.levels)
+                    self.publish(job, tokens, origins, logprobs, accepted, result.levels, shown)
                     continue
                 drafted = len(result.tokens)
                 job.stats.add(drafted, accepted, kept)
                 cycles, emitted = totals.get((drafted, accepted), (0, 0))
                 totals[drafted, accepted] = cycles + 1, emitted + kept
-                job.emit(tokens, origins, logprobs)
+                job.emit(tokens, origins, logprobs, shown)
             except Exception as error:
                 job.end("error", str(error))
         for (drafted, accepted), (cycles, emitted) in totals.items():
@@ -67,6 +68,18 @@ class ChunkPublisher:
             job.put(chunk)
 
 
-def _logprobs(result: CycleResult, kept: int) -> list[Logprob]:
+def _logprobs(result: CycleResult, kept: int, top: int) -> list[Logprob]:
     """The log-probabilities that a captured cycle recorded for the first `kept` tokens."""
-    return [Logprob(token, value, ()) for token, value in zip(result.emitted[:kept], result.logprobs, strict=False)]
+    emitted = result.emitted[:kept]
+    tops = result.top_logprobs if top else [()] * len(emitted)
+    return [
+        Logprob(token, value, tuple(likely[:top]))
+        for token, value, likely in zip(emitted, result.logprobs, tops, strict=False)
+    ]
+
+
+def _drafted(result: CycleResult) -> DraftedTree | None:
+    """What a row drafted in a captured cycle; None where it drafted nothing."""
+    if not result.tokens:
+        return None
+    return DraftedTree(tuple(result.tokens), tuple(result.parents), tuple(result.path))

@@ -20,6 +20,7 @@ from slipstream.engines.native.captured.parts import CapturedCycle, CycleInputs,
 from slipstream.engines.native.captured.result import CycleResult, told_chains
 from slipstream.kernels.gpu.cycle import commit, lay
 from slipstream.kernels.gpu.decoder import Held
+from slipstream.kernels.gpu.logprobs import LogprobBuffers
 from slipstream.kernels.gpu.sample import LawBuffers, choose, draft
 from slipstream.kernels.gpu.truncate import cut
 from slipstream.kernels.gpu.verify import judge, match, surplus_room
@@ -37,7 +38,7 @@ class ChainCycle:
         draft: DeviceDraft,
         processor: DeviceProcessor | None = None,
     ) -> None:
-        """`processor`: shapes the laws of draft and target. Log-probabilities are recorded if there is one."""
+        """`processor`: shapes the laws of draft and target, and records log-probabilities in place of the cycle."""
         self.key, self._draft = key, draft
         rows, width, device = key.rows, key.depth + 1, target.like.device
         self._inputs = CycleInputs(rows, device)
@@ -45,10 +46,13 @@ class ChainCycle:
         self._chance = torch.zeros(max(1, key.depth), rows, device=device)
         self._credit = surplus_room(rows, key.depth, self._scoring.laws)
         self._result = torch.zeros(rows, 2 * width + 2, dtype=torch.float64, device=device)
-        self._record = (
-            torch.zeros(rows, 3 * width + 2, dtype=torch.float64, device=device) if processor else self._result
-        )
         self._shaping = processor.device_form(rows, width, target.vocab, device) if processor else None
+        self._logprobs = None
+        if key.logprobs is not None and processor is None:
+            ready = key.rule.greedy  # no temperature, and nothing is truncated
+            self._logprobs = LogprobBuffers(self._scoring.laws, width, key.logprobs, ready)
+        columns = width if processor else self._logprobs.columns if self._logprobs else 0
+        self._record = self._result.new_zeros(rows, self._result.shape[1] + columns) if columns else self._result
         self._reading = draft.committed_read(rows, width, key.parts, target.like)
         self.state = self._reading.state
         self._host_tokens = self._scoring.token.new_zeros(rows, key.depth)
@@ -74,7 +78,14 @@ class ChainCycle:
     @property
     def logprobs(self) -> int | None:
         """The first column of the emitted tokens' log-probabilities in the record; None if it has none."""
-        return None if self._shaping is None else self._result.shape[1]
+        return None if self._record is self._result else self._result.shape[1]
+
+    def with_logprobs(self, result: CycleResult, numbers: list[float]) -> CycleResult:
+        """A row's result with the log-probabilities of its record, from column `logprobs` on."""
+        if self._logprobs is None:
+            return result._replace(logprobs=numbers)
+        own, top = self._logprobs.read(numbers)
+        return result._replace(logprobs=own, top_logprobs=top)
 
     def load_shaping(self, state: Sequence[Sequence[int]]) -> None:
         """Set the processor's integers of each row."""
@@ -138,17 +149,21 @@ class ChainCycle:
         scoring.run(tree=False)
         if self._shaping is not None:
             self._shaping.restrict(scoring.laws.logits, scoring.token, inputs.control, self.key.depth + 1, 0)
+        if self._logprobs is not None:
+            self._logprobs.survey()
         if self.key.cut:
             cut(scoring.laws.logits, inputs.sampling)
         self._verify()
+        logprobs = self._record[:, self._result.shape[1] :]
         if self._shaping is not None:
-            logprobs = self._record[:, self._result.shape[1] :]
             self._shaping.advance(scoring.laws.logits, scoring.token, scoring.verdict, logprobs)
+        if self._logprobs is not None:
+            self._logprobs.write(scoring.token, scoring.verdict, logprobs)
         commit(
             *(inputs.control, inputs.far, scoring.token, scoring.verdict, self._chance, reading.following),
             *(reading.layout, reading.end, self._result),
         )
-        if self._shaping is not None:
+        if self._record is not self._result:
             self._record[:, : self._result.shape[1]].copy_(self._result)
         reading.run(scoring.stack)
 

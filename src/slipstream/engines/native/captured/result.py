@@ -22,6 +22,7 @@ class CycleResult(NamedTuple):
     emitted: list[int]  # and the one after them
     origins: tuple[Origin, ...]  # of those
     logprobs: Sequence[float] = ()  # of the emitted tokens, where they are recorded
+    top_logprobs: Sequence[Sequence[tuple[int, float]]] = ()  # the same of the most probable tokens
 
     @property
     def chain(self) -> bool:

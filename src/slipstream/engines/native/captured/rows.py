@@ -54,7 +54,7 @@ class CapturedRows:
             return False
         if not job.capturable:  # a row that suits always will
             rule = self._rule(job.plan.rule).device_rule
-            job.capturable = rule is not None and self.runner.suits(job.row, rule, job.top)
+            job.capturable = rule is not None and self.runner.suits(job.row, rule)
         return job.capturable
 
     def ready(self, job: Job) -> bool:
@@ -76,11 +76,9 @@ class CapturedRows:
             return list(jobs)
         self.runner.expected_rows = expected_rows
         repeated, self._repeated = self._repeated, set()
-        ready = sorted(
-            (job for job in jobs if self.ready(job) and job not in repeated), key=lambda job: job.drafter_and_rule
-        )
+        ready = sorted((job for job in jobs if self.ready(job) and job not in repeated), key=_kind)
         done: set[Job] = set()
-        for _, members in groupby(ready, key=lambda job: job.drafter_and_rule):
+        for _, members in groupby(ready, key=_kind):
             group = list(members)
             if not self._launch(group):
                 continue
@@ -201,3 +199,9 @@ class CapturedRows:
         except Exception as error:
             self._note(f"captured cycles, given up: {error}")
             self.runner = self._flight = None
+
+
+def _kind(job: Job) -> tuple[str, str, bool]:
+    """What rows of one cycle share: the drafter, the rule, and whether they want log-probabilities of trees, which are
+    not recorded."""
+    return (*job.drafter_and_rule, job.plan.shape is not None and job.top is not None)

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import torch
 
-from slipstream.core.device import DeviceProcessor, DeviceRule, DraftSize, GraphKey, SizeMenu
+from slipstream.core.device import RECORDED_LOGPROBS, DeviceProcessor, DeviceRule, DraftSize, GraphKey, SizeMenu
 from slipstream.core.interfaces import Drafter, Policy
 from slipstream.core.noise import keys
 from slipstream.core.shaping import needs_shaping, only_processed
@@ -77,12 +77,11 @@ class CapturedRunner:
         """Whether a tree would cost rows their whole cycles, which a chain has: no policy should try one then."""
         return self.drafts(drafter) and not self.branches(drafter, rule)
 
-    def suits(self, row: Row, rule: DeviceRule, top: int | None = None) -> bool:
-        """Whether captured cycles support all settings of a row. `top`: the tokens whose log-probabilities it wants at
-        each position beside that of the emitted one; None: none at all."""
+    def suits(self, row: Row, rule: DeviceRule) -> bool:
+        """Whether captured cycles support all settings of a row."""
         greedy = row.request.sampling.temperature == 0
         processed = only_processed(row) and isinstance(row.request.processor, DeviceProcessor)
-        recorded = top is None or (top == 0 and processed)
+        recorded = row.logprobs is None or row.logprobs <= (0 if processed else RECORDED_LOGPROBS[-1])
         return recorded and (processed or not needs_shaping(row)) and greedy == rule.greedy and row.length > 1
 
     def ready(self, row: Row) -> bool:
@@ -184,7 +183,7 @@ class CapturedRunner:
         if not lines or not flight.cycle.repeats or flight.version != (self._model.cache.version, device.version):
             return None
         longest = max(row.length for _, row, _ in lines) + size.depth + 1  # if all that is under way is accepted
-        shape = BatchShape(len(lines), longest, flight.cut)
+        shape = BatchShape(len(lines), longest, flight.cut, flight.key.logprobs)
         used = shape.used(size)
         if used > self._model.cache.places or used > device.places or not self._in_context(shape, size, device):
             return None
@@ -213,8 +212,10 @@ class CapturedRunner:
             return None
         results = flight.cycle.told(own)
         if isinstance(flight.cycle, ChainCycle) and flight.cycle.logprobs is not None:
-            logprobs = flight.record.read_numbers(len(record), flight.cycle.logprobs)
-            results = [result._replace(logprobs=logprobs[line]) for result, line in zip(results, lines, strict=True)]
+            numbers = flight.record.read_numbers(len(record), flight.cycle.logprobs)
+            results = [
+                flight.cycle.with_logprobs(result, numbers[line]) for result, line in zip(results, lines, strict=True)
+            ]
         accepted = [result.kept for result in results]
         self._model.record_written(rows, accepted)
         flight.device.commit(rows, depths, accepted, flight.cycle, lines)
@@ -245,7 +246,7 @@ class CapturedRunner:
         if not size.nodes:
             return True
         cut = not rule.greedy and shape.cut  # trees are ranked by the law as it is
-        return self.branches(drafter, rule) and not cut and not processed
+        return self.branches(drafter, rule) and not cut and not processed and shape.logprobs is None
 
     def _device_drafter(self, drafter: Drafter) -> DeviceDrafter | None:
         if id(drafter) not in self._device_drafters:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slipstream.core.device import DeviceRule, DraftSize, GraphKey, next_power_of_two
+from slipstream.core.device import RECORDED_LOGPROBS, DeviceRule, DraftSize, GraphKey, next_power_of_two
 from slipstream.core.types import Budget, Row
 from slipstream.models.run.gpu.passes import parts_of
 
@@ -30,10 +30,11 @@ class BatchShape:
     rows: int
     longest: int
     cut: bool  # whether some want some tokens of a law alone
+    logprobs: int | None = None  # most probable tokens that are recorded; None: no log-probability is wanted
 
     @staticmethod
     def of(rows: Sequence[Row]) -> BatchShape:
-        return BatchShape(len(rows), max(row.length for row in rows), any(map(_cut, rows)))
+        return BatchShape(len(rows), max(row.length for row in rows), any(map(_cut, rows)), _recorded(rows))
 
     def used(self, size: DraftSize) -> int:
         """Places of the caches that a cycle may look at."""
@@ -46,11 +47,11 @@ class BatchShape:
 
     def key(self, size: DraftSize, rule: DeviceRule, rows: int) -> GraphKey:
         """The graph for so many rows. Graphs of trees never truncate laws."""
-        return GraphKey(rows, size, rule, parts_of(self.used(size)), self.cut and not size.nodes)
+        return GraphKey(rows, size, rule, parts_of(self.used(size)), self.cut and not size.nodes, self.logprobs)
 
     def fits(self, key: GraphKey, rule: DeviceRule) -> bool:
         """Whether these rows can run in such a graph."""
-        same = key.rule == rule and (bool(key.nodes) or key.cut == self.cut)
+        same = key.rule == rule and (bool(key.nodes) or key.cut == self.cut) and key.logprobs == self.logprobs
         return same and key.rows >= self.rows and key.parts >= parts_of(self.used(key.size))
 
 
@@ -58,6 +59,12 @@ def _cut(row: Row) -> bool:
     """Whether only some tokens of a law are wanted."""
     wish = row.request.sampling
     return wish.temperature > 0 and bool(wish.top_k or wish.top_p < 1 or wish.min_p)
+
+
+def _recorded(rows: Sequence[Row]) -> int | None:
+    """The most probable tokens to record. Logits processors record log-probabilities by themselves, always."""
+    wanted = [row.logprobs for row in rows if row.logprobs is not None and row.request.processor is None]
+    return _least(RECORDED_LOGPROBS, max(wanted)) if wanted else None
 
 
 def chain_depths(longest_chain: int | None) -> tuple[int, ...]:
