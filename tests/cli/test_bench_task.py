@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import letters_folder
+from slipstream.bench.tasks.curve_runs import spread
+from slipstream.bench.tasks.outcome import Answered, TaskOutcome
+from slipstream.bench.tasks.problems import Problem, TaskSet
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +169,73 @@ def test_a_curve_is_answered_here_and_graded_there(place, tmp_path, capsys):
     assert main([*words, "a model that is not here"]) == 0
     assert "points against the large model" in capsys.readouterr().out
     assert (tmp_path / "curve.json").exists()
+
+
+def test_a_curve_is_timed_on_some_problems_with_the_quality_of_all(place, tmp_path, capsys):
+    from slipstream.bench.__main__ import main
+
+    words = ["--task", str(place / "t.jsonl"), "--small", str(place / "small"), "--curve", "--verify", "none"]
+    words += ["--max-tokens", "4", "--limit", "2", "--quality-batch", "3", "--out", str(tmp_path), "--json", "-m"]
+    assert main([*words, str(place / "large")]) == 0
+    said = capsys.readouterr().out.splitlines()
+    report = json.loads(said[-1])
+    assert (report["problems"], report["batch"]) == (3, 3)
+    assert report["timing"] == {"problems": 2, "batch": 1, "same_texts": 1.0}
+    assert report["missing"] == []
+    where = "quality: 3 problems, 3 at a time; time and energy: 2 of them, 1 at a time; 100 % of the timed answers"
+    assert any(line.startswith(where) for line in said)
+    points = report["points"]
+    assert [point["timed_large_share"] for point in points[:3]] == [None, 1, 1]
+    assert all(point["seconds_per_request"] > 0 for point in points)
+    assert json.loads((tmp_path / "curve-batch-1.json").read_text())["points"] == points
+    for name, runs in (("answers.jsonl", 3), ("times-batch-1.jsonl", 2)):
+        lines = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+        assert [len(line["answers"]) for line in lines[1:]] == [runs] * len(points)
+    assert main([*words, "a model that is not here"]) == 0, "all runs are in the files"
+
+
+def test_a_curve_ends_in_time_and_goes_on_later(place, tmp_path, capsys):
+    from slipstream.bench.__main__ import main
+
+    words = ["--task", str(place / "t.jsonl:1"), "--small", str(place / "small"), "--curve", "--verify", "none"]
+    words += ["--max-tokens", "4", "--out", str(tmp_path), "-m", str(place / "large")]
+    assert main([*words, "--time-limit", "0"]) == 2
+    assert "the time limit ended before the large model was measured; give more time" in capsys.readouterr().err
+    assert main(words) == 0
+    answers = tmp_path / "answers.jsonl"
+    answers.write_text("".join(answers.read_text().splitlines(keepends=True)[:4]))  # without the routes
+    assert main([*words, "--time-limit", "0", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [point["kind"] for point in report["points"]] == ["small", "large", "exact"]
+    assert [name.startswith("route(score=mean") for name in report["missing"]] == [True]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--limit", "4"], "error: limit is 4, and the task has 3 problems; give fewer"),
+        (["--limit", "0"], "error: limit is 0; it must be 1 or more"),
+        (["--quality-batch", "8"], "error: --quality-batch is for a curve that is timed on some problems; add --limit"),
+        (["--time-limit", "-1"], "error: time_limit is -1; it must be 0 seconds or more"),
+    ],
+)
+def test_mistakes_in_the_scope_of_a_curve(place, capsys, words, sentence):
+    from slipstream.bench.__main__ import main
+
+    task = ["--task", str(place / "t.jsonl"), "-m", str(place / "large")]
+    assert main([*task, "--small", str(place / "small"), "--curve", *words]) == 2
+    assert capsys.readouterr().err.startswith(sentence)
+    assert main([*task, *words]) == 2
+    assert f"{words[0]} belongs to a curve; add --curve" in capsys.readouterr().err
+
+
+def test_timed_problems_are_spread_over_the_scores():
+    problems = tuple(Problem(str(n), "x", "exact", "y") for n in range(10))
+    scores = [0.9, 0.1, 0.8, 0.2, 0.7, 0.3, 0.6, 0.4, 0.5, 0.05]
+    answers = tuple(Answered(str(n), 1.0, 1, 0.0, score=score) for n, score in enumerate(scores))
+    task = TaskSet("t", problems)
+    chosen = spread(task, TaskOutcome(task, answers, True, "greedy"), 5)
+    assert [problem.id for problem in chosen.problems] == ["0", "1", "4", "5", "8"]
 
 
 def test_a_classifier_is_trained_and_used(place, slipstream, tmp_path):

@@ -12,9 +12,9 @@ from slipstream.bench.forecast.check import forecast_defaults
 from slipstream.bench.matrix import Matrix
 from slipstream.bench.session import BenchOptions, bench, rounded
 from slipstream.bench.table import show
-from slipstream.bench.tasks.arguments import MAX_TOKENS, route_setup, task_load, task_setup
+from slipstream.bench.tasks.arguments import MAX_TOKENS, curve_scope, route_setup, task_load, task_setup
 from slipstream.bench.tasks.curve import answer_curve, curve_rules, run_curve, show_curve
-from slipstream.bench.tasks.problems import load_task
+from slipstream.bench.tasks.run_file import QUALITY_BATCH
 from slipstream.bench.tasks.task_session import TaskOptions, show_task, task_bench
 
 
@@ -46,6 +46,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--score", default="mean", help="of the request route: mean, quantile, entropy or agreement")
     add("--curve", action="store_true", help="quality against time and energy; needs --task and --small")
     add("--answers-only", action="store_true", help="a curve that is graded later, by the same command without this")
+    add("--limit", type=int, help="of a curve: time so many problems, and take the quality of all of them")
+    add("--quality-batch", type=int, help=f"with --limit: problems at a time for quality; default: {QUALITY_BATCH}")
+    add("--time-limit", type=float, help="of a curve, in seconds: begin no run that would take longer than is left")
     add("--json", action="store_true", help="print one JSON object as the last line")
     return parser.parse_args(arguments)
 
@@ -80,11 +83,12 @@ def _graded(args: argparse.Namespace, command: Sequence[str]) -> int:
     if args.answers_only and not (args.curve and args.out):
         raise ValueError("--answers-only needs --curve and --out DIR, where the answers are kept")
     route = route_setup(args.route, args.small, args.threshold, args.score, args.curve)
-    task = TaskOptions(args.task, setup, load, route, args.out, command)
+    scope = curve_scope(args.curve, args.limit, args.quality_batch, args.time_limit)
+    task = TaskOptions(args.task, setup, load, route, args.out, command, scope)
     if args.curve:
         names = curve_rules(args.verify)
         if args.answers_only:
-            answer_curve(task, load_task(args.task), args.small, names, args.score)
+            answer_curve(task, args.small, names, args.score)
             return 0
         results = run_curve(task, args.small, names, args.score)
         show_curve(results)

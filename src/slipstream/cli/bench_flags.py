@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from slipstream.plan.ir.nodes import Plan
 
 NOT_WITH_TASK = ("workload", "repeats", "hold", "against", "plan", "forecast", "sample")
-ONLY_WITH_TASK = ("route", "small", "threshold", "score", "curve")
+ONLY_WITH_TASK = ("route", "small", "threshold", "score", "curve", "limit", "quality_batch", "time_limit")
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,23 @@ class TaskFlags:
         bool,
         typer.Option("--curve", help="Small, large, exact speculation and cascades on one curve; rules: --verify."),
     ] = False
+    limit: Annotated[
+        int | None, typer.Option(help="Of a curve: time so many problems, and take the quality of all of them.")
+    ] = None
+    quality_batch: Annotated[
+        int | None, typer.Option(help="With --limit: problems at a time where only quality is measured; 64 by default.")
+    ] = None
+    time_limit: Annotated[
+        float | None,
+        typer.Option(help="Of a curve, in seconds: begin no run that would take longer than is left; 0 only grades."),
+    ] = None
 
     def check_unused(self, context: typer.Context) -> None:
         """Raise ValueError for flags that need --task."""
         for name in ONLY_WITH_TASK:
             if given(context, name):
-                raise ValueError(f"--{name} is given without --task; a route is measured on the problems of a task")
+                flag = name.replace("_", "-")
+                raise ValueError(f"--{flag} is given without --task; a route is measured on the problems of a task")
 
 
 def given(context: typer.Context, name: str) -> bool:
@@ -133,7 +144,7 @@ def task_options(
     out: Path | None,
 ) -> TaskOptions:
     """The measurement that the flags describe."""
-    from slipstream.bench.tasks.arguments import route_setup, task_load, task_setup
+    from slipstream.bench.tasks.arguments import curve_scope, route_setup, task_load, task_setup
     from slipstream.bench.tasks.task_session import TaskOptions
 
     for name in NOT_WITH_TASK:
@@ -144,4 +155,5 @@ def task_options(
     setup = task_setup(model, cells.engine or [], drafters, verify, cells.depth, options, loading, cells.batch)
     load = task_load(cells.temperature, max_tokens if given(context, "max_tokens") else None, cells.batch)
     route = route_setup(graded.route, graded.small, graded.threshold, graded.score, graded.curve)
-    return TaskOptions(str(graded.task), setup, load, route, out, ["slipstream", *sys.argv[1:]])
+    scope = curve_scope(graded.curve, graded.limit, graded.quality_batch, graded.time_limit)
+    return TaskOptions(str(graded.task), setup, load, route, out, ["slipstream", *sys.argv[1:]], scope)

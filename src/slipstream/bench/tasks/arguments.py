@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from slipstream.bench.tasks.run_file import CurveScope
 from slipstream.bench.tasks.setups import RouteSetup, TaskSetup
 from slipstream.bench.tasks.task_run import TaskLoad
 from slipstream.core.sampling import Sampling
@@ -29,6 +30,16 @@ def route_setup(
     if small is None or threshold is None:
         raise ValueError(f"--route {route} needs {'--small MODEL' if small is None else '--threshold T'}")
     return RouteSetup(route, small, RouteOptions(threshold, score))
+
+
+def curve_scope(curve: bool, limit: int | None, quality_batch: int | None, time_limit: float | None) -> CurveScope:
+    """Where a curve measures quality and time. ValueError for these arguments without a curve."""
+    given = {"limit": limit, "quality-batch": quality_batch, "time-limit": time_limit}
+    if not curve:
+        for name, value in given.items():
+            if value is not None:
+                raise ValueError(f"--{name} belongs to a curve; add --curve")
+    return CurveScope(limit, quality_batch, time_limit)
 
 
 def task_setup(

@@ -12,11 +12,11 @@ from slipstream.bench.journal import write_whole
 from slipstream.bench.session import rounded
 from slipstream.bench.table import ResultTable, text
 from slipstream.bench.tasks.curve_picture import picture
-from slipstream.bench.tasks.curve_runs import GRIDS, CurveRun, RunFile, curve_runs
+from slipstream.bench.tasks.curve_runs import GRIDS, CurveMeasurement, CurveRun, same_texts
 from slipstream.bench.tasks.intervals import interval, paired_interval
 from slipstream.bench.tasks.outcome import TaskOutcome, graded
-from slipstream.bench.tasks.problems import TaskSet, load_task
-from slipstream.bench.tasks.task_session import TaskOptions, origin_of
+from slipstream.bench.tasks.problems import load_task
+from slipstream.bench.tasks.task_session import TaskOptions
 from slipstream.core.lossy.deferral import build_score
 
 DEFAULT_RULES = ("cascade_tv", "cascade_token", "bild")
@@ -24,7 +24,9 @@ DEFAULT_RULES = ("cascade_tv", "cascade_token", "bild")
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """One setup on the curve. `difference`: accuracy minus the large model's, with its paired 95 % interval."""
+    """One setup on the curve. `difference`: accuracy minus the large model's, with its paired 95 % interval.
+
+    `timed_large_share`: the large share of the problems that were timed, where these are not all."""
 
     name: str
     kind: str  # small, large, exact, request or the name of a rule
@@ -37,43 +39,44 @@ class CurvePoint:
     large_share: float
     lossless: bool
     rule: str
+    timed_large_share: float | None = None
     dominated: bool = False  # in quality and time
     dominated_in_energy: bool | None = None
 
 
 def run_curve(options: TaskOptions, small: str, names: Sequence[str], score: str) -> dict[str, Any]:
-    """Measure all setups. Writes `answers.jsonl`, `curve.json` and `curve.svg` if a folder is given."""
-    task = load_task(options.task)
-    saved, settings, runs = answer_curve(options, task, small, names, score)
+    """Measure all setups. Writes the answers, `curve.json` and `curve.svg` if a folder is given."""
+    scope = options.scope
+    curve, runs = answer_curve(options, small, names, score)
     outcomes = graded([run.outcome for run in runs])
-    large = next(outcome for run, outcome in zip(runs, outcomes, strict=True) if run.kind == "large")
-    points = marked([point(run.name, run.kind, own, large) for run, own in zip(runs, outcomes, strict=True)])
-    results = saved.origin | settings
-    results |= {"metric": task.metric, "points": [asdict(entry) for entry in points], "finding": finding(points)}
+    large = next((own for run, own in zip(runs, outcomes, strict=True) if run.kind == "large"), None)
+    if large is None:
+        raise ValueError("the time limit ended before the large model was measured; give more time")
+    points = marked([point(run, own, large) for run, own in zip(runs, outcomes, strict=True)])
+    metric = large.task.metric
+    results = curve.answers.origin | curve.settings
+    if scope.limit is not None:
+        timing = {"problems": scope.limit, "batch": options.load.batch, "same_texts": same_texts(runs)}
+        results |= {"timing": timing}
+    results |= {"metric": metric, "points": [asdict(entry) for entry in points], "finding": finding(points)}
+    results |= {"missing": curve.missing}
     if options.out:
-        write_whole(options.out / "curve.json", json.dumps(rounded(results), indent=1) + "\n")
-        write_whole(options.out / "curve.svg", picture(results["points"], task.metric))
+        name = "curve" if scope.limit is None else f"curve-batch-{options.load.batch}"
+        write_whole(options.out / f"{name}.json", json.dumps(rounded(results), indent=1) + "\n")
+        write_whole(options.out / f"{name}.svg", picture(results["points"], metric))
     return results
 
 
 def answer_curve(
-    options: TaskOptions, task: TaskSet, small: str, names: Sequence[str], score: str
-) -> tuple[RunFile, dict[str, Any], list[CurveRun]]:
-    """The answers of all setups, not graded, with the file they are in and the settings."""
+    options: TaskOptions, small: str, names: Sequence[str], score: str
+) -> tuple[CurveMeasurement, list[CurveRun]]:
+    """The answers of all setups, not graded."""
     check_rules(names)
     build_score(score)
-    setup, load = options.setup, options.load
-    settings = {
-        "task": task.name,
-        "problems": len(task.problems),
-        "temperature": load.sampling.temperature,
-        "max_tokens": load.max_tokens,
-        "batch": load.batch,
-        "score": score,
-    }
-    file = None if options.out is None else options.out / "answers.jsonl"
-    saved = RunFile(file, task, settings, lambda: origin_of(setup, small, options.command))
-    return saved, settings, curve_runs(options, task, small, names, score, saved)
+    task = load_task(options.task)
+    options.scope.check(task)
+    curve = CurveMeasurement(options, task, small, names, score)
+    return curve, curve.runs()
 
 
 def curve_rules(verify: str) -> list[str]:
@@ -89,21 +92,24 @@ def check_rules(names: Sequence[str]) -> None:
             raise ValueError(f"verify is {name!r}; a curve takes none, or the lossy rules {', '.join(GRIDS)}")
 
 
-def point(name: str, kind: str, outcome: TaskOutcome, large: TaskOutcome) -> CurvePoint:
+def point(run: CurveRun, outcome: TaskOutcome, large: TaskOutcome) -> CurvePoint:
+    """A graded setup. Time and energy are those of the timed answers."""
+    kind, timed = run.kind, run.timed or outcome
     differences = [ours - theirs for ours, theirs in zip(outcome.right, large.right, strict=True)]
-    joules = None if outcome.joules is None else outcome.joules / len(outcome.answers)
+    joules = None if timed.joules is None else timed.joules / len(timed.answers)
     return CurvePoint(
-        name,
+        run.name,
         kind,
         outcome.accuracy,
         interval(outcome.right),
         sum(differences) / len(differences),
         (0.0, 0.0) if outcome is large else paired_interval(differences),
-        outcome.seconds,
+        timed.seconds,
         joules,
         0.0 if kind == "small" else outcome.large_share,
         kind in ("large", "exact"),
         "plain" if kind in ("small", "large") else outcome.rule,
+        None if run.timed is None or kind == "small" else timed.large_share,
     )
 
 
@@ -164,4 +170,18 @@ def show_curve(results: Mapping[str, Any]) -> None:
         for entry in results["points"]
     ]
     print(text(ResultTable(f"{results['task']}, {results['problems']} problems", columns, rows)))
+    print(measured_where(results))
     print(results["finding"], flush=True)
+
+
+def measured_where(results: Mapping[str, Any]) -> str:
+    """What was measured on which problems, and what is missing."""
+    quality, timing = f"{results['problems']} problems, {results['batch']} at a time", results.get("timing")
+    if timing is None:
+        said = f"quality, time and energy: {quality}"
+    else:
+        said = (
+            f"quality: {quality}; time and energy: {timing['problems']} of them, {timing['batch']} at a time; "
+            f"{100 * timing['same_texts']:.0f} % of the timed answers are the graded ones, letter for letter"
+        )
+    return said + (f"; not measured: {', '.join(results['missing'])}" if results["missing"] else "")

@@ -1,25 +1,25 @@
-"""The runs of a curve: small alone, exact speculation, large alone, the request-level route at five thresholds, and
-each lossy rule at five settings.
+"""The runs of a curve: small alone, large alone, exact speculation, the request-level route at five thresholds, and
+each lossy rule at five settings, in this order.
 
-With a folder, every run is appended to `answers.jsonl` there. The same command finds them again, so an interrupted
-curve resumes, and a curve that was measured on one machine can be graded on another.
+Quality is always that of all problems. Time may be measured on some of them with fewer requests at a time
+(`CurveScope`). With a folder, every run is appended to a file there: `answers.jsonl` with the graded answers, and
+`times-batch-B.jsonl` with the timed ones. The same command finds them again, so an interrupted curve resumes, and a
+curve that was measured on one machine can be graded on another.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from slipstream.bench.tasks.outcome import TaskOutcome, loaded
+from slipstream.bench.tasks.outcome import TaskOutcome
 from slipstream.bench.tasks.pair_runs import evidence_of, thresholds
 from slipstream.bench.tasks.problems import TaskSet
+from slipstream.bench.tasks.run_file import QUALITY_BATCH, OutOfTime, RunFile, TimeLimit
 from slipstream.bench.tasks.task_run import TaskLoad, answer_task
-from slipstream.bench.tasks.task_session import TaskOptions
+from slipstream.bench.tasks.task_session import TaskOptions, origin_of
 from slipstream.core.lossy.deferral import build_score
 from slipstream.core.lossy.learned import LearnedScore
 from slipstream.core.spec import spec_name
@@ -41,89 +41,91 @@ GRIDS: Mapping[str, Sequence[str]] = {
 CASCADE_DEPTH = 5  # drafted tokens per cycle, unless a depth is given
 SAMPLED = (0.2, 0.4, 0.6, 0.8, 0.95)  # thresholds of a score that compares samples
 
+Answer = Callable[[TaskSet, TaskLoad], TaskOutcome]
+
 
 @dataclass(frozen=True)
 class CurveRun:
-    """The answers of one setup, not graded."""
+    """The answers of one setup, not graded. `timed`: those whose time counts, where they are others."""
 
     name: str
     kind: str  # small, large, exact, request or the name of a rule
     outcome: TaskOutcome
+    timed: TaskOutcome | None = None
 
 
-class RunFile:
-    """The runs so far, in a file if there is one. `settings` must be those that the file was begun with.
+class CurveMeasurement:
+    """All runs of one curve. Models are opened when a run first needs them."""
 
-    `origin`: machine, versions and models of the first run; from the file if there is one."""
+    def __init__(self, options: TaskOptions, task: TaskSet, small: str, names: Sequence[str], score: str) -> None:
+        scope = options.scope
+        self._task, self._names, self._score = task, names, score
+        self._timed_load = None if scope.limit is None else options.load
+        batch = options.load.batch if scope.limit is None else scope.quality_batch or QUALITY_BATCH
+        self._load = replace(options.load, batch=batch)
+        setup = replace(options.setup, rows=max(options.load.batch, batch))
+        self._depth, self._scope = setup.depth, scope
+        drafting = replace(setup, drafter=small if setup.drafter == "none" else setup.drafter, verify=None)
+        self._small, self._large = LazyEngine(setup.alone(small).open), LazyEngine(drafting.open)
+        self.settings = {
+            "task": task.name,
+            "problems": len(task.problems),
+            "temperature": self._load.sampling.temperature,
+            "max_tokens": self._load.max_tokens,
+            "batch": batch,
+            "score": score,
+        }
+        limit, out = TimeLimit(scope.time_limit), options.out
+        file = None if out is None else out / "answers.jsonl"
+        self.answers = RunFile(file, self.settings, lambda: origin_of(setup, small, options.command), limit)
+        self._times: RunFile | None = None
+        if self._timed_load is not None:
+            timed = self.settings | {"problems": scope.limit, "batch": self._timed_load.batch}
+            file = None if out is None else out / f"times-batch-{self._timed_load.batch}.jsonl"
+            self._times = RunFile(file, timed, lambda: self.answers.origin, limit)
+        self.missing: list[str] = []  # setups that the time limit left out
 
-    def __init__(
-        self, path: Path | None, task: TaskSet, settings: Mapping[str, Any], origin: Callable[[], dict[str, Any]]
-    ) -> None:
-        self._path, self._task = path, task
-        self._known: dict[str, dict[str, Any]] = {}
-        if path is None or not path.exists():
-            self.origin = origin()
-            if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self._append({"settings": dict(settings), "origin": self.origin})
-            return
-        first, *lines = _lines(path)
-        for key, value in settings.items():
-            if (known := first["settings"].get(key)) != value:
-                raise ValueError(f"{path} holds answers with {key} {known!r}, not {value!r}; use another --out")
-        self.origin = first["origin"]
-        self._known = {line["name"]: line for line in lines}
+    def runs(self) -> list[CurveRun]:
+        """Every setup that is measured, in order. The time limit may leave out the last ones."""
+        done: list[CurveRun] = []
+        try:
+            for name, kind, answer in self._setups(done):
+                try:
+                    done.append(self._measured(name, kind, answer, done))
+                except OutOfTime:
+                    self.missing.append(name)
+        finally:
+            for model in (self._small, self._large):
+                model.close()
+        return done
 
-    def run(self, name: str, kind: str, answer: Callable[[], TaskOutcome]) -> CurveRun:
-        """The run of this name: from the file, or by `answer`."""
-        if name in self._known:
-            return CurveRun(name, kind, loaded(self._task, self._known[name]))
-        print(f"{name} …", file=sys.stderr, flush=True)
-        outcome = answer()
-        if self._path is not None:
-            self._append({"name": name, **outcome.saved()})
-        return CurveRun(name, kind, outcome)
+    def _measured(self, name: str, kind: str, answer: Answer, done: Sequence[CurveRun]) -> CurveRun:
+        outcome = self.answers.run(name, self._task, partial(answer, self._task, self._load))
+        if self._times is None or self._timed_load is None or self._scope.limit is None:
+            return CurveRun(name, kind, outcome)
+        chosen = spread(self._task, (done[0].outcome if done else outcome), self._scope.limit)
+        return CurveRun(name, kind, outcome, self._times.run(name, chosen, partial(answer, chosen, self._timed_load)))
 
-    def _append(self, line: Mapping[str, Any]) -> None:
-        assert self._path is not None
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+    def _setups(self, done: Sequence[CurveRun]) -> Iterator[tuple[str, str, Answer]]:
+        """Name, kind and run of every setup. `done`: the runs so far; the thresholds follow from the first."""
+        yield "small alone", "small", self._alone
+        yield "large alone", "large", partial(self._one, Speculation(off=True))
+        yield "exact speculation", "exact", partial(self._one, Speculation())
+        small = next((run.outcome for run in done if run.kind == "small"), None)
+        for threshold in () if small is None else _thresholds(self._score, small):
+            yield RouteOptions(threshold, self._score).rule, "request", partial(self._routed, threshold)
+        for rule, depth in _lossy(self._names, self._depth):
+            yield rule, spec_name(rule), partial(self._one, Speculation(verify=rule, depth=depth))
 
+    def _one(self, speculation: Speculation, task: TaskSet, load: TaskLoad) -> TaskOutcome:
+        with self._large.use() as engine:
+            return answer_task(engine, task, replace(load, speculation=speculation))
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of the file. A last line that was cut off by an interruption is left out, also from the file."""
-    text = path.read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        path.write_text(whole, encoding="utf-8")
-    try:
-        lines = [json.loads(line) for line in whole.splitlines()]
-        if lines and "settings" in lines[0] and "origin" in lines[0]:
-            return lines
-    except ValueError:
-        pass
-    raise ValueError(f"{path} is not the file of answers of a curve; use another --out")
-
-
-def curve_runs(
-    options: TaskOptions, task: TaskSet, small: str, names: Sequence[str], score: str, runs: RunFile
-) -> list[CurveRun]:
-    """Every run of a curve. Models are opened when a run first needs them."""
-    setup, load = options.setup, options.load
-    drafting = replace(setup, drafter=small if setup.drafter == "none" else setup.drafter, verify=None)
-    models = LazyEngine(setup.alone(small).open), LazyEngine(drafting.open)
-    small_model, large_model = models
-    plain = replace(load, speculation=Speculation(off=True))
-
-    def large(chosen: TaskLoad) -> TaskOutcome:
-        with large_model.use() as engine:
-            return answer_task(engine, task, chosen)
-
-    def alone() -> TaskOutcome:
-        rate = build_score(score)
-        with small_model.use() as engine:
+    def _alone(self, task: TaskSet, load: TaskLoad) -> TaskOutcome:
+        rate = build_score(self._score)
+        with self._small.use() as engine:
             prepare(engine, rate)
-            outcome = answer_task(engine, task, load)
+            outcome = answer_task(engine, task, replace(load, logprobs=rate.top))
             if rate.samples > 1:
                 return outcome
             layer = rate.classifier.layer if isinstance(rate, LearnedScore) else None
@@ -131,25 +133,19 @@ def curve_runs(
         answers = [replace(a, score=rate.score([e])) for a, e in zip(outcome.answers, evidence, strict=True)]
         return replace(outcome, answers=tuple(answers))
 
-    def routed(threshold: float) -> TaskOutcome:
-        with small_model.use() as first, large_model.use() as second:
-            route = RouteEngine(lambda: first, lambda: second, RouteOptions(threshold, score))
+    def _routed(self, threshold: float, task: TaskSet, load: TaskLoad) -> TaskOutcome:
+        with self._small.use() as first, self._large.use() as second:
+            route = RouteEngine(lambda: first, lambda: second, RouteOptions(threshold, self._score))
             return answer_task(route, task, replace(load, speculation=Speculation(drafter="prediction")))
 
-    try:
-        done = [runs.run("small alone", "small", alone)]
-        done.append(runs.run("large alone", "large", partial(large, plain)))
-        done.append(runs.run("exact speculation", "exact", partial(large, load)))
-        for threshold in _thresholds(score, done[0].outcome):
-            name = RouteOptions(threshold, score).rule
-            done.append(runs.run(name, "request", partial(routed, threshold)))
-        for rule, depth in _lossy(names, setup.depth):
-            lossy = replace(load, speculation=Speculation(verify=rule, depth=depth))
-            done.append(runs.run(rule, spec_name(rule), partial(large, lossy)))
-    finally:
-        for model in models:
-            model.close()
-    return done
+
+def spread(task: TaskSet, small: TaskOutcome, count: int) -> TaskSet:
+    """So many problems, evenly spaced in the order of the small model's scores, so that about the same share of them is
+    handed over at every threshold. They keep the order of the task."""
+    total = len(task.problems)
+    order = sorted(range(total), key=lambda i: (small.answers[i].score or 0.0, i))
+    chosen = sorted(order[(2 * n + 1) * total // (2 * count)] for n in range(count))
+    return TaskSet(task.name, tuple(task.problems[i] for i in chosen))
 
 
 def _lossy(names: Sequence[str], depth: int | None) -> Iterator[tuple[str, int]]:
@@ -161,3 +157,13 @@ def _thresholds(score: str, small: TaskOutcome) -> Sequence[float]:
     if build_score(score).samples > 1:
         return SAMPLED
     return thresholds([answer.score for answer in small.answers if answer.score is not None])
+
+
+def same_texts(runs: Sequence[CurveRun]) -> float | None:
+    """The share of timed answers that are the graded ones, letter for letter; None where no others were timed."""
+    pairs = list[tuple[Any, Any]]()
+    for run in runs:
+        if run.timed is not None:
+            texts = {answer.id: answer.text for answer in run.outcome.answers}
+            pairs += [(texts[answer.id], answer.text) for answer in run.timed.answers]
+    return sum(graded == timed for graded, timed in pairs) / len(pairs) if pairs else None

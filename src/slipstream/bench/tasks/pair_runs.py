@@ -1,7 +1,8 @@
 """Both models on the same problems. Every threshold of a request-level route follows from these two runs.
 
-A request that scores at most the threshold takes the small model's time, the time of its score and the large model's
-time. The large model's own reuse of the small model's answer is left out, so computed times are upper bounds.
+A request that scores at most the threshold takes the small model's time, the time of its score (only a learned score
+takes any) and the large model's time. The large model's own reuse of the small model's answer is left out, so computed
+times are upper bounds.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from slipstream.core.lossy.deferral import AnswerEvidence, build_score
 from slipstream.core.lossy.learned import LearnedScore
 from slipstream.core.spec import parse_spec, spec_name
 from slipstream.engines.base import Engine
-from slipstream.engines.cascade.rescore import native, prepare, rescored, weights_of, with_states
+from slipstream.engines.cascade.rescore import evidence_of_answer, native, prepare, weights_of, with_states
 from slipstream.engines.native.engine import NativeEngine
 
-TOP = 20  # most probable tokens that the evidence holds
+TOP = 20  # most probable tokens that scores of one answer look at
 SCORES = ("mean", "quantile", "entropy")  # scores that need one answer only
 
 
@@ -84,20 +85,29 @@ class Routed:
 
 
 def run_small(setup: TaskSetup, task: TaskSet, load: TaskLoad, score: str | None = None) -> SmallRun:
-    """Answer with a small model, and read each answer once more for its log-probabilities.
+    """Answer with a small model, with what a score needs; None: all scores of one answer.
 
-    `score`: the learned score, whose hidden states are read too; without a file, those of the layer to train on."""
+    For the learned score each answer is read once more for its hidden states; without a file, those of the layer to
+    train on."""
     if setup.engine != "native":
         raise ValueError(f"log-probabilities of answers are read by the native engine; {setup.engine} cannot")
     with setup.open() as engine:
         layer = None if score is None else _layer(native(engine), score)
-        outcome = run_task(engine, task, load)
-        evidence_of(engine, task, outcome.answers[:1], layer=layer)  # warm-up
+        outcome = run_task(engine, task, replace(load, logprobs=logprobs_of(score)))
+        if layer is not None:
+            evidence_of(engine, task, outcome.answers[:1], layer=layer)  # warm-up
         began = time.perf_counter()
         evidence = evidence_of(engine, task, outcome.answers, load.batch, layer)
-        seconds = (time.perf_counter() - began) / len(evidence)
+        seconds = 0.0 if layer is None else (time.perf_counter() - began) / len(evidence)
         target = native(engine).target
         return SmallRun(outcome, tuple(evidence), seconds, layer, target.files.name, weights_of(target))
+
+
+def logprobs_of(score: str | None) -> int:
+    """The most probable tokens that a score looks at. A learned one is compared with the mean log-probability."""
+    if score is None:
+        return TOP
+    return 0 if spec_name(score) == "learned" else build_score(score).top or 0
 
 
 def _layer(engine: NativeEngine, score: str) -> int | None:
@@ -125,10 +135,10 @@ def evidence_of(
 
     def read(problem: Problem, answer: Answered) -> AnswerEvidence:
         assert answer.completion is not None, "a fresh outcome holds its completions"
-        prompt, raw, _ = problem.text(engine.text.instruct)
-        evidence = rescored(engine, prompt, answer.completion, TOP, raw)
+        evidence = evidence_of_answer(answer.completion)
         if layer is None:
             return evidence
+        prompt, raw, _ = problem.text(engine.text.instruct)
         return replace(evidence, states=with_states(engine, prompt, answer.completion, layer, raw).states)
 
     with ThreadPoolExecutor(batch) as pool:

@@ -30,6 +30,7 @@ class TaskLoad:
     max_tokens: int = 512
     batch: int = 1  # problems at a time; if there are several, seconds per request are all seconds over all requests
     speculation: Speculation = field(default_factory=Speculation)
+    logprobs: int | None = None  # of each token, with so many of the most probable ones
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "batch"):
@@ -76,8 +77,9 @@ def warm_up(engine: Engine, problems: Sequence[Problem], load: TaskLoad) -> None
             if used:
                 with lazy.use() as model:
                     _answers(model, problems[:1], [min(short, load.max_tokens)], load)
+    long = long if torch.cuda.is_available() else short
     count = min(load.batch, len(problems)) if torch.cuda.is_available() else 1
-    lengths = [min(load.max_tokens, short + (long - short) * i // count) for i in range(count)]
+    lengths = [min(load.max_tokens, short + (long - short) * (i + 1) // count) for i in range(count)]
     _answers(engine, problems[:count], lengths, load)
 
 
@@ -94,7 +96,7 @@ def _answers(
     def answer(problem: Problem, tokens: int) -> TimedCompletion:
         began = time.perf_counter()
         prompt, raw, stop = problem.text(engine.text.instruct)
-        options = GenerationOptions(tokens, stop=stop, raw=raw, speculation=load.speculation)
+        options = GenerationOptions(tokens, stop=stop, raw=raw, speculation=load.speculation, logprobs=load.logprobs)
         (handle,) = engine.submit(prompt, load.sampling, options)
         handles.append(handle)
         completion = handle.result()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from slipstream.bench.measure.provenance import commit, load_average, provenance
 from slipstream.bench.session import rounded
 from slipstream.bench.table import ResultTable, text
 from slipstream.bench.tasks.problems import load_task
+from slipstream.bench.tasks.run_file import CurveScope
 from slipstream.bench.tasks.setups import RouteSetup, TaskSetup
 from slipstream.bench.tasks.task_run import TaskLoad, run_task
 from slipstream.models.sources.catalog import resolve
@@ -29,6 +30,7 @@ class TaskOptions:
     route: RouteSetup | None = None
     out: Path | None = None
     command: Sequence[str] = ()
+    scope: CurveScope = field(default_factory=CurveScope)
 
 
 def task_bench(options: TaskOptions) -> dict[str, Any]:
