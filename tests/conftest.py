@@ -24,7 +24,7 @@ if find_spec("triton") and not os.path.exists("/dev/nvidia0"):  # kernels for a 
 if find_spec("triton") and os.environ.get("TRITON_INTERPRET") == "1":
     import interpreted
 
-    interpreted.patch_once()
+    interpreted.make_faster()
 
 if find_spec("beartype") and find_spec("jaxtyping"):  # shapes in signatures are checked while tests run
     import typecheck
