@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import ssl
 from collections.abc import Iterator
@@ -15,6 +16,18 @@ def no_certificates() -> Iterator[None]:
     """Clients read all certificates of the system, which takes longer than most requests. Nothing here is encrypted."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ssl, "create_default_context", lambda *_, **__: ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patient_clients() -> Iterator[None]:
+    """Requests of tests may take a minute, not five seconds: other tests keep the processors busy."""
+    import httpx
+
+    usual = inspect.signature(httpx.post).parameters["timeout"].default
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("connect", "read", "write", "pool"):
+            patch.setattr(usual, name, 60.0)
         yield
 
 

@@ -67,7 +67,8 @@ def served_by_workers(engine, count: int) -> Iterator[tuple[str, WorkerGroup]]:
 
     thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()
-    assert ready.wait(120)
+    wait_until(lambda: status(address) == 200, 120)
+    assert ready.is_set(), "every worker is connected to the engine before /health says so"
     group, loop = started[0]
     try:
         yield address, group

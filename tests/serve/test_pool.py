@@ -17,7 +17,10 @@ class Engine:
     ready = True
 
     def __init__(self, name: str, closed: list[str]) -> None:
-        self.name, self._closed = name, closed
+        self.name, self._closed, self.text, self.prepared = name, closed, self, 0
+
+    def prepare(self) -> None:
+        self.prepared += 1
 
     def close(self) -> None:
         self._closed.append(self.name)
@@ -42,6 +45,15 @@ def test_models_that_are_idle_give_way_when_memory_is_short():
         assert {model.name for model in pool.loaded} == {"small", "large"}
 
     assert run(scenario) == ["middle"]
+
+
+def test_a_model_is_prepared_for_its_first_request_when_it_is_loaded():
+    async def scenario(pool: ModelPool) -> None:
+        for _ in range(2):
+            async with pool.use("small") as model:
+                assert model.engine.prepared == 1
+
+    run(scenario)
 
 
 def test_a_model_that_never_fits_is_refused_and_closes_nothing():

@@ -123,7 +123,7 @@ def test_a_model_that_cannot_be_opened_raises_its_own_error():
 
 
 def events(address: str, body: dict) -> list[dict]:
-    text = httpx.post(f"{address}/v1/completions", json=body | {"stream": True}, timeout=60).text
+    text = httpx.post(f"{address}/v1/completions", json=body | {"stream": True}).text
     return [json.loads(event[6:]) for event in text.split("\n\n") if event.startswith("data: {")]
 
 
@@ -160,7 +160,7 @@ def test_a_client_that_goes_away_frees_its_row(address, remote):
 
 
 def value(address: str, name: str) -> float:
-    lines = httpx.get(f"{address}/metrics", timeout=60).text.splitlines()
+    lines = httpx.get(f"{address}/metrics").text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"slipstream:{name}"))
 
 
@@ -169,20 +169,20 @@ def test_workers_give_the_same_answers_and_add_up_their_counts(workers, address)
     assert len(group.process_ids) == 2
     assert status(here) == 200
     before = value(here, "generation_tokens_total")
-    expected = httpx.post(f"{address}/v1/completions", json=LONG, timeout=60).json()["choices"]
+    expected = httpx.post(f"{address}/v1/completions", json=LONG).json()["choices"]
     for _ in range(4):  # each on a connection of its own, which go to the workers in turn
-        assert httpx.post(f"{here}/v1/completions", json=LONG, timeout=60).json()["choices"] == expected
+        assert httpx.post(f"{here}/v1/completions", json=LONG).json()["choices"] == expected
     assert {value(here, "generation_tokens_total") for _ in range(2)} == {before + 4 * 120}
     assert {value(here, "num_requests_active") for _ in range(2)} == {0.0}
     for path in ("/v1/models", "/api/tags", "/v1/slipstream", "/"):
-        both = [httpx.get(here + path, timeout=60) for _ in range(2)]
+        both = [httpx.get(here + path) for _ in range(2)]
         assert both[0].status_code == 200
         assert both[0].text == both[1].text
-    assert [httpx.post(f"{here}/v1/completions", json={"model": "no"}, timeout=60).status_code for _ in range(2)] == [
+    assert [httpx.post(f"{here}/v1/completions", json={"model": "no"}).status_code for _ in range(2)] == [
         400,
         400,
     ]
-    assert [httpx.get(f"{here}/v1/models/no", timeout=60).status_code for _ in range(2)] == [404, 404]
+    assert [httpx.get(f"{here}/v1/models/no").status_code for _ in range(2)] == [404, 404]
 
 
 @pytest.mark.failures
@@ -214,7 +214,7 @@ def test_a_process_that_dies_ends_its_streams_and_is_started_again(address, remo
 
     def ask() -> None:
         body = LONG | {"n": 16, "stream": True, "speculation": {"off": True}}
-        parts.append(httpx.post(f"{address}/v1/completions", json=body, timeout=60).text)
+        parts.append(httpx.post(f"{address}/v1/completions", json=body).text)
 
     clients = [threading.Thread(target=ask) for _ in range(4)]
     for client in clients:

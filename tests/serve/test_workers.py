@@ -31,7 +31,7 @@ def children(pid: int, module: str) -> list[int]:
 
 
 def workers(pid: int) -> list[int]:
-    return children(pid, "workers.worker")
+    return [worker for forks in children(pid, "fork_server") for worker in children(forks, "fork_server")]
 
 
 def value(address: str, name: str) -> float:
@@ -71,7 +71,7 @@ def server(folder, tmp_path_factory) -> Iterator[tuple[subprocess.Popen, str]]:
 
 
 def ask(address: str, body: dict = BODY, **headers: str) -> httpx.Response:
-    return httpx.post(f"{address}/v1/completions", json=body, headers=headers, timeout=60)
+    return httpx.post(f"{address}/v1/completions", json=body, headers=headers)
 
 
 @pytest.mark.failures
@@ -80,6 +80,19 @@ def test_a_worker_that_is_killed_is_started_again(server):
     before = workers(process.pid)
     os.kill(before[0], signal.SIGKILL)
     wait_until(lambda: len(workers(process.pid)) == 2 and workers(process.pid) != before)
+    for _ in range(4):
+        assert ask(address).status_code == 200
+
+
+@pytest.mark.failures
+def test_a_fork_server_that_is_killed_is_started_again_when_a_worker_ends(server):
+    process, address = server
+    (forks,) = children(process.pid, "fork_server")
+    before = workers(process.pid)
+    os.kill(forks, signal.SIGKILL)
+    assert ask(address).status_code == 200, "workers go on without it"
+    os.kill(before[0], signal.SIGKILL)
+    wait_until(lambda: len(workers(process.pid)) == 1)
     for _ in range(4):
         assert ask(address).status_code == 200
 

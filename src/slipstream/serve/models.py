@@ -89,6 +89,7 @@ class ModelPool:
                 size = 0 if self._bytes is None else await asyncio.to_thread(self._size_of, name)
                 await self._make_room(size)
                 engine = await asyncio.to_thread(self._open, name)
+                await asyncio.to_thread(engine.text.prepare)
                 self._loaded[name] = ServedModel(name, engine, size)
             return self._loaded[name]
 

@@ -200,3 +200,10 @@ def test_a_text_that_is_far_too_long_is_refused_by_its_beginning(monkeypatch):
     with pytest.raises(ValueError, match="the prompt has more than 50000 tokens"):
         codec.encode("abc" * 1_000_000, raw=True, context=50_000)
     assert (max(lengths), len(lengths)) == (PIECE, 4), "the memory for a piece, and no more pieces than it takes"
+
+
+def test_a_template_is_compiled_in_advance_and_one_that_refuses_is_no_error():
+    tokenizer = byte_level()
+    for template in (CHATML, "{{ raise_exception('there must be a system message') }}"):
+        tokenizer.chat_template = template
+        TextCodec(tokenizer).prepare()

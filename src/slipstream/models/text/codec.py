@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,11 @@ class TextCodec:
     def huggingface(self) -> PreTrainedTokenizerBase:
         """transformers' own tokenizer, for other libraries."""
         return self._full() if self._full else self.tokenizer
+
+    def prepare(self) -> None:
+        """Compile the chat template. Otherwise the first prompt waits for that, and for its libraries."""
+        with suppress(ValueError):  # a template that refuses a text without a system message, or has another rule
+            self.encode("a")
 
     def encode(
         self,

@@ -65,11 +65,12 @@ class ConnectedShared(Shared):
             await self._link.ask("leave", place)
 
     async def connect(self, model: str, address: str) -> ConnectedEngine:
-        """The engine that listens at an address. The first connection takes a while: it loads the tokenizer."""
+        """The engine that listens at an address. A new connection takes a while: it loads the tokenizer."""
         async with self._connecting:
             if address not in self._engines:
                 try:
                     engine = await asyncio.to_thread(ConnectedEngine, address)
+                    await asyncio.to_thread(engine.text.prepare)
                 except OSError as error:
                     sentence = f"the process that runs {model} is being started again"
                     raise ApiError(503, sentence, "model", retry_after=5) from error

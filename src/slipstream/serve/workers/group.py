@@ -14,7 +14,8 @@ from slipstream.serve.config import ServerConfig
 from slipstream.serve.local_shared import LocalShared
 from slipstream.serve.metrics import Metrics
 from slipstream.serve.models import Opener
-from slipstream.serve.workers.process import WorkerProcess
+from slipstream.serve.workers.fork_server import ForkServer
+from slipstream.serve.workers.process import ANSWER_SECONDS, WorkerProcess
 
 logger = logging.getLogger("slipstream.serve")
 BACKLOG = 2048
@@ -30,9 +31,10 @@ class WorkerGroup:
         """`open_model` opens a model by its name as a `ProcessEngine`; by default as `config.engine` says."""
         self._config, self._log_form = config, log_form
         self._shared = LocalShared(config, open_model, self._counts)
+        self._forks = ForkServer()
         self._workers: list[WorkerProcess] = []
         self._ended = Metrics()  # the counts of workers that have ended
-        self._stopping = asyncio.Event()
+        self._stopping, self._begun = asyncio.Event(), False
 
     async def run(self, listener: socket.socket, ready: Callable[[], None]) -> None:
         """Serve until `stop` is called. Raises the error of the first model."""
@@ -53,7 +55,10 @@ class WorkerGroup:
             for task in others:
                 task.cancel()
             listener.close()
+            if not self._begun:  # workers that are not forked yet never are
+                self._forks.close()
             await self._end_workers(supervisors)
+            self._forks.close()
             await self._shared.close()
 
     @property
@@ -72,8 +77,24 @@ class WorkerGroup:
         await self._shared.begin()
         while sum(worker.ready.is_set() for worker in self._workers) < self._config.api_servers:
             await asyncio.sleep(WAIT_SECONDS)
-        await asyncio.gather(*(worker.connect() for worker in self._workers))
+        await self._connect_workers()
+        self._begun = True
         ready()
+
+    async def _connect_workers(self) -> None:
+        await asyncio.gather(*(worker.connect() for worker in self._workers if worker.ready.is_set()))
+
+    async def _status(self) -> str:
+        """As a client sees it: ready once every worker can answer at once."""
+        status = await self._shared.status()
+        if status != "ready":
+            return status
+        if not self._begun:
+            return "loading"
+        with suppress(TimeoutError):  # a worker that hangs keeps nobody waiting
+            async with asyncio.timeout(ANSWER_SECONDS):  # to a model that was started again
+                await self._connect_workers()
+        return status
 
     async def _accept(self, listener: socket.socket) -> None:
         loop, turn = asyncio.get_running_loop(), 0
@@ -98,9 +119,10 @@ class WorkerGroup:
     async def _supervise(self) -> None:
         """Keep one worker running."""
         while not self._stopping.is_set():
-            began, worker = time.monotonic(), WorkerProcess(self._config, self._log_form, self._shared)
+            began = time.monotonic()
+            worker = WorkerProcess(self._forks, self._config, self._log_form, self._shared, self._status)
             self._workers.append(worker)
-            how = await worker.wait()
+            how = await worker.run()
             self._workers.remove(worker)
             self._ended.add(worker.counts)
             if self._stopping.is_set():

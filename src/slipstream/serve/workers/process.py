@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import signal
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 from slipstream.engines.process.channel import Channel
-from slipstream.engines.process.child import ended, start_module
+from slipstream.engines.process.child import ended
 from slipstream.engines.process.engine import ProcessEngine
 from slipstream.serve.config import ServerConfig
 from slipstream.serve.errors import ApiError
 from slipstream.serve.local_shared import LocalShared
 from slipstream.serve.metrics import Metrics
+from slipstream.serve.workers.fork_server import NUMBER, ForkServer
 from slipstream.serve.workers.link import Link
 
 ANSWER_SECONDS = 2.0  # that a worker has to answer; one that hangs keeps nobody waiting
@@ -24,33 +27,39 @@ ANSWER_SECONDS = 2.0  # that a worker has to answer; one that hangs keeps nobody
 class WorkerProcess:
     """Starts a worker, answers what it asks, and holds the places of its requests."""
 
-    def __init__(self, config: ServerConfig, log_form: str, shared: LocalShared) -> None:
+    def __init__(
+        self,
+        forks: ForkServer,
+        config: ServerConfig,
+        log_form: str,
+        shared: LocalShared,
+        status: Callable[[], Awaitable[str]],
+    ) -> None:
         ours, theirs = socket.socketpair()
         self._connections, their_connections = socket.socketpair()
         self._connections.setblocking(False)
-        with theirs, their_connections:
-            self._process = start_module("slipstream.serve.workers.worker", [theirs, their_connections])
+        self._status, their_status = socket.socketpair()
+        self._status.setblocking(False)
+        with theirs, their_connections, their_status:
+            forks.fork(their_status, theirs, their_connections)
+        self.pid, self._killed = 0, False  # 0 before it has started
         self._shared, self.counts = shared, Metrics()
         self._numbers, self._places = itertools.count(), dict[int, AsyncExitStack]()
         self.ready, self._closed = asyncio.Event(), asyncio.Event()
-        channel = Channel(ours)
-        channel.send(config, log_form)
         handlers: dict[str, Callable[..., Awaitable[Any]]] = {
             "engines": self._engines,
             "ready": self._is_ready,
             "admit": self._admit,
             "use": self._use,
             "leave": self._leave,
-            "status": shared.status,
+            "status": status,
             "models": shared.models,
             "about": shared.about,
             "metrics": shared.metrics,
         }
+        channel = Channel(ours)
+        channel.send(config, log_form)
         self._link = Link(channel, handlers, self._closed.set)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def give(self, connection: socket.socket) -> bool:
         """Hand over a connection. False where it takes none now."""
@@ -80,18 +89,31 @@ class WorkerProcess:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await self._link.ask("stop")
 
-    async def wait(self) -> str:
-        """Wait for its end, and give back the places of its requests. How it ended."""
+    async def run(self) -> str:
+        """Wait for its start and its end, and give back the places of its requests. How it ended."""
+        self.pid = await self._number() or 0
+        if self._killed:
+            self.kill()
         await self._closed.wait()
-        code = await asyncio.to_thread(self._process.wait)
+        code = await self._number()
         self._connections.close()
+        self._status.close()
         places, self._places = self._places, {}
         for stack in places.values():
             await stack.aclose()
-        return ended(code)
+        return "it is not known how" if code is None else ended(code)
+
+    async def _number(self) -> int | None:
+        """The next number of the fork server about it; None where that has ended."""
+        data = await asyncio.get_running_loop().sock_recv(self._status, NUMBER.size)
+        return NUMBER.unpack(data)[0] if data else None
 
     def kill(self) -> None:
-        self._process.kill()
+        """One that is being started is killed as soon as it is there."""
+        self._killed = True
+        if self.pid:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
     async def _engines(self) -> list[tuple[str, str]]:
         """The loaded models and the addresses of their processes."""

@@ -1,14 +1,13 @@
 """A worker: an HTTP process that serves the connections which the process that started it has accepted.
 
 It ends when that process does. Signals for a whole group of processes (Ctrl-C, a stop by systemd) are left to that
-process, which lets requests finish first.
+process, which lets requests finish first. `fork_server` starts it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 from typing import Any
 
 import uvicorn
@@ -66,15 +65,13 @@ class HttpWorker:
         return protocol
 
 
-def main() -> None:
-    channel, connections = Channel(socket.socket(fileno=int(sys.argv[1]))), socket.socket(fileno=int(sys.argv[2]))
+def run_worker(link: socket.socket, connections: socket.socket) -> None:
+    """Serve until the process that accepts connections says stop, or ends. `link` leads to it; connections come by
+    `connections`."""
+    channel = Channel(link)
     start = channel.receive()
     if start is None:
         return
     config, log_form = start
     start_logging(log_form)
     HttpWorker(channel, connections, config).run()
-
-
-if __name__ == "__main__":
-    main()
