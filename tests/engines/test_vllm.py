@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from dataclasses import replace
@@ -16,7 +17,7 @@ from slipstream.core.types import Origin
 from slipstream.engines import open_engine
 from slipstream.engines.base import GenerationOptions
 from slipstream.engines.vllm.engine import _environment
-from slipstream.engines.vllm.settings import VllmConfig
+from slipstream.engines.vllm.settings import VllmConfig, speculation
 from slipstream.plan.ir.build import build_plan
 
 COLD = Sampling(temperature=0)
@@ -103,6 +104,20 @@ def test_what_cannot_be_loaded_is_one_sentence(folder, fake, how, said):
 def test_mistakes_are_refused(folder, arguments, said):
     with pytest.raises(ValueError, match=said):
         open_engine("vllm", folder, **{"options": HERE, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [
+        ({"model_type": "speculators", "speculators_model_type": "eagle3"}, "eagle3"),
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, "eagle3"),
+        ({"architectures": ["EagleLlamaForCausalLM"]}, "eagle"),
+    ],
+)
+def test_the_folder_of_a_head_needs_no_tokenizer(tmp_path, config, method):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = speculation("eagle", 3, None, VllmConfig(model=str(tmp_path)))
+    assert asked is not None and (asked["method"], asked["model"]) == (method, str(tmp_path))
 
 
 def test_under_speculation_it_refuses_what_vllm_refuses(folder, fake):

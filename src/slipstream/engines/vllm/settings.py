@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from slipstream.engines.job import Job
 from slipstream.models.sources.catalog import resolve
+from slipstream.models.sources.folder import read_json
 
 RULES = {"token": "standard", "block": "block"}  # our names and vLLM's names
 DEPTH = 4
@@ -60,8 +62,22 @@ def speculation(drafter: str, depth: int | None, verify: str | None, own: VllmCo
     elif drafter in ("draft_model", "eagle"):
         if not own.model:
             raise ValueError(f"{drafter} needs a model to draft with: -o model=NAME")
-        wanted |= {"model": str(resolve(own.model).path), "draft_sample_method": own.sample}
+        wanted |= {"model": str(_draft_folder(own.model, drafter)), "draft_sample_method": own.sample}
+        if drafter == "eagle" and _is_eagle3(Path(wanted["model"])):
+            wanted["method"] = "eagle3"
     return wanted
+
+
+def _draft_folder(name: str, drafter: str) -> Path:
+    """The files of a draft model or head. A head's folder has no tokenizer."""
+    folder = Path(name).expanduser()
+    return folder if drafter == "eagle" and (folder / "config.json").is_file() else resolve(name).path
+
+
+def _is_eagle3(folder: Path) -> bool:
+    config = read_json(folder / "config.json")
+    kinds = [config.get("speculators_model_type"), *config.get("architectures", ())]
+    return any("eagle3" in str(kind).lower() for kind in kinds)
 
 
 def sampling(job: Job) -> dict[str, Any]:
