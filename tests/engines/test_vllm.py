@@ -117,7 +117,8 @@ def test_mistakes_are_refused(folder, arguments, said):
 def test_the_folder_of_a_head_needs_no_tokenizer(tmp_path, config, method):
     (tmp_path / "config.json").write_text(json.dumps(config))
     asked = speculation("eagle", 3, None, VllmConfig(model=str(tmp_path)))
-    assert asked is not None and (asked["method"], asked["model"]) == (method, str(tmp_path))
+    assert asked is not None
+    assert (asked["method"], asked["model"]) == (method, str(tmp_path))
 
 
 def test_under_speculation_it_refuses_what_vllm_refuses(folder, fake):
