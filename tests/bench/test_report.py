@@ -132,6 +132,15 @@ def test_engines_are_compared_and_keep_their_colours():
     assert "slower than the llamacpp wheel" in slow["takeaway"]
 
 
+def test_llamacpp_built_for_the_machine_is_not_called_a_wheel():
+    native = record(times(0.4), engine="llamacpp") | {"model": "m (Q4_1, llama.cpp, native build)"}
+    both = results(record(PLAIN), native)
+    assert both["takeaway"].endswith(
+        "2.50 times as fast as llamacpp built for the machine (95 % interval 2.50 to 2.50)."
+    )
+    assert "built for any processor of its family" not in html(both)
+
+
 def test_no_tokens_at_all():
     assert takeaway(results(record([0.0, 0.0]))) == "No tokens were generated, so there is no speed to compare."
     assert "No tokens were generated" in html(results(record([0.0, 0.0])))

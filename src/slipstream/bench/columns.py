@@ -156,3 +156,8 @@ def has_values(column: Column, records: Sequence[Row]) -> bool:
     if column.title == "to reference" and len({record["engine"] for record in records}) == 1:
         return False
     return any(column.show(record) != "-" for record in records)
+
+
+def is_llamacpp_wheel(row: Row) -> bool:
+    """Whether llama.cpp ran from the Python package's wheel, which is built for any processor of its family."""
+    return row["engine"] == "llamacpp" and "native build" not in str(row["model"])

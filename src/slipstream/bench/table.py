@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.bench.columns import COLUMNS, Row, has_values, legend
+from slipstream.bench.columns import COLUMNS, Row, has_values, is_llamacpp_wheel, legend
 from slipstream.bench.forecast.check import AXES, FIGURES
 
 WHEEL = (
     "llamacpp is the wheel of xllamacpp, which is built for any processor of its family. llama.cpp built for a machine "
-    "was 2 to 3.5 times as fast on the processors where both were measured."
+    "was 2 to 3.5 times as fast on the processors where both were measured (benchmarks/peers/build_llamacpp.sh)."
 )
 
 
@@ -121,8 +121,8 @@ def headline(results: Mapping[str, Any]) -> str:
 
 def warnings(results: Mapping[str, Any]) -> list[str]:
     """Warnings for readers who compare speeds."""
-    engines = {record["engine"] for record in results["records"]}
-    wheel = WHEEL if "llamacpp" in engines and not results["hardware"].get("accelerator") else None
+    wheels = any(map(is_llamacpp_wheel, results["records"]))
+    wheel = WHEEL if wheels and not results["hardware"].get("accelerator") else None
     return [warning for warning in (busy(results), wheel, energy_line(results)) if warning]
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from slipstream.bench.columns import is_llamacpp_wheel
 from slipstream.bench.report.labels import (
     Record,
     Results,
@@ -69,7 +70,9 @@ def _rival(records: Sequence[Record], first: str) -> str:
     if not ratios:
         return ""
     name, ratio = min(ratios.items(), key=lambda item: item[1].value)
-    name = "the llamacpp wheel" if name == "llamacpp" else name  # a llama.cpp that is built for the machine is faster
+    if name == "llamacpp":  # a llama.cpp that is built for the machine is faster than the wheel
+        wheel = any(is_llamacpp_wheel(record) for record in plain[name].values())
+        name = "the llamacpp wheel" if wheel else "llamacpp built for the machine"
     clauses = {FASTER: f"{ratio.value:.2f} times as fast as {name}", SLOWER: f"slower than {name}"}
     return f", {clauses.get(verdict(ratio), f'not measurably faster than {name}')} ({_span(ratio)})"
 

@@ -1,1 +1,1 @@
-"""llama.cpp as an engine, through the Python package xllamacpp, which contains its server."""
+"""llama.cpp as an engine: a build for this machine, or the Python package xllamacpp, which contains its server."""

@@ -1,4 +1,6 @@
-"""The llama.cpp engine: runs llama.cpp's server in this process and sends requests to its local address."""
+"""The llama.cpp engine: runs llama.cpp's server and sends requests to its local address.
+
+The server is that of a build for this machine, in a process of its own, or that of the Python package, in this one."""
 
 from __future__ import annotations
 
@@ -7,12 +9,14 @@ import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from slipstream.engines.base import Capabilities
 from slipstream.engines.job import Job
-from slipstream.engines.llamacpp.settings import KINDS, LlamaCppConfig, parameters, sampling
+from slipstream.engines.llamacpp.native_build import LlamaBuild, NativeServer, find_build
+from slipstream.engines.llamacpp.settings import KINDS, LlamaCppConfig, parameters, sampling, server_arguments
 from slipstream.engines.llamacpp.stream import ByteVocabulary, StreamReader, error_message, events
 from slipstream.engines.peer import Peer, PeerModel, PeerOptions
 from slipstream.engines.peer_checks import check_device
@@ -53,13 +57,17 @@ class LlamaCppEngine(Peer):
         longest = min(asked.context or 8192, config.get("max_position_embeddings", 8192))
         text = load_text(files)
         self._vocabulary = ByteVocabulary(text)
-        self._server: Any = _serve(parameters(file, asked.drafter, asked.depth, longest, self._options), asked.model)
+        self._build = find_build(self._options.library)
+        self._server: Any = _serve(self._build, asked.model, (file, asked.drafter, asked.depth, longest, self._options))
         self._address = urlsplit(self._server.listening_address)
         self._pool = ThreadPoolExecutor(self._options.rows, thread_name_prefix="slipstream-llamacpp")
-        return PeerModel(files, text, config["vocab_size"], longest, "llama.cpp", asked.drafter, asked.depth)
+        precision = "llama.cpp, native build" if self._build else "llama.cpp"
+        return PeerModel(files, text, config["vocab_size"], longest, precision, asked.drafter, asked.depth)
 
     @property
     def version(self) -> str:
+        if self._build is not None:
+            return self._build.label
         from importlib.metadata import version
 
         return f"llama.cpp (xllamacpp {version('xllamacpp')})"
@@ -99,13 +107,18 @@ class LlamaCppEngine(Peer):
 
     def _stop(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
+        if isinstance(self._server, NativeServer):
+            self._server.close()
         self._server = None
 
 
-def _serve(params: Any, model: str) -> Any:
-    import xllamacpp
-
+def _serve(build: LlamaBuild | None, model: str, asked: tuple[Path, str, int | None, int, LlamaCppConfig]) -> Any:
+    """A server of the native build, or of the Python package in this process."""
     try:
-        return xllamacpp.Server(params)
+        if build is not None:
+            return NativeServer(build, server_arguments(*asked))
+        import xllamacpp
+
+        return xllamacpp.Server(parameters(*asked))
     except RuntimeError as error:
         raise ValueError(f"llama.cpp cannot load {model}: {error}") from error

@@ -19,6 +19,7 @@ KINDS = {
     "ngram_mod": "NGRAM_MOD",
     "ngram_cache": "NGRAM_CACHE",
 }
+NO_DRAFT_MODEL = "a draft model needs a name: --drafter NAME, or -o model=NAME"
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class LlamaCppConfig:
     threads: int = 0
     rows: int = 4  # requests that decode at the same time
     cache: int = 0  # 1: reuse the cache of prompts that were read before
+    library: str = ""  # folder of a llama.cpp built for this machine; "wheel": the Python package. Empty: what there is
 
 
 def parameters(file: Path, drafter: str, depth: int | None, context: int, options: LlamaCppConfig) -> Any:
@@ -56,7 +58,7 @@ def parameters(file: Path, drafter: str, depth: int | None, context: int, option
 def _drafting(own: Any, drafter: str, depth: int | None, options: LlamaCppConfig) -> None:
     if drafter == "draft_model":
         if not options.model:
-            raise ValueError("a draft model needs a name: --drafter NAME, or -o model=NAME")
+            raise ValueError(NO_DRAFT_MODEL)
         own.draft.mparams.path = str(gguf_file(options.model))
         own.draft.probabilistic = bool(options.probabilistic)
         own.draft.p_min = options.p_min if options.p_min >= 0 else own.draft.p_min
@@ -70,6 +72,44 @@ def _drafting(own: Any, drafter: str, depth: int | None, options: LlamaCppConfig
         table.size_n = options.ngram or table.size_n
         table.size_m = depth or table.size_m
         table.min_hits = options.hits or table.min_hits
+
+
+def server_arguments(file: Path, drafter: str, depth: int | None, context: int, options: LlamaCppConfig) -> list[str]:
+    """The command line of llama-server, with the same meaning as `parameters`."""
+    arguments: dict[str, object] = {
+        "model": file,
+        "parallel": options.rows,
+        "ctx-size": context * options.rows,
+        "threads": options.threads if options.threads > 0 else cores(),
+        "cache-ram": 0 if not options.cache else None,
+    }
+    if drafter == "draft_model":
+        arguments |= _draft_model_arguments(depth, options)
+    elif drafter != "none":
+        kind = KINDS[drafter].lower().replace("_", "-")
+        length, size = ("n-match", "n-max") if drafter == "ngram_mod" else ("size-n", "size-m")
+        arguments["spec-type"] = kind
+        if drafter != "ngram_cache":
+            arguments |= {f"spec-{kind}-{length}": options.ngram or None, f"spec-{kind}-{size}": depth}
+        if drafter == "ngram_mod" and depth is not None:
+            arguments[f"spec-{kind}-n-min"] = 0
+        elif drafter != "ngram_cache":
+            arguments[f"spec-{kind}-min-hits"] = options.hits or None
+    given = {name: value for name, value in arguments.items() if value is not None}
+    return [word for name, value in given.items() for word in (f"--{name}", str(value))]
+
+
+def _draft_model_arguments(depth: int | None, options: LlamaCppConfig) -> dict[str, object]:
+    if not options.model:
+        raise ValueError(NO_DRAFT_MODEL)
+    if options.probabilistic:
+        raise ValueError("probabilistic=1 is for the Python package; add -o library=wheel, or leave it out")
+    return {
+        "spec-type": "draft-simple",
+        "spec-draft-model": gguf_file(options.model),
+        "spec-draft-n-max": depth,
+        "spec-draft-p-min": options.p_min if options.p_min >= 0 else None,
+    }
 
 
 def sampling(job: Job, own_ends: Iterable[int], cache: bool) -> dict[str, Any]:
