@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 import os
@@ -25,6 +26,12 @@ def say(sentence: str) -> None:
 def warn(sentence: str) -> None:
     """Write a line to stderr, each sentence once."""
     print(f"slipstream: {sentence}", file=sys.stderr)
+
+
+def return_freed_memory() -> None:
+    """Return memory that was freed, and that the C library's allocator keeps, to the system."""
+    with suppress(OSError, AttributeError):  # C libraries without this function
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def cores(control: Path = CONTROL) -> int:

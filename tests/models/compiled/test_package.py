@@ -109,6 +109,22 @@ def test_a_package_scores_as_the_whole_model_to_the_bit(tmp_path, kind, whole):
 
 
 @needs_integers
+def test_a_table_that_is_also_the_output_matrix_is_stored_once(tmp_path):
+    model = quantise(build("llama", **WIDE, tie_word_embeddings=True))
+    model.save_pretrained(tmp_path / "model")
+    letters.tokenizer().save_pretrained(tmp_path / "model")
+    path = compile_target(str(tmp_path / "model"))
+    assert "embedding" not in package_file.read_index(path)["tensors"]
+    cold, warm = (build_target(str(tmp_path / "model"), package=package) for package in (False, True))
+    for mine, theirs in zip(scores(warm), scores(cold), strict=True):
+        assert torch.equal(mine, theirs)
+    for mine, theirs in ((warm.embedding, cold.embedding), (warm.output, cold.output)):
+        assert torch.equal(mine, theirs)
+    with pytest.raises(IndexError, match=f"not between 0 and {VOCAB - 1}"):
+        warm.model.model.get_input_embeddings()(torch.tensor([VOCAB]))
+
+
+@needs_integers
 @pytest.mark.parametrize(
     ("whole", "words"), [(True, "int8 x int4/int8 products"), (False, "rounded to int8, int8 x int8 products")]
 )

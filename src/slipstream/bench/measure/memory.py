@@ -6,15 +6,15 @@ start of the process, which is useless for one cell among many, so the peak is N
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import re
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 import torch
+
+from slipstream.kernels.machine import return_freed_memory
 
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 LITTLE = 1 << 24  # bytes; a smaller decrease of memory counts as none
@@ -59,8 +59,7 @@ def release_memory() -> None:
     than 0.1 s
     ago, a part of it at each further free, so a tensor is freed until memory no longer decreases."""
     gc.collect()
-    with suppress(OSError, AttributeError):  # C libraries without this function
-        ctypes.CDLL(None).malloc_trim(0)
+    return_freed_memory()
     pieces = [
         torch.empty(1 << 20, dtype=torch.uint8) for _ in range(2000)
     ]  # makes the allocator visit memory of threads that ended

@@ -125,6 +125,8 @@ class LinearKernel:
         self._parallel = parallel()
         self._call = library.slipstream_linear
         self._call.argtypes, self._call.restype = ARGUMENTS, None
+        self._unpack = library.slipstream_unpack
+        self._unpack.argtypes, self._unpack.restype = (POINTER, POINTER, SIZE, POINTER), ctypes.c_int
         self.work = ctypes.cast(library.slipstream_work, POINTER).value or 0
         self.path, self.row_bits, self.lanes = path, row_bits, int(library.slipstream_lanes())
         self.side = int(library.slipstream_side())  # outputs per group of quantised blocks; 0: not supported
@@ -165,6 +167,14 @@ class LinearKernel:
             self._call(weight.address, x.data_ptr(), y.data_ptr(), rows, threads, self._parallel)
         return y
 
+    def unpack_outputs(self, weight: PackedWeight, outputs: Tensor) -> Tensor:
+        assert weight.is_integer, "floats are not stored in blocks"
+        y = torch.empty((*outputs.shape, weight.inputs))
+        outputs = outputs.contiguous()
+        if not self._unpack(weight.address, outputs.data_ptr(), outputs.numel(), y.data_ptr()):
+            raise IndexError(f"an output is not between 0 and {weight.outputs - 1}")
+        return y
+
     def _check(self) -> None:
         """Compare with torch, and all rows at once with row by row. Small integers must give equal results."""
         rows, inputs, outputs = 19, 57, 6 * self.lanes + 1
@@ -193,8 +203,9 @@ class LinearKernel:
             packed = self.pack_grid(QuantizedGrid(bytes_, scale, -3 * scale[..., 0] if form.floor else None), None)
             result, by_row = self.linear(x, packed), torch.cat([self.linear(row, packed) for row in x[:, None]])
             expected = (x.double() @ packed.unpack().double().T).float()
+            same = torch.equal(self.unpack_outputs(packed, torch.arange(outputs)), packed.unpack())
             close = (result - expected).abs().max() <= 1e-6 * expected.abs().max()
-            if not close or not torch.equal(result, by_row):
+            if not close or not same or not torch.equal(result, by_row):
                 raise Unavailable("it is compiled, but its results are wrong")
 
 
@@ -217,6 +228,11 @@ def pack_grid(numbers: QuantizedGrid, bias: Tensor | None = None, row_bits: int 
 def linear(x: Tensor, weight: PackedWeight) -> Tensor:
     """[..., in] to [..., out]: `torch.nn.functional.linear(x, weight.unpack(), weight.bias)` up to rounding."""
     return _kernel(weight.row_bits).linear(x, weight)
+
+
+def unpack_outputs(weight: PackedWeight, outputs: Tensor) -> Tensor:
+    """The float32 weights [..., in] of some outputs, exactly. The weight must be quantised. `outputs`: int64."""
+    return _kernel(weight.row_bits).unpack_outputs(weight, outputs)
 
 
 def work(row_bits: int = 16) -> int:

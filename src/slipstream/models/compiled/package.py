@@ -30,7 +30,7 @@ from slipstream.kernels.cpu import decoder as cpu_decoder
 from slipstream.kernels.cpu import linear as cpu_linear
 from slipstream.kernels.cpu.compile import Unavailable, build
 from slipstream.kernels.cpu.library import make_folder
-from slipstream.kernels.machine import say
+from slipstream.kernels.machine import return_freed_memory, say
 from slipstream.models.compiled import package_file
 from slipstream.models.compiled.skeleton import NotCompilable, Skeleton, SkeletonParts, assemble, take
 from slipstream.models.run.support_check import ModelAnatomy
@@ -75,6 +75,7 @@ def open_package(files: ModelFiles, row_bits: int = 16) -> Opened | None:
         skeleton, anatomy = assemble(SkeletonParts(facts["skeleton"], tensors))
         full = FullTokenizer(files)
         light = LightTokenizer(tensors.pop(TOKENIZER).numpy().tobytes().decode(), facts[TOKENIZER], full)
+        return_freed_memory()  # what parsing the tokenizer took
         text = TextCodec(light, configured_ends(files), full)
     except FileNotFoundError:
         say("package: none yet; the model is loaded in full")

@@ -70,9 +70,9 @@ def read_index(path: Path) -> dict[str, Any]:
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The index and the tensors of a package; ValueError if any byte of it was changed."""
     index = read_index(path)
-    data = _map(path, index["bytes"])
-    if cpu_hash.kernel().hash_blocks(data) != index["xxh64"]:
+    if cpu_hash.kernel().hash_blocks(_map(path, index["bytes"])) != index["xxh64"]:
         raise ValueError(f"{path} is damaged: its tensors are not those that were written")
+    data = _map(path, index["bytes"])  # a new mapping: the pages that were hashed leave the resident memory
     return index, {name: _tensor(data, *entry) for name, entry in index["tensors"].items()}
 
 

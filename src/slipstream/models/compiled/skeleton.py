@@ -23,6 +23,7 @@ from slipstream.models.run.layer_parts import HEAD_NORMS, NORMS, PRODUCTS, head_
 from slipstream.models.run.support_check import LIMITS, ModelAnatomy
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.weights.linears import PackedLinear
+from slipstream.models.weights.packed_embedding import PackedEmbedding, TiedHead, holds
 
 CONFIG = ("model_type", "vocab_size", "num_hidden_layers", "layer_types", "rope_parameters", *LIMITS)
 CHUNK = 4096  # positions whose angles are compared at a time
@@ -80,12 +81,11 @@ class Skeleton(nn.Module):
         self.config = SkeletonConfig(facts["config"])
         self.device, self.dtype = torch.device("cpu"), torch.float32
         body = nn.Module()
-        body.embed_tokens = nn.Embedding.from_pretrained(held["embedding"])  # type: ignore[no-untyped-call]
+        body.embed_tokens, self.lm_head = _ends(parts)
         body.norm = _norm(held["norm"], facts["epsilon"])
         body.rotary_emb = StoredRotaryTable(held["frequency"], facts["factor"])
         body.layers = nn.ModuleList(_layer(parts, i) for i in range(facts["config"]["num_hidden_layers"]))
         self.base_model = body
-        self.lm_head = _packed(parts, "head", held["embedding"] if facts["tied"] else None)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.base_model.embed_tokens  # type: ignore[return-value]
@@ -97,13 +97,23 @@ class Skeleton(nn.Module):
         raise RuntimeError("this model was opened from a compiled package, without modules to run; load it in full")
 
 
+def _ends(parts: SkeletonParts) -> tuple[nn.Module, PackedLinear]:
+    """The embedding and the output matrix."""
+    table = parts.tensors.get("embedding")
+    if table is None:
+        embedding = PackedEmbedding(_weight(parts, "head"))
+        return embedding, TiedHead(embedding)
+    head = PackedLinear(_weight(parts, "head"), table if parts.facts["tied"] else None)
+    return nn.Embedding.from_pretrained(table), head  # type: ignore[no-untyped-call]
+
+
 def _layer(parts: SkeletonParts, number: int) -> nn.Module:
     layer = nn.Module()
     layer.self_attn, layer.mlp = nn.Module(), nn.Module()
     layer.self_attn.head_dim, layer.self_attn.scaling = parts.facts["head_dim"], parts.facts["scaling"]
     for path in PRODUCTS.values():
         parent, _, name = path.partition(".")
-        setattr(getattr(layer, parent), name, _packed(parts, f"{number}.{path}"))
+        setattr(getattr(layer, parent), name, PackedLinear(_weight(parts, f"{number}.{path}")))
     for path in NORMS.values():
         setattr(layer, path, _norm(parts.tensors[f"{number}.{path}"], parts.facts["epsilon"]))
     for path in HEAD_NORMS.values():
@@ -115,13 +125,12 @@ def _layer(parts: SkeletonParts, number: int) -> nn.Module:
 
 def _norm(weight: Tensor, epsilon: float) -> nn.Module:
     norm = nn.Module()
-    norm.weight, norm.variance_epsilon = weight, epsilon  # type: ignore[assignment]
+    norm.weight, norm.variance_epsilon = nn.Parameter(weight, requires_grad=False), epsilon  # type: ignore[assignment]
     return norm
 
 
-def _packed(parts: SkeletonParts, name: str, held: Tensor | None = None) -> PackedLinear:
-    packed = PackedWeight(parts.tensors[name], parts.tensors.get(f"{name}.bias"), *parts.facts["products"][name])
-    return PackedLinear(packed, held)
+def _weight(parts: SkeletonParts, name: str) -> PackedWeight:
+    return PackedWeight(parts.tensors[name], parts.tensors.get(f"{name}.bias"), *parts.facts["products"][name])
 
 
 def assemble(parts: SkeletonParts) -> tuple[Skeleton, ModelAnatomy]:
@@ -160,7 +169,9 @@ def take(model: TorchModel) -> SkeletonParts:
     }
     for i, layer in enumerate(anatomy.layers):
         norms |= {f"{i}.{HEAD_NORMS[name]}": norm.weight for name, norm in head_norms(layer).items()}
-    tensors = {"embedding": embedding.weight, "norm": body.norm.weight, "frequency": angles.frequency, **norms}
+    tensors = {"norm": body.norm.weight, "frequency": angles.frequency, **norms}
+    if not (facts["tied"] and holds(products["head"].packed, embedding.weight)):
+        tensors["embedding"] = embedding.weight
     for name, module in products.items():
         tensors |= {name: module.packed.data} | ({f"{name}.bias": module.bias} if module.bias is not None else {})
     return SkeletonParts(facts, {name: tensor.detach() for name, tensor in tensors.items()})

@@ -25,6 +25,7 @@ from slipstream.models.cache.packing import RowSlice
 from slipstream.models.cache.tensors import KVCache
 from slipstream.models.run.layer_parts import NORMS, PRODUCTS, head_norms
 from slipstream.models.weights.linears import PackedLinear
+from slipstream.models.weights.packed_embedding import PackedEmbedding
 
 Where = tuple[Int[Tensor, " tokens"], Int[Tensor, " tokens"]]
 PROBE = 5  # tokens
@@ -158,7 +159,9 @@ def packed(pieces: Sequence[RowSlice]) -> tuple[Int[Tensor, " tokens"], ...]:
 
 
 def _embedding(module: Any) -> Callable[[Int[Tensor, " tokens"]], Float[Tensor, "tokens hidden"]]:
-    """A lookup in the embedding's table, or the module itself if it does more than a lookup."""
+    """A lookup in the embedding's table, or the module itself if it does more than a lookup or has no such table."""
+    if isinstance(module, PackedEmbedding):
+        return module
     table, probe = module.weight.detach(), torch.arange(PROBE)
     with torch.inference_mode():
         plain = torch.equal(module(probe), table[probe])

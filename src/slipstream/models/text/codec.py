@@ -239,8 +239,9 @@ def _ends(tokenizer: PreTrainedTokenizerBase, configured: Iterable[int | Sequenc
     ends = {tokenizer.eos_token_id}
     for value in configured:
         ends |= {value} if isinstance(value, int) or value is None else set(value)
-    vocabulary = tokenizer.get_vocab()
-    ends |= {vocabulary.get(token) for token in TURN_ENDS}
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    id_of = tokenizer.get_vocab().get if backend is None else backend.token_to_id  # the latter makes no dictionary
+    ends |= {id_of(token) for token in TURN_ENDS}
     return frozenset(i for i in ends if i is not None)
 
 

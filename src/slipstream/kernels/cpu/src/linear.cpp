@@ -20,8 +20,55 @@ void work(Job& job) {
     }
 }
 
+// A float16 as float32, exactly.
+float widened(uint16_t half) {
+    const uint32_t sign = (half & 0x8000u) << 16, exponent = half >> 10 & 31, fraction = half & 0x3ff;
+    if (exponent == 0) {  // zero, or a multiple of 2^-24
+        const float value = fraction * 0x1p-24f;
+        return sign ? -value : value;
+    }
+    const uint32_t bits = sign | (exponent == 31 ? 0xffu : exponent + 112) << 23 | fraction << 13;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+float widened(float value) { return value; }
+
+// One output's weights, in float32. A number times its scale is exact, so that a fused addition gives the same sum.
+template <class Weight>
+void unpack(const Matrix& matrix, int64_t output, float* y) {
+    const int64_t spans = matrix.in / SPAN, lane = output % SIDE;
+    const Weight* block = static_cast<const Weight*>(matrix.weight) + output / SIDE * spans;
+    for (int64_t span = 0; span < spans; ++span, ++block)
+        for (int i = 0; i < SPAN; ++i) {
+            constexpr int HALF = SPAN / 2;
+            const int at = Weight::BITS == 4 ? i % HALF : i;
+            const int byte = block->number[4 * (SIDE * (at / 4) + lane) + at % 4];
+            const int number = Weight::BITS == 8 ? byte : i < HALF ? byte & 15 : byte >> 4;
+            const float product = number * widened(block->scale[i * Weight::PARTS / SPAN][lane]);
+            *y++ = Weight::FLOOR ? product + widened(block->scale[Weight::PARTS][lane]) : product;
+        }
+}
+
 }  // namespace
 }  // namespace linear
+
+// The weights of some outputs of a matrix of integers, one after the other. Returns 0 at an output that does not exist.
+extern "C" int slipstream_unpack(const linear::Matrix* matrix, const int64_t* outputs, int64_t count, float* y) {
+    using namespace linear;
+    for (int64_t i = 0; i < count; ++i, y += matrix->in) {
+        if (outputs[i] < 0 || outputs[i] >= matrix->out) return 0;
+        switch (static_cast<Kind>(matrix->kind)) {
+            case FOUR: unpack<Four>(*matrix, outputs[i], y); break;
+            case EIGHT: unpack<Eight>(*matrix, outputs[i], y); break;
+            case FOUR_K: unpack<FourK>(*matrix, outputs[i], y); break;
+            case FIVE_K: unpack<FiveK>(*matrix, outputs[i], y); break;
+            case SIX_K: unpack<SixK>(*matrix, outputs[i], y); break;
+            default: return 0;  // floats are not stored in blocks
+        }
+    }
+    return 1;
+}
 
 extern "C" int slipstream_lanes() { return linear::LANES; }
 
