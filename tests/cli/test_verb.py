@@ -260,3 +260,26 @@ def test_json_is_the_only_line_of_stdout(generate):
     assert report["finish_reason"] == "length"
     assert report["completion_tokens"] == len(report["token_ids"]) == 12
     assert report["prompt_tokens"] > 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the library is loaded ahead on Linux only")
+def test_torch_is_loaded_ahead_for_commands_that_run_a_model():
+    code = """if True:
+        import sys
+        from slipstream.cli.preload import preload_torch
+        assert preload_torch("models") is None
+        preload_torch("generate").join()
+        assert "torch" not in sys.modules
+        assert "libtorch_cpu.so" in open("/proc/self/maps").read()
+        import torch
+        assert torch.arange(3).sum() == 3
+        assert preload_torch("generate") is None
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_command_imports_no_other_command():
+    code = "import sys; from slipstream.cli.commands import build_app; build_app('generate'); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "slipstream.cli.generate.command" in done.stdout
+    assert "slipstream.cli.audit.command" not in done.stdout

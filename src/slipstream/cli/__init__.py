@@ -9,11 +9,17 @@ from collections.abc import Sequence
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command. A user's mistake gives one sentence and exit code 2; `--debug` shows the traceback instead."""
-    from slipstream.cli.app import app
-    from slipstream.cli.output.show import INTERRUPTED
+    from slipstream.cli.preload import preload_torch
 
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
+    command = next((argument for argument in arguments if argument != "--debug"), "")
+    if not {"--help", "-h"} & set(arguments):
+        preload_torch(command)
+    from slipstream.cli.commands import build_app
+    from slipstream.cli.output.show import INTERRUPTED
+
+    app = build_app(command)
     try:
         check_text(arguments)
         try:
