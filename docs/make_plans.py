@@ -19,7 +19,7 @@ FORMS = {
     "model": 'NAME = model("MODEL", …)',
     "drafter": 'NAME = KIND("MODEL", …)',
     "stage": "NAME = stage(FIRST, SECOND)",
-    "draft": "%NAME = draft DRAFTER depth=… shape=…",
+    "draft": "%NAME = draft DRAFTER depth=… shape=… overlap=…",
     "guard": "%NAME = guard %DRAFT",
     "score": "%NAME = score MODEL %DRAFT",
     "verify": "%NAME = verify RULE %SCORES",

@@ -46,8 +46,9 @@ WEIGHTS = {
     "staged": staged,
     **HEADS,
 }
-NEEDS_A_MODEL = {"draft_model", "early_exit", "layer_skip"}  # their own suites run them on real architectures
-NAMES = sorted({*drafters.names(), *WEIGHTS} - NEEDS_A_MODEL)  # plugins that are installed are among them
+# their own suites run them: on real architectures, and on tables small enough for the draws of discarded drafts
+OWN_SUITE = {"draft_model", "early_exit", "layer_skip", "overlapped"}
+NAMES = sorted({*drafters.names(), *WEIGHTS} - OWN_SUITE)  # plugins that are installed are among them
 
 
 def make(name: str, table: Table) -> Drafter:

@@ -22,6 +22,7 @@ from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
 from slipstream.models.target import Target
 from slipstream.plan.ir.build import TREE_RULE
+from slipstream.plan.lower.native import overlapped
 from slipstream.plan.passes.figures import FRONT, Figures, MeasuredDepth, Variant
 
 DEPTHS = (1, 2, 4, 7)
@@ -143,11 +144,13 @@ class Turns:
         return point, energy.source or ""
 
     def variants(self, kind: str, depth: int, repeats: int) -> dict[str, dict[str, Variant]]:
-        """The drafter with fewer tokens, and with weights of 8 bits, where it has such an option."""
+        """The drafter with fewer tokens, with weights of 8 bits and while the target scores, where it can do so."""
         possible = drafter_variants(kind, self._drafters[kind], self._target)
         for name, variant in possible.items():
             if not variant.reason:
-                self.open(name, {**self._drafters[kind], **variant.options}, kind)
+                settings = kind, {**self._drafters[kind], **variant.options}
+                run_kind, options = overlapped(*settings) if variant.overlap else settings
+                self.open(name, options, run_kind)
         ways = [(name, depth, 0) for name, variant in possible.items() if not variant.reason]
         self.run([*ways, (kind, depth, 0)], repeats)
         measured = {way[0]: self.point(way) for way in ways}

@@ -139,6 +139,7 @@ class Drafter(ABC):
     options_type: ClassVar[type[Any]] = NoOptions  # a frozen dataclass; `-o key=value` sets its fields
     needs: Needs = Needs()
     siblings: ClassVar[frozenset[Siblings]] = frozenset(Siblings)  # how it can draw several candidates of a slot
+    reads_target: ClassVar[bool] = True  # whether it needs states, weights or scores of the target to draft
     longest_chain: ClassVar[int | None] = None  # tokens of a chain at most, if the policy decides; None: its own limit
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

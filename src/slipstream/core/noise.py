@@ -89,6 +89,13 @@ class Noise(ABC):
         The first continuation of a row that draws from fields draws from the fields of its own positions."""
         raise TypeError(f"{type(self).__name__} has no draws for the stages of a draft")
 
+    def later(self, rows: Sequence[int], tokens: Sequence[int]) -> Noise:
+        """The draws of some rows in a cycle that begins `tokens` tokens after the start of this one; 0: in this cycle.
+
+        `rows` are indices of this cycle's rows. They are a draft's draws before it is known that the cycle begins
+        there (`drafters/overlapped`)."""
+        raise TypeError(f"{type(self).__name__} has no draws of later cycles")
+
     @property
     def has_fields(self) -> bool:
         """Whether draft and target share the noise of every position, so that `odds` differs from the law."""
@@ -120,6 +127,9 @@ class ArgmaxNoise(Noise):
     def inner(self, cycle: InnerCycle) -> Noise:
         return self
 
+    def later(self, rows: Sequence[int], tokens: Sequence[int]) -> Noise:
+        return self
+
 
 class CounterNoise(Noise):
     """Noise by hashing counters. Rows marked `shared` draw tokens from the field of their position.
@@ -149,6 +159,14 @@ class CounterNoise(Noise):
                 key = [self._stream[r]], [self._start[r]], [cycle.stage], [cycle.branch], [int(Purpose.STAGE)]
                 stream += keys(*key).tolist()
         noise.__dict__["_stream"] = stream
+        return noise
+
+    def later(self, rows: Sequence[int], tokens: Sequence[int]) -> CounterNoise:
+        noise = copy.copy(self)
+        noise._rows = [self._rows[r] for r in rows]
+        noise._shared = [self._shared[r] for r in rows]
+        noise._start = [self._start[r] + count for r, count in zip(rows, tokens, strict=True)]
+        noise.__dict__.pop("_stream", None)
         return noise
 
     @property

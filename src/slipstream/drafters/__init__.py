@@ -19,6 +19,7 @@ drafters: Registry[Drafter] = Registry(
         "lookahead": "slipstream.drafters.lookahead:Lookahead",
         "retrieval": "slipstream.drafters.retrieval.drafter:Retrieval",
         "draft_model": "slipstream.drafters.draft_model:DraftModel",
+        "overlapped": "slipstream.drafters.overlapped.drafter:Overlapped",
         "staged": "slipstream.drafters.staged.drafter:Staged",
         "early_exit": "slipstream.drafters.early_exit:EarlyExit",
         "layer_skip": "slipstream.drafters.layer_skip.drafter:LayerSkip",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -44,6 +44,7 @@ class DraftModel(Drafter):
     `files`: where the model is stored, if it is a complete model."""
 
     options_type = DraftModelOptions
+    reads_target: ClassVar[bool] = False
     draft_temperature: float | None = None
 
     def __init__(

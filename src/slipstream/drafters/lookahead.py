@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from slipstream.core.interfaces import TargetModel
 from slipstream.core.noise import Noise
@@ -75,6 +76,7 @@ class Lookahead(PerRow):
     """One pool per row. It reads the scores of its drafts, so it runs in the ordinary host loop on every device."""
 
     options_type = LookaheadOptions
+    reads_target: ClassVar[bool] = True
 
     def __init__(self, vocab: int, options: LookaheadOptions | None = None) -> None:
         super().__init__(vocab)

@@ -38,6 +38,7 @@ class PerRow(Drafter):
     """One `RowDrafter` per open row, made by `new`. Several guesses of a row are merged into a tree."""
 
     siblings: ClassVar[frozenset[Siblings]] = frozenset({Siblings.CHOSEN})
+    reads_target: ClassVar[bool] = False
 
     def __init__(self, vocab: int) -> None:
         self.vocab = vocab

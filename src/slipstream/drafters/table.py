@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 
@@ -19,6 +20,8 @@ from slipstream.models.run.table_model import Table, TableModel
 
 class TableDrafter(Drafter):
     """Drafts chains and trees with the laws of a `Table`."""
+
+    reads_target: ClassVar[bool] = False
 
     def __init__(self, table: Table) -> None:
         self.table = table

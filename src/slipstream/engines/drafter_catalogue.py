@@ -24,6 +24,9 @@ class DrafterCatalogue:
     def siblings(self, kind: str) -> frozenset[Siblings]:
         return drafters.get(kind).siblings
 
+    def reads_target(self, kind: str) -> bool:
+        return drafters.get(kind).reads_target
+
     def defaults(self, kind: str) -> Mapping[str, Value]:
         return asdict(drafters.get(kind).options_type())
 

@@ -8,6 +8,7 @@ import math
 import os
 import platform
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -68,6 +69,16 @@ def use_cores() -> None:
     if threads < torch.get_num_threads():
         torch.set_num_threads(threads)
     say(f"threads: {threads}")
+
+
+def limit_threads(count: int, default: int) -> None:
+    """Set torch's threads for the calling thread alone. `default`: those of threads that begin later.
+
+    `torch.set_num_threads` sets both. So a thread that ends at once sets the default back."""
+    torch.set_num_threads(count)
+    restoring = threading.Thread(target=torch.set_num_threads, args=(default,))
+    restoring.start()
+    restoring.join()
 
 
 def processor() -> str:

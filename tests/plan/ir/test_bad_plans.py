@@ -36,7 +36,10 @@ GOOD = """plan x
             "plan x\n  %d = drft h",
             "f:2:8: there is no operation 'drft'; one of draft, guard, score, verify, route; did you mean draft?",
         ),
-        ("plan x\n  %d = draft h dpth=3", "f:2:16: draft has no 'dpth'; it takes depth, shape; did you mean depth?"),
+        (
+            "plan x\n  %d = draft h dpth=3",
+            "f:2:16: draft has no 'dpth'; it takes depth, shape, overlap; did you mean depth?",
+        ),
         ("plan x\n  %d = draft h depth=deep", "f:2:16: depth is a number, or adaptive(0..8)"),
         ('plan x\n  t = model("a", dtype=3)', "f:2:18: dtype of model is 3; it must be str"),
         ('plan x\n  t = model("a", dtype=a8, dtype=a8)', "f:2:28: dtype is given twice"),
@@ -151,6 +154,21 @@ def test_a_tree_needs_candidates_that_drafter_and_rule_have_in_common():
     plan = build_plan("m", "ngram", shape=8, verify="spectr")
     with pytest.raises(PlanError, match=r"the rule spectr cannot verify a tree of ngram.*with ngram: .*chosen"):
         check_plan(plan, DrafterCatalogue())
+
+
+@pytest.mark.parametrize(
+    ("drafter", "draft", "says"),
+    [
+        ("eagle()", "depth=3", "f:4:3: draft %d: eagle drafts from what the target has computed"),
+        ("ngram()", "depth=3 shape=8", "f:4:3: draft %d: drafts that overlap with the target's pass are chains"),
+    ],
+)
+def test_what_cannot_overlap(drafter, draft, says):
+    text = f'plan x\n  t = model("a")\n  h = {drafter}\n  %d = draft h {draft} overlap=true\n'
+    text += "  %s = score t %d\n  %v = verify auto(seeded=coupled, else=no_replace) %s\n  commit %v\n"
+    with pytest.raises(PlanError) as error:
+        check_plan(parse_plan(text, "f"), DrafterCatalogue(), "f")
+    assert str(error.value).startswith(says)
 
 
 def test_bad_files(tmp_path):

@@ -70,7 +70,7 @@ def plans(draw: st.DrawFn) -> Plan:
         DrafterNode("first", draw(NAMES.filter(lambda name: name not in ("model", "stage"))), draw(options())),
         DrafterNode("second", "kind", draw(options()), comments=draw(COMMENTS)),
         StageNode("both", ("first", "second")),
-        DraftNode("d", "both", draw(DEPTHS), shape),
+        DraftNode("d", "both", draw(DEPTHS), shape, draw(st.booleans())),
         GuardNode("g", "d"),
         ScoreNode("s", "target", draw(st.sampled_from(["g", None]))),
         VerifyNode("v", draw(RULES), "s", draw(st.booleans())),

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 import pytest
 
 from slipstream.engines.emit import peer_configuration
 from slipstream.plan.ir.build import build_plan
-from slipstream.plan.ir.nodes import PlanError
+from slipstream.plan.ir.nodes import DraftNode, PlanError
 from slipstream.plan.lower.native import lower_native
 from slipstream.plan.lower.peers import lower_peer
+from slipstream.plan.passes.edits import replaced
+
+NGRAM = build_plan("m", "ngram", depth=3)
+OVERLAP = replaced(NGRAM, NGRAM.one(DraftNode), replace(NGRAM.one(DraftNode), overlap=True))
+
+
+def test_native_overlap():
+    settings = lower_native(OVERLAP)
+    assert (settings.drafter, settings.options) == ("overlapped", {"drafter": "ngram"})
 
 
 def test_vllm():
@@ -55,6 +65,7 @@ def test_llamacpp_and_transformers(tmp_path):
             build_plan("m", "draft_model", depth=3, options={"layers": "0-3"}),
             "vllm has no counterpart of the option layers",
         ),
+        (OVERLAP, "draft %d: vllm does not draft while the target scores; native does"),
         (build_plan("m", "ngram", depth=3, invariant=True), "model target: vllm has no invariant mode"),
     ],
 )

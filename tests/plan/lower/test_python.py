@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 import pytest
+import torch
 
 import letters_folder
 from slipstream.core.rules import rules
@@ -29,9 +30,19 @@ CASES = [
     ("draft_model", None, None, None),
     ("ngram", None, None, None),
     ("ngram", "block", 4, None),
+    ("overlapped", "block", 2, None),
     ("early_exit", "token", 2, None),
     ("none", None, None, None),
 ]
+
+
+@pytest.fixture(autouse=True)
+def two_threads():
+    """A drafter that overlaps with its target needs a thread of its own."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +53,7 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(("drafter", "rule", "depth", "shape"), CASES)
 def test_the_emitted_cycle_equals_the_engine(folder, drafter, rule, depth, shape):
     options = {"layers": "0"} if drafter == "draft_model" else {"layer": 1} if drafter == "early_exit" else {}
+    options = {"drafter": "ngram"} if drafter == "overlapped" else options
     plan = plan_of_flags(folder, drafter, options, verify=rule, depth=depth, shape=shape)
     source = emit_python(check_plan(plan, DrafterCatalogue()))
     module: dict[str, object] = {"__name__": "cycle"}

@@ -10,9 +10,10 @@ from slipstream.engines.drafter_catalogue import DrafterCatalogue
 from slipstream.plan.ir.build import add_route, build_plan
 from slipstream.plan.ir.nodes import AutoRule, DrafterNode, DraftNode, Plan, PlanError, RouteNode, StageNode, VerifyNode
 from slipstream.plan.ir.text import line_of
+from slipstream.plan.passes.context import PassContext
 from slipstream.plan.passes.figures import Figures, MeasuredDepth, Variant
 from slipstream.plan.passes.levels import LEVELS, passes_of, run_passes
-from slipstream.plan.passes.passes import PASSES, PassContext
+from slipstream.plan.passes.passes import PASSES
 
 FIGURES = Figures(
     "m",
@@ -36,6 +37,7 @@ VARIANTS = replace(
     variants={
         "trim-vocab": {"eagle": Variant({"vocab": 4096}, FAST)},
         "quantise-draft": {"draft_model": Variant({"dtype": "int8"}, FAST)},
+        "overlap": {"draft_model": Variant({}, FAST, overlap=True), "eagle": Variant({}, reason="it reads the target")},
     },
 )
 ENERGY = Figures(
@@ -113,6 +115,12 @@ def lines(plan):
             build_plan("m", "draft_model", depth=4),
             {"figures": VARIANTS},
             [*HEAD, "draft_model = draft_model(dtype=int8)", "%d = draft draft_model depth=4", *DRAFT_END],
+        ),
+        (
+            "overlap",
+            build_plan("m", "draft_model", depth=4),
+            {"figures": VARIANTS},
+            [*HEAD, "draft_model = draft_model()", "%d = draft draft_model depth=4 overlap=true", *DRAFT_END],
         ),
         (
             "select-energy",

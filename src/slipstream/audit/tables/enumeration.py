@@ -20,6 +20,7 @@ from slipstream.core.noise import InnerCycle, Noise, Purpose, Site
 from slipstream.core.types import Row
 
 Key = tuple[int, ...]  # the start of the cycle (an inner cycle adds its own fields), node, purpose
+LATER = -1  # part of the keys of draws that are made before their cycle begins
 
 
 @dataclass
@@ -64,6 +65,16 @@ class Scripted(Noise):
         return Scripted(
             [self._universes[r] for r in cycle.rows],
             [(*self._starts[r], cycle.stage, cycle.branch, drafted) for r, drafted in starts],
+        )
+
+    def later(self, rows: Sequence[int], tokens: Sequence[int]) -> Scripted:
+        """Draws of a later cycle have keys of their own, because a draft that is discarded is drawn again.
+
+        That the two share random numbers is harmless if nothing depends on the discarded draft, so this is exact."""
+        starts = zip(rows, tokens, strict=True)
+        return Scripted(
+            [self._universes[r] for r in rows],
+            [(*self._starts[r], count, LATER) if count else self._starts[r] for r, count in starts],
         )
 
     def flip(self, prob: Float[Tensor, " n"], site: Site) -> Bool[Tensor, " n"]:

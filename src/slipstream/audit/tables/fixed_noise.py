@@ -43,6 +43,9 @@ class FixedNoise(Noise):
         assert not cycle.branch, "another continuation has draws of its own"
         return FixedNoise([self._next_fields[r][n:] for r, n in zip(cycle.rows, cycle.drafted, strict=True)])
 
+    def later(self, rows: Sequence[int], tokens: Sequence[int]) -> FixedNoise:
+        return FixedNoise([self._next_fields[r][count:] for r, count in zip(rows, tokens, strict=True)])
+
     @property
     def has_fields(self) -> bool:
         return True

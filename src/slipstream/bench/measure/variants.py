@@ -1,10 +1,13 @@
-"""The variants of a drafter that passes try: fewer tokens in its vocabulary, and weights of 8 bits."""
+"""The variants of a drafter that passes try: fewer tokens in its vocabulary, weights of 8 bits, and overlap."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
+from slipstream.drafters.overlapped.lane import ONE_THREAD
 from slipstream.engines.drafter_catalogue import DrafterCatalogue
 from slipstream.models.target import Target
 from slipstream.models.weights.linears import products
@@ -17,7 +20,11 @@ TRIMMED = 4096  # tokens of a draft vocabulary that is tried
 def drafter_variants(kind: str, options: Mapping[str, Any], target: Target) -> dict[str, Variant]:
     """By the name of the pass. A variant that this drafter cannot have says why."""
     known = DrafterCatalogue().defaults(kind)
-    return {"trim-vocab": _trimmed(kind, known, options), "quantise-draft": _quantised(kind, known, options, target)}
+    return {
+        "trim-vocab": _trimmed(kind, known, options),
+        "quantise-draft": _quantised(kind, known, options, target),
+        "overlap": _overlapped(kind, target),
+    }
 
 
 def _trimmed(kind: str, known: Mapping[str, Any], options: Mapping[str, Any]) -> Variant:
@@ -40,3 +47,11 @@ def _quantised(kind: str, known: Mapping[str, Any], options: Mapping[str, Any], 
     except ValueError as error:
         return Variant({}, reason=str(error))
     return Variant({"dtype": "int8"})
+
+
+def _overlapped(kind: str, target: Target) -> Variant:
+    if DrafterCatalogue().reads_target(kind):
+        return Variant({}, reason=f"{kind} drafts from what the target has computed, so it cannot overlap")
+    if target.model.device.type == "cpu" and torch.get_num_threads() < 2:
+        return Variant({}, reason=ONE_THREAD)
+    return Variant({}, overlap=True)

@@ -23,9 +23,9 @@ from slipstream.models.weights.precision import choose_device
 from slipstream.plan.ir.nodes import DraftNode, ModelNode, Plan
 from slipstream.plan.ir.text import line_of, text_of
 from slipstream.plan.lower.native import LOADING, drafting
+from slipstream.plan.passes.context import PassContext
 from slipstream.plan.passes.figures import Figures
 from slipstream.plan.passes.levels import ABOUT, LEVELS, MEASURED, METERED, PassStep, passes_of, run_passes
-from slipstream.plan.passes.passes import PassContext
 
 if TYPE_CHECKING:
     from slipstream.core.sampling import Sampling

@@ -19,6 +19,9 @@ class Catalogue(Protocol):
     def siblings(self, kind: str) -> frozenset[Siblings]:
         """How a drafter can draw several candidates after one token."""
 
+    def reads_target(self, kind: str) -> bool:
+        """Whether a drafter needs what the target has computed, so that it cannot draft while the target scores."""
+
     def defaults(self, kind: str) -> Mapping[str, Value]:
         """The options of a drafter with their defaults."""
 

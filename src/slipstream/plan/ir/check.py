@@ -36,6 +36,7 @@ from slipstream.plan.ir.parser import near
 
 Kinds = tuple[type[PlanNode], ...]
 STAGES = "staged"  # the drafter that runs a stage node
+OVERLAP = "overlapped"  # the drafter that runs another one while the target scores
 
 
 def check_plan(plan: Plan, catalogue: Catalogue | None = None, source: str = "plan") -> Plan:
@@ -172,6 +173,8 @@ def _check_match(plan: Plan, catalogue: Catalogue) -> None:
             check_siblings(verify.rule, kind, catalogue.siblings(kind))
         except ValueError as error:
             _fail(draft, str(error))
+    if draft.overlap and catalogue.reads_target(kind):
+        _fail(draft, f"{kind} drafts from what the target has computed, so it cannot overlap with its pass")
     if isinstance(drafter, DrafterNode):
         trained_for = catalogue.trained_for(drafter.kind, drafter.options)
         if trained_for is not None and trained_for != target.model:

@@ -52,6 +52,8 @@ def check_draft(node: DraftNode) -> None:
         raise ValueError(f"the depth is {node.depth}; it must be 1 or more, and plain decoding has no draft")
     if node.shape is not None:
         parse(node.shape)
+        if node.overlap:
+            raise ValueError("drafts that overlap with the target's pass are chains; leave shape or overlap out")
 
 
 def check_rule(node: VerifyNode, tree: bool) -> None:

@@ -104,6 +104,7 @@ class DraftNode(PlanNode):
     drafter: str = operand("drafter")
     depth: int | AdaptiveDepth = argument(ADAPTIVE, "drafted tokens along one path: a number, or adaptive(0..8)")  # noqa: RUF009
     shape: str | None = argument(None, "a tree: 24 (nodes), 4x2x1 (by level) or -1,-1,0 (parents); none: a chain")
+    overlap: bool = argument(False, "draft the next cycle while the target scores, in a thread or stream of its own")
 
 
 @dataclass(frozen=True)

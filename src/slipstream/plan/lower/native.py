@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slipstream.core.tree import Shape
-from slipstream.plan.ir.check import STAGES, title
+from slipstream.plan.ir.check import OVERLAP, STAGES, title
 from slipstream.plan.ir.nodes import (
     AdaptiveDepth,
     AutoRule,
@@ -67,6 +67,8 @@ def lower_native(plan: Plan) -> NativeSettings:
     if draft is None:
         return NativeSettings(target.model, loading, depth=0, **rule)
     kind, options = drafting(plan, draft)
+    if draft.overlap:
+        kind, options = overlapped(kind, options)
     depth = AdaptiveDepth(0, draft.depth) if plan.one(GuardNode) else draft.depth
     adaptive = depth if isinstance(depth, AdaptiveDepth) else None
     return NativeSettings(
@@ -80,6 +82,11 @@ def lower_native(plan: Plan) -> NativeSettings:
         shape=None if draft.shape is None else parse(draft.shape),
         policy=None if adaptive is None or adaptive.policy == AdaptiveDepth.policy else adaptive.policy,
     )
+
+
+def overlapped(kind: str, options: Mapping[str, Value]) -> tuple[str, dict[str, Value]]:
+    """The drafter that runs another one while the target scores, and its options."""
+    return OVERLAP, {"drafter": kind, **{f"{kind}.{key}": value for key, value in options.items()}}
 
 
 def drafting(plan: Plan, draft: DraftNode) -> tuple[str, dict[str, Value]]:

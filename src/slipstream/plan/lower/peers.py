@@ -69,6 +69,8 @@ def lower_peer(plan: Plan, engine: str, drafters: Collection[str], rules: Collec
         _fail(part, f"{engine} has no drafter {part.kind}; it has {legal}")
     if draft.shape is not None:
         _fail(draft, f"{engine} drafts chains; native drafts trees")
+    if draft.overlap:
+        _fail(draft, f"{engine} does not draft while the target scores; native does")
     guard = plan.one(GuardNode)
     if guard is not None or isinstance(draft.depth, AdaptiveDepth):
         _fail(guard or draft, f"{engine} drafts the same number of tokens in every cycle; write depth=N")

@@ -44,6 +44,7 @@ def generate(prompt: str, sampling: Sampling, max_tokens: int, raw: bool = False
 {open}    while row.finish_reason is None:
         noise = {noise}
 {cycle}        advance([row], draft, verdict, model.context)
+{close}    model.close([row])
     return row, text.decode(row.output)
 
 
@@ -118,6 +119,7 @@ def emit_python(plan: Plan) -> str:
         load=", ".join([repr(settings.model), *(f"{name}={value!r}" for name, value in _loading(settings))]),
         build="" if plain else f"    drafter = build_drafter({settings.drafter!r}, target, OPTIONS)\n",
         open=_open(settings),
+        close="" if plain else "    drafter.close([row])\n",
         cycle=ADAPTIVE if adaptive else PLAIN if plain else _fixed(settings),
     )
 

@@ -25,11 +25,14 @@ class MeasuredDepth:
 
 @dataclass(frozen=True)
 class Variant:
-    """A drafter with other options, at its fastest depth. `point` None: it was not measured, and `reason` says why."""
+    """A drafter with other options, at its fastest depth. `point` None: it was not measured, and `reason` says why.
+
+    `overlap`: it drafts while the target scores."""
 
     options: Mapping[str, Any]
     point: MeasuredDepth | None = None
     reason: str = ""
+    overlap: bool = False
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,15 @@ from slipstream.plan.ir.catalogue import Catalogue
 from slipstream.plan.ir.check import check_plan
 from slipstream.plan.ir.nodes import Plan, PlanError
 from slipstream.plan.ir.parser import near
-from slipstream.plan.passes.passes import PASSES, PassContext
+from slipstream.plan.passes.context import PassContext
+from slipstream.plan.passes.passes import PASSES
 
+VARIANTS = ("trim-vocab", "quantise-draft", "overlap")  # passes that change how the chosen drafter runs
 LEVELS: Mapping[str, tuple[str, ...]] = {
     "0": ("drop-draft", "place"),
     "1": ("fix-chain", "place"),
-    "2": ("select-drafter", "select-depth", "select-shape", "trim-vocab", "quantise-draft", "guard", "place"),
-    "3": ("select-drafter", "stage", "trim-vocab", "quantise-draft", "adapt-depth", "place"),
+    "2": ("select-drafter", "select-depth", "select-shape", *VARIANTS, "guard", "place"),
+    "3": ("select-drafter", "stage", *VARIANTS, "adapt-depth", "place"),
     "e": ("select-energy", "place"),
 }
 ABOUT = {
@@ -26,14 +28,7 @@ ABOUT = {
     "e": "least joules per token within a latency bound",
 }
 METERED = ("select-energy",)  # passes that need joules per token
-MEASURED = (
-    "select-drafter",
-    "select-depth",
-    "select-shape",
-    "stage",
-    "trim-vocab",
-    "quantise-draft",
-)  # passes that need figures
+MEASURED = ("select-drafter", "select-depth", "select-shape", "stage", *VARIANTS)  # passes that need figures
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
 from slipstream.core.rules import rules
 from slipstream.plan.ir.build import TREE_RULE
@@ -21,30 +21,17 @@ from slipstream.plan.ir.nodes import (
 )
 from slipstream.plan.lower.native import drafting
 from slipstream.plan.lower.routes import without_token_route
+from slipstream.plan.passes.context import Pass, PassContext, PassResult, figures_for
 from slipstream.plan.passes.edits import replaced, with_drafter, without_draft, without_guard
-from slipstream.plan.passes.figures import FRONT, MARGIN, Figures
-
-
-@dataclass(frozen=True)
-class PassContext:
-    """What passes may know besides the plan. None: not known, and nothing is decided by it."""
-
-    figures: Figures | None = None
-    device: str | None = None  # of this machine: cpu or cuda
-    temperature: float | None = None  # of all requests
-    seeded: bool | None = None  # whether all requests have a seed, or none has
-    latency: float | None = None  # most seconds per token
-
-
-PassResult = tuple[Plan, tuple[str, ...]]
-Pass = Callable[[Plan, PassContext], PassResult]
+from slipstream.plan.passes.figures import FRONT
+from slipstream.plan.passes.variants import overlap, quantise_draft, trim_vocab
 
 
 def select_drafter(plan: Plan, context: PassContext) -> PassResult:
     """Draft with the drafter that was measured to be fastest, or decode plainly if none is faster."""
     if without_token_route(plan) != plan:
         return plan, ("the small model of the route drafts",)
-    figures = _figures(context, "select-drafter")
+    figures = figures_for(context, "select-drafter")
     best = figures.best_drafter()
     reasons = tuple(figures.shown(kind) for kind in figures.drafters)
     if best is None:
@@ -58,7 +45,7 @@ def select_depth(plan: Plan, context: PassContext) -> PassResult:
     draft = plan.one(DraftNode)
     if draft is None:
         return plan, ()
-    figures, kind = _figures(context, "select-depth"), drafting(plan, draft)[0]
+    figures, kind = figures_for(context, "select-depth"), drafting(plan, draft)[0]
     if kind not in figures.drafters:
         raise PlanError(f"select-depth needs figures of {kind}; there are some of {', '.join(figures.drafters)}")
     depth = figures.best_depth(kind).depth
@@ -70,11 +57,11 @@ def select_shape(plan: Plan, context: PassContext) -> PassResult:
     draft, verify = plan.one(DraftNode), plan.one(VerifyNode)
     if draft is None:
         return plan, ()
-    figures, kind = _figures(context, "select-shape"), drafting(plan, draft)[0]
+    figures, kind = figures_for(context, "select-shape"), drafting(plan, draft)[0]
     tree = figures.best_tree(kind) if kind in figures.drafters else None
     if tree is None or not (isinstance(verify.rule, AutoRule) or rules.get(verify.rule).siblings):
         return plan, ()
-    plan = replaced(plan, draft, replace(draft, depth=tree.depth, shape=str(tree.nodes)))
+    plan = replaced(plan, draft, replace(draft, depth=tree.depth, shape=str(tree.nodes), overlap=False))
     if isinstance(verify.rule, AutoRule):
         plan = replaced(plan, verify, replace(verify, rule=replace(verify.rule, other=TREE_RULE)))
     return plan, (f"trees of {tree.nodes} nodes are faster than chains of {kind}",)
@@ -85,7 +72,7 @@ def stage(plan: Plan, context: PassContext) -> PassResult:
     draft = plan.one(DraftNode)
     if draft is None or isinstance(part := plan.node(draft.drafter), StageNode):
         return plan, ()
-    point = _figures(context, "stage").best_stage(part.kind)
+    point = figures_for(context, "stage").best_stage(part.kind)
     if point is None:
         return plan, ()
     plan = replaced(plan, draft, replace(draft, drafter="stages"))
@@ -95,42 +82,11 @@ def stage(plan: Plan, context: PassContext) -> PassResult:
     return replace(plan, nodes=nodes), (f"{FRONT} in front of {part.kind}: {point.tokens_per_second:.1f} tokens/s",)
 
 
-def trim_vocab(plan: Plan, context: PassContext) -> PassResult:
-    """Cut the draft vocabulary, if the drafter was measured to be faster with fewer tokens."""
-    return _with_variant(plan, context, "trim-vocab")
-
-
-def quantise_draft(plan: Plan, context: PassContext) -> PassResult:
-    """Round the drafter's weights to 8 bits, if it was measured to be faster so. The output stays exact."""
-    return _with_variant(plan, context, "quantise-draft")
-
-
-def _with_variant(plan: Plan, context: PassContext, name: str) -> PassResult:
-    """The plan with the options of a measured variant of its drafter, if that is clearly faster."""
-    draft = plan.one(DraftNode)
-    if draft is None:
-        return plan, ("the plan has no draft",)
-    figures, part = _figures(context, name), plan.node(draft.drafter)
-    if isinstance(part, StageNode):
-        return plan, ("it is for one drafter, and the plan has stages",)
-    variant = figures.variants.get(name, {}).get(part.kind)
-    if variant is None or part.kind not in figures.drafters:
-        return plan, (f"{part.kind} was not measured so",)
-    if variant.point is None:
-        return plan, (variant.reason,)
-    words = ", ".join(f"{key}={value}" for key, value in variant.options.items())
-    own, other = figures.best_depth(part.kind).tokens_per_second, variant.point.tokens_per_second
-    reason = f"{part.kind} with {words}: {other:.1f} tokens/s, without {own:.1f}"
-    if other < MARGIN * own:
-        return plan, (reason,)
-    return replaced(plan, part, replace(part, options={**part.options, **variant.options})), (reason,)
-
-
 def select_energy(plan: Plan, context: PassContext) -> PassResult:
     """Take the drafter and depth, or plain decoding, with the least joules per token within the latency bound."""
     if without_token_route(plan) != plan:
         return plan, ("the small model of the route drafts",)
-    figures = _figures(context, "select-energy")
+    figures = figures_for(context, "select-energy")
     if figures.plain_joules is None:
         raise PlanError("the pass select-energy needs joules per token; plan optimise -O e measures them")
     kind, best = figures.frugal(context.latency)
@@ -221,6 +177,7 @@ PASSES: Mapping[str, Pass] = {
     "stage": stage,
     "trim-vocab": trim_vocab,
     "quantise-draft": quantise_draft,
+    "overlap": overlap,
     "select-energy": select_energy,
     "fix-chain": fix_chain,
     "adapt-depth": adapt_depth,
@@ -229,9 +186,3 @@ PASSES: Mapping[str, Pass] = {
     "specialise": specialise,
     "lower": lower,
 }
-
-
-def _figures(context: PassContext, name: str) -> Figures:
-    if context.figures is None:
-        raise PlanError(f"the pass {name} needs figures of this machine; plan optimise measures them")
-    return context.figures
