@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 import letters_folder
 from slipstream.bench.figures import FURTHER, measure_figures
+from slipstream.bench.measure.variants import drafter_variants
+from slipstream.engines.drafter_catalogue import DrafterCatalogue
 from slipstream.engines.native.build import build_target
 from slipstream.kernels.energy_counter import NoCounter
 from slipstream.plan.ir.build import build_plan
@@ -16,7 +19,8 @@ from slipstream.plan.ir.library import library
 from slipstream.plan.ir.parser import parse_plan
 from slipstream.plan.ir.text import text_of
 from slipstream.plan.lower.peers import lower_peer
-from slipstream.plan.passes.levels import LEVELS
+from slipstream.plan.passes.context import PassContext
+from slipstream.plan.passes.levels import LEVELS, run_passes
 
 
 @pytest.fixture(scope="module")
@@ -154,8 +158,8 @@ def test_audit_and_bench_take_a_plan(slipstream, plan_file, workload):
 
 
 def test_optimise_explain_and_levels(slipstream, folder, workload, monkeypatch):
-    def quick(target, drafters, on_step=None, always=()):
-        return measure_figures(target, drafters, (2,), 4, 1, on_step, always)
+    def quick(target, drafters, on_step=None, always=(), kept=None):
+        return measure_figures(target, drafters, (2,), 4, 1, on_step, always, kept)
 
     monkeypatch.setattr("slipstream.cli.plan.optimise.measure_figures", quick)
     given = "-m", folder, "--candidate", "ngram", "--json"
@@ -192,6 +196,21 @@ def test_measured_figures(folder, workload):
     assert figures.plain > 0
     assert all(point.tokens_per_second > 0 and point.tau >= 1 for point in figures.drafters["ngram"])
     assert json.dumps(figures.shown("ngram"))
+
+
+def test_variants_of_the_drafter_that_a_plan_keeps(folder, workload, monkeypatch):
+    """The plan's own drafter is measured with overlap, though another one or plain decoding may be faster."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    candidates = {"ngram": {}, "lookahead": {}}
+    figures = measure_figures(build_target(folder), candidates, (1,), 4, 1, always=("ngram",), kept="ngram")
+    overlap = figures.variants["overlap"]["ngram"]
+    assert overlap.point.tokens_per_second > 0
+    (step,) = run_passes(build_plan("m", "ngram", depth=1), ["overlap"], PassContext(figures), DrafterCatalogue())
+    assert step.reasons[0].startswith("ngram with overlap: ")
+    figures = measure_figures(build_target(folder), candidates, (1,), 4, 1, always=("lookahead",), kept="lookahead")
+    assert "drafts from what the target has computed" in figures.variants["overlap"]["lookahead"].reason
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert "share one device and one thread" in drafter_variants("ngram", {}, build_target(folder))["overlap"].reason
 
 
 def test_of_many_drafters_the_best_are_measured_further(folder, workload):

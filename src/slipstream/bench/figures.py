@@ -44,9 +44,11 @@ def measure_figures(
     repeats: int = 2,
     on_step: Callable[[str, int, int], None] | None = None,
     always: Collection[str] = (),
+    kept: str | None = None,
 ) -> Figures:
     """Tokens per second of the best drafters (kind -> options), and of those in `always`, at every depth: medians over
-    `repeats`."""
+    `repeats`. `kept`: the drafter that the plan keeps; trees, variants and stages are those of this one, or else of the
+    fastest."""
     with ExitStack() as stack:
         turns = Turns(target, drafters, max_tokens, stack, on_step)
         middle = depths[len(depths) // 2]
@@ -56,7 +58,7 @@ def measure_figures(
         best = [kind for n, kind in enumerate(order) if n < FURTHER or kind in always]
         turns.run([("none", 0, 0), *((kind, depth, 0) for kind in best for depth in depths)], repeats)
         figures = turns.figures(best)
-        if (fastest := figures.best_drafter()) is None:
+        if (fastest := kept or figures.best_drafter()) is None:
             return figures
         depth = figures.best_depth(fastest).depth
         if not registry.get(fastest).siblings.isdisjoint(rules.get(TREE_RULE).siblings):

@@ -61,14 +61,22 @@ def optimise(plan: Plan, names: Sequence[str], kinds: Sequence[str], bounds: Ene
         with power_model(bounds.watts):
             figures = measured(plan, kinds, energy=True)
     elif set(names) & set(MEASURED):
-        figures = measured(plan, kinds)
+        figures = measured(plan, kinds, keeps_drafter="select-drafter" not in names)
     latency = None if bounds.latency is None else bounds.latency / 1000
     context = PassContext(figures, choose_device(plan.target.device), latency=latency)
     return run_passes(plan, names, context, DrafterCatalogue())
 
 
-def measured(plan: Plan, kinds: Sequence[str], target: Target | None = None, energy: bool = False) -> Figures:
-    """Figures of the plan's model on this machine, with a progress line. `energy`: joules per token, too."""
+def measured(
+    plan: Plan,
+    kinds: Sequence[str],
+    target: Target | None = None,
+    energy: bool = False,
+    keeps_drafter: bool = False,
+) -> Figures:
+    """Figures of the plan's model on this machine, with a progress line. `energy`: joules per token, too.
+
+    `keeps_drafter`: no pass chooses another drafter, so variants of the plan's own are measured."""
     model = plan.target
     if energy and (reason := Meter.open(choose_device(model.device))[1]):
         raise ValueError(f"-O e needs joules per token: {reason}; --watts states a power for an estimate")
@@ -89,7 +97,8 @@ def measured(plan: Plan, kinds: Sequence[str], target: Target | None = None, ene
 
         if energy:
             return measure_energy_figures(target, options, on_step=on_step)
-        return measure_figures(target, options, on_step=on_step, always=own_kind)
+        kept = next((kind for kind in own_kind if keeps_drafter and kind in options), None)
+        return measure_figures(target, options, on_step=on_step, always=own_kind, kept=kept)
 
 
 def loaded(model: ModelNode) -> Target:

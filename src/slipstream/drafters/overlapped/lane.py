@@ -40,7 +40,7 @@ class Lane:
         if self._split:
             limit_threads(self._own, self._all)
         if self._device.type == "cuda":
-            self._stream = torch.cuda.Stream(self._device)
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
     def leave_cores(self, active: bool) -> None:
         """Reduce the threads of the calling thread, which runs the target, by the drafter's; or restore them."""
