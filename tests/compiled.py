@@ -15,12 +15,13 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
 
-from slipstream.kernels.gpu import cycle, entries, path, tree
+from slipstream.kernels.gpu import cycle, entries, logprobs, path, tree
 from slipstream.kernels.gpu import matmul as products
 from slipstream.kernels.gpu import sample as draw
 from slipstream.kernels.gpu import verify as judge
 from slipstream.kernels.gpu.attention import parts as attention
 from slipstream.kernels.gpu.attention import rotary, splits
+from slipstream.kernels.gpu.lossy import kernels as lossy
 
 F, L, I = "*fp32", "*i64", "*i32"  # noqa: E741
 SLOTS, PADDED, LEVELS, WIDTH = 25, 32, 2, 6
@@ -30,7 +31,52 @@ Kernel = tuple[Any, list[str], dict[str, Any]]
 B, D, SOME = "*bf16", "*fp64", "i32"
 HEADS, WIDE = {"HEADS": 9, "KV": 3, "DIM": 64}, {"HEADS": 9, "DIM": 64, "WIDE": 64}
 
+LAWS = [F, SOME, L, F, F, F, SOME, F, F, L, F]  # logits to temperature, as the lossy rules take them
+
+LOSSY: list[Kernel] = [
+    *(
+        (
+            lossy.sum_laws,
+            [*LAWS, D, SOME, "fp32"],
+            {"KIND": kind, "WIDTH": 3, "NAMED": True, "SURE": False, "BLOCK": 512, "EARLY": True},
+        )
+        for kind in (2, 3, 4)
+    ),
+    (
+        lossy.find_peaks,
+        [*LAWS, D, D, I, SOME, "fp32"],
+        {"WIDTH": 3, "NAMED": True, "SURE": False, "BLOCK": 512, "BLOCKS": 32, "EARLY": True},
+    ),
+    *(
+        (
+            lossy.decide,
+            [F, SOME, L, L, L, F, F, F, F, F, L, L, D, D, I, SOME, D, L, L, L, L, SOME, "fp32", "fp32"],
+            {"KIND": kind, "SUMS": kind in (2, 3, 4), "ARGMAX": argmax, "SURE": False, "WIDTH": 3, "BLOCKS": 32,
+             "EARLY": True},
+        )
+        for kind, argmax in ((0, False), (2, True), (3, True), (4, False), (5, False), (6, True))
+    ),
+    *(
+        (
+            lossy.race_rest,
+            [F, SOME, L, L, F, F, F, SOME, F, F, L, F, L, L, L, D, L, D, I, SOME, SOME],
+            {"KIND": kind, "NAMED": True, "SURE": False, "BLOCK": 512, "EARLY": True},
+        )
+        for kind in (3, 4)
+    ),
+    (logprobs._survey, [F, SOME, L, F, F, F, SOME], {"BLOCK": 512, "EARLY": True}),
+    *(
+        (
+            logprobs._write,
+            [F, SOME, L, L, L, F, F, F, F, L, D, *[SOME] * 4],
+            {"SURVEYED": surveyed, "BLOCKS": 32 if surveyed else 1, "TOPS": 32 if surveyed else 0, "EARLY": True},
+        )
+        for surveyed in (True, False)
+    ),
+]  # fmt: skip
+
 KERNELS: list[Kernel] = [
+    *LOSSY,
     *(
         (
             rotary._turn,
@@ -153,7 +199,7 @@ KERNELS: list[Kernel] = [
         {"NAMED": True, "SURE": False, "BLOCK": 512, "EARLY": True},
     ),
     *((cycle._lay, [*[L] * 11, *[SOME] * 4], {"FIRST": on, "LONG": 16, "EARLY": True}) for on in (True, False)),
-    (cycle._commit, [*[L] * 8, F, *[L] * 7, D, *[L] * 4, *[SOME] * 4], {"LONG": 16, "EARLY": True}),
+    (cycle._commit, [*[L] * 8, F, *[L] * 7, D, *[L] * 4, *[SOME] * 5], {"LONG": 16, "EARLY": True}),
     (
         tree._rank,
         [F, "i32", F, L, L, L, "i32", F, F, F, I],

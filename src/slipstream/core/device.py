@@ -8,7 +8,7 @@ instead if their rule's `device_rule` or their drafter's `device_form` is None.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -26,6 +26,24 @@ class DeviceVerdict(Enum):
     TOKEN = "token"  # rejection sampling, token by token (arXiv 2302.01318)
     BLOCK = "block"  # block verification (arXiv 2403.10444)
     OFFER = "offer"  # the candidates of a slot were chosen, not sampled; they are tried in order
+    LOSSY = "lossy"  # a test that changes the output's law
+
+
+class LossyTest(NamedTuple):
+    """A lossy rule: its kind, its two options (the second is 0 where there is none), and whether all draws are the
+    largest probabilities."""
+
+    kind: str
+    options: tuple[float, float]
+    argmax: bool
+
+    @property
+    def needs_draft(self) -> bool:
+        """Whether every token needs the draft model's law, so that there is no bonus token: the cascades."""
+        return self.kind in CASCADES
+
+
+CASCADES = frozenset({"chow", "difference", "tv", "token"})
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: it is part of the key of every captured graph
@@ -33,29 +51,50 @@ class DeviceRule:
     """How a rule runs in a captured cycle.
 
     `greedy`: the rule needs temperature 0. `shared`: draft and target sample with the same noise. `chains`, `trees`:
-    the drafts it can verify."""
+    the drafts it can verify. `lossy`: of the verdict LOSSY."""
 
     verdict: DeviceVerdict
     greedy: bool = False
     shared: bool = False
     chains: bool = True
     trees: bool = False
+    lossy: LossyTest | None = None
 
     def __post_init__(self) -> None:
         _RULES.setdefault(self.to_json(), self)
 
-    def to_json(self) -> tuple[str | bool, ...]:
-        verdict, *flags = astuple(self)
-        return (verdict.value, *flags)
+    @property
+    def argmax(self) -> bool:
+        """Whether drafted tokens are the most probable ones of laws at the request's temperature."""
+        return self.lossy is not None and self.lossy.argmax
+
+    @property
+    def needs_draft(self) -> bool:
+        """Whether every cycle must draft, and has no bonus token."""
+        return self.lossy is not None and self.lossy.needs_draft
+
+    def to_json(self) -> tuple[str | float, ...]:
+        lossy = () if self.lossy is None else (self.lossy.kind, *self.lossy.options, self.lossy.argmax)
+        return (self.verdict.value, self.greedy, self.shared, self.chains, self.trees, *lossy)
 
     @staticmethod
     def from_json(saved: Sequence[Any]) -> DeviceRule:
         """The rule of a verifier with these properties."""
-        verdict, *flags = saved
-        return _RULES.get(tuple(saved)) or DeviceRule(DeviceVerdict(verdict), *flags)
+        if known := _RULES.get(tuple(saved)):
+            return known
+        verdict, greedy, shared, chains, trees, *lossy = saved
+        kind, first, second, argmax = lossy or (None, 0.0, 0.0, False)
+        test = None if kind is None else LossyTest(kind, (first, second), argmax)
+        return DeviceRule(DeviceVerdict(verdict), greedy, shared, chains, trees, test)
 
 
-_RULES: dict[tuple[str | bool, ...], DeviceRule] = {}
+_RULES: dict[tuple[str | float, ...], DeviceRule] = {}
+
+
+@lru_cache(maxsize=256)
+def lossy_rule(test: LossyTest) -> DeviceRule:
+    """The rule of a lossy test. One object for each: it is part of the key of every captured graph."""
+    return DeviceRule(DeviceVerdict.LOSSY, lossy=test)
 
 
 class DraftSize(NamedTuple):

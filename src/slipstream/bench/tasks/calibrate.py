@@ -15,6 +15,7 @@ from slipstream.bench.tasks.outcome import TaskOutcome
 from slipstream.bench.tasks.pair_runs import Routed, SmallRun
 from slipstream.core.lossy.deferral import build_score
 from slipstream.core.spec import parse_spec, spec_name
+from slipstream.engines.cascade.request import RouteOptions
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Calibration:
     wanted: str
 
     def data(self) -> dict[str, Any]:
-        return {**asdict(self), "lossless": False}
+        return {**asdict(self), "rule": RouteOptions(self.threshold, self.score).rule, "lossless": False}
 
     @property
     def sentence(self) -> str:

@@ -55,9 +55,9 @@ def run_curve(options: TaskOptions, small: str, names: Sequence[str], score: str
     points = marked([point(run, own, large) for run, own in zip(runs, outcomes, strict=True)])
     metric = large.task.metric
     results = curve.answers.origin | curve.settings
-    if scope.limit is not None:
+    if curve.times is not None:
         timing = {"problems": scope.limit, "batch": options.load.batch, "same_texts": same_texts(runs)}
-        results |= {"timing": timing}
+        results |= {"timing": timing | {key: curve.times.origin.get(key) for key in ("hardware", "commit", "date")}}
     results |= {"metric": metric, "points": [asdict(entry) for entry in points], "finding": finding(points)}
     results |= {"missing": curve.missing}
     if options.out:
@@ -178,10 +178,17 @@ def measured_where(results: Mapping[str, Any]) -> str:
     """What was measured on which problems, and what is missing."""
     quality, timing = f"{results['problems']} problems, {results['batch']} at a time", results.get("timing")
     if timing is None:
-        said = f"quality, time and energy: {quality}"
+        said = f"quality, time and energy: {quality}{_machine(results)}"
     else:
         said = (
-            f"quality: {quality}; time and energy: {timing['problems']} of them, {timing['batch']} at a time; "
+            f"quality: {quality}{_machine(results)}; time and energy: {timing['problems']} of them, "
+            f"{timing['batch']} at a time{_machine(timing)}; "
             f"{100 * timing['same_texts']:.0f} % of the timed answers are the graded ones, letter for letter"
         )
     return said + (f"; not measured: {', '.join(results['missing'])}" if results["missing"] else "")
+
+
+def _machine(origin: Mapping[str, Any]) -> str:
+    hardware = origin.get("hardware") or {}
+    name = hardware.get("accelerator") or hardware.get("processor")
+    return f", on {name}" if name else ""

@@ -4,7 +4,7 @@ each lossy rule at five settings, in this order.
 Quality is always that of all problems. Time may be measured on some of them with fewer requests at a time
 (`CurveScope`). With a folder, every run is appended to a file there: `answers.jsonl` with the graded answers, and
 `times-batch-B.jsonl` with the timed ones. The same command finds them again, so an interrupted curve resumes, and a
-curve that was measured on one machine can be graded on another.
+curve that was measured on one machine can be graded on another, or timed on a third.
 """
 
 from __future__ import annotations
@@ -77,12 +77,13 @@ class CurveMeasurement:
         }
         limit, out = TimeLimit(scope.time_limit), options.out
         file = None if out is None else out / "answers.jsonl"
-        self.answers = RunFile(file, self.settings, lambda: origin_of(setup, small, options.command), limit)
-        self._times: RunFile | None = None
+        origin = partial(origin_of, setup, small, options.command)
+        self.answers = RunFile(file, self.settings, origin, limit)
+        self.times: RunFile | None = None
         if self._timed_load is not None:
             timed = self.settings | {"problems": scope.limit, "batch": self._timed_load.batch}
             file = None if out is None else out / f"times-batch-{self._timed_load.batch}.jsonl"
-            self._times = RunFile(file, timed, lambda: self.answers.origin, limit)
+            self.times = RunFile(file, timed, origin, limit)
         self.missing: list[str] = []  # setups that the time limit left out
 
     def runs(self) -> list[CurveRun]:
@@ -101,10 +102,10 @@ class CurveMeasurement:
 
     def _measured(self, name: str, kind: str, answer: Answer, done: Sequence[CurveRun]) -> CurveRun:
         outcome = self.answers.run(name, self._task, partial(answer, self._task, self._load))
-        if self._times is None or self._timed_load is None or self._scope.limit is None:
+        if self.times is None or self._timed_load is None or self._scope.limit is None:
             return CurveRun(name, kind, outcome)
         chosen = spread(self._task, (done[0].outcome if done else outcome), self._scope.limit)
-        return CurveRun(name, kind, outcome, self._times.run(name, chosen, partial(answer, chosen, self._timed_load)))
+        return CurveRun(name, kind, outcome, self.times.run(name, chosen, partial(answer, chosen, self._timed_load)))
 
     def _setups(self, done: Sequence[CurveRun]) -> Iterator[tuple[str, str, Answer]]:
         """Name, kind and run of every setup. `done`: the runs so far; the thresholds follow from the first."""

@@ -17,11 +17,12 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from slipstream.core.array_types import Bool, Float, Tensor
+from slipstream.core.device import DeviceRule, LossyTest, lossy_rule
 from slipstream.core.interfaces import Verifier
 from slipstream.core.law import Law
 from slipstream.core.noise import Noise, Site
@@ -35,7 +36,21 @@ class LossyAcceptance(Verifier):
 
     lossless: ClassVar[bool] = False
     fixed_schedule: ClassVar[bool] = True
+    device_options: ClassVar[tuple[str, ...] | None] = None  # of `LossyTest`; None: ordinary host loop only
     argmax: bool = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """A subclass that overrides the test or the residual does not inherit `device_options`."""
+        super().__init_subclass__(**kwargs)
+        if {"accepts", "residual"} & vars(cls).keys() and "device_options" not in vars(cls):
+            cls.device_options = None
+
+    @property
+    def device_rule(self) -> DeviceRule | None:  # type: ignore[override]
+        if self.device_options is None:
+            return None
+        first, second = (*(float(getattr(self, name)) for name in self.device_options), 0.0)[:2]
+        return lossy_rule(LossyTest(self.name, (first, second), self.argmax))
 
     @abstractmethod
     def accepts(self, draft: Draft, target_probs: Float[Tensor, "nodes vocab"], noise: Noise) -> Bool[Tensor, " nodes"]:
@@ -62,6 +77,7 @@ def _own(draft: Draft, target_probs: Float[Tensor, "nodes vocab"]) -> Float[Tens
 @dataclass(frozen=True)
 class Typical(LossyAcceptance):
     name: ClassVar[str] = "typical"
+    device_options: ClassVar[tuple[str, ...] | None] = ("epsilon", "delta")
     epsilon: float = 0.09
     delta: float = 0.3
 
@@ -79,6 +95,7 @@ class Typical(LossyAcceptance):
 @dataclass(frozen=True)
 class Lenient(LossyAcceptance):
     name: ClassVar[str] = "lenient"
+    device_options: ClassVar[tuple[str, ...] | None] = ("factor",)
     factor: float = 2.0
 
     def __post_init__(self) -> None:
@@ -100,6 +117,7 @@ class Lenient(LossyAcceptance):
 @dataclass(frozen=True)
 class Bild(LossyAcceptance):
     name: ClassVar[str] = "bild"
+    device_options: ClassVar[tuple[str, ...] | None] = ("fallback", "rollback")
     fallback: float = 0.5
     rollback: float = 4.0
 

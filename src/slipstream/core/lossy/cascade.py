@@ -18,11 +18,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from slipstream.core.array_types import Float, Tensor
+from slipstream.core.device import DeviceRule, LossyTest, lossy_rule
 from slipstream.core.interfaces import Verifier
 from slipstream.core.law import Dense, Law
 from slipstream.core.noise import Noise, Purpose, Site
@@ -41,6 +42,19 @@ class CascadeRule(Verifier):
     needs_draft: ClassVar[bool] = True
     alpha: float = 0.2
     argmax: bool = False
+
+    device_kind: ClassVar[str | None] = None  # of `LossyTest`; None: it runs in the ordinary host loop only
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """A subclass that overrides `mixture` does not inherit `device_kind`."""
+        super().__init_subclass__(**kwargs)
+        if "mixture" in vars(cls) and "device_kind" not in vars(cls):
+            cls.device_kind = None
+
+    @property
+    def device_rule(self) -> DeviceRule | None:  # type: ignore[override]
+        kind = self.device_kind
+        return None if kind is None else lossy_rule(LossyTest(kind, (self.alpha, 0.0), self.argmax))
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
@@ -94,6 +108,7 @@ def _either(defer: Tensor, target_probs: Probs, draft_probs: Probs) -> Probs:
 @dataclass(frozen=True)
 class ChowCascade(CascadeRule):
     name: ClassVar[str] = "cascade_chow"
+    device_kind: ClassVar[str | None] = "chow"
 
     def mixture(self, target_probs: Probs, draft_probs: Probs) -> Probs:
         return _either(draft_probs.amax(-1) < 1 - self.alpha, target_probs, draft_probs)
@@ -102,6 +117,7 @@ class ChowCascade(CascadeRule):
 @dataclass(frozen=True)
 class DifferenceCascade(CascadeRule):
     name: ClassVar[str] = "cascade_difference"
+    device_kind: ClassVar[str | None] = "difference"
 
     def mixture(self, target_probs: Probs, draft_probs: Probs) -> Probs:
         defer = draft_probs.amax(-1) < target_probs.amax(-1) - self.alpha
@@ -111,6 +127,7 @@ class DifferenceCascade(CascadeRule):
 @dataclass(frozen=True)
 class TotalVariationCascade(CascadeRule):
     name: ClassVar[str] = "cascade_tv"
+    device_kind: ClassVar[str | None] = "tv"
 
     def mixture(self, target_probs: Probs, draft_probs: Probs) -> Probs:
         distance = (target_probs - draft_probs).abs().sum(-1) / 2
@@ -121,6 +138,7 @@ class TotalVariationCascade(CascadeRule):
 @dataclass(frozen=True)
 class TokenCascade(CascadeRule):
     name: ClassVar[str] = "cascade_token"
+    device_kind: ClassVar[str | None] = "token"
 
     def mixture(self, target_probs: Probs, draft_probs: Probs) -> Probs:
         good = target_probs >= (1 - self.alpha) * target_probs.amax(-1, keepdim=True)

@@ -89,10 +89,10 @@ def _keep(state, row, place, held, row_step, stack, stack_step, scale, size, SIZ
     tl.store(stack + token * stack_step + at, scaled.to(stack.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["rows", "width", "chunk", "chunks"])
+@triton.jit(do_not_specialize=["rows", "width", "chunk", "chunks", "spare"])
 def _commit(
     start, depth, far, owner, token, accepted, next, sound, chance, following, position, row, place, limit, count, end,
-    result, last, before, left, goal, rows, width, chunk, chunks, LONG: tl.constexpr, EARLY: tl.constexpr,
+    result, last, before, left, goal, rows, width, chunk, chunks, spare, LONG: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Write for each row the committed tokens that a head reads next, the record for the host, and the control of the
     next cycle."""
@@ -128,7 +128,7 @@ def _commit(
         tl.store(before + r, tl.load(token + r * width + kept))
         tl.store(last + r, final)
         tl.store(left + r, room)
-        tl.store(depth + r, tl.minimum(tl.load(goal + r), room - 1))
+        tl.store(depth + r, tl.where(room > 0, tl.minimum(tl.load(goal + r), room - spare), -1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,7 +230,9 @@ def commit(
     layout: Layout,
     end: Tensor,
     result: Tensor,
+    spare: int = 1,
 ) -> None:
+    """Commit the tokens of a cycle. `spare`: tokens that a cycle may emit beyond those it drafts."""
     (rows, width), chunk = token.shape, layout.chunk
     _commit[(rows,)](
         *(control.start, control.depth, far, control.head_row, token, *outcome, chance, following),
@@ -244,6 +246,7 @@ def commit(
             width,
             chunk,
             -(-width // chunk),
+            spare,
             long(width),
         ),
         num_warps=1,

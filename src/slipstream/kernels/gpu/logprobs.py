@@ -16,9 +16,10 @@ from slipstream.kernels.gpu.launch import early, wait
 from slipstream.kernels.gpu.sample import LawBuffers
 
 
-@triton.jit
-def _survey(logits, vocab, high, mass, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    """One block of a slot's vocabulary: the largest logit, and the sum of the weights relative to it."""
+@triton.jit(do_not_specialize=["width"])
+def _survey(logits, vocab, token, high, mass, drafted, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    """One block of a slot's vocabulary: the largest logit, and the sum of the weights relative to it. Also the logit of
+    the token drafted there, which a lossy rule may accept although the target's truncated law excludes it."""
     if EARLY:
         wait()
     slot, block = tl.program_id(0), tl.program_id(1)
@@ -29,12 +30,14 @@ def _survey(logits, vocab, high, mass, BLOCK: tl.constexpr, EARLY: tl.constexpr)
     line = slot * tl.num_programs(1) + block
     tl.store(high + line, top)
     tl.store(mass + line, tl.sum(tl.exp(x - safe), 0))
+    if (block == 0) & (slot % width + 1 < width):
+        tl.store(drafted + slot, tl.load(logits + slot.to(tl.int64) * vocab + tl.load(token + slot + 1)))
 
 
 @triton.jit(do_not_specialize=["width", "columns"])
 def _write(
-    logits, vocab, token, accepted, following, high, mass, values, indices, record, blocks, width, columns, top,
-    BLOCKS: tl.constexpr, TOPS: tl.constexpr, EARLY: tl.constexpr,
+    logits, vocab, token, accepted, following, high, mass, drafted, values, indices, record, blocks, width, columns,
+    top, SURVEYED: tl.constexpr, BLOCKS: tl.constexpr, TOPS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The record of one slot [token, width x top ids, width x top values], where the slot emits a token."""
     if EARLY:
@@ -53,8 +56,11 @@ def _write(
         if n < kept:
             emitted = tl.load(token + row * width + n + 1)
         line = record + row * columns
-        own = tl.load(logits + slot.to(tl.int64) * vocab + emitted) - whole
-        tl.store(line + n, own.to(tl.float64))
+        logit = tl.load(logits + slot.to(tl.int64) * vocab + emitted)
+        if SURVEYED:
+            same = tl.load(token + slot + 1, mask=n + 1 < width, other=-1) == emitted
+            logit = tl.where(same, tl.load(drafted + slot), logit)
+        tl.store(line + n, (logit - whole).to(tl.float64))
         if TOPS > 0:
             rank = tl.arange(0, TOPS)
             inside = rank < top
@@ -76,6 +82,7 @@ class LogprobBuffers:
         self._high, self._mass = (
             (laws.best, laws.total) if ready else (new(slots, laws.blocks), new(slots, laws.blocks))
         )
+        self._drafted = new(slots)
         self._values = new(slots, max(1, self._top))
         self._indices = torch.zeros_like(self._values, dtype=torch.long)
 
@@ -84,24 +91,36 @@ class LogprobBuffers:
         """Numbers of each row in the record."""
         return self._width * (1 + 2 * self._top)
 
-    def survey(self) -> None:
-        """Read the logits before they are truncated."""
+    def survey(self, token: Tensor) -> None:
+        """Read the logits before they are truncated. `token`: [rows, width], the committed end and the draft."""
         laws = self._laws
         slots, vocab = laws.logits.shape
         if self._top:
             torch.topk(laws.logits, self._top, sorted=True, out=(self._values, self._indices))
         if not self._ready:
             _survey[slots, laws.blocks](
-                laws.logits, vocab, self._high, self._mass, draw.BLOCK, **early(laws.logits, slots)
+                laws.logits,
+                vocab,
+                token,
+                self._high,
+                self._mass,
+                self._drafted,
+                self._width,
+                draw.BLOCK,
+                **early(laws.logits, slots),
             )
 
     def write(self, token: Tensor, verdict: tuple[Tensor, Tensor, Tensor], record: Tensor) -> None:
         """Write the log-probabilities to `record`, a part of the columns of a matrix."""
         (slots, vocab), (accepted, following, _) = self._laws.logits.shape, verdict
         _write[(slots,)](
-            *(self._laws.logits, vocab, token, accepted, following, self._high, self._mass),
+            *(self._laws.logits, vocab, token, accepted, following, self._high, self._mass, self._drafted),
             *(self._values, self._indices, record, self._blocks, self._width, record.stride(0), self._top),
-            *(triton.next_power_of_2(self._blocks), triton.next_power_of_2(self._top) if self._top else 0),
+            *(
+                not self._ready,
+                triton.next_power_of_2(self._blocks),
+                triton.next_power_of_2(self._top) if self._top else 0,
+            ),
             num_warps=1,
             **early(self._laws.logits, slots),
         )

@@ -167,9 +167,11 @@ def draft(
     purpose: Purpose,
     chance: Tensor,
     ids: Tensor | None,
+    race: bool = True,
 ) -> None:
-    """Draw the drafted token after `depth` others for each row, and write it to `out`, whose rows are `step` apart."""
-    _draw(laws, sampling, out, step, (1, depth), purpose, True, ids, chance)
+    """Draw the drafted token after `depth` others for each row, and write it to `out`, whose rows are `step` apart.
+    Without `race` it is the most probable one."""
+    _draw(laws, sampling, out, step, (1, depth), purpose, race, ids, chance)
 
 
 def _draw(

@@ -30,11 +30,11 @@ def _match(choice, token, depth, best, accepted, next, sound, width, LONG: tl.co
     kept = tl.min(tl.where(drafted == chosen, LONG, n), 0)
     tl.store(accepted + row, kept)
     tl.store(next + row, tl.load(choice + row * width + kept))
-    tl.store(sound + row, _sound(best, row, kept, width))
+    tl.store(sound + row, sound_up_to(best, row, kept, width))
 
 
 @triton.jit
-def _sound(best, row, kept, width):
+def sound_up_to(best, row, kept, width):
     """Whether every slot up to the last accepted one has a law."""
     slot = tl.arange(0, 64)
     there = (slot < width) & (slot <= kept)
@@ -54,7 +54,7 @@ def _ratio(logits, vocab, token, best, total, chance, warm, row, n, rows, WIDTH:
 
 
 @triton.jit
-def _laws_at(
+def laws_at(
     logits, vocab, best, total, drafts, draft_vocab, draft_best, draft_total, slot_of, warm, slot, line, block, covered,
     word, NAMED: tl.constexpr, SURE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -93,7 +93,7 @@ def _surplus(
         ratio = _ratio(logits, vocab, token, best, total, chance, warm, row, n, rows, WIDTH).to(tl.float64)
         carried = tl.where(n < after, tl.minimum(carried * ratio, 1.0), carried)
     slot, line = row * WIDTH + after, after * rows + row
-    _, inside, p, q = _laws_at(
+    _, inside, p, q = laws_at(
         logits, vocab, best, total, drafts, draft_vocab, draft_best, draft_total, slot_of, warm, slot, line, block,
         draft_vocab, tl.load(token + slot + 1), NAMED, SURE, BLOCK,
     )  # fmt: skip
@@ -138,7 +138,7 @@ def _accept(
             kept += going.to(kept.dtype)
     tl.store(accepted + row, kept)
     tl.store(carry + row, scale)
-    tl.store(sound + row, _sound(best, row, kept, WIDTH))
+    tl.store(sound + row, sound_up_to(best, row, kept, WIDTH))
 
 
 @triton.jit(do_not_specialize=["rows", "width"])
@@ -155,7 +155,7 @@ def _rest(
     kept, warm, begin = tl.load(accepted + row), tl.load(temperature + row), tl.load(start + row)
     cut = kept < tl.load(depth + row)
     slot, line = row * width + kept, tl.where(cut, kept, 0) * rows + row
-    at, inside, p, q = _laws_at(
+    at, inside, p, q = laws_at(
         logits, vocab, best, total, drafts, draft_vocab, draft_best, draft_total, slot_of, warm, slot, line, block,
         tl.where(cut, draft_vocab, 0), tl.load(token + slot + 1, mask=cut, other=-1), NAMED, SURE, BLOCK,
     )  # fmt: skip

@@ -21,6 +21,7 @@ from slipstream.engines.native.captured.result import CycleResult, told_chains
 from slipstream.kernels.gpu.cycle import commit, lay
 from slipstream.kernels.gpu.decoder import Held
 from slipstream.kernels.gpu.logprobs import LogprobBuffers
+from slipstream.kernels.gpu.lossy.verdict import LossyVerdict
 from slipstream.kernels.gpu.sample import LawBuffers, choose, draft
 from slipstream.kernels.gpu.truncate import cut
 from slipstream.kernels.gpu.verify import judge, match, surplus_room
@@ -49,7 +50,7 @@ class ChainCycle:
         self._shaping = processor.device_form(rows, width, target.vocab, device) if processor else None
         self._logprobs = None
         if key.logprobs is not None and processor is None:
-            ready = key.rule.greedy  # no temperature, and nothing is truncated
+            ready = key.rule.greedy or key.rule.argmax  # no temperature, and nothing is truncated
             self._logprobs = LogprobBuffers(self._scoring.laws, width, key.logprobs, ready)
         columns = width if processor else self._logprobs.columns if self._logprobs else 0
         self._record = self._result.new_zeros(rows, self._result.shape[1] + columns) if columns else self._result
@@ -62,6 +63,10 @@ class ChainCycle:
         if self._steps is not None:
             assert draft.ids is not None, "steps come with a vocabulary"
             self._drafts = LawBuffers(rows * key.depth, len(draft.ids), device)
+        self._lossy = None
+        if key.rule.lossy is not None and key.depth:
+            drafts = None if self._steps is None else self._drafts
+            self._lossy = LossyVerdict(key.rule.lossy, self._scoring.laws, drafts, draft.slot_of, width)
         self.whole = CapturedCycle(self._all, self._record)
 
     @property
@@ -130,7 +135,7 @@ class ChainCycle:
         return {name: capture(runs[name]) if self._result.is_cuda else runs[name] for name in names}
 
     def told(self, record: Sequence[list[int]]) -> list[CycleResult]:
-        return told_chains(record)
+        return told_chains(record, self.key.rule.needs_draft)
 
     def _all(self) -> None:
         self._first()
@@ -150,7 +155,7 @@ class ChainCycle:
         if self._shaping is not None:
             self._shaping.restrict(scoring.laws.logits, scoring.token, inputs.control, self.key.depth + 1, 0)
         if self._logprobs is not None:
-            self._logprobs.survey()
+            self._logprobs.survey(scoring.token)
         if self.key.cut:
             cut(scoring.laws.logits, inputs.sampling)
         self._verify()
@@ -161,7 +166,7 @@ class ChainCycle:
             self._logprobs.write(scoring.token, scoring.verdict, logprobs)
         commit(
             *(inputs.control, inputs.far, scoring.token, scoring.verdict, self._chance, reading.following),
-            *(reading.layout, reading.end, self._result),
+            *(reading.layout, reading.end, self._result, 0 if self.key.rule.needs_draft else 1),
         )
         if self._record is not self._result:
             self._record[:, : self._result.shape[1]].copy_(self._result)
@@ -179,18 +184,22 @@ class ChainCycle:
             if self.key.cut:
                 cut(laws.logits, self._inputs.sampling)
             ids = self._draft.ids
-            draft(laws, self._inputs.sampling, token[:, n + 1 :], depth + 1, n, purpose, self._chance[n], ids)
+            race = not self.key.rule.argmax
+            draft(laws, self._inputs.sampling, token[:, n + 1 :], depth + 1, n, purpose, self._chance[n], ids, race)
 
     def _verify(self) -> None:
         rule, width, scoring, sampling = self.key.rule, self.key.depth + 1, self._scoring, self._inputs.sampling
         drafted = width > 1 and (self._draft.on_host or self._steps is not None)
         if rule.verdict is DeviceVerdict.MATCH or not drafted:  # the target's own choice at each slot decides
             purpose = Purpose.FIELD if rule.shared else Purpose.EMIT
-            choose(scoring.laws, sampling, scoring.choice, width, purpose, race=not rule.greedy)
+            choose(scoring.laws, sampling, scoring.choice, width, purpose, race=not (rule.greedy or rule.argmax))
             match(scoring.choice, scoring.token, sampling, scoring.laws.best, scoring.verdict)
             return
         drafts = None if self._steps is None else self._drafts
         choose(scoring.laws, sampling, scoring.choice, width, Purpose.EMIT, race=False)
+        if self._lossy is not None:
+            self._lossy.run(scoring.token, scoring.choice, self._chance, sampling, scoring.verdict)
+            return
         judge(
             *(scoring.laws, drafts, self._chance, scoring.token, sampling, self._draft.slot_of),
             *(self._credit, rule.verdict is DeviceVerdict.BLOCK, scoring.verdict),

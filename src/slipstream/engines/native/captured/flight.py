@@ -53,4 +53,5 @@ class Flight:
             return lines, rows, [0] * len(live)
         if self.depths is not None:
             return lines, rows, [self.depths[n] for n in live]
-        return lines, rows, [min(self.lines[n][2], self.lines[n][1].room(context) - 1) for n in live]
+        spare = 0 if self.rule.needs_draft else 1
+        return lines, rows, [min(self.lines[n][2], self.lines[n][1].room(context) - spare) for n in live]

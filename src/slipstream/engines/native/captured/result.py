@@ -55,18 +55,21 @@ class CycleResult(NamedTuple):
         return ranks
 
 
-def told_chains(record: Sequence[list[int]]) -> list[CycleResult]:
-    """Of each row: accepted, next token, whether all had a law, drafted; tokens, and more that is not needed here."""
-    return [_chain(line[0], line[1], line[4 : 4 + line[3]]) if line[3] else _plain(line[1]) for line in record]
+def told_chains(record: Sequence[list[int]], whole: bool = False) -> list[CycleResult]:
+    """Of each row: accepted, next token, whether all had a law, drafted; tokens, and more that is not needed here.
+
+    `whole`: the next token is the last drafted one where all of them were accepted, as in cascades."""
+    return [_chain(line[0], line[1], line[4 : 4 + line[3]], whole) if line[3] else _plain(line[1]) for line in record]
 
 
 def _plain(last: int) -> CycleResult:
     return CycleResult([], (), (), [], [last], PLAIN)
 
 
-def _chain(count: int, last: int, tokens: list[int]) -> CycleResult:
+def _chain(count: int, last: int, tokens: list[int], whole: bool) -> CycleResult:
     kept = tokens[:count]
-    final = _origins(count, True, count < len(tokens))
+    rejected = count < len(tokens) and not (whole and tokens[count] == last)  # no rejected token is drawn again
+    final = _origins(count, True, rejected)
     return CycleResult(tokens, range(-1, len(tokens) - 1), range(count), kept, [*kept, last], final)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -101,7 +102,7 @@ class CapturedRows:
             rows = [job.row for job in jobs]
             plain = self.fresh if drafter.needs.features else ()  # heads begin after the first token, on either path
             first = all(row in plain for row in rows)  # nobody drafts: first tokens do not wait for the head
-            goals = [Budget(0)] * len(jobs) if first else [job.budget for job in jobs]
+            goals = [Budget(0)] * len(jobs) if first else [_stopping(job.budget, rule.stop_below) for job in jobs]
             budget = goals if first else limited(jobs, rule, drafter, self._context)
             by_policy = all(job.plan.depth is None for job in jobs)
             self._flight = runner.launch(rows, budget, goals, drafter, rule.device_rule, by_policy, plain)
@@ -199,6 +200,11 @@ class CapturedRows:
         except Exception as error:
             self._note(f"captured cycles, given up: {error}")
             self.runner = self._flight = None
+
+
+def _stopping(budget: Budget, stop_below: float) -> Budget:
+    """A budget whose draft stops where the rule says so."""
+    return budget if budget.stop_below >= stop_below else replace(budget, stop_below=stop_below)
 
 
 def _kind(job: Job) -> tuple[str, str, bool]:

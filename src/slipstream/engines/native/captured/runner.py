@@ -36,6 +36,7 @@ from slipstream.models.run.torch_model import TorchModel
 from slipstream.plan.policy.costs import CostModel
 
 ROWS = 256  # rows that decode together by default
+CASCADE = Budget(3)  # of rows that must draft in every cycle, if no depth is given
 CACHE_SHARE = 0.4  # of the memory that is free once the model is loaded; growing copies one layer after the other
 
 
@@ -93,6 +94,8 @@ class CapturedRunner:
         device = self._device_drafter(drafter)
         if device is None or not device.drafts:
             return Budget(0)
+        if rule.needs_draft:
+            return CASCADE  # sizes are compared with plain decoding, which these rows cannot have
         if not _alike(rows, device):
             return None
         ready = device.ready(rows, chain_depths(drafter.longest_chain)[-1])

@@ -1,0 +1,1 @@
+"""Lossy verification on the device."""
