@@ -244,6 +244,7 @@ FLAGS = {
         "--acceptance",
         "--draft-cost",
         "--profile",
+        "--workload",
         "--picture",
         "--watts",
         "--json",

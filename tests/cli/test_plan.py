@@ -182,7 +182,12 @@ def test_forecast(slipstream, folder, workload, monkeypatch):
         assert point["tau"] >= 1
         low, high = point["speedup_interval"]
         assert 0 < low <= point["speedup"] <= high
+    report = slipstream(*words, "--workload", workload).report
+    assert (report["workload"], len(report["points"])) == (workload, 2)
     chip = "plan", "forecast", "--bandwidth", "3TB/s", "--flops", "900T"
+    refused = slipstream(*chip, "--weights", "16GB", "--workload", workload)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "--workload is decoded on this machine" in refused.stderr
     report = slipstream(*chip, "--weights", "16GB", "--depth", "2", "--batch", "1,8", "--json").report
     assert [(point["batch"], point["depth"]) for point in report["points"]] == [(1, 2), (8, 2)]
     assert report["assumptions"]

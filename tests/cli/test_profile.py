@@ -94,6 +94,15 @@ def test_forecasts_from_a_profile(words, slipstream, tmp_path, folder):
         assert point["joules_per_token"] is None
     assert "no joules per token" in done.stdout
     assert xml.parse(picture).getroot().tag.endswith("svg")
+    own = tmp_path / "own.jsonl"
+    own.write_text(json.dumps({"prompt": "abababab"}) + "\n")
+    sampled = slipstream("plan", "forecast", "-m", folder, "-d", "ngram", *flags, "--workload", str(own)).report
+    assert sampled["workload"] == str(own)
+    taus, before = ([point["tau"] for point in each["points"]] for each in (sampled, done.report))
+    assert taus != before  # acceptance is that of the user's prompts
+    missing = slipstream("plan", "forecast", "-m", folder, "-d", "ngram", "--profile", path, "--workload", "cod")
+    assert missing.returncode == 2
+    assert "there is no workload 'cod'" in missing.stderr
     other = slipstream("plan", "forecast", "-m", folder, "-d", "suffix", "--profile", path)
     assert (other.returncode, other.stderr.strip()) == (
         2, "error: there are no runs of suffix beside plain decoding; the profile has drafters: ngram",

@@ -6,15 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slipstream.bench.measure.measurement import Load, Measurement, measure, warm
+from slipstream.bench.profile.measure import RunSpec, profile_run
 from slipstream.bench.workloads import Item, load_workloads
 from slipstream.engines.base import Speculation
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
 from slipstream.models.target import Target
 from slipstream.plan.forecast.profile_forecast import DecodingProfile, PromptProfile
+from slipstream.plan.profile.runs import ProfileRun
 
 DEPTHS = (1, 4, 8)
 WORKLOAD = "code:2,chat:2"
+SAMPLED_TOKENS = 64  # of each prompt of a user's own workload, at most
 
 
 def measure_profile(
@@ -47,6 +50,18 @@ def measure_profile(
                 )
     frozen = {depth: tuple(runs) for depth, runs in prompts.items()}
     return DecodingProfile(target.files.name, drafter, batch, temperature, frozen)
+
+
+def sampled_runs(
+    target: Target, drafter: str, options: Mapping[str, Any], depth: int, temperature: float, workload: str
+) -> list[ProfileRun]:
+    """The drafter's acceptance on a user's own prompts, one request at a time: a run for each workload."""
+    runs = []
+    with NativeEngine(target, drafter, options=dict(options), limits=Limits(retained=0)) as engine:
+        for each in load_workloads(workload):
+            done = measure(engine, each.items, _load(1, temperature, SAMPLED_TOKENS, depth))
+            runs.append(profile_run(RunSpec(drafter, depth, 1, temperature, each.name), done))
+    return runs
 
 
 def _load(batch: int, temperature: float, max_tokens: int, depth: int) -> Load:

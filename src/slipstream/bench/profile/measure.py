@@ -152,7 +152,7 @@ def _recorded(
     done = measure(engine, items, Load(spec.batch, spec.temperature, settings.max_tokens, speculation))
     told = sum(cycle.drafting + cycle.scoring for cycle in recorder.cycles)
     return {
-        "run": None if spec.tree or not done.decoded else _run(spec, done).to_json(),
+        "run": None if spec.tree or not done.decoded else profile_run(spec, done).to_json(),
         "cycles": [cycle.to_json() for cycle in recorder.cycles],
         "counts": [count.to_json() for count in recorder.counts(spec.drafter, spec.workload, spec.temperature)],
         "host": max(0.0, done.decoding - told) if recorder.cycles else 0.0,
@@ -160,7 +160,8 @@ def _recorded(
     }
 
 
-def _run(spec: RunSpec, measured: Measurement) -> ProfileRun:
+def profile_run(spec: RunSpec, measured: Measurement) -> ProfileRun:
+    """A measurement as a run of a profile."""
     tally = measured.tally
     return ProfileRun(
         spec.drafter, spec.depth, spec.batch, spec.temperature, spec.workload, measured.decoding, measured.decoded,

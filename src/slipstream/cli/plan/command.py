@@ -219,7 +219,11 @@ def forecast(
     acceptance: Annotated[float, typer.Option(help="Of a drafted token there.")] = 0.7,
     draft_cost: Annotated[float, typer.Option(help="Of a drafted token there, as a share of a plain pass.")] = 0.05,
     profile: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Forecast from this profile; nothing is measured.")
+        Path | None, typer.Option(metavar="FILE", help="Forecast from this profile, without measuring.")
+    ] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option(help="Your own prompts: names or .jsonl files. With --profile, acceptance is measured on them."),
     ] = None,
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the curves over depth as SVG: speed-up and deviation.")
@@ -241,13 +245,16 @@ def forecast(
     if any(given.values()):
         if profile is not None:
             raise ValueError("--profile is of this machine; leave it out, or leave out --bandwidth, --flops, --weights")
+        if workload is not None:
+            raise ValueError("--workload is decoded on this machine; for other hardware state --acceptance instead")
         with power_model(watts):  # refuses an impossible power
             report = report_there(given, acceptance, load, draft_cost, watts)
     else:
         if drafter == "none":
             raise ValueError("the drafter is none, so there is nothing to forecast; name a drafter")
         with power_model(watts):
-            report = report_here(build_target(model, dtype, device), drafter, flags.settings(option), load, profile)
+            target = build_target(model, dtype, device)
+            report = report_here(target, drafter, flags.settings(option), load, profile, workload)
     if picture is not None:
         write_whole(picture, forecast_picture(report["points"]))
     if as_json:

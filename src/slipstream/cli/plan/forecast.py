@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
-from slipstream.bench.decoding_profile import WORKLOAD, measure_profile
+from slipstream.bench.decoding_profile import WORKLOAD, measure_profile, sampled_runs
 from slipstream.bench.measure.energy import Meter, stated_watts
 from slipstream.bench.profile.energy import decoding_power
 from slipstream.bench.workloads import load_workloads
@@ -23,6 +23,7 @@ from slipstream.plan.forecast.run_forecast import RunPoint, forecast_runs
 from slipstream.plan.profile.energy import DecodingPower
 from slipstream.plan.profile.key import ProfileKey
 from slipstream.plan.profile.profile import Profile
+from slipstream.plan.profile.runs import ProfileRun
 from slipstream.plan.profile.store import read_profile
 
 if TYPE_CHECKING:
@@ -36,8 +37,9 @@ def forecast_here(
     depths: Sequence[int],
     batch: int,
     temperature: float,
+    workload: str | None = None,
 ) -> list[ForecastPoint]:
-    """Measure briefly on this machine, and forecast each depth."""
+    """Measure briefly on this machine, and forecast each depth. `workload`: the prompts; default: shipped ones."""
     with Progress(
         SpinnerColumn(), TextColumn("{task.description}"), console=console(stderr=True), transient=True
     ) as bar:
@@ -46,7 +48,7 @@ def forecast_here(
         def on_step(what: str, done: int, total: int) -> None:
             bar.update(task, description=f"measuring {drafter}: {what} ({done + 1} of {total})")
 
-        load: dict[str, Any] = {"batch": batch, "temperature": temperature, "workload": WORKLOAD}
+        load: dict[str, Any] = {"batch": batch, "temperature": temperature, "workload": workload or WORKLOAD}
         profile = measure_profile(target, drafter, options, on_step=on_step, **load)
     return forecast(profile, depths)
 
@@ -112,21 +114,28 @@ def report_here(
     options: Mapping[str, Any],
     load: tuple[Sequence[int], Sequence[int], float],
     profile: Path | None,
+    workload: str | None = None,
 ) -> dict[str, Any]:
-    """Forecast for this machine, from a profile or a short measurement, and print the tables."""
+    """Forecast for this machine, from a profile or a short measurement, and print the tables.
+
+    `workload`: prompts of the user's own. With a profile, acceptance is measured on them, and costs are the profile's.
+    """
     (depths, batches, temperature), out = load, console()
     points: list[dict[str, Any]] = []
     energy = ""
+    sample: Sequence[ProfileRun] = ()
+    if profile is not None and workload is not None:
+        sample = sampled_runs(target, drafter, options, max(depths), temperature, workload)
     for batch in batches:
         here: Sequence[ForecastPoint | RunPoint]
         if profile is None:
             power = measured_power(target, drafter, options, depths[len(depths) // 2], batch)
-            measured = forecast_here(target, drafter, options, depths, batch, temperature)
+            measured = forecast_here(target, drafter, options, depths, batch, temperature, workload)
             here = [with_joules(point, _known(power)) for point in measured]
         else:
             saved = read_profile(profile, ProfileKey.of(target))
             power = profile_power(saved, drafter, batch)
-            runs = [forecast_runs(saved.runs, drafter, depth, batch, temperature) for depth in depths]
+            runs = [forecast_runs(saved.runs, drafter, depth, batch, temperature, sample=sample) for depth in depths]
             here = [with_joules(point, _known(power)) for point in runs]
         energy = f"no joules per token: {power}" if isinstance(power, str) else f"joules per token: {power.source}"
         out.print(f"{target.label}, drafted by {drafter}, batch {batch}, temperature {temperature:g}", style="dim")
@@ -135,8 +144,8 @@ def report_here(
     source = "a short measurement" if profile is None else str(profile)
     out.print(energy, style="dim")
     return {
-        "model": target.label, "drafter": drafter, "temperature": temperature, "source": source, "energy": energy,
-        "points": points,
+        "model": target.label, "drafter": drafter, "temperature": temperature, "source": source,
+        "workload": workload, "energy": energy, "points": points,
     }  # fmt: skip
 
 
