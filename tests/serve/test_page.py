@@ -84,10 +84,31 @@ def test_an_answer_streams_in_colours(page):
     assert "candidate 1 of 1 in the draft" in page.locator("#tip").inner_text()
     assert page.locator("#draft-tree rect.accepted").count() > 0
     assert "accepted" in page.locator("#tree-caption").inner_text()
-    assert page.locator("#queue-chart rect").count() > 0
+    for chart in ("speed", "tau", "queue"):
+        assert page.locator(f"#{chart}-chart polygon").count() > 0
+    assert "the most was" in page.locator("#speed-chart").get_attribute("aria-label")
     assert "tau" in page.locator("#figures").inner_text()
     assert page.locator("#cycles-chart rect").count() > 1
     shot(page, "chat")
+
+
+def test_the_arrow_keys_walk_through_the_tokens(page):
+    page.fill("#max-tokens", "9")
+    page.locator("#examples button").first.click()
+    page.wait_for_selector("#messages li.assistant span")
+    page.wait_for_selector("#chat-stop:disabled")
+    assert not page.locator("#examples").is_visible()
+    page.locator("#messages li.assistant").focus()
+    places = []
+    for key in ("ArrowRight", "ArrowRight", "ArrowLeft"):
+        page.keyboard.press(key)
+        assert "probability" in page.locator("#tip").inner_text()
+        places.append(
+            page.evaluate("[...document.activeElement.parentElement.children].indexOf(document.activeElement)")
+        )
+    assert places == [0, 1, 0]
+    page.click("#chat-clear")
+    assert page.locator("#examples").is_visible()
 
 
 def test_the_tree_of_a_cycle_is_drawn(page):

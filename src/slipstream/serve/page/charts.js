@@ -1,4 +1,4 @@
-// Figures of an answer: a list of numbers and two small charts.
+// Figures of an answer, and the drawing of small charts.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -6,6 +6,7 @@ export class Figures {
   constructor() {
     this.began = performance.now();
     this.first = null;
+    this.last = null;
     this.tokens = 0;
     this.cycles = [];
     this.usage = null;
@@ -13,14 +14,19 @@ export class Figures {
 
   add(count) {
     if (!count) return;
-    this.first ??= performance.now();
+    this.last = performance.now();
+    this.first ??= this.last;
     this.tokens += count;
     this.cycles.push(count);
   }
 
   get speed() {
-    const seconds = (performance.now() - (this.first ?? this.began)) / 1000;
-    return this.tokens > 1 && seconds > 0 ? (this.tokens - this.cycles[0]) / seconds : 0;
+    const seconds = (this.last - this.first) / 1000; // from the first event to the last one
+    return seconds > 0 ? (this.tokens - this.cycles[0]) / seconds : 0;
+  }
+
+  get seconds() {
+    return ((this.last ?? this.began) - this.began) / 1000;
   }
 
   get tau() {
@@ -48,46 +54,45 @@ export function show(figures) {
     ...(spent ? [["drafted", String(spent.drafted)], ["accepted", String(spent.accepted)], ["rule", spent.rule], ["lossless", String(spent.lossless)]] : []),
   ]);
   bars(document.getElementById("cycles-chart"), figures.cycles.slice(-80), Math.max(4, ...figures.cycles));
-  const acceptance = spent?.acceptance ?? [];
-  bars(document.getElementById("acceptance-chart"), acceptance, 1, (value) => `${Math.round(100 * value)}`);
+  document.getElementById("cycles-now").textContent = figures.cycles.length ? `most ${Math.max(...figures.cycles)}` : "";
+  bars(document.getElementById("acceptance-chart"), spent?.acceptance ?? [], 1, (value) => `${Math.round(100 * value)}`);
 }
 
-const queue = [];
+const [WIDTH, HEIGHT] = [300, 70];
 
-// Rows that run and requests that wait, one bar per look at the server.
-export function showQueue(running, waiting) {
-  queue.push([running, running + waiting]);
-  queue.splice(0, queue.length - 60);
-  const svg = document.getElementById("queue-chart");
-  const top = Math.max(4, ...queue.map(([, all]) => all));
-  bars(svg, queue.map(([, all]) => all), top);
-  for (const bar of svg.querySelectorAll("rect")) bar.setAttribute("class", "waiting");
-  const [width, height, step] = [300, 70, 300 / Math.max(8, queue.length)];
-  queue.forEach(([rows], i) => {
-    const bar = document.createElementNS(SVG, "rect");
-    const tall = (rows / top) * (height - 14);
-    for (const [name, number] of Object.entries({ x: i * step + 1, y: height - tall, width: Math.max(1, step - 2), height: tall })) bar.setAttribute(name, number);
-    svg.append(bar);
-  });
-  svg.setAttribute("aria-label", `${running} rows run, ${waiting} requests wait; the most was ${top}`);
-  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+function element(name, attributes, text) {
+  const made = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+function draw(svg, parts) {
+  svg.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);
+  svg.setAttribute("preserveAspectRatio", "none");
+  const base = element("line", { x1: 0, y1: HEIGHT, x2: WIDTH, y2: HEIGHT });
+  svg.replaceChildren(...(parts.length ? [...parts, base] : []));
 }
 
 function bars(svg, values, top, label) {
-  const [width, height] = [300, 70];
-  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  svg.setAttribute("preserveAspectRatio", "none");
-  const step = width / Math.max(8, values.length);
-  svg.replaceChildren(
-    ...values.flatMap((value, i) => {
-      const bar = document.createElementNS(SVG, "rect");
-      const tall = (value / top) * (height - 14);
-      for (const [name, number] of Object.entries({ x: i * step + 1, y: height - tall, width: Math.max(1, step - 2), height: tall })) bar.setAttribute(name, number);
-      if (!label) return [bar];
-      const text = document.createElementNS(SVG, "text");
-      for (const [name, number] of Object.entries({ x: i * step + 3, y: height - tall - 3 })) text.setAttribute(name, number);
-      text.textContent = label(value);
-      return [bar, text];
-    }),
-  );
+  const step = WIDTH / Math.max(8, values.length);
+  const parts = values.flatMap((value, i) => {
+    const tall = (value / top) * (HEIGHT - 14);
+    const bar = element("rect", { x: i * step + 1, y: HEIGHT - tall, width: Math.max(1, step - 2), height: tall });
+    return label ? [bar, element("text", { x: i * step + 3, y: HEIGHT - tall - 3 }, label(value))] : [bar];
+  });
+  draw(svg, parts);
+}
+
+// Values over time, the newest at the right edge; `under` are shares of them in the main colour.
+export function area(svg, values, top, places, under) {
+  const step = WIDTH / (places - 1);
+  const shape = (own) => {
+    const points = own.map((value, i) => `${WIDTH - (own.length - 1 - i) * step},${HEIGHT - (value / top) * (HEIGHT - 6)}`);
+    return [`${WIDTH - (own.length - 1) * step},${HEIGHT}`, ...points, `${WIDTH},${HEIGHT}`].join(" ");
+  };
+  const parts = [element("polygon", { points: shape(values), class: under ? "waiting" : "area" })];
+  if (under) parts.push(element("polygon", { points: shape(under), class: "area" }));
+  draw(svg, parts);
+  svg.setAttribute("aria-label", `${svg.dataset.name}: now ${values.at(-1).toFixed(1)}, the most was ${Math.max(...values).toFixed(1)}`);
 }

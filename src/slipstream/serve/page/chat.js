@@ -7,6 +7,7 @@ import { append } from "./tokens.js";
 import { addCycle, newAnswer } from "./tree.js";
 
 const [form, prompt, list] = ["chat-form", "chat-prompt", "messages"].map((id) => document.getElementById(id));
+const examples = document.getElementById("examples");
 const stop = document.getElementById("chat-stop");
 let history = [];
 let running = null;
@@ -24,6 +25,10 @@ async function send(text) {
   history.push({ role: "user", content: text });
   item("user", text);
   const entry = item("assistant", "");
+  entry.tabIndex = 0;
+  entry.setAttribute("aria-label", "Answer; the arrow keys walk through its tokens");
+  entry.setAttribute("role", "group");
+  examples.hidden = true;
   const figures = new Figures();
   for (const old of list.querySelectorAll("[data-cycle]")) delete old.dataset.cycle; // their trees are gone
   newAnswer();
@@ -58,6 +63,9 @@ export function startChat() {
     prompt.value = "";
     send(text);
   });
+  examples.addEventListener("click", (event) => {
+    if (event.target.type === "button" && !running) send(event.target.textContent);
+  });
   prompt.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey) {
       event.preventDefault();
@@ -72,6 +80,7 @@ export function startChat() {
     running?.abort();
     history = [];
     list.replaceChildren();
+    examples.hidden = false;
     newAnswer();
     prompt.focus();
   });

@@ -1,11 +1,11 @@
 // Starts the page: views, dials, and what the server says of itself every two seconds.
 
 import { get } from "./api.js";
-import { list, showQueue } from "./charts.js";
 import { startChat } from "./chat.js";
+import { showServer } from "./live.js";
 import { startRace } from "./race.js";
 import { allowDetails, offer, watchDials } from "./settings.js";
-import { watchHover } from "./tokens.js";
+import { watchTokens } from "./tokens.js";
 
 const status = document.getElementById("status");
 
@@ -21,19 +21,6 @@ function state(kind, text) {
   status.textContent = text;
 }
 
-let last = null; // the energy counter at the last look
-
-function energy({ joules, stats }) {
-  if (joules === null || joules === undefined) return [];
-  const now = { joules, tokens: stats.tokens, time: performance.now() };
-  const seconds = last ? (now.time - last.time) / 1000 : 0;
-  const tokens = last ? now.tokens - last.tokens : 0;
-  const rows = [["power", seconds ? `${((now.joules - last.joules) / seconds).toFixed(0)} W` : "–"]];
-  if (tokens) rows.push(["energy per token", `${((now.joules - last.joules) / tokens).toFixed(2)} J`]);
-  last = now;
-  return rows;
-}
-
 async function refresh() {
   try {
     const server = await get("/v1/slipstream");
@@ -42,16 +29,7 @@ async function refresh() {
     offer("drafter", server.drafters);
     offer("rule", server.rules);
     if (server.logprobs !== undefined) allowDetails(server.logprobs);
-    list(document.getElementById("server"), [
-      ["drafter", server.drafter],
-      ["running", String(server.stats.running ?? 0)],
-      ["waiting", String(server.stats.waiting ?? 0)],
-      ["tokens", String(server.stats.tokens ?? 0)],
-      ["tau", (server.stats.tau ?? 0).toFixed(2)],
-      ["cache in use", `${Math.round(100 * (server.stats.cache_use ?? 0))} %`],
-      ...energy(server),
-    ]);
-    showQueue(server.stats.running ?? 0, server.stats.waiting ?? 0);
+    showServer(server);
   } catch (error) {
     state("down", error instanceof TypeError ? "the server does not answer" : error.message);
   }
@@ -60,7 +38,7 @@ async function refresh() {
 startChat();
 startRace();
 watchDials();
-watchHover();
+watchTokens();
 for (const name of ["chat", "race"]) document.getElementById(`show-${name}`).addEventListener("click", () => view(name));
 await refresh();
 setInterval(refresh, 2000);

@@ -10,8 +10,9 @@ const stop = document.getElementById("race-stop");
 let running = null;
 
 async function lane(name, body, signal, seen) {
-  const [place, line] = [document.getElementById(`race-${name}`), document.getElementById(`race-${name}-figures`)];
+  const [place, line, done] = ["", "-figures", "-progress"].map((part) => document.getElementById(`race-${name}${part}`));
   place.replaceChildren();
+  [done.max, done.value] = [body.max_tokens, 0];
   const figures = new Figures();
   for await (const { choice, usage } of ask(body, signal)) {
     if (choice) {
@@ -20,17 +21,22 @@ async function lane(name, body, signal, seen) {
     }
     figures.usage = usage ?? figures.usage;
     line.textContent = `${figures.tokens} tokens, ${figures.speed.toFixed(1)} per second, tau ${figures.tau.toFixed(2)}`;
+    done.value = figures.tokens;
     compare(seen);
     if (name === "on") show(figures);
   }
+  done.value = done.max; // a text may end before its last token
   return figures;
+}
+
+function say(kind, text) {
+  [verdict.className, verdict.textContent] = [kind, text];
 }
 
 function compare(seen) {
   const length = Math.min(seen.on.length, seen.off.length);
   const equal = seen.on.slice(0, length) === seen.off.slice(0, length);
-  verdict.textContent = equal ? `The texts are equal so far: ${length} characters.` : "The texts differ.";
-  return equal;
+  say(equal ? "equal" : "different", equal ? `The texts are equal so far: ${length} characters.` : "The texts differ.");
 }
 
 async function race(text) {
@@ -41,10 +47,12 @@ async function race(text) {
     const own = { logprobs: undefined, top_logprobs: undefined }; // they would slow down both
     const bodies = { on: request(messages, own), off: request(messages, { ...own, speculation: { off: true } }) };
     const [on, off] = await Promise.all(Object.entries(bodies).map(([name, body]) => lane(name, body, running.signal, seen)));
-    const same = seen.on === seen.off ? "The texts are equal." : "The texts differ.";
-    verdict.textContent = `${same} Target passes: ${on.cycles.length} with speculation, ${off.cycles.length} without.`;
+    const same = seen.on === seen.off;
+    const passes = `Target passes: ${on.cycles.length} with speculation, ${off.cycles.length} without.`;
+    const times = `Seconds: ${on.seconds.toFixed(1)} and ${off.seconds.toFixed(1)}, side by side on one machine.`;
+    say(same ? "equal" : "different", `${same ? "The texts are equal." : "The texts differ."} ${passes} ${times}`);
   } catch (error) {
-    verdict.textContent = error.name === "AbortError" ? "Stopped." : error.message;
+    say(error.name === "AbortError" ? "" : "different", error.name === "AbortError" ? "Stopped." : error.message);
   } finally {
     running = null;
     stop.disabled = true;

@@ -1,4 +1,4 @@
-// Tokens on the page: one span each, coloured by where it came from; on hover its probability and rank in the draft.
+// Tokens on the page: one span each, coloured by where it came from; on hover or focus its probability and rank in the draft.
 
 import { rank, showCycle } from "./tree.js";
 
@@ -15,6 +15,8 @@ export function append(place, choice, cycle) {
     span.textContent = piece;
     span.dataset.tip = describe(origins[i], logprobs[i], rank(draft, i));
     if (cycle !== undefined) span.dataset.cycle = cycle;
+    span.tabIndex = -1; // reached with the arrow keys
+    span.setAttribute("aria-describedby", "tip");
     place.append(span);
     shown += piece.length;
   });
@@ -34,15 +36,29 @@ function describe(origin, entry, place) {
 
 const percent = (logprob) => `${(100 * Math.exp(logprob)).toFixed(1)} %`;
 
-export function watchHover() {
-  document.addEventListener("mouseover", (event) => {
-    const text = event.target.dataset?.tip;
-    tip.hidden = !text;
-    if (!text) return;
-    tip.textContent = text;
-    if (event.target.dataset.cycle) showCycle(Number(event.target.dataset.cycle));
-    const box = event.target.getBoundingClientRect();
-    tip.style.left = `${Math.min(box.left, window.innerWidth - tip.offsetWidth - 8)}px`;
-    tip.style.top = `${box.bottom + 6 + tip.offsetHeight > window.innerHeight ? box.top - tip.offsetHeight - 6 : box.bottom + 6}px`;
-  });
+function showTip(token) {
+  const text = token.dataset?.tip;
+  tip.hidden = !text;
+  if (!text) return;
+  tip.textContent = text;
+  if (token.dataset.cycle) showCycle(Number(token.dataset.cycle));
+  const box = token.getBoundingClientRect();
+  tip.style.left = `${Math.max(8, Math.min(box.left, window.innerWidth - tip.offsetWidth - 8))}px`;
+  tip.style.top = `${box.bottom + 6 + tip.offsetHeight > window.innerHeight ? box.top - tip.offsetHeight - 6 : box.bottom + 6}px`;
+}
+
+// Left and right walk through the tokens of the answer that has the focus.
+function walk(event) {
+  const steps = { ArrowRight: "nextElementSibling", ArrowLeft: "previousElementSibling" };
+  const answer = event.target.closest?.("li.assistant");
+  if (!answer || !(event.key in steps)) return;
+  event.preventDefault();
+  const next = event.target === answer ? answer.firstElementChild : event.target[steps[event.key]];
+  next?.focus();
+}
+
+export function watchTokens() {
+  document.addEventListener("mouseover", (event) => showTip(event.target));
+  document.addEventListener("focusin", (event) => showTip(event.target));
+  document.addEventListener("keydown", walk);
 }

@@ -3,7 +3,8 @@
 const SVG = "http://www.w3.org/2000/svg";
 const [COLUMN, ROW, HIGH] = [92, 26, 20];
 const [place, caption] = ["draft-tree", "tree-caption"].map((id) => document.getElementById(id));
-let cycles = [];
+const MOST = 240; // pixels, beyond which the drawing scrolls
+let [cycles, tallest] = [[], 0];
 
 function element(name, attributes, text) {
   const made = document.createElementNS(SVG, name);
@@ -47,6 +48,8 @@ function draw(cycle, number) {
   place.setAttribute("viewBox", `0 0 ${width} ${rows * ROW + 4}`);
   place.setAttribute("width", width);
   place.setAttribute("height", rows * ROW + 4);
+  tallest = Math.max(tallest, rows * ROW + 4); // the frame never shrinks, so that nothing below it jumps
+  place.parentElement.style.height = `${Math.min(tallest, MOST) + 14}px`;
   const middle = (node) => node.row * ROW + HIGH / 2 + 2;
   const parts = [element("rect", { x: 2, y: 2, width: COLUMN - 24, height: HIGH, rx: 5, class: "root" }), element("text", { x: 8, y: 16 }, "so far")];
   for (const node of all) {
@@ -65,7 +68,7 @@ function draw(cycle, number) {
 }
 
 export function newAnswer() {
-  cycles = [];
+  [cycles, tallest] = [[], 0];
   document.getElementById("tree-view").hidden = true;
 }
 
