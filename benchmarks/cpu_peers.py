@@ -1,9 +1,10 @@
 """A CPU beside llama.cpp built for the machine, one interleaved run: decoding, prompts, batches, drafts, start, memory.
 
     benchmarks/peers/build_llamacpp.sh          # once
-    python benchmarks/cpu_peers.py [--model smollm2-135m] [--library FOLDER] [--parts plain prompts …] [--repeats 5]
-                                   [--tokens 64] [--threads N] [--workloads code chat rewriting] [--prompts 2]
-                                   [--drafters eagle dflash ngram] [--dtypes auto a8] [--depths 2 3] [--out FILE]
+    python benchmarks/cpu_peers.py [--model smollm2-135m] [--gguf FILE] [--library FOLDER] [--parts plain …]
+                                   [--repeats 5] [--tokens 64] [--threads N] [--workloads code chat rewriting]
+                                   [--prompts 2] [--drafters eagle dflash ngram] [--dtypes auto a8] [--depths 2 3]
+                                   [--out FILE]
 
 llama.cpp runs the model's own GGUF file and the file requantised to Q4_0 and Q8_0 (`peers/requantise.py`), by
 `llama-bench`, `llama-batched-bench` and, for the texts of `drafts`, its server. `auto` has activations of 16 bits and
@@ -29,8 +30,6 @@ import torch
 from cpu_start import START_BARS, start
 from peers import llamacpp_speed
 from peers.requantise import TYPES, native_build, requantised
-from rich.console import Console
-from rich.table import Table
 
 import slipstream as ss
 from slipstream.bench.measure.provenance import commit, hardware, load_average, versions
@@ -86,8 +85,8 @@ class Sides:
 
     def __init__(self, args: Any) -> None:
         self.args, self.build = args, native_build(args.library)
-        own = gguf_file(args.model)
-        self.files = {"own file": own} | {kind: requantised(self.build, args.model, kind) for kind in TYPES}
+        own = str(args.gguf or args.model)
+        self.files = {"own file": gguf_file(own)} | {kind: requantised(self.build, own, kind) for kind in TYPES}
         self.engines = {dtype: self._engine(dtype) for dtype in args.dtypes}
         text = " ".join(item.turns[0] for item in load_workloads("summary")[0].items)
         ids = next(iter(self.engines.values())).text.encode(text, raw=True)
@@ -159,7 +158,8 @@ def drafts(args: Any) -> tuple[dict[str, Speeds], list[Bar]]:
     dtype = args.dtypes[0]
     loading = {"dtype": dtype, "limits": ss.Limits(retained=0)}
     options = {"library": str(native_build(args.library).folder), "threads": str(args.threads)}
-    engines = {f"llama.cpp {name}": open_engine("llamacpp", args.model, name, None, None, options) for name in THEIRS}
+    theirs = () if args.gguf else THEIRS  # its server needs the tokenizer in the GGUF file
+    engines = {f"llama.cpp {name}": open_engine("llamacpp", args.model, name, None, None, options) for name in theirs}
     ways: dict[str, tuple[Engine, Speculation | None]] = {name: (engine, None) for name, engine in engines.items()}
     for drafter in args.drafters:
         engines[drafter] = engine = NativeEngine(args.model, drafter, **loading)
@@ -193,15 +193,14 @@ def draft_bars(where: str, speeds: Speeds, drafters: Sequence[str]) -> list[Bar]
     def fastest(names: list[str]) -> str:
         return max(names, key=lambda name: max(speeds[name]))
 
-    theirs = fastest([name for name in speeds if name.startswith("llama.cpp")])
+    theirs = [name for name in speeds if name.startswith("llama.cpp")]
     fixed = [name for name in speeds if name[-1].isdigit()]
     drafting = fastest([*drafters, *fixed])
     amx = "amx_int8" in Path("/proc/cpuinfo").read_text() if platform.machine() == "x86_64" else False
-    bars = [
-        compared(f"{where}: {drafting} / {theirs}", speeds[drafting], speeds[theirs], BARS["drafts"])
-        if amx
-        else compared(f"{where}: {drafting} / plain", speeds[drafting], speeds["plain"], BARS["own plain"])
-    ]
+    bars = [compared(f"{where}: {drafting} / plain", speeds[drafting], speeds["plain"], BARS["own plain"])]
+    if theirs:
+        best, bound = fastest(theirs), BARS["drafts"] if amx else BARS["own plain"]
+        bars.append(compared(f"{where}: {drafting} / {best}", speeds[drafting], speeds[best], bound))
     for name in drafters:
         bars.append(compared(f"{where}: policy, {name} / plain", speeds[name], speeds["plain"], NEVER_SLOWER))
         own = [depth for depth in fixed if depth.rpartition(" ")[0] == name]
@@ -213,6 +212,7 @@ def draft_bars(where: str, speeds: Speeds, drafters: Sequence[str]) -> list[Bar]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--gguf", type=Path, help="llama.cpp's file, where --model is a folder")
     parser.add_argument("--library", default="")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--repeats", type=int, default=5)
@@ -251,17 +251,12 @@ def main() -> None:
 
 
 def show(bars: list[Bar]) -> None:
-    table = Table(title="bars")
-    for name in ("what", "figure", "95 %", "of the best repeats", "bar", ""):
-        table.add_column(name)
+    """The bars, one in a line: figure, interval, ratio of the best repeats, bound."""
     for bar in bars:
-        span = "" if bar.figure.interval is None else "{:.2f} to {:.2f}".format(*bar.figure.interval)
-        best = "" if bar.best is None else f"{bar.best:.2f}"
-        mark = "[green]met" if bar.met else "[red]missed"
-        table.add_row(
-            bar.what, f"{bar.figure.value:.2f}", span, best, f"{'>=' if bar.above else '<='} {bar.bound:g}", mark
-        )
-    Console(width=130).print(table)
+        span = "" if bar.figure.interval is None else " ({:.2f} to {:.2f})".format(*bar.figure.interval)
+        best = "" if bar.best is None else f", best repeats {bar.best:.2f}"
+        bound = f"{'at least' if bar.above else 'at most'} {bar.bound:g}: {'met' if bar.met else 'MISSED'}"
+        print(f"{bar.what}: {bar.figure.value:.2f}{span}{best}; {bound}")
 
 
 def save(args: Any, build: Any, speeds: dict[str, Any], bars: list[Bar], load: float | None) -> None:

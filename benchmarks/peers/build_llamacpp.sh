@@ -6,7 +6,8 @@
 #
 # FOLDER is by default the one where the engine `llamacpp` looks for a build: llamacpp in slipstream's cache folder.
 # It needs pip, cmake, a C++ compiler and 2 GB of disk space. It takes ten minutes on two cores. JOBS is the number of
-# compilers at a time; CMAKE_FLAGS are further flags of cmake, for example to leave instructions out:
+# compilers at a time. SOURCE is llama.cpp's source folder, for a machine without a network. CMAKE_FLAGS are further
+# flags of cmake, for example to leave instructions out:
 #
 #     CMAKE_FLAGS="-DGGML_NATIVE=OFF -DGGML_AVX512=OFF" benchmarks/peers/build_llamacpp.sh ~/llamacpp-avx2
 set -eu
@@ -24,14 +25,17 @@ FLAGS="-DGGML_NATIVE=ON ${CMAKE_FLAGS:-}"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-"$PYTHON" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary llama-cpp-python \
-    --dest "$work" "llama-cpp-python==$VERSION"
-archive="$work/llama_cpp_python-$VERSION.tar.gz"
-echo "$SHA256  $archive" | sha256sum --check --quiet
-tar -xzf "$archive" -C "$work"
+if [ -z "${SOURCE:-}" ]; then
+    "$PYTHON" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary llama-cpp-python \
+        --dest "$work" "llama-cpp-python==$VERSION"
+    archive="$work/llama_cpp_python-$VERSION.tar.gz"
+    echo "$SHA256  $archive" | sha256sum --check --quiet
+    tar -xzf "$archive" -C "$work"
+    SOURCE="$work/llama_cpp_python-$VERSION/vendor/llama.cpp"
+fi
 
 # shellcheck disable=SC2086
-cmake -S "$work/llama_cpp_python-$VERSION/vendor/llama.cpp" -B "$work/build" -DCMAKE_BUILD_TYPE=Release \
+cmake -S "$SOURCE" -B "$work/build" -DCMAKE_BUILD_TYPE=Release \
     -DBUILD_SHARED_LIBS=ON -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON -DCMAKE_INSTALL_RPATH='$ORIGIN' \
     -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF \
     -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF $FLAGS > "$work/cmake.txt"
