@@ -281,6 +281,17 @@ def test_what_is_wrong_is_named_in_openais_shape(address, body, said):
     assert re.search(said, error["message"]), error
 
 
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": "a", "temprature": 1}, "temprature"),
+        ({"prompt": "a", "speculation": {"deep": 1}}, "speculation.deep"),
+    ],
+)
+def test_param_is_the_name_of_an_unknown_parameter(address, body, param):
+    assert httpx.post(f"{address}/v1/completions", json=body).json()["error"]["param"] == param
+
+
 def test_bodies_that_are_no_requests(address):
     for content in (b"{", b"[]", b'"x"', b"\xff\xfe", b""):
         answer = httpx.post(f"{address}/v1/completions", content=content, headers={"content-type": "application/json"})

@@ -96,7 +96,8 @@ def describe(faults: Sequence[Any]) -> tuple[str, str | None]:
     if fault["type"] == "missing":
         return f"{param or 'the body'} is missing", param
     if fault["type"] == "value_error":
-        return str(fault["ctx"]["error"]), param
+        error = fault["ctx"]["error"]
+        return str(error), ".".join([*where, error.name]) if isinstance(error, UnknownParameter) else param
     return f"{param or 'the body'}: {fault['msg']}", param
 
 
@@ -105,7 +106,11 @@ def _is_type(part: int | str) -> bool:
     return isinstance(part, str) and (part in TRIED or not part.replace("_", "").isalnum() or part != part.lower())
 
 
-def unknown_parameter(name: str, legal: list[str]) -> str:
-    near = get_close_matches(name, legal, 1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return f"there is no parameter {name!r}; a request takes {', '.join(legal)}{hint}"
+class UnknownParameter(ValueError):
+    """`legal` are the names that there are."""
+
+    def __init__(self, name: str, legal: list[str]) -> None:
+        near = get_close_matches(name, legal, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        super().__init__(f"there is no parameter {name!r}; a request takes {', '.join(legal)}{hint}")
+        self.name = name

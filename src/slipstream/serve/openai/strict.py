@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from slipstream.serve.errors import unknown_parameter
+from slipstream.serve.errors import UnknownParameter
 
 Text = Annotated[str, Field(max_length=1 << 24)]
 
@@ -24,7 +24,7 @@ class Strict(BaseModel):
             legal = _legal(cls)
             for name in values:
                 if name not in legal:
-                    raise ValueError(unknown_parameter(str(name), list(legal)))
+                    raise UnknownParameter(str(name), list(legal))
         return values
 
 
