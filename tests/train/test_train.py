@@ -29,7 +29,7 @@ from slipstream.train.tau import walk
 from slipstream.train.teacher import Teacher
 
 ENDS = frozenset({0})
-SMALL = {"steps": 40, "tokens": 1024, "rate": 0.01, "vocab": 17, "answer": 16, "prompt": 32, "rows": 64}
+SMALL = {"steps": 40, "tokens": 512, "rate": 0.01, "vocab": 17, "answer": 16, "prompt": 32, "rows": 64}
 
 
 @pytest.fixture(scope="module")

@@ -65,4 +65,4 @@ def test_on_a_model_of_letters():
 def test_on_the_default_model(dtype):
     """In bfloat16 too, where equal logits are common and the least rounding would show."""
     target = default.build("smollm2-135m", dtype, "cpu", invariant=True)
-    check(target, ["Say red green red green red green", "Count: 1 2 3 1 2 3 1 2 3", "Tell me a joke."], 8)
+    check(target, ["Say red green red green red green", "Count: 1 2 3 1 2 3 1 2 3", "Tell me a joke."], 6)

@@ -141,7 +141,7 @@ def test_one_seed_gives_one_text_on_the_default_model(tree):
     texts, drafted = set(), set()
     for run in range(3):
         with NativeEngine(default.target(), "eagle", shape=tree, policy=Timed(run)) as engine:
-            (done,) = engine.generate("List the numbers from 1 to 30, then again.", WARM, max_tokens=60)
+            (done,) = engine.generate("List the numbers from 1 to 30, then again.", WARM, max_tokens=32)
         texts.add(done.text)
         drafted.add(tuple(done.stats.drafted))
         assert done.guarantee == base.Guarantee("coupled", True, "bit for bit")

@@ -27,8 +27,9 @@ def probs(rows: int, vocab: int, sharpness: float, dtype: torch.dtype = torch.fl
 @pytest.mark.parametrize("sharpness", [0.0, 1.0, 5.0, 40.0])  # the last leaves most tokens nothing at all
 @pytest.mark.parametrize("vocab", [2, 3, 1000, 49152])
 def test_dense(vocab, sharpness, dtype):
-    law = Dense(probs(200, vocab, sharpness, dtype))
-    assert torch.equal(kernel().race(law, keys(200)), race(law, keys(200)))
+    rows = 200 if vocab <= 1000 else 30
+    law = Dense(probs(rows, vocab, sharpness, dtype))
+    assert torch.equal(kernel().race(law, keys(rows)), race(law, keys(rows)))
 
 
 def test_sparse_and_expanded():

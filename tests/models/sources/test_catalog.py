@@ -205,23 +205,30 @@ def test_gguf_vocabularies_keep_their_bos(tmp_path: Path) -> None:
     assert TextCodec(tokenizer).encode("12", raw=True) == tokenizer.encode("12")
 
 
-def test_two_processes_convert_once(tmp_path: Path, cache: Path) -> None:
+def test_two_processes_convert_once(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process asks for the model while the other one converts it."""
     path, log = write_gguf(tmp_path / "tiny.gguf"), tmp_path / "log"
     code = """if True:
-        import sys
+        import sys, time
         from slipstream.models.sources import resolve
         convert = resolve.convert_gguf
-        def counted(*args):
+        def slow(*args):
             open(sys.argv[2], "a").write("x")
+            print("converting", flush=True)
+            time.sleep(0.5)
             return convert(*args)
-        resolve.convert_gguf = counted
+        resolve.convert_gguf = slow
         print(resolve.resolve(sys.argv[1]).path)
     """
     command = [sys.executable, "-c", code, str(path), str(log)]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for _ in range(2)]
-    said = [process.communicate(timeout=120)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    assert said[0] == said[1]
+    other = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert other.stdout
+    assert other.stdout.readline() == "converting\n"
+    monkeypatch.setattr(resolving, "convert_gguf", lambda *args: pytest.fail("it was converted twice"))
+    mine = resolve(str(path)).path
+    said = other.communicate(timeout=120)[0]
+    assert other.returncode == 0
+    assert said == f"{mine}\n"
     assert log.read_text() == "x"
     assert len(leftovers(cache)) == 1
 
