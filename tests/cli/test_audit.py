@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from slipstream.audit.planted import chain
 from slipstream.audit.planted.chain import PLANTED
+from slipstream.audit.tables import run
 
 
 def whole(*words: str) -> Any:
@@ -28,11 +30,24 @@ def test_the_honest_rules_pass_every_layer():
     assert {check["layer"] for check in report["checks"]} == report["layers"].keys()
 
 
+@pytest.mark.slow
 def test_the_audit_catches_every_planted_bug():
     report = whole("--self-test", "--samples", "2000")
     assert report["planted"] == report["caught"] == len(PLANTED)
     assert all("exact" in bug["layers"] for bug in report["bugs"])
     assert sum("sampled" in bug["layers"] for bug in report["bugs"]) >= 9
+
+
+def test_a_self_test_reports_which_layers_caught_a_bug(slipstream, monkeypatch):
+    """Two bugs; tests/audit/test_audit.py enumerates all of them."""
+    names = ("target row shifted by one", "draws reused across cycles")
+    for module in (chain, run):
+        monkeypatch.setattr(module, "PLANTED", {name: PLANTED[name] for name in names})
+    report = slipstream("audit", "--self-test", "--samples", "1000", "--json").report
+    assert report["planted"] == report["caught"] == len(names)
+    assert [bug["bug"] for bug in report["bugs"]] == list(names)
+    assert all("exact" in bug["layers"] for bug in report["bugs"])
+    assert any("sampled" in bug["layers"] for bug in report["bugs"])
 
 
 def test_tables_of_the_users_own(slipstream, tmp_path):
