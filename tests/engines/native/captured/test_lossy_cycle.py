@@ -54,6 +54,7 @@ def test_captured_cycles_emit_what_the_ordinary_path_emits(rule, sampling, draft
     assert [job.stats.accepted for job in jobs] == [job.stats.accepted for job in expected]
 
 
+@pytest.mark.slow
 def test_a_cascade_without_a_depth_drafts_in_every_cycle():
     plan = DecodingPlan("draft_model", "cascade_tv(alpha=0.4, argmax=true)", None)
     jobs, cycles = decoded(True, plan, GREEDY, (4,), (None,))
