@@ -54,7 +54,7 @@ def write(
     if precision not in PRECISIONS:
         raise ValueError(f"precision is {precision!r}; one of {', '.join(PRECISIONS)}")
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {IDS: draft_ids.to("cpu", torch.int32).contiguous()}
+    tensors = {IDS: _stored_ids(draft_ids.cpu())}
     for name, weight in weights.items():
         tensors |= _stored(name, weight.detach().float().cpu(), precision)
     write_atomically(folder / WEIGHTS, lambda path: save_file(tensors, path))
@@ -80,6 +80,11 @@ def read(folder: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor], In
     scales = {name for name in tensors if name.removesuffix(SCALE) != name and name.removesuffix(SCALE) in tensors}
     weights = {name: _restored(name, weight, tensors) for name, weight in tensors.items() if name not in scales}
     return config, weights, ids
+
+
+def _stored_ids(ids: Int[Tensor, " draft_vocab"]) -> Int[Tensor, " draft_vocab"]:
+    is_short = not len(ids) or int(ids.max()) < 1 << 16
+    return ids.to(torch.uint16 if is_short else torch.int32).contiguous()
 
 
 def _stored(name: str, weight: Float[Tensor, "..."], precision: str) -> dict[str, Tensor]:
