@@ -293,7 +293,7 @@ FLAGS = {
         "--json",
         "--help",
     ],
-    "plan explain": [*PLAN, "--candidate", "--watts", "--latency", "--json", "--help"],
+    "plan explain": [*PLAN, "--pass", "--candidate", "--watts", "--latency", "--json", "--help"],
     "plan levels": [
         "--prompt",
         *PLAN,

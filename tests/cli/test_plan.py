@@ -168,6 +168,8 @@ def test_optimise_explain_and_levels(slipstream, folder, workload, monkeypatch):
     assert "device=cpu" in report["text"]
     reasons = slipstream("plan", "explain", *given).report["passes"][0]["reasons"]
     assert reasons[0].startswith("ngram depth 2: ")
+    explained = slipstream("plan", "explain", *given, "-d", "ngram", "--pass", "overlap").report
+    assert (explained["level"], [step["pass"] for step in explained["passes"]]) == (None, ["overlap"])
     rows = slipstream("plan", "levels", *given, "--prompt", "abcabc", "--max-tokens", "6").report["levels"]
     assert [row["level"] for row in rows] == ["O0", "O1", "O2", "O3"]
     assert all(row["same_text"] for row in rows)

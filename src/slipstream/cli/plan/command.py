@@ -156,19 +156,20 @@ def explain(
     context: typer.Context,
     source: PlanFlags,
     level: Level = "2",
+    passes: Passes = None,
     candidate: Candidates = None,
     watts: flags.Watts = None,
     latency: Latency = None,
     as_json: Json = False,
 ) -> None:
-    """Why this drafter, depth and rule: what each pass of a level would change, and the figures it rests on."""
+    """Why this drafter, depth and rule: what each pass would change, and the figures it rests on."""
     from slipstream.cli.plan.optimise import EnergyBounds, explained
     from slipstream.cli.plan.optimise import optimise as run
     from slipstream.plan.passes.levels import passes_of
 
-    steps = run(source.plan(context), passes_of(level), candidate or [], EnergyBounds(watts, latency))
+    steps = run(source.plan(context), passes or passes_of(level), candidate or [], EnergyBounds(watts, latency))
     if as_json:
-        print_json({"level": f"O{level}", "passes": explained(steps)})
+        print_json({"level": None if passes else f"O{level}", "passes": explained(steps)})
         return
     out = console()
     for step in explained(steps):
