@@ -26,7 +26,8 @@ START_BARS = {FIRST: 2.0, MEMORY: 400.0, DISK: 2.0}
 
 
 def start(model: str, repeats: int) -> dict[str, Estimate]:
-    compile_target(model)
+    if not package.place(resolve(model)).exists():
+        compile_target(model)
     runs = [_run(model) for _ in range(repeats + 1)][1:]
     return {
         FIRST: estimate([seconds for seconds, _ in runs]),
