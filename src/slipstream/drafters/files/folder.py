@@ -82,7 +82,7 @@ def read(folder: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor], In
     return config, weights, ids
 
 
-def _stored_ids(ids: Int[Tensor, " draft_vocab"]) -> Int[Tensor, " draft_vocab"]:
+def _stored_ids(ids: Int[Tensor, " draft_vocab"]) -> Tensor:
     is_short = not len(ids) or int(ids.max()) < 1 << 16
     return ids.to(torch.uint16 if is_short else torch.int32).contiguous()
 
