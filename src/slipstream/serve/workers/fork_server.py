@@ -16,6 +16,7 @@ import struct
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 
 from slipstream.engines.process.child import start_module
 from slipstream.serve.workers.worker import run_worker
@@ -112,16 +113,15 @@ class ForkLoop:
             self._statuses.pop(pid).close()
 
     def _send(self, pid: int, number: int) -> None:
-        try:
+        with suppress(OSError):  # the process that started this one has ended
             self._statuses[pid].send(NUMBER.pack(number))
-        except OSError:  # the process that started this one has ended
-            return
 
 
 def main() -> None:
     requests = socket.socket(fileno=int(sys.argv[1]))
     for name in IMPORTED_LATE:
-        importlib.import_module(name)
+        with suppress(ImportError):  # another version of a library
+            importlib.import_module(name)
     gc.freeze()  # so that collections in the workers leave shared memory alone
     ForkLoop(requests).run()
 
