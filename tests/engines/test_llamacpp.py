@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from slipstream.core.sampling import Sampling
 from slipstream.engines import open_engine
+from slipstream.engines.llamacpp.native_build import find_build
 from slipstream.engines.llamacpp.stream import ByteVocabulary, StreamCycle, StreamReader, error_message, events
 from slipstream.models.text.codec import TextCodec
 from slipstream.plan.ir.build import build_plan
 
 REPEATING = "List the numbers from one to twenty in words, then list them again."  # the model repeats digits
+
+needs_llamacpp = pytest.mark.skipif(
+    find_spec("xllamacpp") is None and find_build("") is None, reason="neither a native build nor xllamacpp is here"
+)
 
 
 def byte_text() -> TextCodec:
@@ -70,8 +77,8 @@ def test_lines_that_are_no_events_are_passed_over():
     assert error_message(b"oops") == "oops"
 
 
+@needs_llamacpp
 def test_models_and_types_it_cannot_run_are_refused(tmp_path):
-    pytest.importorskip("xllamacpp")
     with pytest.raises(ValueError, match="holds 0 of them"):
         open_engine("llamacpp", str(tmp_path), "none")
     with pytest.raises(ValueError, match=r"own format"):
@@ -80,9 +87,9 @@ def test_models_and_types_it_cannot_run_are_refused(tmp_path):
         open_engine("llamacpp", "smollm2-135m", "eagle")
 
 
+@needs_llamacpp
 @pytest.mark.model
 def test_a_lowered_plan_says_what_plain_decoding_says():
-    pytest.importorskip("xllamacpp")
     plans = build_plan("smollm2-135m"), build_plan("smollm2-135m", "ngram", options={"longest": 3}, depth=4)
     (plain,), (lowered,) = map(_generated, plans)
     assert lowered.token_ids == plain.token_ids
