@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 import torch
 
 from slipstream.core.interfaces import Drafter
@@ -21,6 +22,8 @@ from slipstream.engines.native.batch import Batch
 from slipstream.engines.native.captured.runner import CapturedRunner
 from slipstream.engines.native.planning import law_sampling
 from slipstream.engines.native.scheduler import Limits
+from slipstream.kernels.gpu import sample
+from slipstream.models.run.gpu import passes
 from slipstream.models.run.gpu.decoder import GpuDecoder
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.plan.policy.policies import Fixed
@@ -28,6 +31,13 @@ from tiny import VOCAB, build
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PROMPTS = ([3, 9, 27, 3, 9], [50, 8, 8, 50])
+
+
+def use_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU: several blocks of a small vocabulary, and captured passes over one token."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr(passes, "LEAST", 1)
+        monkeypatch.setattr(sample, "BLOCK", 128)
 
 
 def tiny_model(layers: int, captured: bool, weights: TorchModel | None = None) -> TorchModel:

@@ -282,15 +282,14 @@ def test_torch_is_loaded_ahead_for_commands_that_run_a_model():
     code = """if True:
         import sys
         from slipstream.cli.preload import preload_torch
-        assert preload_torch("models") is None
+        print(preload_torch("models"))
         preload_torch("generate").join()
-        assert "torch" not in sys.modules
-        assert "libtorch_cpu.so" in open("/proc/self/maps").read()
+        print("torch" in sys.modules, "libtorch_cpu.so" in open("/proc/self/maps").read())
         import torch
-        assert torch.arange(3).sum() == 3
-        assert preload_torch("generate") is None
+        print(int(torch.arange(3).sum()), preload_torch("generate"))
     """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["None", "False", "True", "3", "None"]
 
 
 def test_a_command_imports_no_other_command():

@@ -19,6 +19,7 @@ from slipstream.drafters.draft_model import DraftModel
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.plan.policy.policies import Fixed
 from tiny import build
+from uneven import Uneven
 
 SMALL = {"vocab_size": 3, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
 
@@ -78,16 +79,8 @@ def outputs(kind, small, rule, policy, rows, tokens):
 def test_the_cache_follows_the_verdicts_and_catches_up_after_plain_steps(rule):
     """Depths that change from cycle to cycle, zero included: the output is that of a drafter made anew each cycle."""
 
-    class Uneven(Fixed):
-        def __init__(self):
-            super().__init__(0)
-            self.turn = 0
-
-        def budget(self, rows):
-            self.turn += 1
-            return [Budget((3, 0, 0, 1, 2)[self.turn % 5])] * len(rows)
-
-    kept, anew = (outputs(kind, drafter().model, rule, Uneven(), 3, 25) for kind in (DraftModel, Forgetful))
+    depths = (3, 0, 0, 1, 2)
+    kept, anew = (outputs(kind, drafter().model, rule, Uneven(depths), 3, 25) for kind in (DraftModel, Forgetful))
     assert kept == anew
 
 

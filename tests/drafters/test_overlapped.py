@@ -19,7 +19,7 @@ from slipstream.core.loop import decode
 from slipstream.core.noise import ArgmaxNoise
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
-from slipstream.core.types import Budget, Request, Row
+from slipstream.core.types import Request, Row
 from slipstream.drafters.build import build_drafter
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.ngram import NGram
@@ -32,6 +32,7 @@ from slipstream.models.run.table_model import Table
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.plan.policy.policies import Fixed
 from tiny import build
+from uneven import Uneven
 
 PAIRS = [Pair.random(seed, vocab=2) for seed in range(3)]
 
@@ -69,18 +70,6 @@ def test_under_the_coupled_rule_the_text_is_the_targets_choice():
     assert check.passed, check.detail
 
 
-class Uneven(Fixed):
-    """Depths that change now and then, zero included."""
-
-    def __init__(self):
-        super().__init__(0)
-        self.turn = 0
-
-    def budget(self, rows):
-        self.turn += 1
-        return [Budget((3, 3, 3, 0, 2, 2)[self.turn % 6])] * len(rows)
-
-
 def inner(kind: str) -> Drafter:
     if kind == "ngram":
         return NGram(97)
@@ -97,7 +86,7 @@ def texts(drafter: Drafter, rule: str, policy: Fixed, temperature: float) -> lis
 
 
 RULES = {"greedy": 0.0, "token": 1.0, "block": 0.7, "coupled": 1.0}  # with a temperature
-POLICIES = {"fixed": lambda: Fixed(3), "uneven": Uneven}
+POLICIES = {"fixed": lambda: Fixed(3), "uneven": lambda: Uneven((3, 3, 3, 0, 2, 2))}
 QUICK = {
     ("draft_model", "greedy", "fixed"),
     ("draft_model", "block", "uneven"),

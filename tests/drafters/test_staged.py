@@ -33,6 +33,7 @@ from slipstream.models.run.table_model import Table, TableModel
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.plan.policy.policies import Fixed
 from tiny import build
+from uneven import Uneven
 
 PAIRS = [Pair.random(seed, vocab=3) for seed in range(3)]
 TINY = Pair.random(5, vocab=2)
@@ -181,16 +182,7 @@ def stages(kind: str = "ngram", vocab: int = 97) -> Staged:
     return Staged(first, middle, vocab, depth=2)
 
 
-class Uneven(Fixed):
-    """Depths that change from cycle to cycle, zero included."""
-
-    def __init__(self, shape: Shape | None = None):
-        super().__init__(0)
-        self.turn, self.shape = 0, shape
-
-    def budget(self, rows):
-        self.turn += 1
-        return [Budget((4, 0, 0, 1, 3)[self.turn % 5], shape=self.shape)] * len(rows)
+DEPTHS = (4, 0, 0, 1, 3)
 
 
 class Anew(Staged):
@@ -222,10 +214,10 @@ def texts(drafter: Staged, rule: str, policy: Fixed, tokens: int = 9) -> list[li
     ],
 )
 def test_the_caches_of_all_stages_follow_the_verdicts(kind, rule, shape):
-    kept = texts(stages(kind), rule, Uneven(shape))
+    kept = texts(stages(kind), rule, Uneven(DEPTHS, shape))
     fresh = stages(kind)
     fresh.__class__ = Anew
-    assert kept == texts(fresh, rule, Uneven(shape))
+    assert kept == texts(fresh, rule, Uneven(DEPTHS, shape))
 
 
 @pytest.mark.parametrize("shape", [None, Shape.levels([2, 2])])

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import chat_template_utils
 
 import letters
 from alphabets import CHATML, byte_level, sentencepiece
@@ -203,7 +204,10 @@ def test_a_text_that_is_far_too_long_is_refused_by_its_beginning(monkeypatch):
 
 
 def test_a_template_is_compiled_in_advance_and_one_that_refuses_is_no_error():
+    compiled = chat_template_utils._compile_jinja_template
     tokenizer = byte_level()
     for template in (CHATML, "{{ raise_exception('there must be a system message') }}"):
         tokenizer.chat_template = template
+        compiled.cache_clear()
         TextCodec(tokenizer).prepare()
+        assert compiled.cache_info().currsize == 1

@@ -6,21 +6,17 @@ import pytest
 
 pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
 
-from captured_pair import DEVICE, decoded
+from captured_pair import decoded, use_small_blocks
 from slipstream.core.device import DeviceRule, DeviceVerdict, DraftSize, GraphKey
 from slipstream.core.sampling import Sampling
 from slipstream.engines.job import DecodingPlan
-from slipstream.kernels.gpu import sample as draw
-from slipstream.models.run.gpu import passes as gpu_passes
 
 CUT = Sampling(temperature=0.9, top_k=20, top_p=0.8, min_p=0.05)
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    if DEVICE == "cpu":
-        monkeypatch.setattr(gpu_passes, "LEAST", 1)
-        monkeypatch.setattr(draw, "BLOCK", 128)
+    use_small_blocks(monkeypatch)
 
 
 @pytest.mark.parametrize(

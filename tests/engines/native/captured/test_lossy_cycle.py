@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
 
-from captured_pair import DEVICE, decoded
+from captured_pair import decoded, use_small_blocks
 from slipstream.core.device import DeviceRule
 from slipstream.core.lossy.accept import Lenient
 from slipstream.core.lossy.cascade import ChowCascade
@@ -14,8 +14,6 @@ from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
 from slipstream.engines.job import DecodingPlan
 from slipstream.engines.native.planning import argmax_form
-from slipstream.kernels.gpu import sample as draw
-from slipstream.models.run.gpu import passes as gpu_passes
 
 CUT = Sampling(temperature=0.9, top_k=20, top_p=0.9)
 GREEDY, WARM = Sampling(0), Sampling(1.0)
@@ -23,9 +21,7 @@ GREEDY, WARM = Sampling(0), Sampling(1.0)
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    if DEVICE == "cpu":
-        monkeypatch.setattr(gpu_passes, "LEAST", 1)
-        monkeypatch.setattr(draw, "BLOCK", 128)
+    use_small_blocks(monkeypatch)
 
 
 @pytest.mark.parametrize(

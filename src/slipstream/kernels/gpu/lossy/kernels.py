@@ -169,7 +169,7 @@ def decide(
         kept += going.to(kept.dtype)
     entire = (kept == far) & (far > 0)
     if KIND > TOKEN:
-        entire = far < -1
+        entire = far < -1  # never: these rules draw a further token after a whole draft
     tl.store(whole + row, entire.to(tl.int64))
     kept = tl.where(entire, kept - 1, kept)
     tl.store(accepted + row, kept)
