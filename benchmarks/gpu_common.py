@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -61,3 +62,33 @@ def answer(
     cycles = sum(completion.stats.cycles for completion in done)
     count = sum(len(completion.token_ids) for completion in done)
     return count, count / max(1, cycles), [completion.token_ids for completion in done]
+
+
+def timed_batch(
+    engine: NativeEngine,
+    prompts: Sequence[list[int]],
+    samplings: Sequence[Sampling],
+    options: GenerationOptions,
+    first: bool = False,
+) -> dict[str, float]:
+    """Tokens, cycles and seconds of requests that start together, prompts included.
+
+    `first`: the seconds until every request has its first token, too."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    began, timed = time.perf_counter(), {}
+    handles = engine.submit_all(prompts, samplings, options)
+    if first:
+        for handle in handles:
+            next(iter(handle))
+        timed["first"] = time.perf_counter() - began
+    done = [handle.result() for handle in handles]
+    timed["seconds"] = time.perf_counter() - began
+    counts = {"tokens": sum(len(answer.token_ids) for answer in done)}
+    return timed | counts | {"cycles": sum(answer.stats.cycles for answer in done)}
+
+
+def pace(runs: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Tokens per second and tau of batches that ran one after another."""
+    tokens, cycles, seconds = (sum(run[name] for run in runs) for name in ("tokens", "cycles", "seconds"))
+    return {"speed": tokens / seconds, "tau": tokens / cycles}

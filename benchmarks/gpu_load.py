@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_common import pace, timed_batch
 
 from slipstream.bench.measure.provenance import commit
 from slipstream.core.sampling import Sampling
@@ -46,16 +47,8 @@ class Ours:
     def __call__(self, batch: int, first: bool) -> dict[str, float]:
         prompts = [self._prompts[i % len(self._prompts)] for i in range(batch)]
         samplings = [Sampling(temperature=self._asked.temperature, seed=i) for i in range(batch)]
-        torch.cuda.synchronize()
-        began, timed = time.perf_counter(), {}
-        handles = self._engine.submit_all(prompts, samplings, self._options)
-        if first:
-            for handle in handles:
-                next(iter(handle))
-            timed["first"] = time.perf_counter() - began
-        done = [handle.result() for handle in handles]
-        seconds, count = time.perf_counter() - began, sum(len(answer.token_ids) for answer in done)
-        return timed | {"speed": count / seconds, "tau": count / sum(answer.stats.cycles for answer in done)}
+        timed = timed_batch(self._engine, prompts, samplings, self._options, first)
+        return timed | pace([timed])
 
 
 class Theirs:

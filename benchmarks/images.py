@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -42,7 +43,7 @@ NAMED = {"eagle": "automatic depth", "auto": "automatic depth"}
 HEADS = {
     "2 ARM cores (Neoverse-N1)": ("cpu-arm-2026-11-16.json", ["eagle", "eagle 2", "eagle 3", "tree 4"]),
     "2 Xeon cores with AMX": ("cpu-amx-2026-11-16.json", ["eagle", "eagle 2", "eagle 3"]),
-    "H200": ("gpu-h200-2026-11-16-shares.json", ["auto", "eagle 3", "eagle 5", "tree 15"]),
+    "H200": ("gpu-h200-2026-11-16-shares.json.gz", ["auto", "eagle 3", "eagle 5", "tree 15"]),
 }
 RATIOS = (0.6, 2.0)  # the axis of `drafting`
 
@@ -80,7 +81,8 @@ def drafting(colours: dict[str, str]) -> str:
 
 def heads(file: str, ways: Sequence[str]) -> list[tuple[str, Estimate]]:
     """The ratio of every way to plain decoding, pooled over workloads where a file holds several."""
-    data = json.loads((RESULTS / file).read_text())
+    content = (RESULTS / file).read_bytes()
+    data = json.loads(gzip.decompress(content) if file.endswith(".gz") else content)
     if "engines" in data:  # of a GPU: repeats in which something was captured are no measure of decoding
         cell = data["engines"]["batch 1, T 0.0"]
         rows = []
