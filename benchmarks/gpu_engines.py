@@ -21,6 +21,7 @@ from slipstream.engines.native.build import build_target
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
 from slipstream.models.run.torch_model import TorchModel
+from slipstream.models.sources.catalog import full_folder
 from slipstream.models.sources.folder import read_json
 from slipstream.models.sources.scaled import CostScale, interleaved, scaled_config, widened
 from slipstream.models.target import Target
@@ -37,7 +38,7 @@ WIDTH = 8  # of the scaled model: 7 billion weights
 def engines(asked: argparse.Namespace, results: dict[str, Any]) -> dict[str, Any]:
     """The default model with its head, by batch."""
     engine, told = open_engine(asked), dict[str, Any]()
-    theirs = generate(_plain(engine.target.files.path), engine, asked.tokens)
+    theirs = generate(_plain(full_folder(engine.target.files.path)), engine, asked.tokens)
     for batch in asked.batches:
         for warm in (0.0, 0.8) if batch == 1 else (0.0,):
             ways = {**WAYS, **({} if warm else {"tree 15": TREES["tree 15"]}), **AUTO}
@@ -66,8 +67,8 @@ def scaled(asked: argparse.Namespace, results: dict[str, Any]) -> dict[str, Any]
     """The same function at the cost of 7 billion weights; the draft model shipped for it drafts."""
     small = build_target(asked.model)
     drafter = build_drafter("draft_model", small)
-    model = _widened(small.files.path)
-    plain = _widened(small.files.path)
+    model = _widened(full_folder(small.files.path))
+    plain = _widened(full_folder(small.files.path))
     target = Target(small.files, TorchModel(model), small.text)
     engine = NativeEngine(target, "none", "block", limits=Limits(rows=64, retained=0))
     engine._drafters["draft_model"] = drafter
@@ -89,7 +90,7 @@ def pair(asked: argparse.Namespace, results: dict[str, Any]) -> dict[str, Any]:
     told: dict[str, Any] = {"target": name, "sha256": engine.target.files.sha256, "draft": draft}
     partner = engine.drafter(draft).model.model  # type: ignore[attr-defined]
     folder = Path(partner.config._name_or_path)
-    theirs = generate(_plain(engine.target.files.path), engine, asked.tokens, _plain(folder))
+    theirs = generate(_plain(full_folder(engine.target.files.path)), engine, asked.tokens, _plain(folder))
     items = load_workloads(asked.workload)[0].items
     for batch in asked.batches:
         texts = [items[i % len(items)].turns[0] for i in range(max(4, batch))]

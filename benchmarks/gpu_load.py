@@ -31,6 +31,7 @@ from slipstream.engines.base import GenerationOptions, Speculation
 from slipstream.engines.native.build import build_target
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
+from slipstream.models.sources.catalog import full_folder
 
 WAYS = {"plain": Speculation(off=True), "policy": Speculation(), "depth 3": Speculation(depth=3)}
 WARM = 2  # runs of each cell before any is timed
@@ -147,7 +148,7 @@ def main() -> None:
     mixed = opened()
     lines = asked.prompts.read_text().splitlines()
     prompts = mixed.text.encode_all([json.loads(line)["prompt"] for line in lines])
-    peer = Theirs(asked.vllm, mixed.target.files.path, prompts, asked) if asked.vllm else None
+    peer = Theirs(asked.vllm, full_folder(mixed.target.files.path), prompts, asked) if asked.vllm else None
     ways: dict[str, Run] = {}
     for name in asked.ways:
         if name in WAYS:

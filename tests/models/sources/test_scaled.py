@@ -133,7 +133,7 @@ def test_the_default_model_twice_as_wide_says_the_same(tmp_path):
     text += "first one needs less power to keep the same speed. 1, 2, 3, 4. def add(a, b):\n    return a + b\n"
     ids = torch.tensor([tokenizer(text)["input_ids"]])
     choices = []
-    for folder in (source.path, tmp_path):
+    for folder in (catalog.full_folder(source.path), tmp_path):
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         with torch.inference_mode():
             choices.append(model(ids).logits[0])

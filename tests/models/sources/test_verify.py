@@ -69,10 +69,10 @@ def test_a_converted_model_is_verified_and_made_again(gguf: Path, cache: Path) -
     files = resolve(str(gguf))
     name = files.path.name
     checks = catalog.verify(name)
-    assert {check.name for check in checks} >= {"config.json", "tokenizer.json", "model.safetensors"}
+    assert {check.name for check in checks} >= {"config.json", "tokenizer.json", "model.blocks"}
     assert all(check.recorded and not check.problem for check in checks)
     sha256 = files.sha256
-    assert sha256 == store.sha256(files.path / "model.safetensors")
+    assert sha256 == store.sha256(catalog.full_folder(files.path) / "model.safetensors")
     flip(files.path / "tokenizer.json")
     (files.path / "generation_config.json").unlink()
     assert problems(name) == {
@@ -87,14 +87,14 @@ def test_a_converted_model_is_verified_and_made_again(gguf: Path, cache: Path) -
 
 def test_truncated_weights_are_not_called_ready(gguf: Path, capfd: pytest.CaptureFixture[str]) -> None:
     files = resolve(str(gguf))
-    weights = files.path / "model.safetensors"
+    weights = files.path / "model.blocks"
     whole = weights.read_bytes()
     for data in (whole[: len(whole) // 2], whole[:5], b""):
         weights.write_bytes(data)
-        with pytest.raises(CatalogError, match=r"is damaged: model.safetensors .*; `slipstream models pull .* again"):
+        with pytest.raises(CatalogError, match=r"is damaged: model.blocks .*; `slipstream models pull .* again"):
             resolve(str(gguf))
         catalog.pull(str(gguf))
-        assert "is damaged (model.safetensors is damaged" in capfd.readouterr().err
+        assert "is damaged (model.blocks is damaged" in capfd.readouterr().err
         assert weights.read_bytes() == whole
 
 
@@ -119,7 +119,7 @@ def test_a_copy_keeps_its_checksums(gguf: Path, tmp_path: Path) -> None:
 
 
 def test_manifests_of_earlier_versions_name_the_weights_only(gguf: Path) -> None:
-    folder = resolve(str(gguf)).path
+    folder = catalog.full_folder(resolve(str(gguf)).path)
     about = store.manifest(folder) or {}
     del about["files"]
     (folder / store.MANIFEST).write_text(json.dumps(about))

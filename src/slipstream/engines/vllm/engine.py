@@ -16,7 +16,7 @@ from slipstream.engines.peer import Peer, PeerModel, PeerOptions
 from slipstream.engines.peer_checks import check_device
 from slipstream.engines.vllm.process import KILLED, Process
 from slipstream.engines.vllm.settings import DEPTH, RULES, VllmConfig, arguments, sampling, speculation
-from slipstream.models.sources.catalog import load_text, resolve
+from slipstream.models.sources.catalog import full_folder, load_text, resolve
 from slipstream.models.sources.folder import read_json
 from slipstream.models.weights.precision import choose
 
@@ -61,7 +61,7 @@ class VllmEngine(Peer):
         speculative = speculation(asked.drafter, asked.depth, asked.verify, own)
         self._depth = (asked.depth or DEPTH) if speculative else 0
         self._process = Process(own.python, _environment(own), self._hear)
-        settings = arguments(str(files.path), precision, longest, speculative, own)
+        settings = arguments(str(full_folder(files.path)), precision, longest, speculative, own)
         reply = self._process.start(settings | {"trust_remote_code": files.trust_remote_code})
         if "ready" not in reply:
             self._process.end()

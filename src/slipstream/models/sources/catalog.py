@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.models.sources import hub, store
+from slipstream.models.sources.folder import is_packed
+from slipstream.models.sources.gguf.packed import full_folder, write_full
 from slipstream.models.sources.installed import InstalledModel, installed, remove
 from slipstream.models.sources.load import ModelFiles, describe, load_model, load_text, load_tokenizer
 from slipstream.models.sources.names import HUB_ID, catalog_names, names_model
@@ -26,6 +28,7 @@ __all__ = [
     "ModelFiles",
     "catalog_names",
     "convert",
+    "full_folder",
     "inspect",
     "installed",
     "load_model",
@@ -81,7 +84,10 @@ def convert(source: str, folder: str | Path, *, trust_remote_code: bool = False)
     with store.readable_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with store.written_atomically(target) as partial:
-            for path in files.path.iterdir():
-                if path.is_file():  # follows the links of the hub's cache
-                    shutil.copyfile(path, partial / path.name)
+            if is_packed(files.path):
+                store.write_manifest(partial, write_full(files.path, partial))
+            else:
+                for path in files.path.iterdir():
+                    if path.is_file():  # follows the links of the hub's cache
+                        shutil.copyfile(path, partial / path.name)
     return target

@@ -18,6 +18,8 @@ USUAL = frozenset({"llama", "mistral", "qwen2"})  # causal: saves importing tran
 SPEECH = frozenset({"whisper"})  # encoder-decoders that are run
 OWN_CODE = "brings its own code; if you trust its author, --trust-remote-code (trust_remote_code=True) runs it"
 ONLY = "only safetensors or GGUF are loaded"
+PACKED = "model.blocks"  # weights as blocks of a GGUF file (`gguf.packed`), in the container of safetensors
+ABOUT, FULL_HEADER, FULL_SHA256 = "packed", "header", "sha256"  # in its metadata: the safetensors file it stands for
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -43,7 +45,7 @@ def missing(folder: Path) -> str | None:
         absent = [shard for shard in shards if not (folder / shard).is_file()]
         if absent or not shards:
             return f"lacks {len(absent)} of its {len(shards)} weight files, {(absent or ['all'])[0]} first"
-    elif not (folder / "model.safetensors").is_file():
+    elif not (folder / "model.safetensors").is_file() and not is_packed(folder):
         pickles = [path.name for pattern in PICKLES for path in folder.glob(pattern)]
         kind = f"its weights are pickles ({min(pickles)}); {ONLY}" if pickles else f"no model.safetensors; {ONLY}"
         return f"has no weights to load: {kind}"
@@ -86,15 +88,23 @@ def cut_short(folder: Path) -> str | None:
 def weights_problem(path: Path) -> str | None:
     """Why a safetensors file is not complete, as the end of a sentence; None if it is. Only its header is read."""
     try:
-        start, header = _header(path)
-        expected = start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        header = header_text(path)
+        end = max((entry["data_offsets"][1] for entry in entries(header).values()), default=0)
+        expected = 8 + len(header.encode()) + end
     except (ValueError, TypeError, LookupError, AttributeError):
         return "has no readable header"
     size = path.stat().st_size
     return None if size == expected else f"holds {size:,} bytes, and its header asks for {expected:,}"
 
 
+def is_packed(folder: Path) -> bool:
+    """Whether a folder holds its weights as blocks of a GGUF file only."""
+    return (folder / PACKED).is_file() and not (folder / "model.safetensors").is_file()
+
+
 def weight_files(folder: Path) -> list[Path]:
+    if is_packed(folder):
+        return [folder / PACKED]
     index = folder / "model.safetensors.index.json"
     names = set(read_json(index)["weight_map"].values()) if index.is_file() else {"model.safetensors"}
     return [folder / name for name in sorted(names)]
@@ -112,6 +122,8 @@ def weights_sha256(folder: Path) -> str:
 
 
 def _file_sha256(path: Path) -> str:
+    if path.name == PACKED:
+        return str(about_packed(path)[FULL_SHA256])
     stored = hub_hash(path)
     return stored if stored and len(stored) == 64 else sha256(path)
 
@@ -125,19 +137,38 @@ def hub_hash(path: Path) -> str | None:
 
 def tensors(folder: Path) -> dict[str, tuple[str, int]]:
     """Type and number of elements of every stored tensor; only the headers of the weight files are read."""
-    stored: dict[str, tuple[str, int]] = {}
-    for path in weight_files(folder):
-        _, header = _header(path)
-        stored |= {name: (entry["dtype"], math.prod(entry["shape"])) for name, entry in header.items()}
-    return stored
+    stored = [entries(text) for text in _full_headers(folder)]
+    return {name: (e["dtype"], math.prod(e["shape"])) for header in stored for name, e in header.items()}
 
 
-def _header(path: Path) -> tuple[int, dict[str, Any]]:
-    """The offset of the first tensor of a safetensors file, and its header. ValueError if it is not such a file."""
+def full_bytes(folder: Path) -> int:
+    """Bytes of a model's tensors as safetensors, packed or not."""
+    return sum(e["data_offsets"][1] - e["data_offsets"][0] for t in _full_headers(folder) for e in entries(t).values())
+
+
+def _full_headers(folder: Path) -> list[str]:
+    """The headers of the weight files, or of the file that the packed weights stand for."""
+    files = weight_files(folder)
+    return [about_packed(path)[FULL_HEADER] if path.name == PACKED else header_text(path) for path in files]
+
+
+def header_text(path: Path) -> str:
+    """The header of a safetensors file. ValueError if it is not such a file."""
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > path.stat().st_size:
             raise ValueError(f"{path} has a header longer than itself")
-        header: dict[str, Any] = json.loads(file.read(length))
-    header.pop("__metadata__", None)
-    return 8 + length, header
+        return file.read(length).decode()
+
+
+def entries(header: str) -> dict[str, Any]:
+    """The tensors in a header of a safetensors file, in the order of their data."""
+    tensors: dict[str, Any] = json.loads(header)
+    tensors.pop("__metadata__", None)
+    return dict(sorted(tensors.items(), key=lambda item: item[1]["data_offsets"]))
+
+
+def about_packed(path: Path) -> dict[str, Any]:
+    """What a file of packed weights says of the safetensors file that it stands for."""
+    about: dict[str, Any] = json.loads(json.loads(header_text(path))["__metadata__"][ABOUT])
+    return about

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from slipstream.models.sources import store
-from slipstream.models.sources.folder import OWN_CODE, SPEECH, read_json, tensors, weights_sha256
+from slipstream.models.sources.folder import OWN_CODE, SPEECH, is_packed, read_json, tensors, weights_sha256
 from slipstream.models.sources.progress import quiet
 from slipstream.models.sources.store import CatalogError
 from slipstream.models.text.codec import TextCodec
@@ -63,17 +63,30 @@ def load_model(
     if kind.row_bits != 16:
         raise ValueError(f"{dtype} is for a target; a draft model takes it from its target")
     with quiet(), _loading(files, "the weights"):
-        model, info = loader.from_pretrained(
-            files.path,
-            dtype=kind.dtype,
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=files.trust_remote_code,
-            output_loading_info=True,
-        )
+        options: dict[str, Any] = {"dtype": kind.dtype, "local_files_only": True, "output_loading_info": True}
+        options["trust_remote_code"] = files.trust_remote_code
+        if is_packed(files.path):
+            model, info = _load_packed(files, loader, options)
+        else:
+            model, info = loader.from_pretrained(files.path, use_safetensors=True, **options)
     if absent := sorted(info["missing_keys"]):  # transformers would fill them with random numbers
         raise CatalogError(f"{files.name} lacks {len(absent)} weights of its architecture, {absent[0]} among them")
     return model.to(device).eval()
+
+
+def _load_packed(files: ModelFiles, loader: Any, options: dict[str, Any]) -> Any:
+    """The model of a folder without a safetensors file, with transformers' report on its weights."""
+    from transformers import GenerationConfig
+
+    from slipstream.models.sources.gguf.packed import read
+
+    config = load_config(files)
+    with torch.device("meta"):
+        kind = type(loader.from_config(config))
+    named = files.path / "generation_config.json"
+    generation = GenerationConfig.from_pretrained(files.path, local_files_only=True) if named.is_file() else None
+    weights = read(files.path)
+    return kind.from_pretrained(None, config=config, state_dict=weights, generation_config=generation, **options)
 
 
 def load_config(files: ModelFiles) -> PreTrainedConfig:

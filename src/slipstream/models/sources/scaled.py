@@ -29,8 +29,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from slipstream.core.array_types import Tensor
-from slipstream.models.sources.folder import read_json, tensors, weight_files, weights_sha256
+from slipstream.models.sources.folder import is_packed, read_json, tensors, weight_files, weights_sha256
 from slipstream.models.sources.gguf import weights as gguf_weights
+from slipstream.models.sources.gguf.packed import open_packed
 from slipstream.models.sources.store import MANIFEST, CatalogError
 
 NAME = re.compile(r"scaled:(?P<source>.+):(?P<width>\d+)x(?:\+(?P<layers>\d+))?")
@@ -145,9 +146,12 @@ def _shards(source: Path, scale: CostScale, order: list[int | None]) -> Iterator
 
 
 def _reader(source: Path) -> tuple[Callable[[str], Tensor], list[str]]:
-    files = {name: path for path in weight_files(source) for name in _names(path)}
+    packed = open_packed(source) if is_packed(source) else None
+    files = {name: path for path in weight_files(source) for name in sorted(_names(path))}
 
     def read(name: str) -> Tensor:
+        if packed is not None:
+            return packed.value(name)
         with safe_open(files[name], "pt") as file:
             tensor: Tensor = file.get_tensor(name)
         return tensor

@@ -20,7 +20,8 @@ from typing import Any
 
 from slipstream.kernels.cpu.library import make_folder
 
-LAYOUT = 2  # version of the conversion; folders of older versions are converted again
+LAYOUT = 3  # version of the conversion; from 3 on, folders may hold packed weights (`gguf.packed`)
+READABLE = (2, LAYOUT)  # folders of other versions are converted again
 MANIFEST, WEIGHTS = "slipstream.json", "model.safetensors"
 DAY = 24 * 3600
 
@@ -43,13 +44,13 @@ def manifest(folder: Path) -> dict[str, Any] | None:
         data = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return data if isinstance(data, dict) and data.get("layout") == LAYOUT else None
+    return data if isinstance(data, dict) and data.get("layout") in READABLE else None
 
 
 def build(folder: Path, make: Callable[[Path], dict[str, Any]], need: int = 0, again: bool = False) -> Path:
     """Build `folder` by `make(temporary folder) -> manifest`, unless it exists. `again` builds it in any case.
 
-    `need` is the disk space in bytes. The manifest records size and sha256 of every file.
+    `need` is the disk space in bytes.
     """
     if manifest(folder) is not None and not again:
         return folder
@@ -61,12 +62,16 @@ def build(folder: Path, make: Callable[[Path], dict[str, Any]], need: int = 0, a
             _sweep(folder, alone)
             _check_room(folder.parent, need)
             with written_atomically(folder) as partial:
-                about = {"layout": LAYOUT, **make(partial)}
-                about["files"] = files = _checksums(partial)
-                if WEIGHTS in files:
-                    about["sha256"] = files[WEIGHTS]["sha256"]
-                (partial / MANIFEST).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+                write_manifest(partial, make(partial))
     return folder
+
+
+def write_manifest(folder: Path, facts: dict[str, Any]) -> None:
+    """Write the manifest of a folder: facts, and size and sha256 of every file."""
+    about = {"layout": LAYOUT, **facts, "files": _checksums(folder)}
+    if WEIGHTS in about["files"]:
+        about["sha256"] = about["files"][WEIGHTS]["sha256"]
+    (folder / MANIFEST).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 
 @contextmanager

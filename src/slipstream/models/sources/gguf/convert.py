@@ -6,6 +6,7 @@ The folder holds the quantised values in a wider type, and its manifest says so.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from slipstream.models.sources.gguf.header import reading_once
+from slipstream.models.sources.gguf.packed import pack
 from slipstream.models.sources.gguf.size import cut_short
 from slipstream.models.sources.gguf.weights import keep
 from slipstream.models.sources.progress import no_gguf_bar, quiet
@@ -32,8 +34,9 @@ DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "
 def convert_gguf(gguf: Path, folder: Path) -> dict[str, Any]:
     """Write a GGUF file into a folder as safetensors with tokenizer. Returns facts for the folder's manifest.
 
-    Types whose integers can be recovered from the dequantised numbers are written in float32, which holds them exactly.
-    Others are written in bfloat16, with the file's blocks beside them (`gguf.weights`).
+    Types whose integers can be recovered from the dequantised numbers are float32 weights, which hold them exactly. The
+    folder then keeps the file's blocks in place of the weights (`gguf.packed`). Other types are written in bfloat16,
+    with the file's blocks beside them (`gguf.weights`).
     """
     check_gguf(gguf)
     with quiet(), no_gguf_bar(), reading_once():
@@ -45,7 +48,17 @@ def convert_gguf(gguf: Path, folder: Path) -> dict[str, Any]:
         _read_tokenizer(gguf, fields).save_pretrained(folder)
         if rounded and about["quantised"]:
             about |= {"rounded": "bfloat16", "kept": keep(gguf, folder)}
+        elif about["quantised"]:
+            about |= pack(gguf, folder)
+    _shorten(folder / "tokenizer.json")
     return about
+
+
+def _shorten(tokenizer: Path) -> None:
+    """Write a tokenizer without line breaks and indentation, which are more than half of its bytes."""
+    if tokenizer.is_file():
+        data = json.loads(tokenizer.read_text(encoding="utf-8"))
+        tokenizer.write_text(json.dumps(data, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
 
 
 def _write_model(model: PreTrainedModel, folder: Path) -> None:

@@ -33,10 +33,11 @@ HEADS = ("num_attention_heads", "num_key_value_heads")
 class GgufWeights:
     """The unrounded weights of a model, by the names of its parameters."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kinds: dict[str, str] | None = None) -> None:
+        """`kinds`: the types of the weights by name, if the file's metadata does not hold them."""
         file: Any = safe_open
         self._file = file(path, "pt")
-        self.kinds: dict[str, str] = json.loads(self._file.metadata()[KINDS])
+        self.kinds: dict[str, str] = json.loads(self._file.metadata()[KINDS]) if kinds is None else kinds
 
     def grid(self, name: str) -> QuantizedGrid | None:
         """A quantised weight; None where it is not kept, or not quantised."""
@@ -58,17 +59,9 @@ def opened(folder: Path) -> GgufWeights | None:
 
 def keep(gguf: Path, folder: Path) -> bool:
     """Write the weights that a folder rounded. Returns whether all of them could be kept."""
-    from gguf import GGUFReader
-
-    reader = GGUFReader(gguf, "c")  # torch needs writable memory, though it is not written
-    file_tensors = {tensor.name: tensor for tensor in reader.tensors}
-    gguf_name, heads = _names(reader), _heads(folder)
     complete, kinds = True, {}
     kept_tensors: dict[str, Tensor] = {}
-    for name, weight in _weights(folder):
-        tensor = file_tensors.get(gguf_name(name))
-        kind = "" if tensor is None else tensor.tensor_type.name
-        raw = None if tensor is None else _ordered(tensor.data, kind, weight, heads)
+    for name, raw, kind, weight in matched(gguf, folder):
         if raw is None:
             complete = False
         elif kind in blocks.TYPES or not torch.equal(_value(raw, kind), weight.float()):
@@ -76,6 +69,21 @@ def keep(gguf: Path, folder: Path) -> bool:
     if kept_tensors:
         save_file(kept_tensors, folder / FILE, {KINDS: json.dumps(kinds)})
     return complete
+
+
+def matched(gguf: Path, folder: Path) -> Iterator[tuple[str, Tensor | None, str, Tensor]]:
+    """Each weight of a folder: its name, its rows as stored in the GGUF file, their type, and the folder's numbers.
+
+    The rows are None where the file has none that round to those numbers."""
+    from gguf import GGUFReader
+
+    reader = GGUFReader(gguf, "c")  # torch needs writable memory, though it is not written
+    file_tensors = {tensor.name: tensor for tensor in reader.tensors}
+    gguf_name, heads = _names(reader), _heads(folder)
+    for name, weight in _weights(folder):
+        tensor = file_tensors.get(gguf_name(name))
+        kind = "" if tensor is None else tensor.tensor_type.name
+        yield name, None if tensor is None else _ordered(tensor.data, kind, weight, heads), kind, weight
 
 
 def _names(reader: Any) -> Any:
