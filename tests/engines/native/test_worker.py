@@ -55,6 +55,30 @@ def test_an_engine_is_not_closed_by_its_own_callback():
         assert "cannot be closed from its own thread" in done.error
 
 
+def test_engines_that_share_a_target_say_what_each_says_alone():
+    target, prompts = letters.target(), ["abc", "ponm", "cabdeaf", "h"]
+    plans = {"none": Sampling(temperature=0), "ngram": Sampling(temperature=0.8, seed=3)}
+    expected = {}
+    for name, sampling in plans.items():
+        with NativeEngine(letters.target(), name, "coupled" if sampling.temperature else None) as engine:
+            done = engine.generate(prompts, sampling, max_tokens=40, ignore_eos=True)
+            expected[name] = [completion.token_ids for completion in done]
+    engines = {name: NativeEngine(target, name, "coupled" if name == "ngram" else None) for name in plans}
+    tickets = [
+        (name, n, engine.submit(prompt, plans[name], GenerationOptions(40, ignore_eos=True))[0])
+        for _ in range(4)
+        for n, prompt in enumerate(prompts)
+        for name, engine in engines.items()
+    ]
+    for name, n, ticket in tickets:
+        completion = within(60, ticket.result)
+        assert (completion.error, completion.token_ids) == (None, expected[name][n])
+    target.model.check_integrity()
+    for engine in engines.values():
+        assert not engine.stats["failures"]
+        engine.close()
+
+
 def test_a_stream_that_nobody_reads_is_cancelled():
     with NativeEngine(letters.target(), "none") as engine:
         stream = engine.stream("abc", GREEDY, max_tokens=150, ignore_eos=True)

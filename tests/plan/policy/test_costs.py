@@ -27,7 +27,7 @@ def measured() -> CostModel:
     graphs = costs.graph_costs("Eagle")
     graphs.captured(KEY, 0.003)
     graphs.learn(KEY, 7, 0.004)
-    for _ in range(2):
+    for _ in range(3):
         graphs.learn_reading(KEY, 7, 1000, 0.104)
     return costs
 

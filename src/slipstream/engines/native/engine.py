@@ -31,7 +31,7 @@ from slipstream.engines.native.loaded_target import given_target
 from slipstream.engines.native.planning import guarantee, law_sampling, meets_its_draws_again, request_plan
 from slipstream.engines.native.scheduler import Limits
 from slipstream.engines.native.watch import ObservedRule, Watch
-from slipstream.engines.native.worker import Worker
+from slipstream.engines.native.worker import Worker, turns_of
 from slipstream.engines.profiles import find_profile, save_learned, seed_policy
 from slipstream.engines.speech.audio_prompt import audio_prompt
 from slipstream.models.speech.audio import Audio
@@ -179,10 +179,11 @@ class NativeEngine(JobEngine):
         if not all(map(comparable, speculative)):
             return None
         request = self.request(prompt, sampling, options)
-        return [
-            agreement(self.target.model, replace(request, sample=i), ours.token_ids, theirs.token_ids)
-            for i, (ours, theirs) in enumerate(zip(speculative, plain, strict=True))
-        ]
+        with turns_of(self.target.model):
+            return [
+                agreement(self.target.model, replace(request, sample=i), ours.token_ids, theirs.token_ids)
+                for i, (ours, theirs) in enumerate(zip(speculative, plain, strict=True))
+            ]
 
     def draft_speed(self, sample: Completion, tokens: int = 32) -> float | None:
         return draft_speed(self.drafter(self.drafter_name), sample, tokens)

@@ -2,6 +2,8 @@
 
 A failure of a step ends the running requests, and the thread continues. If the thread itself ends, as after SystemExit
 in a callback, all requests end with an error and new ones are refused.
+
+Engines that share one loaded model take turns: its rows and its cache belong to one thread at a time.
 """
 
 from __future__ import annotations
@@ -15,16 +17,39 @@ from collections.abc import Sequence
 
 import torch
 
+from slipstream.core.interfaces import Model
 from slipstream.engines.base import check_process
 from slipstream.engines.job import Job
 from slipstream.engines.native.batch import Batch
+
+
+class ModelTurns:
+    """A lock that threads get in turn, so that a busy engine does not keep it."""
+
+    def __init__(self) -> None:
+        self._next, self._turn = threading.Lock(), threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._next:  # held while waiting, so the last one cannot come back first
+            self._turn.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._turn.release()
+
+
+_turns: weakref.WeakKeyDictionary[Model, ModelTurns] = weakref.WeakKeyDictionary()
+
+
+def turns_of(model: Model) -> ModelTurns:
+    """The turns of all engines with this model."""
+    return _turns.setdefault(model, ModelTurns())
 
 
 class Worker:
     """The thread of an engine. It is started by the first request."""
 
     def __init__(self, batch: Batch) -> None:
-        self._batch = batch
+        self._batch, self._turns = batch, turns_of(batch.model)
         self._inbox: list[Job] = []
         self._ready = threading.Condition()
         self._closed = False
@@ -62,7 +87,7 @@ class Worker:
         try:
             while self._receive(busy):
                 try:
-                    with torch.inference_mode():
+                    with self._turns, torch.inference_mode():
                         busy = self._batch.step()
                 except Exception as error:
                     self._batch.fail(error)
@@ -110,7 +135,8 @@ class Worker:
         self._receive(busy=True)
         for job in [*self._batch.scheduler.running, *self._batch.scheduler.waiting]:
             job.cancel()
-        self._batch.schedule()
+        with self._turns:
+            self._batch.schedule()
         gc.unfreeze()
 
 

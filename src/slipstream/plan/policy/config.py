@@ -53,7 +53,7 @@ class CostConfig:
     further: float = 0.6  # cost of one more item beyond the largest number measured; share of the mean cost
     late_draft: float = 0.6  # share of the time of a draft after a pause that the next draft is expected to take
     first_level: float = 0.08  # cost of a level in a captured cycle before any was timed; share of a plain cycle
-    reliable_readings: int = 2  # times that catching up was measured before it is believed; the first takes longest
+    first_readings: int = 2  # times of catching up with so many tokens that do not count: they compile and capture
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from slipstream.core.device import DraftSize, GraphKey, next_power_of_two
 from slipstream.plan.policy.config import CostConfig
-from slipstream.plan.policy.prices import CostCurve, RecentMedian
+from slipstream.plan.policy.prices import ReadingCost, RecentMedian
 
 
 class GraphCosts:
@@ -22,8 +22,7 @@ class GraphCosts:
         self._device: dict[GraphKey, float] = {}
         self._whole: dict[tuple[GraphKey, int], RecentMedian] = {}
         self._host = RecentMedian(self._config.plain_window)
-        self._reading = CostCurve(config=self._config)  # by tokens that the drafter had to read first
-        self._readings = 0
+        self.reading = ReadingCost(self._config)  # by tokens that the drafter had to read first
 
     def captured(self, key: GraphKey, seconds: float) -> None:
         """A cycle was captured and takes so long on the device."""
@@ -44,12 +43,7 @@ class GraphCosts:
 
     def learn_reading(self, key: GraphKey, rows: int, tokens: int, seconds: float) -> None:
         """The drafter first had to read so many tokens, and a cycle took so long with that."""
-        self._reading.add(next_power_of_two(tokens), seconds - self.seconds(key, rows))
-        self._readings += 1
-
-    def reading(self, tokens: int) -> float:
-        """Seconds a drafter takes to read so many tokens that it missed; 0 until that is known."""
-        return self._reading(tokens) if self._readings >= self._config.reliable_readings else 0.0
+        self.reading.add(tokens, seconds - self.seconds(key, rows))
 
     def guess(self, size: DraftSize, plain: float, measured: Mapping[DraftSize, float]) -> float:
         """What a size would take that is not captured: by its levels or by its tokens, whichever says more, as those
@@ -70,8 +64,7 @@ class GraphCosts:
             "device": [[key.to_json(), seconds] for key, seconds in self._device.items()],
             "whole": [[key.to_json(), rows, times.to_json()] for (key, rows), times in self._whole.items()],
             "host": self._host.to_json(),
-            "reading": self._reading.to_json(),
-            "readings": self._readings,
+            "reading": self.reading.to_json(),
         }
 
     @classmethod
@@ -83,6 +76,5 @@ class GraphCosts:
             (GraphKey.from_json(key), rows): RecentMedian(window, times) for key, rows, times in saved["whole"]
         }
         costs._host = RecentMedian(window, saved["host"])
-        costs._reading = CostCurve.from_json(saved["reading"], costs._config)
-        costs._readings = saved["readings"]
+        costs.reading = ReadingCost.from_json(saved["reading"], costs._config)
         return costs

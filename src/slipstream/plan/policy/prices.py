@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from slipstream.core.device import next_power_of_two
 from slipstream.plan.policy.config import CostConfig
 
 
@@ -87,3 +88,41 @@ def on_line(points: Sequence[tuple[int, float]], at: float) -> float:
         return top + max(0.0, (top - low) / (z - x)) * (at - z)
     (x, low), (z, top) = points[high - 1], points[high]
     return low + (top - low) / (z - x) * (at - x)
+
+
+class ReadingCost:
+    """What it costs a drafter to read tokens that it missed: seconds by their number, rounded up to a power of two.
+
+    The first readings of a number compile kernels and capture their passes, and later ones may still meet a size that
+    is new. So the first ones do not count, and of the latest the least does. A cost that is too high would end
+    drafting for good, since it is learnt while drafting only.
+    """
+
+    def __init__(self, config: CostConfig | None = None) -> None:
+        self._config = config or CostConfig()
+        self._met: Counter[int] = Counter()
+        self._latest: dict[int, deque[float]] = {}
+
+    def add(self, tokens: int, seconds: float) -> None:
+        count = next_power_of_two(tokens)
+        self._met[count] += 1
+        if self._met[count] > self._config.first_readings:
+            self._latest.setdefault(count, deque(maxlen=self._config.window)).append(max(0.0, seconds))
+
+    def __call__(self, tokens: int) -> float:
+        """0 until something is known."""
+        if not tokens or not self._latest:
+            return 0.0
+        return on_line([(0, 0.0), *((count, min(times)) for count, times in sorted(self._latest.items()))], tokens)
+
+    def to_json(self) -> dict[str, list[float]]:
+        return {str(count): list(times) for count, times in self._latest.items()}
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Sequence[Any]], config: CostConfig | None = None) -> ReadingCost:
+        cost = cls(config)
+        for count, times in saved.items():
+            cost._met[int(count)] = cost._config.first_readings
+            for seconds in times:
+                cost.add(int(count), float(seconds))
+        return cost

@@ -117,6 +117,27 @@ def test_rows_that_end_come_or_go_while_a_cycle_is_under_way_say_what_they_say_a
         assert answer.stats.emitted == len(answer.row.output), "what the device did after the end counts nowhere"
 
 
+def test_a_row_that_has_ended_never_writes_beyond_its_places_of_the_cache():
+    plan, long = DecodingPlan("none", "greedy", 0), [n % VOCAB for n in range(59)]
+    batch, target, runner = opened(fast=True)
+    with torch.inference_mode():
+        first = Job(Request(long, Sampling(0), 40, frozenset(range(VOCAB))), plan)  # any token ends it
+        second = Job(Request(PROMPTS[0], Sampling(0), 12), plan)
+        for each in (first, second):
+            batch.check(each)
+            batch.add(each)
+        while batch.step():
+            for cycle in runner.captured:
+                assert int(cycle._inputs.control.start.max()) <= target.cache.places, "the device does not know the end"
+    assert target.cache.places == 64, "the cache has grown, so nothing was tested"
+    assert first.result().finish_reason == "stop"
+    assert runner.early > 3, "no cycle overlapped with another"
+    batch, target, _ = opened(fast=False)
+    alone = job(batch, 0, plan, 12)
+    finish(batch, target)
+    assert second.result().token_ids == alone.result().token_ids
+
+
 @pytest.mark.slow
 def test_a_cycle_without_a_law_is_repeated_and_the_one_after_it_forgotten(monkeypatch):
     plan, read, unsound = DecodingPlan("eagle", "coupled", 2), PendingRecord.read, iter([0, 0, 1, 0, 0, 1])

@@ -32,6 +32,7 @@ class Flight:
     read: int = 0  # tokens that the drafter had to read first
     captured: bool = False  # whether the graph was captured for it
     version: tuple[int, int] = (0, 0)  # of the target's and the drafter's caches: the graph holds their addresses
+    ended: int = 0  # most tokens that a row which ended earlier may have on the device by now
 
     @property
     def key(self) -> GraphKey:
@@ -44,6 +45,13 @@ class Flight:
     @property
     def rule(self) -> DeviceRule:
         return self.cycle.key.rule
+
+    def ended_places(self, step: int) -> int:
+        """`ended` of the next cycle, 0 if no row has ended. A cycle adds up to `step` tokens to a row. Of a row that
+        has just ended, some were cut off, and this cycle adds more."""
+        gone = [row.length + 2 * step for _, row, _ in self.lines if row.finish_reason is not None]
+        longest = max([self.ended, *gone])
+        return longest + step if longest else 0
 
     def landed(self, context: int) -> tuple[list[int], list[Row], list[int]]:
         """Lines, rows and depths of the rows that have not finished since the launch."""

@@ -180,14 +180,16 @@ class CapturedRunner:
 
     def launch_next(self, flight: Flight) -> Flight | None:
         """Start the next cycle of the same graph before the record of `flight` is read; None where the rows need
-        something else first. Rows that have finished keep their lines, and nobody looks at them any more."""
+        something else first. Rows that have finished keep their lines, and nobody looks at them any more. The device
+        does not know that they have, and goes on with them; they must not outgrow the caches either."""
         lines = [line for line in flight.lines if line[1].finish_reason is None]
         size, device = flight.size, flight.device
         if not lines or not flight.cycle.repeats or flight.version != (self._model.cache.version, device.version):
             return None
         longest = max(row.length for _, row, _ in lines) + size.depth + 1  # if all that is under way is accepted
         shape = BatchShape(len(lines), longest, flight.cut, flight.key.logprobs)
-        used = shape.used(size)
+        ended = flight.ended_places(size.depth + 1)
+        used = max(shape.used(size), ended + size.places + 1 if ended else 0)
         if used > self._model.cache.places or used > device.places or not self._in_context(shape, size, device):
             return None
         context = self._context(shape, size, device)
@@ -195,7 +197,8 @@ class CapturedRunner:
         if best != flight.key:
             return None
         record = flight.cycle.whole.launch()
-        return replace(flight, lines=lines, depths=None, record=record, began=perf_counter(), read=0, captured=False)
+        following = replace(flight, lines=lines, depths=None, record=record, ended=ended)
+        return replace(following, began=perf_counter(), read=0, captured=False)
 
     def land(self, flight: Flight) -> list[tuple[Row, CycleResult]] | None:
         """Wait for a cycle and commit it to the caches; None where it must be repeated on the ordinary path, nothing
