@@ -3,9 +3,9 @@
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import slipstream as ss
-from slipstream.models.sources.catalog import resolve
+from slipstream.models.sources.catalog import full_folder, resolve
 
-folder = resolve("smollm2-135m").path  # any folder or id of a causal language model does
+folder = full_folder(resolve("smollm2-135m").path)  # any folder or id of a causal language model does
 model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
 tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
 texts = ["The capital of France is", "Repeat: red green blue, red green blue, red green"]

@@ -491,9 +491,9 @@ def test_the_model_may_lie_on_a_gpu(dtype: torch.dtype, llama: Any):
 
 @pytest.mark.model
 def test_the_default_model():
-    from slipstream.models.sources.catalog import resolve
+    from slipstream.models.sources.catalog import full_folder, resolve
 
-    folder = resolve("smollm2-135m").path
+    folder = full_folder(resolve("smollm2-135m").path)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     texts = ["The capital of France is", "one two three one two three one two"]

@@ -16,7 +16,7 @@ import pytest
 import torch
 from live import command, tool
 
-from slipstream.models.sources.catalog import resolve
+from slipstream.models.sources.catalog import full_folder, resolve
 
 pytestmark = [pytest.mark.model]
 MODEL = "smollm2-135m"
@@ -85,7 +85,7 @@ def test_multiple_choice_is_what_transformers_computes(server, tasks, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     results, samples = evaluate("local-completions", server, tasks, "choice", tmp_path)
-    folder = resolve(MODEL).path
+    folder = full_folder(resolve(MODEL).path)
     model, tokenizer = (
         AutoModelForCausalLM.from_pretrained(folder, dtype="float32"),
         AutoTokenizer.from_pretrained(folder),
