@@ -1,14 +1,15 @@
 """Latency against joules per token: levels, depths, batches, and weights in 16 and 8 bits.
 
     python benchmarks/energy.py [--model smollm2-135m] [--drafter eagle] [--device auto] [--dtypes bfloat16 fp8]
-        [--depths 1 3 5] [--batches 1 8 64] [--workload code:2,chat:2] [--tokens 128] [--seconds 2.1] [--watts POWER]
-        [--no-phases] [--out FOLDER]
+        [--depths 1 3 5] [--batches 1 8 64] [--workload code:2,chat:2] [--tokens 128] [--seconds 2.1] [--warm 1]
+        [--watts POWER] [--no-phases] [--out FOLDER]
 
-Each way decodes the same prompts greedily for some seconds, because the energy counter of a GPU is slow. O0 is plain
-decoding, O3 lets the policy choose the depth, and the others have a fixed depth. The table has the milliseconds of a
-token of one request, tokens per second and joules per token of all requests, and the power. A way is on the frontier
-where no other way of the same batch is both quicker and cheaper. The energy of one drafter is also split by phase, for
-the smallest and the largest batch. With `--out` the folder gets `energy.json`, `energy.md` and `energy.svg`.
+Each way decodes the same prompts greedily for some seconds, because the energy counter of a GPU is slow, and for
+`--warm` seconds before, in which a GPU compiles kernels and captures graphs. O0 is plain decoding, O3 lets the policy
+choose the depth, and the others have a fixed depth. The table has the milliseconds of a token of one request, tokens
+per second and joules per token of all requests, and the power. A way is on the frontier where no other way of the same
+batch is both quicker and cheaper. The energy of one drafter is also split by phase, for the smallest and the largest
+batch. With `--out` the folder gets `energy.json`, `energy.md` and `energy.svg`.
 
 Without an energy counter the script says so and exits with 2. `--watts` states a power; all figures are then estimates.
 On one H200 the default settings take about 150 seconds.
@@ -19,12 +20,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from slipstream.bench.measure.energy import gauge, power_model
-from slipstream.bench.measure.measurement import Load
+from slipstream.bench.measure.measurement import Load, Measurement, add_run
 from slipstream.bench.measure.phase_energy import PHASES, PhaseLoad
 from slipstream.bench.measure.phases import energy_by_phase
 from slipstream.bench.measure.provenance import commit, load_average, provenance
@@ -55,7 +57,11 @@ def measured(target: Target, given: argparse.Namespace, dtype: str, items: Seque
     with NativeEngine(target, given.drafter, limits=limits, profile="none") as engine:
         for batch in given.batches:
             for way, speculation in ways(given.depths).items():
-                found = token_energy(engine, items, Load(batch, 0.0, given.tokens, speculation), given.seconds)
+                load = Load(batch, 0.0, given.tokens, speculation)
+                began = time.perf_counter()
+                while time.perf_counter() - began < given.warm:
+                    add_run(engine, items, load, Measurement())
+                found = token_energy(engine, items, load, given.seconds)
                 assert found.seconds_per_token is not None, "there is a counter, or a power is stated"
                 rows.append({
                     "weights": dtype, "batch": batch, "way": way, "tau": found.tau,
@@ -166,6 +172,7 @@ def main() -> None:
     parser.add_argument("--workload", default="code:2,chat:2")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--seconds", type=float, default=2.1)
+    parser.add_argument("--warm", type=float, default=1.0)
     parser.add_argument("--watts", type=float)
     parser.add_argument("--no-phases", dest="phases", action="store_false")
     parser.add_argument("--out", type=Path)

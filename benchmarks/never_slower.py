@@ -1,12 +1,14 @@
 """The bars of the policy: hopeless text against plain decoding, and the first tokens after a start with a profile.
 
     python benchmarks/never_slower.py hopeless [--drafter eagle] [--batches 1 8 64] [--repeats 5] [--tokens 128]
+        [--warm-seconds 3]
     python benchmarks/never_slower.py start [--drafter eagle] [--repeats 5] [--tokens 200] [--profile FILE]
 
 Both take [--model smollm2-135m] [--device auto] [--dtype auto] [--processor-time] [--bar 0.97] [--out FILE].
 
 hopeless: prompts of random letters at temperature 1.5, whole calls, prompts included. An engine whose policy chooses
 what to draft and an engine without a drafter take turns. Printed is the ratio of their speeds with its 95 % interval.
+Before each batch both run for `--warm-seconds` (3), as a server does before it is busy: on a GPU, sizes are captured.
 
 start: an engine with a profile is opened again and again. Its first tokens are compared with the same request after
 1,000 further tokens. One request of a few tokens (`--warm`) comes before: it loads weights and, on a GPU, captures the
@@ -70,11 +72,15 @@ def hopeless(target: Target, given: argparse.Namespace, clock: Callable[[], floa
     ):
         for batch in given.batches:
             speeds: dict[str, list[float]] = {"policy": [], "plain": []}
-            for repeat in range(-1, given.repeats):  # the first one is a warm-up
-                both = {"policy": policy, "plain": plain}
+            both = {"policy": policy, "plain": plain}
+            for engine in both.values():
+                began, round_ = time.perf_counter(), -1
+                while time.perf_counter() - began < given.warm_seconds:
+                    speed(engine, nonsense(round_, batch), sampling, given.tokens, clock)
+                    round_ -= 1
+            for repeat in range(given.repeats):
                 for name in both if repeat % 2 else reversed(both):
-                    own = speed(both[name], nonsense(repeat, batch), sampling, given.tokens, clock)
-                    speeds[name] += [own] if repeat >= 0 else []
+                    speeds[name].append(speed(both[name], nonsense(repeat, batch), sampling, given.tokens, clock))
             estimate = ratio(speeds["policy"], speeds["plain"])
             lines.append({"batch": batch, "ratio": estimate.data(), "speeds": speeds})
             print(f"hopeless, batch {batch}: {shown(estimate.data())} of plain decoding", flush=True)
@@ -126,6 +132,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tokens", type=int)
     parser.add_argument("--warm", type=int, default=16)
+    parser.add_argument("--warm-seconds", type=float, default=3.0)
     parser.add_argument("--profile", type=Path)
     parser.add_argument("--processor-time", action="store_true")
     parser.add_argument("--bar", type=float, default=0.97)
