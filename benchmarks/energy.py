@@ -120,9 +120,9 @@ def picture(rows: Sequence[Row]) -> str:
             about = f"{weights}, batch {batch}, {row['way']}: {row['joules_per_token']:.3g} J"
             plot.mark((row["ms_per_token"], row["joules_per_token"]), colour, number, about)
         first = own[0]
-        plot.text(
-            plot.across(first["ms_per_token"]), plot.up(first["joules_per_token"]) - 8, f"{weights}, batch {batch}"
-        )
+        apart = 18 if number % 2 else -8  # above the mark, or below it
+        where = plot.across(first["ms_per_token"]), plot.up(first["joules_per_token"]) + apart
+        plot.text(*where, f"{weights}, batch {batch}")
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{plot.width}" height="{plot.height}">'
     return f'{head}<style>{PAGE}</style><rect width="100%" height="100%" fill="#fff"/>{plot.svg()}</svg>\n'
 
