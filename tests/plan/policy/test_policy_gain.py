@@ -83,6 +83,10 @@ MACHINES = {
 }
 
 
+VECTOR_UNITS = Machine(((1, 11.4), (2, 12.4), (3, 13.9), (4, 19.0), (5, 20.3), (9, 33.3), (17, 62.0)), 2.25, 0.95)
+"""One core of a Xeon with AVX-512 VNNI, measured with the default model and its head."""
+
+
 @dataclass
 class Life:
     """Requests one after another on one machine, under the policy or a fixed depth."""
@@ -90,6 +94,7 @@ class Life:
     machine: Machine
     fixed: int | None = None
     seed: int = 0
+    noise: float = 0.05  # mean of what other programs add to a time, about; relative
     policy: Adaptive = field(default_factory=Adaptive)
     rng: random.Random = field(default_factory=random.Random)
 
@@ -97,7 +102,7 @@ class Life:
         self.rng.seed(self.seed)
 
     def off(self) -> float:
-        return (1 + 0.05 * abs(self.rng.gauss(0, 1))) * (3 if self.rng.random() < 0.01 else 1)
+        return (1 + self.noise * abs(self.rng.gauss(0, 1))) * (3 if self.rng.random() < self.noise / 5 else 1)
 
     def request(self, accepted: str) -> tuple[float, int]:
         """Milliseconds and tokens of an answer. The time is without the hiccups: they would come anyway."""
@@ -143,6 +148,23 @@ def test_near_the_best_depth_where_drafting_pays_and_near_plain_decoding_where_n
         assert found > 0.95 * max(depths)
     elif max(depths) > 1.04 * plain:
         assert found > plain, "a part of what there is"
+
+
+def test_a_busy_machine_does_not_end_what_pays():
+    """Times are a quarter longer on average and three times as long now and then, drafted or not. The mean of the
+    workloads: with times that are off by so much, one of them may do worse by chance."""
+    shares = []
+    for answers in ACCEPTED.values():
+        spent, tokens = 0.0, 0
+        for seed in range(6):
+            life, order = Life(VECTOR_UNITS, None, seed, noise=0.3), [*answers * 2]
+            random.Random(seed).shuffle(order)
+            for n, (took, count) in enumerate(map(life.request, order)):
+                spent, tokens = (spent + took, tokens + count) if n > 1 else (spent, tokens)
+        fixed = [[Life(VECTOR_UNITS, depth).request(answer) for answer in answers] for depth in (0, 1, 2, 3)]
+        best = max(sum(count for _, count in runs) / sum(took for took, _ in runs) for runs in fixed)
+        shares.append(tokens / spent / best)
+    assert sum(shares) / len(shares) > 0.92, shares
 
 
 @pytest.mark.parametrize("after", [None, "code"])

@@ -46,8 +46,9 @@ class AcceptanceConfig:
 class CostConfig:
     """How costs are estimated from measured times."""
 
-    window: int = 5  # latest times that a median is taken of
-    plain_window: int = 7  # the same for plain passes and for captured cycles
+    window: int = 9  # latest times that a median is taken of
+    plain_window: int = 9  # the same for plain passes
+    graph_window: int = 7  # the same for captured cycles
     reliable: int = 3  # plain passes of one size after which their median is trusted
     first_token: float = 0.3  # cost of a drafted token before any was scored; share of a row's part of a plain pass
     further: float = 0.6  # cost of one more item beyond the largest number measured; share of the mean cost

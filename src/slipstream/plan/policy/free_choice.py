@@ -211,6 +211,16 @@ class FreeChoice:
             if chosen and not estimate.ranks:
                 self._nodes_per_level += 0.1 * (drafted.nodes / drafted.levels - self._nodes_per_level)
 
+    def _draft_seconds(self, measured: float) -> float:
+        """What the draft of this cycle counts as: by the cost model, if its time is known there.
+
+        Other programs on the machine make single times longer and never shorter. Booked one by one, they would use up
+        the loss budget, although plain passes take longer just as often."""
+        record = self._record
+        curve = self.costs.tree if record.branched else self.costs.chain
+        known = record.steps in curve and not record.late
+        return min(measured, curve(record.steps)) if known else measured
+
     def price(self, drafting: float, scoring: float, tokens: int) -> None:
         record, costs = self._record, self.costs
         costs.learn(scoring, tokens, record.drafted)
@@ -225,9 +235,9 @@ class FreeChoice:
         base = tokens - record.drafted
         self._others = max(0, base - len(self._estimates))
         plain, more = costs.plain(base), costs.more(base)
-        lost = drafting if self._asked else 0.0
-        if record.drafted:  # as it was measured, one slow pass aside
-            lost += min(scoring - plain, 3 * more(record.drafted) + plain / 10)
+        lost = self._draft_seconds(drafting) if self._asked else 0.0
+        if record.drafted:
+            lost += more(record.drafted)
         least = more(self._nodes_per_level) + costs.chain(1)
         won, self._unbooked, cycles = record.accepted * plain / base - lost, 0, self._unbooked + 1
         if record.drafted:

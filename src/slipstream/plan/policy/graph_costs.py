@@ -21,7 +21,7 @@ class GraphCosts:
         self._config = config or CostConfig()
         self._device: dict[GraphKey, float] = {}
         self._whole: dict[tuple[GraphKey, int], RecentMedian] = {}
-        self._host = RecentMedian(self._config.plain_window)
+        self._host = RecentMedian(self._config.graph_window)
         self.reading = ReadingCost(self._config)  # by tokens that the drafter had to read first
 
     def captured(self, key: GraphKey, seconds: float) -> None:
@@ -33,7 +33,7 @@ class GraphCosts:
 
     def learn(self, key: GraphKey, rows: int, seconds: float) -> None:
         """A cycle with so many rows took so long with the host's part. Nothing was captured or read in it."""
-        window = self._config.plain_window
+        window = self._config.graph_window
         self._whole.setdefault((key, next_power_of_two(rows)), RecentMedian(window)).add(seconds)
         self._host.add(max(0.0, seconds - self.device(key)))
 
@@ -70,7 +70,7 @@ class GraphCosts:
     @classmethod
     def from_json(cls, saved: Mapping[str, Any], config: CostConfig | None = None) -> GraphCosts:
         costs = cls(config)
-        window = costs._config.plain_window
+        window = costs._config.graph_window
         costs._device = {GraphKey.from_json(key): seconds for key, seconds in saved["device"]}
         costs._whole = {
             (GraphKey.from_json(key), rows): RecentMedian(window, times) for key, rows, times in saved["whole"]
