@@ -45,14 +45,14 @@ def random_net(kind: str, hidden: int, features: Sequence[int], draft_vocab: int
 def drafter_for(kind: str) -> Callable[..., HeadsDrafter]:
     """A function that makes a drafter for a target, with these ids as its draft vocabulary."""
 
-    def make(target: TorchModel, ids: Sequence[int] | None = None) -> HeadsDrafter:
+    def make(target: TorchModel, ids: Sequence[int] | None = None, features: Sequence[int] = (1, 2)) -> HeadsDrafter:
         ids = range(target.vocab) if ids is None else ids
         output = target.model.get_output_embeddings().weight.detach()
-        net = random_net(kind, output.shape[1], (1, 2), len(ids)).to(output.dtype)
+        net = random_net(kind, output.shape[1], features, len(ids)).to(output)
         target.declare(net.config.features)
         embedding = target.model.get_input_embeddings().weight.detach()
         drafter = DRAFTERS[kind.partition(",")[0]]
-        return drafter(net, torch.tensor(ids), embedding, output, target, target.vocab)
+        return drafter(net, torch.tensor(ids, device=output.device), embedding, output, target, target.vocab)
 
     return make
 

@@ -7,13 +7,12 @@ state of the last one, which the next block starts from. A cycle without drafts 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from slipstream.core.array_types import Float, Tensor
-from slipstream.core.types import Budget, Row
+from slipstream.core.types import Row
 from slipstream.drafters.device.interface import CommittedRead, DeviceDraft, DraftSteps, inverse
 from slipstream.drafters.device.state_drafter import StateDrafter
 from slipstream.drafters.dflash.gpu_stack import GpuStack
@@ -94,6 +93,7 @@ class DflashDeviceDrafter(StateDrafter):
         slots, vocabulary = drafter.slots, drafter.vocabulary
         self._kernels = GpuStack(slots.net, slots.embedding, target.context)
         self._slot_of = inverse(vocabulary.ids, vocabulary.size, target.device)
+        self.longest_chain = drafter.block
 
     @property
     def version(self) -> int:
@@ -102,10 +102,6 @@ class DflashDeviceDrafter(StateDrafter):
     @property
     def places(self) -> int:
         return self._drafter.slots.cache.places - self._drafter.block
-
-    def draft_on_host(self, rows: Sequence[Row], budget: Sequence[Budget]) -> Sequence[Budget]:
-        """Nothing is drafted on the host. Depths beyond the block are cut."""
-        return [replace(spend, depth=min(spend.depth, self._drafter.block)) for spend in budget]
 
     def part(self, places: int) -> StackState:
         slots, heads = self._drafter.slots, self._kernels.net.heads

@@ -22,6 +22,7 @@ from slipstream.core.noise import Noise
 from slipstream.core.shaping import places
 from slipstream.core.tree import Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row
+from slipstream.drafters.device.interface import DeviceDrafter
 from slipstream.drafters.files.net_folder import check_target, load_net, trained_folder
 from slipstream.drafters.grow import NextLaw, grow
 from slipstream.drafters.heads.network import HeadsNet
@@ -48,6 +49,7 @@ class HeadsDrafter(Drafter):
     draft_temperature: float | None = None
     kind: ClassVar[str]  # the registered name
     config_type: ClassVar[Any]
+    parallel: ClassVar[bool]  # whether no head sees a drafted token
 
     def __init__(
         self,
@@ -60,7 +62,7 @@ class HeadsDrafter(Drafter):
     ) -> None:
         self.needs = Needs(net.config.features)
         self.vocabulary = DraftVocabulary(draft_ids, vocab)
-        self.net, self._embedding, self._target = net, embedding, target
+        self.net, self.embedding, self._target = net, embedding, target
         self.output = nn.Linear(output.shape[1], len(draft_ids), bias=False, device="meta")
         self.output.weight = nn.Parameter(output[draft_ids], requires_grad=False)
 
@@ -93,6 +95,14 @@ class HeadsDrafter(Drafter):
         both = nn.ModuleDict({"net": self.net, "output": self.output})
         pack_as_target(both, target)
         self.output = both["output"]  # type: ignore[assignment]
+
+    def device_form(self, target: Any) -> DeviceDrafter | None:
+        """Captured cycles draft at the temperature of each request."""
+        if self.draft_temperature is not None:
+            return None
+        from slipstream.drafters.heads.device import HeadsDeviceDrafter
+
+        return HeadsDeviceDrafter(self, target, target.decoder.like)
 
     @torch.inference_mode()
     def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:
@@ -140,12 +150,12 @@ class HeadsDrafter(Drafter):
             features.append(functional.pad(stacked, (0, 0, missing, 0)) if missing else stacked)
             tokens.append([0] * missing + list(row.tokens[row.length - length :]))
             lengths.append(length)
-        device = self._embedding.device
+        device = self.embedding.device
         embedding = self.embedded(tokens)
         return self.net.end_states(torch.stack(features), embedding, torch.tensor(lengths, device=device))
 
     def embedded(self, tokens: Sequence[Any]) -> Float[Tensor, "*n hidden"]:
-        return functional.embedding(torch.tensor(tokens, device=self._embedding.device), self._embedding)
+        return functional.embedding(torch.tensor(tokens, device=self.embedding.device), self.embedding)
 
     def logits(self, vector: Float[Tensor, "*n hidden"]) -> Float[Tensor, "*n draft_vocab"]:
         logits: Tensor = self.output(vector)
@@ -154,6 +164,8 @@ class HeadsDrafter(Drafter):
 
 class ParallelHeads(HeadsDrafter):
     """Heads that do not see drafted tokens. The logits of all heads are computed at once."""
+
+    parallel = True
 
     def level_logits(self, rows: Sequence[Row], depth: int) -> LevelLogits:
         by_head: list[Tensor] = []
@@ -176,6 +188,8 @@ class ParallelHeads(HeadsDrafter):
 
 class RecurrentHeads(HeadsDrafter):
     """Heads that see the token drafted by the head before them."""
+
+    parallel = False
 
     def level_logits(self, rows: Sequence[Row], depth: int) -> LevelLogits:
         states = SlotStates()

@@ -30,7 +30,8 @@ class MlpNet(HeadsNet):
 
     def __init__(self, config: MlpConfig) -> None:
         super().__init__()
-        self.config = c = config
+        self.config: MlpConfig = config
+        c = config
         self.input = StateInput(c.hidden, len(c.features))
         self.first = nn.Linear(c.hidden, c.inner, bias=False)
         self.state = nn.Linear(c.inner, c.inner, bias=False)
@@ -39,6 +40,10 @@ class MlpNet(HeadsNet):
         self.norms = nn.ModuleList(RMSNorm(c.inner, EPS) for _ in range(c.heads))
         self.projection = nn.Linear(c.inner, c.hidden, bias=False)
         self.output_norms = nn.ModuleList(RMSNorm(c.hidden, EPS) for _ in range(c.heads))
+
+    @property
+    def inner(self) -> int:
+        return self.config.inner
 
     def states(
         self, features: Float[Tensor, "*n stacked"], embedding: Float[Tensor, "*n hidden"]

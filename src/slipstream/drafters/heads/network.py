@@ -36,6 +36,11 @@ class HeadsNet(nn.Module, ABC):
     config: HeadsConfig
     window: int = 1  # positions that are read
 
+    @property
+    def inner(self) -> int:
+        """The width of a state."""
+        return self.config.hidden
+
     @abstractmethod
     def states(
         self, features: Float[Tensor, "*n stacked"], embedding: Float[Tensor, "*n hidden"]

@@ -35,6 +35,7 @@ from slipstream.models.run.gpu.passes import GpuPasses
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.plan.policy.config import AdaptiveConfig
 from slipstream.plan.policy.policies import Adaptive, Fixed
+from state_heads import drafter_for
 from tiny import VOCAB, build
 
 SHALLOW = AdaptiveConfig(max_depth=4)
@@ -107,6 +108,8 @@ def decoded(
         parts["dflash"] = stack = dflash(target, IDS, features=(0, 1), block=8)
         stack.slots.net.to(DEVICE)
         stack.slots._kernel, stack.vocabulary.ids = None, stack.vocabulary.ids.to(DEVICE)
+    if plan.drafter in HEADS:
+        parts[plan.drafter] = drafter_for(plan.drafter)(target, IDS, (0, 1))
     if plan.drafter == "draft_model":
         parts["draft_model"] = draft_model(target, fast, ids)
     runner = CapturedRunner(target, target.decoder) if fast else None
@@ -136,12 +139,14 @@ def decoded(
     return jobs, runner.cycles if runner else 0
 
 
+HEADS = ("medusa", "mlp", "prophet", "prophet,linear")  # of four tokens each
 CUT = Sampling(temperature=0.9, top_k=20, top_p=0.8, min_p=0.05)
 
 
 @pytest.mark.parametrize(
     ("drafter", "rule", "depth", "how"),
-    [("none", "token", 0, CUT), ("eagle", "greedy", 2, Sampling(0)), ("draft_model", "coupled", 1, Sampling(1.0)),
+    [("none", "token", 0, CUT), ("mlp", "coupled", 5, Sampling(0.8)), ("prophet", "block", 3, Sampling(0.7)),
+     ("eagle", "greedy", 2, Sampling(0)), ("draft_model", "coupled", 1, Sampling(1.0)),
      ("ngram", "token", 2, Sampling(0.3)),
      *(pytest.param(*case, marks=pytest.mark.slow) for case in [
          ("none", "block", 0, Sampling(0.8)), ("eagle", "coupled", 2, Sampling(1.0)), ("eagle", "token", 2, CUT),
@@ -149,7 +154,10 @@ CUT = Sampling(temperature=0.9, top_k=20, top_p=0.8, min_p=0.05)
          ("dflash", "block", 8, Sampling(0.8)), ("dflash", "coupled", 2, CUT),
          ("dflash", "token", 2, Sampling(0.8)), ("draft_model", "greedy", 3, Sampling(0)),
          ("draft_model", "token", 2, Sampling(0.8)), ("ngram", "greedy", 3, Sampling(0)),
-         ("ngram", "block", 3, Sampling(0.5)), ("ngram", "coupled", 2, CUT), ("draft_model", "block", 2, CUT)])],
+         ("ngram", "block", 3, Sampling(0.5)), ("ngram", "coupled", 2, CUT), ("draft_model", "block", 2, CUT),
+         ("medusa", "block", 3, Sampling(0.8)), ("medusa", "greedy", 6, Sampling(0)),
+         ("mlp", "token", 3, Sampling(0.8)), ("prophet,linear", "coupled", 2, CUT),
+         ("prophet", "coupled", 4, Sampling(0.8))])],
 )  # fmt: skip
 def test_captured_cycles_say_what_the_others_say(drafter, rule, depth, how):
     plan = DecodingPlan(drafter, rule, depth)

@@ -103,7 +103,10 @@ class CapturedRunner:
 
     def _menu(self, rows: Sequence[Row], drafter: Drafter, device: DeviceDrafter, rule: DeviceRule) -> SizeMenu:
         shape = BatchShape.of(rows)
-        chains = [DraftSize(depth) for depth in chain_depths(drafter.longest_chain) if not depth or rule.chains]
+        depths = chain_depths(drafter.longest_chain)
+        if (longest := device.longest_chain) is not None:  # a size that has room for it, and none beyond
+            depths = tuple(depth for n, depth in enumerate(depths) if n == 0 or depths[n - 1] < longest)
+        chains = [DraftSize(depth) for depth in depths if not depth or rule.chains]
         processed = rows[0].request.processor is not None
         sizes = [size for size in (*chains, *GROWN) if self._fits(shape, size, drafter, rule, processed)]
         may_capture = partial(self.capture_budget.left, shape.lines(sizes[0], self.expected_rows))
@@ -152,6 +155,11 @@ class CapturedRunner:
     ) -> Flight | None:
         if (device := self._device_drafter(drafter)) is None or not _alike(rows, device):
             return None
+        if (longest := device.longest_chain) is not None:
+            budget, goals = (
+                [own if own.depth <= longest else replace(own, depth=longest) for own in each]
+                for each in (budget, goals)
+            )
         if not any(row.depth and row.shape for row in budget):
             budget = device.draft_on_host(rows, budget)
         shape, size = BatchShape.of(rows), size_for(budget, rule, drafter.longest_chain)
