@@ -18,17 +18,22 @@ from pathlib import Path
 
 from slipstream.bench.statistics import Estimate, estimate
 from slipstream.models.compiled import package
-from slipstream.models.load_target import compile_target
 from slipstream.models.sources.catalog import resolve
 from slipstream.models.sources.gguf.files import gguf_file
 
 FIRST, MEMORY, DISK = "seconds to the first answer", "resident memory, MB", "cache on disk / GGUF file"
 START_BARS = {FIRST: 2.0, MEMORY: 400.0, DISK: 2.0}
+SLIPSTREAM = [sys.executable, "-m", "slipstream"]
+# A process begins with the peak of the one that it was forked from. So a small one in between starts the command.
+PEAK = (
+    "import os, sys; pid = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ); _, status, usage = os.wait4(pid, 0)"
+)
+PEAK += "; print(usage.ru_maxrss, file=sys.stderr); sys.exit(os.waitstatus_to_exitcode(status))"
 
 
 def start(model: str, repeats: int) -> dict[str, Estimate]:
     if not package.place(resolve(model)).exists():
-        compile_target(model)
+        subprocess.run([*SLIPSTREAM, "models", "compile", model], check=True)
     runs = [_run(model) for _ in range(repeats + 1)][1:]
     return {
         FIRST: estimate([seconds for seconds, _ in runs]),
@@ -39,18 +44,16 @@ def start(model: str, repeats: int) -> dict[str, Estimate]:
 
 def _run(model: str) -> tuple[float, float]:
     """Seconds until the first character of an answer, and the largest resident memory in MB."""
-    command = [sys.executable, "-m", "slipstream", "generate", "Say hello", "-m", model, "--max-tokens", "8"]
+    command = [sys.executable, "-S", "-c", PEAK, *SLIPSTREAM, "generate", "Say hello", "-m", model, "--max-tokens", "8"]
     compiled = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     started = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=compiled)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=compiled)
     assert process.stdout is not None
     process.stdout.read(1)
     seconds = time.perf_counter() - started
-    process.stdout.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0, f"slipstream generate ended with status {process.returncode}"
-    return seconds, usage.ru_maxrss * 1024 / 1e6
+    _, said = process.communicate()
+    assert process.returncode == 0, f"slipstream generate ended with status {process.returncode}: {said.decode()}"
+    return seconds, int(said.split()[-1]) * 1024 / 1e6
 
 
 def _stored(model: str) -> float:
