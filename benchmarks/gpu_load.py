@@ -47,7 +47,9 @@ class Ours:
 
     def __call__(self, batch: int, first: bool) -> dict[str, float]:
         prompts = [self._prompts[i % len(self._prompts)] for i in range(batch)]
-        samplings = [Sampling(temperature=self._asked.temperature, seed=i) for i in range(batch)]
+        heat = self._asked.temperature
+        repeatable = not heat or self._asked.verify == "coupled"  # under others, a seed would fix the policy's depth
+        samplings = [Sampling(temperature=heat, seed=i if repeatable else None) for i in range(batch)]
         timed = timed_batch(self._engine, prompts, samplings, self._options, first)
         return timed | pace([timed])
 

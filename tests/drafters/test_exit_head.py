@@ -72,7 +72,7 @@ def test_every_law_is_that_of_the_block_over_the_whole_text(window):
     for r, row in enumerate(rows):
         text = list(row.tokens)
         for node in (draft.tree.row == r).nonzero()[:, 0].tolist():
-            expected = expected_law(model.model, drafter._head.net, text, 0.7)
+            expected = expected_law(model.model, drafter.head.net, text, 0.7)
             torch.testing.assert_close(draft.law.dense()[node], expected, atol=1e-4, rtol=1e-3)
             text.append(int(draft.token[node]))
 
@@ -124,7 +124,7 @@ def test_a_head_is_loaded_from_its_folder_and_refused_for_another_target(tmp_pat
 def test_kept_keys_and_values_are_those_computed_anew_and_end_with_their_rows(window):
     model = target()
     drafter = drafter_on(model, window)
-    head, compared = drafter._head, 0
+    head, compared = drafter.head, 0
     kept = head.context
 
     def checked(row):

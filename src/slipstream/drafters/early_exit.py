@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,6 +25,7 @@ from slipstream.core.noise import Noise
 from slipstream.core.shaping import law_at, places
 from slipstream.core.tree import Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row
+from slipstream.drafters.device.interface import DeviceDrafter
 from slipstream.drafters.exit_head.head import KIND, ExitHead
 from slipstream.drafters.files.shipped import shipped, shipped_for
 from slipstream.drafters.grow import grow
@@ -51,7 +53,7 @@ class EarlyExit(Drafter):
             raise ValueError(
                 f"layer is {layers}; the target has {target.layers} layers, so it must be 1 to {target.layers - 1}"
             )
-        self._target, self.layers, self._head = target, layers, head
+        self._target, self.layers, self.head = target, layers, head
         if head is not None:
             self.needs = Needs((layers - 1,))
 
@@ -76,27 +78,35 @@ class EarlyExit(Drafter):
         return cls(model, layers, head)
 
     def close(self, rows: Sequence[Row]) -> None:
-        if self._head is not None:
+        if self.head is not None:
             for row in rows:
-                self._head.forget(row)
+                self.head.forget(row)
+
+    def device_form(self, target: Any) -> DeviceDrafter | None:
+        """Captured cycles draft at the temperature of each request."""
+        if self.draft_temperature is not None:
+            return None
+        from slipstream.drafters.exit_head.device import ExitDeviceDrafter
+
+        return ExitDeviceDrafter(self, target, target.decoder)
 
     def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:
         ranking = any(row_budget.shape and row_budget.siblings is Siblings.CHOSEN for row_budget in budget)
-        if self._head is not None:
+        if self.head is not None:
             budget = [
-                row_budget if self._head.is_ready(row) else replace(row_budget, depth=0)
+                row_budget if self.head.is_ready(row) else replace(row_budget, depth=0)
                 for row, row_budget in zip(rows, budget, strict=True)
             ]
-        draft = None if self._head is None else self._head.draft(rows)
+        draft = None if self.head is None else self.head.draft(rows)
 
         def next_law(tree: Tree, token: torch.Tensor, slots: list[int]) -> Law:
             slot_places = places(rows, tree, token.tolist())
             where = [slot_places[slot] for slot in slots]
             states = slot_states(self._target, rows, tree, token, slots, self.layers)
-            if self._head is None or draft is None:
+            if self.head is None or draft is None:
                 return law_at(self._target.logits(states), where, ranking, self.draft_temperature)
             logits = draft.logits(tree, slots, states)
-            return self._head.vocabulary.law_at(logits, where, ranking, self.draft_temperature)
+            return self.head.vocabulary.law_at(logits, where, ranking, self.draft_temperature)
 
         return grow(rows, budget, noise, next_law, self._target.vocab)
 

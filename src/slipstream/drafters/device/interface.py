@@ -58,6 +58,7 @@ class DeviceDraft:
     slot_of: Tensor | None = None  # the inverse of `ids`; -1 where a token cannot be drafted
     features: Mapping[int, Tensor] = {}  # where the target's hidden states are kept, by layer
     feature_scale: Tensor | None = None  # factor of each layer's states
+    first_layer = 0  # of the target, that the score pass begins with after the steps of a draft
 
     def steps(self, rows: int, depth: int, parts: int, state: Tensor) -> DraftSteps | None:
         """The steps of a chain; None where nothing is drafted on the device."""
@@ -65,6 +66,10 @@ class DeviceDraft:
 
     def committed_read(self, rows: int, width: int, parts: int, like: Tensor) -> CommittedRead:
         return CommittedRead(rows, width, 1, like)
+
+    def resumed(self, steps: DraftSteps | None) -> Float[Tensor, "tokens hidden"] | None:
+        """The target's states of all tokens before `first_layer`, if the steps have run the layers up to it."""
+        return None
 
 
 @runtime_checkable

@@ -19,6 +19,9 @@ from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
 from slipstream.core.types import Budget, Request
 from slipstream.drafters.draft_model import DraftModel
+from slipstream.drafters.early_exit import EarlyExit
+from slipstream.drafters.exit_head.head import ExitHead
+from slipstream.drafters.exit_head.network import ExitConfig, ExitNet
 from slipstream.drafters.ngram import NGram
 from slipstream.drafters.none import NoDrafter
 from slipstream.engines.job import DecodingPlan, Job
@@ -81,6 +84,21 @@ def draft_of(model: Any, fast: bool, ids: list[int]) -> DraftModel:
     return DraftModel(smaller, VOCAB, torch.tensor(ids, device=DEVICE))
 
 
+def early_exit(target: TorchModel, window: int) -> EarlyExit:
+    """After the first layer: with the target's own output, or with a random head that attends to a window."""
+    if not window:
+        return EarlyExit(target, 1)
+    torch.manual_seed(4)
+    output = target.model.get_output_embeddings().weight.detach()
+    net = ExitNet(ExitConfig(output.shape[1], 1, 4, 2, 8, 24, len(IDS), window))
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.normal_(0, 0.3) if weight.ndim > 1 else weight.uniform_(0.5, 1.5)
+    target.declare((0,))
+    ids = torch.tensor(IDS, device=DEVICE)
+    return EarlyExit(target, 1, ExitHead(net.to(output), ids, output[ids], target, VOCAB))
+
+
 def outputs(
     fast: bool, plan: DecodingPlan, how: Sampling, kind: str = "llama", ids: list[int] | None = IDS
 ) -> tuple[list[list[int]], int]:
@@ -108,6 +126,8 @@ def decoded(
         parts["dflash"] = stack = dflash(target, IDS, features=(0, 1), block=8)
         stack.slots.net.to(DEVICE)
         stack.slots._kernel, stack.vocabulary.ids = None, stack.vocabulary.ids.to(DEVICE)
+    if plan.drafter in EXITS:
+        parts[plan.drafter] = early_exit(target, EXITS[plan.drafter])
     if plan.drafter in HEADS:
         parts[plan.drafter] = drafter_for(plan.drafter)(target, IDS, (0, 1))
     if plan.drafter == "draft_model":
@@ -139,13 +159,15 @@ def decoded(
     return jobs, runner.cycles if runner else 0
 
 
+EXITS = {"early_exit": 0, "early_exit, window of 4": 4, "early_exit, window of 16": 16}
 HEADS = ("medusa", "mlp", "prophet", "prophet,linear")  # of four tokens each
 CUT = Sampling(temperature=0.9, top_k=20, top_p=0.8, min_p=0.05)
 
 
 @pytest.mark.parametrize(
     ("drafter", "rule", "depth", "how"),
-    [("none", "token", 0, CUT), ("mlp", "coupled", 5, Sampling(0.8)), ("prophet", "block", 3, Sampling(0.7)),
+    [("none", "token", 0, CUT), ("early_exit, window of 4", "coupled", 2, Sampling(0.8)),
+     ("mlp", "coupled", 5, Sampling(0.8)), ("prophet", "block", 3, Sampling(0.7)),
      ("eagle", "greedy", 2, Sampling(0)), ("draft_model", "coupled", 1, Sampling(1.0)),
      ("ngram", "token", 2, Sampling(0.3)),
      *(pytest.param(*case, marks=pytest.mark.slow) for case in [
@@ -157,7 +179,9 @@ CUT = Sampling(temperature=0.9, top_k=20, top_p=0.8, min_p=0.05)
          ("ngram", "block", 3, Sampling(0.5)), ("ngram", "coupled", 2, CUT), ("draft_model", "block", 2, CUT),
          ("medusa", "block", 3, Sampling(0.8)), ("medusa", "greedy", 6, Sampling(0)),
          ("mlp", "token", 3, Sampling(0.8)), ("prophet,linear", "coupled", 2, CUT),
-         ("prophet", "coupled", 4, Sampling(0.8))])],
+         ("prophet", "coupled", 4, Sampling(0.8)), ("early_exit", "block", 2, Sampling(0.8)),
+         ("early_exit", "coupled", 3, CUT), ("early_exit, window of 4", "token", 3, Sampling(0.8)),
+         ("early_exit, window of 16", "greedy", 3, Sampling(0))])],
 )  # fmt: skip
 def test_captured_cycles_say_what_the_others_say(drafter, rule, depth, how):
     plan = DecodingPlan(drafter, rule, depth)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from functools import partial
 
 import torch
 
@@ -130,8 +129,7 @@ class ChainCycle:
             self._first()
             self._reading.run(self._scoring.stack)
 
-        score: Callable[[], None] = partial(self._scoring.run, tree=False)
-        runs = {"draft": drafting, "score": score, "verify": self._verify}
+        runs = {"draft": drafting, "score": self._score, "verify": self._verify}
         return {name: capture(runs[name]) if self._result.is_cuda else runs[name] for name in names}
 
     def told(self, record: Sequence[list[int]]) -> list[CycleResult]:
@@ -151,7 +149,7 @@ class ChainCycle:
 
     def _second(self) -> None:
         scoring, inputs, reading = self._scoring, self._inputs, self._reading
-        scoring.run(tree=False)
+        self._score()
         if self._shaping is not None:
             self._shaping.restrict(scoring.laws.logits, scoring.token, inputs.control, self.key.depth + 1, 0)
         if self._logprobs is not None:
@@ -171,6 +169,9 @@ class ChainCycle:
         if self._record is not self._result:
             self._record[:, : self._result.shape[1]].copy_(self._result)
         reading.run(scoring.stack)
+
+    def _score(self) -> None:
+        self._scoring.run(tree=False, states=self._draft.resumed(self._steps))
 
     def _draft_chain(self, steps: DraftSteps) -> None:
         rows, depth, token = self.key.rows, self.key.depth, self._scoring.token

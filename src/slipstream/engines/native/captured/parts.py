@@ -61,15 +61,21 @@ class ScorePass:
         self._size = target.like.shape[1]
         self.stack = target.like.new_zeros(rows * width, self._size * len(draft.features))
 
-    def run(self, tree: bool) -> None:
+    def run(self, tree: bool, states: Tensor | None = None) -> None:
+        """`states`: the tokens' states before the draft's `first_layer`; None: the pass begins with the tokens."""
         watched = {}
         scale = self._draft.feature_scale
         for n, (layer, held) in enumerate(self._draft.features.items()):
             assert scale is not None, "features come with their scale"
             stack = self.stack[:, n * self._size : (n + 1) * self._size]
             watched[layer] = _keeper(self.layout, held, stack, scale[n : n + 1])
-        span = 0, self._target.layers
-        self._pass.run(self.token.view(-1), self.layout, self._held, span, watched, tree, self.laws.logits)
+        first, token = (0, self.token.view(-1)) if states is None else (self._draft.first_layer, None)
+        if states is not None:
+            self._pass.hidden.copy_(states)
+            if first - 1 in watched:
+                watched[first - 1](self._pass.hidden)
+        span = first, self._target.layers
+        self._pass.run(token, self.layout, self._held, span, watched, tree, self.laws.logits)
 
 
 class PendingRecord:
