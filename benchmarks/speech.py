@@ -5,9 +5,9 @@
 Each clip NAME.flac may have its transcript beside it, NAME.txt, for the word error rate. `--long` adds one recording of
 at least so many seconds: the clips in turns, with half a second of silence after each. `--batch` adds all clips as one
 batch. A clip may also be NAME.npy, 16 kHz samples, where PyAV is not installed. All decode greedily, English, without
-timestamps. Times are medians of `--repeats` rounds in which everybody takes one turn. They include the encoders;
-`decoding` is the ratio of plain to speculative without the encoders. The last line is JSON, and `--out` is a file for
-it.
+timestamps. Times are medians of `--repeats` rounds in which everybody takes one turn, others than slipstream in at most
+`--peer-repeats` (2) of them. They include the encoders; `decoding` is the ratio of plain to speculative without the
+encoders. The last line is JSON, and `--out` is a file for it.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from slipstream.models.sources.catalog import resolve
 from slipstream.models.speech.audio import RATE, Audio, read_audio
 
 Samples = Any
+OURS = ("plain", "speculative")
 
 
 def samples_of(path: Path) -> Samples:
@@ -64,6 +65,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--depth", type=int)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--peer-repeats", type=int, default=2)
     parser.add_argument("--long", type=float, default=0.0)
     parser.add_argument("--batch", action="store_true")
     parser.add_argument("--no-peer", action="store_true")
@@ -114,7 +116,8 @@ def measure(
     rows = list[dict[str, Any]]()
     print(f"{'clip':12} {'':22} {'seconds':>8} {'RTF':>7} {'encoder':>8} {'tau':>5}  errors")
     for name, samples in audio.items():
-        times, results = timed({kind: partial(run, samples) for kind, run in runs.items()}, args.repeats)
+        turns = {kind: partial(run, samples) for kind, run in runs.items()}
+        times, results = timed(turns, args.repeats, args.peer_repeats)
         same = results["plain"].token_ids == results["speculative"].token_ids
         for kind, result in results.items():
             rows.append(
@@ -126,12 +129,16 @@ def measure(
     return {"summary": summary(rows), "rows": rows}
 
 
-def timed(runs: dict[str, Callable[[], Any]], repeats: int) -> tuple[dict[str, float], dict[str, Any]]:
+def timed(
+    runs: dict[str, Callable[[], Any]], repeats: int, peer_repeats: int = 0
+) -> tuple[dict[str, float], dict[str, Any]]:
     """The median seconds and the last result of each run. The first round warms up."""
     times: dict[str, list[float]] = {kind: [] for kind in runs}
     results: dict[str, Any] = {}
-    for _ in range(repeats + 1):
+    for turn in range(repeats + 1):
         for kind, run in runs.items():
+            if turn > peer_repeats and kind not in OURS:
+                continue
             started = time.perf_counter()
             results[kind] = run()
             times[kind].append(time.perf_counter() - started)
