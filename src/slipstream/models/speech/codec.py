@@ -8,13 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-
 from slipstream.models.run.encoder_decoder.condition import Condition
 from slipstream.models.sources.folder import read_json
 from slipstream.models.sources.progress import quiet
 from slipstream.models.speech.audio import RATE, TASKS, Samples
+from slipstream.models.speech.features import LogMel
 from slipstream.models.speech.timestamp_rules import TranscriptRules
 from slipstream.models.text.codec import TextCodec
 
@@ -80,6 +78,10 @@ class SpeechCodec:
                 return WhisperFeatureExtractor.from_pretrained(self.folder, local_files_only=True)
             return WhisperFeatureExtractor(feature_size=self._config["num_mel_bins"])
 
+    @cached_property
+    def _features(self) -> LogMel:
+        return LogMel(self._extractor, WINDOW * RATE, self.device)
+
     def condition(self, samples: Samples) -> Condition:
         """The features of at most 30 seconds, padded with silence."""
         if len(samples) > WINDOW * RATE:
@@ -87,10 +89,7 @@ class SpeechCodec:
             raise ValueError(
                 f"the audio has {seconds:.1f} seconds, and a request reads at most {WINDOW}; ss.transcribe reads it all"
             )
-        padded = np.zeros(WINDOW * RATE, np.float32)
-        padded[: len(samples)] = samples
-        extracted = self._extractor(padded, sampling_rate=RATE, return_tensors="np", device=self.device)
-        return Condition(torch.from_numpy(extracted["input_features"][0]))
+        return Condition(self._features(samples))
 
     def prompt(self, language: str | None, task: str, timestamps: bool, previous: Sequence[int] = ()) -> list[int]:
         """The tokens before a transcript. `previous`: tokens of the text before the audio."""
