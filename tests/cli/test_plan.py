@@ -130,6 +130,12 @@ def test_a_plan_says_all_of_it(slipstream, plan_file, flag):
     assert f"a plan and {flag[0]} are both given" in done.stderr
 
 
+def test_a_prompt_in_place_of_a_plan_is_named_before_the_flags_beside_it(slipstream):
+    done = slipstream("plan", "levels", "Write a poem.", "-d", "ngram")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: there is no plan 'Write a poem.'; a plan is a file or one of ")
+
+
 def test_bad_plans_are_one_sentence(slipstream, tmp_path):
     path = tmp_path / "bad.plan"
     path.write_text("plan x\n  %d = drft h\n")

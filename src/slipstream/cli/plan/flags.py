@@ -50,8 +50,9 @@ class PlanFlags:
         from slipstream.plan.ir.library import load_plan
 
         if self.file is not None:
+            loaded = load_plan(self.file)  # first, for a name that is no plan's, such as a prompt
             refuse_beside_plan(context)
-            return check_plan(load_plan(self.file), DrafterCatalogue(), self.file)
+            return check_plan(loaded, DrafterCatalogue(), self.file)
         loading: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
         loading |= {"invariant": self.invariant, "trust_remote_code": self.trust_remote_code}
         options = flags.settings(self.option)
@@ -82,8 +83,9 @@ def from_plan(context: typer.Context, given: str | None) -> dict[str, Any]:
     from slipstream.plan.lower.native import drafting
     from slipstream.plan.lower.routes import without_token_route
 
+    loaded = load_plan(given)  # first, for a name that is no plan's, such as a prompt
     refuse_beside_plan(context)
-    plan = check_plan(load_plan(given), DrafterCatalogue(), given)
+    plan = check_plan(loaded, DrafterCatalogue(), given)
     lowered = without_token_route(plan)
     draft = lowered.one(DraftNode)
     depth = 0 if draft is None else draft.depth if isinstance(draft.depth, int) else None
