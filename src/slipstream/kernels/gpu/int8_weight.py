@@ -1,4 +1,4 @@
-"""A weight in int8: half the bytes to read in a pass."""
+"""A weight in int8: half the bytes to read in a pass over few tokens."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ class Int8Weight:
     number: Tensor  # int8 or float8_e4m3fn, [out, in]
     scale: Tensor  # float32 [out]
     like: Tensor  # empty, of the type that is computed with
+    full: Tensor | None = None  # the same numbers in that type, for passes over many tokens
 
     def __len__(self) -> int:
         return len(self.number)
@@ -36,11 +37,13 @@ class Int8Weight:
         return self.like.new_empty(*shape)
 
     def wide(self) -> Tensor:
-        return (self.number.float() * self.scale[:, None]).to(self.dtype)
+        return (self.number.float() * self.scale[:, None]).to(self.dtype) if self.full is None else self.full
 
 
 Weight = Tensor | Int8Weight
 
 
 def fused(parts: Sequence[Int8Weight]) -> Int8Weight:
-    return Int8Weight(torch.cat([p.number for p in parts]), torch.cat([p.scale for p in parts]), parts[0].like)
+    number, scale = torch.cat([p.number for p in parts]), torch.cat([p.scale for p in parts])
+    full = None if any(p.full is None for p in parts) else torch.cat([p.wide() for p in parts])
+    return Int8Weight(number, scale, parts[0].like, full)

@@ -6,6 +6,8 @@ weights (`kernels.gpu.matmul`) use `int8`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -20,9 +22,15 @@ class RoundedLinear(nn.Linear):
 
     def __init__(self, linear: nn.Linear, kind: str) -> None:
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
-        self.kind, self.int8 = kind, rounded(linear.weight.detach(), kind)
-        self.weight = nn.Parameter(self.int8.wide(), requires_grad=False)
+        self.kind, number = kind, rounded(linear.weight.detach(), kind)
+        self.weight = nn.Parameter(number.wide(), requires_grad=False)
+        self.int8 = replace(number, full=self.weight.detach())
         self.bias = linear.bias
+
+    def move(self, full: Float[Tensor, "out in"]) -> None:
+        """Use another tensor with the same weights, such as a part of a larger one."""
+        self.weight.data = full
+        self.int8 = replace(self.int8, full=full)
 
 
 def rounded(weight: Float[Tensor, "out in"], kind: str) -> Int8Weight:

@@ -7,12 +7,14 @@ import torch
 
 pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
 
+from slipstream.kernels.gpu import decoder as gpu_decoder
 from slipstream.kernels.gpu.attention import shapes
 from slipstream.models.cache.packing import RowEntries, RowSlice
 from slipstream.models.cache.tensors import KVCache
 from slipstream.models.run.gpu import passes as gpu_passes
 from slipstream.models.run.gpu.decoder import GpuDecoder
 from slipstream.models.run.torch_model import TorchModel
+from slipstream.models.weights.int8_linear import round_linears
 from tiny import build
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -60,3 +62,21 @@ def test_long_prompts_by_the_library_have_the_logits_of_the_kernels(monkeypatch)
     monkeypatch.setattr(gpu_passes, "LONG", 8)
     monkeypatch.setattr(shapes, "PROMPT", 8)
     torch.testing.assert_close(logits(decoder, *lines), expected, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+@torch.inference_mode()
+def test_weights_in_eight_bits_are_kept_in_the_models_type_for_passes_over_many_tokens(kind, monkeypatch):
+    model = build("llama", **SMALL).to(DEVICE)
+    round_linears(model, kind)
+    target = TorchModel(model, kernels=False)
+    decoder = GpuDecoder(target.model, target.anatomy.layers, target.anatomy.windows)
+    for layer, block in zip(target.anatomy.layers, decoder.net.blocks, strict=True):
+        parts = [layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj]
+        assert torch.equal(block.qkv.full, (block.qkv.number.float() * block.qkv.scale[:, None]))
+        assert {part.weight.untyped_storage().data_ptr() for part in parts} == {block.qkv.full.data_ptr()}
+        assert torch.equal(torch.cat([part.weight for part in parts]), block.qkv.full)
+    few = logits(decoder, (0, TEXT, []))
+    monkeypatch.setattr(gpu_decoder, "FEW", 1)  # more tokens than one are many
+    many = logits(decoder, (0, TEXT, []))
+    torch.testing.assert_close(many, few, atol=1e-4, rtol=1e-4)

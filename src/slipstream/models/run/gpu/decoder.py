@@ -128,7 +128,11 @@ def _fused(modules: Sequence[Any]) -> tuple[Weight, Tensor | None]:
         raise TypeError("some of the linear layers that are fused have a bias and some have none")
     bias = None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
     if all(isinstance(module, RoundedLinear) for module in modules):
-        return fused([module.int8 for module in modules]), bias
+        rounded, start = fused([module.int8 for module in modules]), 0
+        for module in modules:
+            module.move(rounded.wide()[start : start + len(module.weight)])
+            start += len(module.weight)
+        return rounded, bias
     parts = [_plain(module) for module in modules]
     weight = _side_by_side(parts) if _adjacent(parts) else torch.cat(parts)
     start = 0
