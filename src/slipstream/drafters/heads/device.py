@@ -30,7 +30,7 @@ class HeadsState(DeviceDraft):
 
     def __init__(self, drafter: HeadsDrafter, features: Mapping[int, Tensor], slot_of: Tensor) -> None:
         self.drafter, self.features, self.slot_of = drafter, features, slot_of
-        self.ids = drafter.vocabulary.ids
+        self.ids = drafter.vocabulary.ids.to(slot_of.device)
         self.feature_scale = torch.ones(len(features), device=slot_of.device)
 
     def steps(self, rows: int, depth: int, parts: int, state: Tensor) -> DraftSteps:
