@@ -74,10 +74,10 @@ def hopeless(target: Target, given: argparse.Namespace, clock: Callable[[], floa
             speeds: dict[str, list[float]] = {"policy": [], "plain": []}
             both = {"policy": policy, "plain": plain}
             for engine in both.values():
-                began, round_ = time.perf_counter(), -1
+                began, seed = time.perf_counter(), -1
                 while time.perf_counter() - began < given.warm_seconds:
-                    speed(engine, nonsense(round_, batch), sampling, given.tokens, clock)
-                    round_ -= 1
+                    speed(engine, nonsense(seed, batch), sampling, given.tokens, clock)
+                    seed -= 1
             for repeat in range(given.repeats):
                 for name in both if repeat % 2 else reversed(both):
                     speeds[name].append(speed(both[name], nonsense(repeat, batch), sampling, given.tokens, clock))

@@ -34,7 +34,7 @@ def test_a_captured_block_and_what_it_reads_are_those_of_the_host_path():
     target.prefill(rows, 130)
     like = torch.zeros(1, 32, device=DEVICE)
     device = DflashDeviceDrafter(drafter, target, like)
-    assert device.longest_chain == 8
+    assert device.max_depth == 8
     part = device.part(max(LENGTHS) + DEPTH + 1)
     state, read = device.begin(rows, [Budget(DEPTH)] * 2, SimpleNamespace(key=DraftSize(DEPTH)))
     assert read == sum(LENGTHS) - 2

@@ -108,7 +108,7 @@ class DeviceDrafter(ABC):
 
     drafts, branches = True, False  # whether it drafts anything, and trees, on the device
     context: int | None = None  # the longest text it can read
-    longest_chain: int | None = None  # tokens that it can draft one after the other; None: any number
+    max_depth: int | None = None  # of a chain that it can draft; None: any
     whole_vocabulary = False  # whether its logits are those of the target's tokens, all of them and in their order
 
     @property

@@ -93,7 +93,7 @@ class DflashDeviceDrafter(StateDrafter):
         slots, vocabulary = drafter.slots, drafter.vocabulary
         self._kernels = GpuStack(slots.net, slots.embedding, target.context)
         self._slot_of = inverse(vocabulary.ids, vocabulary.size, target.device)
-        self.longest_chain = drafter.block
+        self.max_depth = drafter.block
 
     @property
     def version(self) -> int:

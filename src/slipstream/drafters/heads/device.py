@@ -102,7 +102,7 @@ class HeadsDeviceDrafter(DeviceDrafter):
     def __init__(self, drafter: HeadsDrafter, target: TorchModel, like: Float[Tensor, "1 hidden"]) -> None:
         self._drafter, self._target, self._like = drafter, target, like
         self._slot_of = inverse(drafter.vocabulary.ids, drafter.vocabulary.size, target.device)
-        self.longest_chain = drafter.net.config.heads
+        self.max_depth = drafter.net.config.heads
 
     def part(self, places: int) -> HeadsState:
         layers = self._drafter.net.config.features

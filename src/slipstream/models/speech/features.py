@@ -2,7 +2,7 @@
 
 The sizes and the mel filters are those of the model's own feature extractor in transformers, and so are the numbers.
 That extractor takes its samples from the host and returns its features there. On a GPU this costs as much time as some
-decoded tokens, and the encoder needs the features on the device.
+decoded tokens, and the encoder needs the features on the device. Dither, noise that an extractor can add, is left out.
 """
 
 from __future__ import annotations

@@ -104,8 +104,8 @@ class CapturedRunner:
     def _menu(self, rows: Sequence[Row], drafter: Drafter, device: DeviceDrafter, rule: DeviceRule) -> SizeMenu:
         shape = BatchShape.of(rows)
         depths = chain_depths(drafter.longest_chain)
-        if (longest := device.longest_chain) is not None:  # a size that has room for it, and none beyond
-            depths = tuple(depth for n, depth in enumerate(depths) if n == 0 or depths[n - 1] < longest)
+        if (deepest := device.max_depth) is not None:  # a size that has room for it, and none beyond
+            depths = tuple(depth for n, depth in enumerate(depths) if n == 0 or depths[n - 1] < deepest)
         chains = [DraftSize(depth) for depth in depths if not depth or rule.chains]
         processed = rows[0].request.processor is not None
         sizes = [size for size in (*chains, *GROWN) if self._fits(shape, size, drafter, rule, processed)]
@@ -155,9 +155,9 @@ class CapturedRunner:
     ) -> Flight | None:
         if (device := self._device_drafter(drafter)) is None or not _alike(rows, device):
             return None
-        if (longest := device.longest_chain) is not None:
+        if (deepest := device.max_depth) is not None:
             budget, goals = (
-                [own if own.depth <= longest else replace(own, depth=longest) for own in each]
+                [own if own.depth <= deepest else replace(own, depth=deepest) for own in each]
                 for each in (budget, goals)
             )
         if not any(row.depth and row.shape for row in budget):
