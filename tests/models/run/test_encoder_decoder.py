@@ -13,6 +13,7 @@ from slipstream.core.law import OneHot
 from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Origin, Request, Row, Verdict
 from slipstream.kernels.cpu.decoder import SkippedBlocks
+from slipstream.models.run.encoder_decoder.condition import CrossAttentionStates
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.weights.linears import prepared
 from tiny import apart, build
@@ -157,15 +158,25 @@ def test_blocks_cannot_be_skipped(plain):
         model.peek([row], draft, 1, skipped)
 
 
-def test_a_captured_encoder_gives_the_states_of_its_modules(plain):
+def test_captured_encoders_and_projections_give_the_states_of_the_modules(plain, monkeypatch):
+    """On a GPU, or over the same buffers without one."""
     pytest.importorskip("triton", reason="needs Triton (pip install triton)")
-    from slipstream.models.run.encoder_decoder.gpu_encoder import captured_encoder
+    from slipstream.models.run.encoder_decoder.input_graph import InputGraph
 
-    encoder = plain.get_encoder()
+    model = copy.deepcopy(plain).to("cuda" if torch.cuda.is_available() else "cpu")
+    states = CrossAttentionStates(model)
+    heads, size = model.config.decoder_attention_heads, model.config.d_model
+    monkeypatch.setattr(states, "_captured", lambda given: InputGraph)
     with torch.inference_mode():
         for seed in range(3):
-            features = whispers.condition(seed).features[None]
-            assert torch.equal(captured_encoder(encoder, features), encoder(features)[0][0])
+            condition = whispers.condition(seed)
+            states.open(condition)
+            encoded = model.get_encoder()(condition.features[None].to(model.device))[0][0]
+            for layer, block in enumerate(model.get_decoder().layers):
+                for found, part in zip(states.of(condition, layer), ("k_proj", "v_proj"), strict=True):
+                    flat = getattr(block.encoder_attn, part)(encoded)
+                    assert torch.equal(found, flat.view(1, -1, heads, size // heads).transpose(1, 2))
+            assert condition.seconds > 0
 
 
 @pytest.mark.parametrize("failing", ["capture", "numbers"])

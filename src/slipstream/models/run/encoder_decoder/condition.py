@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from slipstream.core.array_types import Float, Tensor
 
+if TYPE_CHECKING:
+    from slipstream.models.run.encoder_decoder.input_graph import InputGraph
+
+_graphs: weakref.WeakKeyDictionary[nn.Module, InputGraph] = weakref.WeakKeyDictionary()  # of encoders on a GPU
 _encoders: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # of all models in use, so that equal ones are shared
 
 
@@ -22,7 +27,8 @@ class Condition:
 
     def __init__(self, features: Float[Tensor, "channels frames"]) -> None:
         self.features = features
-        self.seconds = 0.0  # that encoders took
+        self._seconds = 0.0  # that encoders took on the host
+        self._marks = list[tuple[Any, Any]]()  # where encoders begin and end on a GPU
         self._encoded: weakref.WeakKeyDictionary[nn.Module, Tensor] = weakref.WeakKeyDictionary()
 
     def encoded(
@@ -30,12 +36,21 @@ class Condition:
     ) -> Float[Tensor, "positions hidden"]:
         """The output of an encoder."""
         if encoder not in self._encoded:
-            started = time.perf_counter()
-            states = self._encoded[encoder] = encode(self.features)
-            if states.is_cuda:
-                torch.cuda.synchronize(states.device)
-            self.seconds += time.perf_counter() - started
+            started, began = time.perf_counter(), _mark(encoder)
+            self._encoded[encoder] = encode(self.features)
+            if began is None:
+                self._seconds += time.perf_counter() - started
+            else:
+                self._marks.append((began, _mark(encoder)))
         return self._encoded[encoder]
+
+    @property
+    def seconds(self) -> float:
+        """The time that encoders took. It waits for a GPU, so ask when the request has ended."""
+        for _, ended in self._marks:
+            ended.synchronize()
+        milliseconds: float = sum(began.elapsed_time(ended) for began, ended in self._marks)
+        return self._seconds + milliseconds / 1000
 
 
 class CrossAttentionStates:
@@ -50,7 +65,8 @@ class CrossAttentionStates:
         self._attentions = [layer.encoder_attn for layer in decoder.layers]
         self._heads, self._dtype, self._device = config.decoder_attention_heads, model.dtype, model.device
         self._channels = config.num_mel_bins
-        self._states: weakref.WeakKeyDictionary[Condition, list[tuple[Tensor, Tensor]]] = weakref.WeakKeyDictionary()
+        self._states: weakref.WeakKeyDictionary[Condition, Tensor] = weakref.WeakKeyDictionary()
+        self._graph: InputGraph | None = None  # of the projections, on a GPU
 
     def given(self, features: Tensor, encoded: Float[Tensor, "positions hidden"]) -> Condition:
         """An open condition whose encoder output is known."""
@@ -75,26 +91,65 @@ class CrossAttentionStates:
 
     def of(self, condition: Condition, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer, [1, heads, positions, dim]."""
-        return self._states[condition][layer]
+        states = self._states[condition]
+        return states[None, 2 * layer], states[None, 2 * layer + 1]
+
+    def stacked(self, condition: Condition) -> Float[Tensor, "keys_and_values heads positions dim"]:
+        """Keys and values of all layers in turns."""
+        return self._states[condition]
 
     def _encode(self, features: Tensor) -> Float[Tensor, "positions hidden"]:
         given = features[None].to(self._device, self._dtype)
-        if self._device.type == "cuda":
-            try:
-                from slipstream.models.run.encoder_decoder.gpu_encoder import captured_encoder
-            except ImportError:  # Triton is not installed
-                pass
-            else:
-                return captured_encoder(self.encoder, given)
-        states: Tensor = self.encoder(given)[0][0]
-        return states
+        if (graph := self._captured(given)) is not None:
+            if self.encoder not in _graphs:
+                _graphs[self.encoder] = graph(partial(_output, weakref.proxy(self.encoder)), given, "encoder")
+            return _graphs[self.encoder](given)
+        return _output(self.encoder, given)
 
-    def project(self, states: Float[Tensor, "positions hidden"]) -> list[tuple[Tensor, Tensor]]:
+    def project(
+        self, states: Float[Tensor, "positions hidden"]
+    ) -> Float[Tensor, "keys_and_values heads positions dim"]:
         """The keys and values of every layer for an encoder's output."""
-        return [(self._split(part.k_proj(states)), self._split(part.v_proj(states))) for part in self._attentions]
+        if (graph := self._captured(states)) is None:
+            return _projected(self._attentions, self._heads, states)
+        if self._graph is None:
+            self._graph = graph(partial(_projected, self._attentions, self._heads), states, "projection of the encoder")
+        return self._graph(states)
 
-    def _split(self, flat: Float[Tensor, "positions hidden"]) -> Float[Tensor, "1 heads positions dim"]:
-        return flat.view(len(flat), self._heads, -1).transpose(0, 1)[None].contiguous()
+    def _captured(self, given: Tensor) -> type[InputGraph] | None:
+        """How a function of this tensor is captured; None: it is not."""
+        if not given.is_cuda:
+            return None
+        try:
+            from slipstream.models.run.encoder_decoder.input_graph import InputGraph
+        except ImportError:  # Triton is not installed
+            return None
+        return InputGraph
+
+
+def _mark(encoder: nn.Module) -> Any:
+    """An event at this place of the GPU's work; None on a CPU."""
+    if not next(encoder.parameters()).is_cuda:
+        return None
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def _output(encoder: Any, features: Float[Tensor, "1 channels frames"]) -> Float[Tensor, "positions hidden"]:
+    states: Tensor = encoder(features)[0][0]
+    return states
+
+
+def _projected(
+    attentions: Sequence[Any], heads: int, states: Float[Tensor, "positions hidden"]
+) -> Float[Tensor, "keys_and_values heads positions dim"]:
+    parts = [part for one in attentions for part in (one.k_proj, one.v_proj)]
+    positions, hidden = states.shape
+    out = states.new_empty(len(parts), heads, positions, hidden // heads)
+    for own, part in zip(out, parts, strict=True):
+        own.copy_(part(states).view(positions, heads, -1).transpose(0, 1))
+    return out
 
 
 def _shared(encoder: nn.Module) -> nn.Module:

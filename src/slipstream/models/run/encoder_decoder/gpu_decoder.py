@@ -52,7 +52,7 @@ class GpuCrossDecoder(GpuPasses):
         entry = self.like.new_empty(1, heads, 1, size // heads)
         self.entries = [(entry, entry)] * self.layers
         self.row_bytes = 2 * self.layers * self.positions * self.like.nbytes
-        self.cross: list[tuple[Tensor, Tensor]] = []  # keys and values of each layer
+        self.cross: Tensor | None = None  # keys and values of each layer in turns
         self._rows, self._states = rows, states
         self._loaded = weakref.WeakValueDictionary[int, Condition]()  # by cache row
 
@@ -71,10 +71,10 @@ class GpuCrossDecoder(GpuPasses):
         before = self._held
         layers = super().held(cache)
         if self._held is not before:  # rows may have moved
-            self.cross = []
+            self.cross = None
             self._loaded.clear()
             shape = cache.rows, self.heads.heads, self.positions, self.heads.dim
-            self.cross = [(self.like.new_zeros(shape), self.like.new_zeros(shape)) for _ in range(self.layers)]
+            self.cross = self.like.new_zeros(2 * self.layers, *shape)
         for row, state in self._rows.states.items():
             if self._loaded.get(state.index) is not row.request.condition:
                 self._load(state.index, row.request.condition)
@@ -82,11 +82,14 @@ class GpuCrossDecoder(GpuPasses):
 
     def _load(self, index: int, condition: Condition) -> None:
         """Copy the states of a condition to a row of the cross-attention tensors."""
-        for layer, (keys, values) in enumerate(self.cross):
-            own_keys, own_values = self._states.of(condition, layer)
-            keys[index].copy_(own_keys[0])
-            values[index].copy_(own_values[0])
+        assert self.cross is not None, "the tensors are made with the cache"
+        self.cross[:, index].copy_(self._states.stacked(condition))
         self._loaded[index] = condition
+
+    def cross_states(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of all rows for cross-attention."""
+        assert self.cross is not None, "the tensors are made with the cache"
+        return self.cross[2 * layer], self.cross[2 * layer + 1]
 
 
 class CrossPass:
@@ -132,7 +135,9 @@ class CrossPass:
         put(self._split(own.k_proj(normed)), self._split(own.v_proj(normed)), layout, *held)
         hidden = hidden + own.out_proj(self._attend(own.q_proj(normed), layout, held, self._own, tree))
         query = cross.q_proj(layer.encoder_attn_layer_norm(hidden))
-        hidden = hidden + cross.out_proj(self._attend(query, audio, self._owner.cross[index], self._cross, False))
+        hidden = hidden + cross.out_proj(
+            self._attend(query, audio, self._owner.cross_states(index), self._cross, False)
+        )
         inner = layer.activation_fn(layer.fc1(layer.final_layer_norm(hidden)))
         result: Tensor = hidden + layer.fc2(inner)
         return result
