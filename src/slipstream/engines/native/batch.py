@@ -149,7 +149,7 @@ class Batch:
         """How far to draft, where a request leaves that to the policy, which is asked even for nobody: it will be told
         what the cycle took."""
         free = [job for job in jobs if job.plan.depth is None]
-        for job, budget in zip(free, self.policy.budget([job.row for job in free]), strict=True):
+        for job, budget in zip(free, self.captured.budgets(free), strict=True):
             job.budget = budget
 
     def _open(self, job: Job) -> None:

@@ -21,6 +21,7 @@ from slipstream.engines.native.captured.parts import PendingRecord
 from slipstream.engines.native.captured.runner import CapturedRunner
 from slipstream.engines.native.scheduler import Limits
 from slipstream.kernels.gpu import sample as draw
+from slipstream.models.cache import tensors
 from slipstream.models.run.gpu import passes as gpu_passes
 from slipstream.models.run.gpu.decoder import GpuDecoder
 from slipstream.models.run.torch_model import TorchModel
@@ -117,7 +118,8 @@ def test_rows_that_end_come_or_go_while_a_cycle_is_under_way_say_what_they_say_a
         assert answer.stats.emitted == len(answer.row.output), "what the device did after the end counts nowhere"
 
 
-def test_a_row_that_has_ended_never_writes_beyond_its_places_of_the_cache():
+def test_a_row_that_has_ended_never_writes_beyond_its_places_of_the_cache(monkeypatch):
+    monkeypatch.setattr(tensors, "PLACES", tensors.SMALLEST)  # a GPU begins with more
     plan, long = DecodingPlan("none", "greedy", 0), [n % VOCAB for n in range(59)]
     batch, target, runner = opened(fast=True)
     with torch.inference_mode():

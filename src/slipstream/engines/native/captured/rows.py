@@ -41,6 +41,7 @@ class CapturedRows:
         self._jobs: Sequence[Job] = ()  # of that cycle
         self._repeated: set[Job] = set()  # rows whose last cycle must be repeated on the ordinary path
         self._since = 0.0  # when the last record was read, or a first cycle was begun
+        self._decided: dict[Job, Budget] = {}  # what the policy wants of a drafter without a device form
 
     def chains_only(self, job: Job) -> bool:
         """Whether a tree would keep a row from captured cycles, which a chain does not."""
@@ -81,7 +82,7 @@ class CapturedRows:
         done: set[Job] = set()
         for _, members in groupby(ready, key=_kind):
             group = list(members)
-            if not self._launch(group):
+            if (self._on_host(group) and len(group) < len(jobs)) or not self._launch(group):
                 continue
             done |= {*group}
             self._publisher.catch_up()
@@ -116,6 +117,8 @@ class CapturedRows:
             return None
         if not (free := [job for job in jobs if job.plan.depth is None]):
             return False
+        if self._on_host(jobs):
+            return False if len(free) == len(jobs) and self._idles(jobs) else None
         drafter, rule = self._drafter(free[0].plan.drafter), self._rule(free[0].plan.rule).device_rule
         assert rule is not None, "rows without a device rule take the ordinary path"
         chosen = self.runner.choose([job.row for job in free], drafter, rule, self._policy)
@@ -127,6 +130,34 @@ class CapturedRows:
                 changed = changed or job.budget != chosen
                 job.budget = chosen
         return changed
+
+    def _on_host(self, jobs: Sequence[Job]) -> bool:
+        """Whether the rows' drafter has no device form."""
+        return self.runner is not None and not self.runner.drafts(self._drafter(jobs[0].plan.drafter))
+
+    def _idles(self, jobs: Sequence[Job]) -> bool:
+        """Ask the policy whether a drafter without a device form drafts nothing in the coming cycle, which can then be
+        captured. Otherwise its decision is kept for `budgets`. First cycles are not: some drafters read prompts there.
+        """
+        drafter, rule = self._drafter(jobs[0].plan.drafter), self._rule(jobs[0].plan.rule).device_rule
+        if self.runner is None or rule is None or not self.runner.idles(drafter, rule):
+            return False
+        if self._decided.keys() == {*jobs} or not all(job.stats.cycles for job in jobs):
+            return False
+        budgets = self._policy.budget([job.row for job in jobs])
+        if any(budget.depth for budget in budgets):
+            self._decided = dict(zip(jobs, budgets, strict=True))
+            return False
+        for job, budget in zip(jobs, budgets, strict=True):
+            job.budget = budget
+        return True
+
+    def budgets(self, jobs: Sequence[Job]) -> list[Budget]:
+        """What the policy wants for rows on the ordinary path."""
+        decided, self._decided = self._decided, {}
+        if jobs and decided.keys() == {*jobs}:
+            return [decided[job] for job in jobs]
+        return self._policy.budget([job.row for job in jobs])
 
     def go_on(self) -> bool:
         """Launch the next cycle of the rows under way, then read the last one's record. False where that cannot be,
@@ -183,6 +214,8 @@ class CapturedRows:
         now = time.perf_counter()
         if self.runner is not None:
             self.runner.paid(flight, len(live), now - self._since)
+            if self.runner.idled(flight) and not flight.captured:
+                self._policy.price(0.0, now - self._since, len(live))
         self._since = now
         return set()
 

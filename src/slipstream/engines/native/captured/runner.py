@@ -21,7 +21,7 @@ from slipstream.core.interfaces import Drafter, Policy
 from slipstream.core.noise import keys
 from slipstream.core.shaping import needs_shaping, only_processed
 from slipstream.core.types import Budget, Row
-from slipstream.drafters.device.interface import DeviceDraft, DeviceDrafter, TreeDraft
+from slipstream.drafters.device.interface import DeviceDraft, DeviceDrafter, PlainDecoding, TreeDraft
 from slipstream.engines.native.captured.capture_budget import CaptureBudget
 from slipstream.engines.native.captured.chain_cycle import ChainCycle
 from slipstream.engines.native.captured.flight import Flight
@@ -46,6 +46,7 @@ class CapturedRunner:
         self._graphs: dict[tuple[int, Hashable], GraphCache] = {}  # by drafter, 0 for none, and by logits processor
         self._names = set[str]()  # of drafters in the cost model that are in use; a profile may bring more
         self._device_drafters: dict[int, tuple[Drafter, DeviceDrafter | None]] = {}  # by identity; keeps them alive
+        self._idle = PlainDecoding()  # for drafters without a device form, while they draft nothing
         self.expected_rows = 1  # rows there are or will soon be
         self.cycles = self.captures = 0  # so far
         self.capture_budget = CaptureBudget()
@@ -68,6 +69,15 @@ class CapturedRunner:
     def drafts(self, drafter: Drafter) -> bool:
         """Whether a drafter's steps can be part of a cycle."""
         return self._device_drafter(drafter) is not None
+
+    def idles(self, drafter: Drafter, rule: DeviceRule) -> bool:
+        """Whether rows of a drafter that is never part of a cycle have captured cycles while it drafts nothing. Hidden
+        states that a drafter needs are not kept in these."""
+        return not self.drafts(drafter) and not drafter.needs.features and not rule.needs_draft
+
+    def idled(self, flight: Flight) -> bool:
+        """Whether a cycle was one of these."""
+        return flight.device is self._idle
 
     def branches(self, drafter: Drafter, rule: DeviceRule) -> bool:
         """Whether they can be where it drafts trees."""
@@ -153,7 +163,10 @@ class CapturedRunner:
         by_policy: bool,
         plain: Collection[Row],
     ) -> Flight | None:
-        if (device := self._device_drafter(drafter)) is None or not _alike(rows, device):
+        device = self._device_drafter(drafter)
+        if device is None and by_policy and self.idles(drafter, rule) and not any(own.depth for own in budget):
+            device = self._idle
+        if device is None or not _alike(rows, device):
             return None
         if (deepest := device.max_depth) is not None:
             budget, goals = (
