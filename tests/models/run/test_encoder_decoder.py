@@ -177,6 +177,8 @@ def test_captured_encoders_and_projections_give_the_states_of_the_modules(plain,
                     flat = getattr(block.encoder_attn, part)(encoded)
                     assert torch.equal(found, flat.view(1, -1, heads, size // heads).transpose(1, 2))
             assert condition.seconds > 0
+        short = torch.randn(3, size, device=model.device)  # another size
+        assert states.project(short).shape == (2 * model.config.decoder_layers, heads, 3, size // heads)
 
 
 @pytest.mark.parametrize("failing", ["capture", "numbers"])

@@ -13,13 +13,15 @@ import pytest
 pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
 
 from slipstream.core.device import DraftSize, GraphKey, SizeMenu
+from slipstream.core.interfaces import Drafter
 from slipstream.core.sampling import Sampling
 from slipstream.core.types import Request, Row
 from slipstream.core.verify.match import Greedy
+from slipstream.drafters.prediction import Prediction
 from slipstream.drafters.table import TableDrafter
 from slipstream.engines.native.captured.capture_budget import GRANT, CaptureBudget
 from slipstream.engines.native.captured.graph_cache import GraphCache
-from slipstream.engines.native.captured.sizes import DEPTHS, GROWN, PLAIN, BatchShape, size_for
+from slipstream.engines.native.captured.sizes import DEPTHS, GROWN, PLAIN, BatchShape, chain_depths, size_for
 from slipstream.models.run.table_model import Table, TableModel
 from slipstream.plan.policy.policies import Adaptive
 
@@ -41,6 +43,8 @@ class Machine:
     tokens: int = TOKENS
     spread: float = 0.0  # of the rate, from row to row
     capture_seconds: float = 0.2  # of a chain
+    ready: int | None = None  # tokens that the host has drafted for a row: no level costs anything
+    drafter: Drafter = DRAFTER
     read: set[Row] = field(default_factory=set)
     now: float = 0.0
     captured: int = 0
@@ -53,6 +57,8 @@ class Machine:
 
     @property
     def sizes(self) -> list[DraftSize]:
+        if self.ready:
+            return [DraftSize(depth) for depth in chain_depths(self.drafter.longest_chain)]
         return [size for size in SIZES if not (self.reading and size.nodes)]  # a draft model has no trees here
 
     def plainly(self, count: int) -> float:
@@ -78,7 +84,7 @@ class Machine:
     def serve(self, count: int) -> float:
         """Tokens per second of a batch, until its last row is done."""
         began, rows = self.now, [Row(Request([1, 2], Sampling(0), self.tokens)) for _ in range(count)]
-        self.policy.open(rows, MODEL, DRAFTER, Greedy())
+        self.policy.open(rows, MODEL, self.drafter, Greedy())
         left, self.rates = rows, {row: min(0.97, max(0.03, self.random.gauss(self.rate, self.spread))) for row in rows}
         while left:
             with self.allowance.runs():
@@ -97,8 +103,9 @@ class Machine:
                 self.stock.costs.reading(self.missing(rows)),
                 partial(self.stock.missed, common, RULE),
             ),
+            [self.ready] * len(rows) if self.ready else None,
         )
-        size = size_for([budget], RULE)
+        size = size_for([budget], RULE, self.drafter.longest_chain)
         key = self.stock.find(common, size, RULE, crowd, 1 << 12, True)
         if fresh := key not in self.stock.cycles:
             self.capture(key)

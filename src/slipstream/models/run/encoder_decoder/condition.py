@@ -16,7 +16,7 @@ from slipstream.core.array_types import Float, Tensor
 if TYPE_CHECKING:
     from slipstream.models.run.encoder_decoder.input_graph import InputGraph
 
-_graphs: weakref.WeakKeyDictionary[nn.Module, InputGraph] = weakref.WeakKeyDictionary()  # of encoders on a GPU
+_graphs: weakref.WeakKeyDictionary[nn.Module, dict[torch.Size, InputGraph]] = weakref.WeakKeyDictionary()  # on a GPU
 _encoders: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # of all models in use, so that equal ones are shared
 
 
@@ -66,7 +66,7 @@ class CrossAttentionStates:
         self._heads, self._dtype, self._device = config.decoder_attention_heads, model.dtype, model.device
         self._channels = config.num_mel_bins
         self._states: weakref.WeakKeyDictionary[Condition, Tensor] = weakref.WeakKeyDictionary()
-        self._graph: InputGraph | None = None  # of the projections, on a GPU
+        self._graphs = dict[torch.Size, InputGraph]()  # of the projections, on a GPU
 
     def given(self, features: Tensor, encoded: Float[Tensor, "positions hidden"]) -> Condition:
         """An open condition whose encoder output is known."""
@@ -101,9 +101,10 @@ class CrossAttentionStates:
     def _encode(self, features: Tensor) -> Float[Tensor, "positions hidden"]:
         given = features[None].to(self._device, self._dtype)
         if (graph := self._captured(given)) is not None:
-            if self.encoder not in _graphs:
-                _graphs[self.encoder] = graph(partial(_output, weakref.proxy(self.encoder)), given, "encoder")
-            return _graphs[self.encoder](given)
+            own = _graphs.setdefault(self.encoder, {})
+            if given.shape not in own:
+                own[given.shape] = graph(partial(_output, weakref.proxy(self.encoder)), given, "encoder")
+            return own[given.shape](given)
         return _output(self.encoder, given)
 
     def project(
@@ -112,9 +113,10 @@ class CrossAttentionStates:
         """The keys and values of every layer for an encoder's output."""
         if (graph := self._captured(states)) is None:
             return _projected(self._attentions, self._heads, states)
-        if self._graph is None:
-            self._graph = graph(partial(_projected, self._attentions, self._heads), states, "projection of the encoder")
-        return self._graph(states)
+        if states.shape not in self._graphs:
+            project = partial(_projected, self._attentions, self._heads)
+            self._graphs[states.shape] = graph(project, states, "projection of the encoder")
+        return self._graphs[states.shape](states)
 
     def _captured(self, given: Tensor) -> type[InputGraph] | None:
         """How a function of this tensor is captured; None: it is not."""
