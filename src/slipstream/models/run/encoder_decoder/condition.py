@@ -66,7 +66,7 @@ class CrossAttentionStates:
         self._heads, self._dtype, self._device = config.decoder_attention_heads, model.dtype, model.device
         self._channels = config.num_mel_bins
         self._states: weakref.WeakKeyDictionary[Condition, Tensor] = weakref.WeakKeyDictionary()
-        self._graphs = dict[torch.Size, InputGraph]()  # of the projections, on a GPU
+        self._graphs: dict[torch.Size, InputGraph] = {}  # of the projections, on a GPU
 
     def given(self, features: Tensor, encoded: Float[Tensor, "positions hidden"]) -> Condition:
         """An open condition whose encoder output is known."""
