@@ -10,7 +10,7 @@ from slipstream.core.device import DeviceRule, DraftSize, GraphKey
 from slipstream.core.verify.block import Block
 from slipstream.core.verify.match import Greedy
 from slipstream.plan.policy.costs import CostModel
-from slipstream.plan.policy.prices import CostCurve
+from slipstream.plan.policy.prices import CostCurve, Slowdown
 
 KEY = GraphKey(8, DraftSize(3), Greedy.device_rule, 2)
 
@@ -64,3 +64,18 @@ def test_an_empty_model_is_read_again_as_one():
     assert again.plain(3) == 1.0
     assert not again.priced
     assert not CostCurve.from_json({})
+
+
+def test_a_slowdown_is_neither_one_slow_pass_nor_noise():
+    slowdown = Slowdown()
+    assert [slowdown.update(seconds, 1.0) for seconds in (1.1, 3.0, 0.9, 1.05)] == [1.0] * 4
+    factors = [slowdown.update(2.0, 1.0) for _ in range(3)]
+    assert factors[-1] == pytest.approx(2.0, rel=0.01)
+    assert slowdown.update(9.0, None) == factors[-1], "a pass of unknown cost tells nothing of the machine"
+
+
+def test_only_a_measured_pass_is_known():
+    costs = measured()
+    assert costs.known(4) == costs.plain(4) == 0.011
+    assert costs.known(12, 8) == pytest.approx(0.02)
+    assert costs.known(3) is costs.known(11, 7) is costs.known(11, 8) is None

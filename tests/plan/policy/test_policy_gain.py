@@ -95,6 +95,7 @@ class Life:
     fixed: int | None = None
     seed: int = 0
     noise: float = 0.05  # mean of what other programs add to a time, about; relative
+    slowdown: float = 1.0  # factor on all times at present; it does not count as time spent
     policy: Adaptive = field(default_factory=Adaptive)
     rng: random.Random = field(default_factory=random.Random)
 
@@ -102,7 +103,11 @@ class Life:
         self.rng.seed(self.seed)
 
     def off(self) -> float:
-        return (1 + self.noise * abs(self.rng.gauss(0, 1))) * (3 if self.rng.random() < self.noise / 5 else 1)
+        return (
+            self.slowdown
+            * (1 + self.noise * abs(self.rng.gauss(0, 1)))
+            * (3 if self.rng.random() < self.noise / 5 else 1)
+        )
 
     def request(self, accepted: str) -> tuple[float, int]:
         """Milliseconds and tokens of an answer. The time is without the hiccups: they would come anyway."""
@@ -165,6 +170,21 @@ def test_a_busy_machine_does_not_end_what_pays():
         best = max(sum(count for _, count in runs) / sum(took for took, _ in runs) for runs in fixed)
         shares.append(tokens / spent / best)
     assert sum(shares) / len(shares) > 0.92, shares
+
+
+@pytest.mark.parametrize("slowdown", [0.5, 2.0])
+@pytest.mark.parametrize("machine", [MATRIX, "byte-bound"])
+def test_drafts_that_pay_go_on_when_the_machine_changes_its_speed(machine, slowdown):
+    """All passes take half or twice as long for a request, then are as before. Which depth is best does not change."""
+    spent, tokens, answers = 0.0, 0, ACCEPTED["code"]
+    for seed in range(6):
+        life = Life(MACHINES[machine], None, seed)
+        for n, answer in enumerate(answers * 2):
+            life.slowdown = slowdown if n % 2 else 1.0
+            took, count = life.request(answer)
+            spent, tokens = (spent + took, tokens + count) if n > 1 else (spent, tokens)
+    best = max(speed(machine, "code", depth) for depth in (1, 2, 3, 5))
+    assert tokens / spent > 0.95 * best
 
 
 @pytest.mark.parametrize("after", [None, "code"])

@@ -72,6 +72,13 @@ class CostModel:
                 self._plain[base].add(scoring)
             self._more.setdefault(base, CostCurve(config=self.config)).add(drafted, scoring - self.plain(base))
 
+    def known(self, tokens: int, drafted: int = 0) -> float | None:
+        """Seconds of a pass over `tokens`, so many of them drafted; None where no such pass was measured."""
+        base = tokens - drafted
+        if not self.seen(base) or (drafted and drafted not in self._more.get(base, ())):
+            return None
+        return self.plain(base) + (self._more[base](drafted) if drafted else 0.0)
+
     @property
     def priced(self) -> bool:
         """Whether any drafted token was scored."""

@@ -19,6 +19,7 @@ from slipstream.plan.policy.costs import CostModel
 from slipstream.plan.policy.cycle_record import CycleRecord, row_drafts
 from slipstream.plan.policy.drafting_cost import DraftingCost, drafting_cost
 from slipstream.plan.policy.loss_budget import LossBudget
+from slipstream.plan.policy.prices import Slowdown
 
 PLAIN = Budget(0)
 
@@ -43,6 +44,7 @@ class FreeChoice:
         self._long_choice = replace(config.choice, stake=config.choice.long_stake)
         self._clock = clock  # of decisions; None: these are not timed
         self.losses = LossBudget(config.loss)
+        self._slowdown = Slowdown(config.cost)
         self._nodes_per_level = 1.0  # more than one where a drafter branches unasked
         self._estimates: dict[Row, AcceptanceEstimate] = {}  # of the rows that are decided for
         self._record = CycleRecord()
@@ -223,6 +225,8 @@ class FreeChoice:
 
     def price(self, drafting: float, scoring: float, tokens: int) -> None:
         record, costs = self._record, self.costs
+        slowdown = self._slowdown.update(scoring, costs.known(tokens, record.drafted))
+        drafting, scoring = drafting / slowdown, scoring / slowdown
         costs.learn(scoring, tokens, record.drafted)
         if record.steps:
             costs.draft(drafting, record.steps, record.branched, record.late, record.missed)

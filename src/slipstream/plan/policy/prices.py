@@ -31,6 +31,27 @@ class RecentMedian:
         return list(self._latest)
 
 
+class Slowdown:
+    """How many times as long passes take at present as the cost model says: the median of the latest ratios.
+
+    Other programs and the processor's clock make all passes longer or shorter together, for seconds or minutes. Times
+    are divided by this factor before they are learnt, so that all costs are those of one speed. Otherwise a pass of a
+    slow period, compared with a plain one of a fast period, would make its drafted tokens look expensive for good.
+    """
+
+    def __init__(self, config: CostConfig | None = None) -> None:
+        self._config = config or CostConfig()
+        self._ratios = RecentMedian(self._config.slowdown_window, [1.0])
+
+    def update(self, seconds: float, expected: float | None) -> float:
+        """A pass took so long, and `expected` seconds by the cost model, if that knows it. The factor to divide by: 1
+        if it is near 1, else a little nearer to it, so that costs follow a lasting change and do not drift."""
+        if expected:
+            self._ratios.add(seconds / expected)
+        factor, least = self._ratios.value, self._config.least_slowdown
+        return 1.0 if 1 / least < factor < least else factor**self._config.slowdown_share
+
+
 class CostCurve:
     """Seconds by a number of items; none cost nothing. Between two measured numbers it is a line. Beyond the largest,
     each item costs `further` of the mean, since the first one often costs more than the next."""
