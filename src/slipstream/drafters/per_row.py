@@ -92,12 +92,20 @@ class PerRow(Drafter):
             return []
         drafter, ends = self._rows[row], row.request.ends
         if row_budget.shape is None:
-            return merge_guesses([drafter.guess(row.tokens, row_budget.depth)], Shape(nodes=row_budget.depth), ends)
+            return list(
+                enumerate(_until_end(drafter.guess(row.tokens, row_budget.depth)[: row_budget.depth], ends), -1)
+            )
         if row_budget.siblings is None:
             raise ValueError("the rule verifies chains; draft chains or use a rule for trees")
         return merge_guesses(
             drafter.guesses(row.tokens, row_budget.depth, row_budget.shape.size), row_budget.shape, ends
         )
+
+
+def _until_end(guess: Sequence[int], ends: frozenset[int]) -> Sequence[int]:
+    """A guess up to its first end token."""
+    last = next((n for n, token in enumerate(guess, 1) if token in ends), len(guess))
+    return guess[:last]
 
 
 def merge_guesses(guesses: Sequence[Sequence[int]], shape: Shape, ends: frozenset[int]) -> list[tuple[int, int]]:

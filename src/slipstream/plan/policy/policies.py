@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from slipstream.core.device import DraftSize, RowResult, SizeMenu
+from slipstream.core.device import RowResult, SizeMenu
 from slipstream.core.interfaces import Drafter, Model, Policy, Verifier, sibling_mode
 from slipstream.core.tree import Shape
 from slipstream.core.types import Budget, Draft, Row, Verdict
@@ -120,15 +121,22 @@ class Adaptive(Policy):
         self, rows: Sequence[Row], menu: Callable[[], SizeMenu], ready: Sequence[int] | None = None
     ) -> Budget | None:
         sizes = self._size_choice(rows[0])
-        size: DraftSize | None = sizes.held(rows) if ready is None else None
+        if ready is not None:
+            return sizes.choose_ready(rows, partial(self._limited, menu), ready).budget
+        size = sizes.held(rows)
         if size is None:
-            options, delay, missed = menu()
-            if (limit := self.config.captured_depth) is not None:
-                options = [option for option in options if option.size.depth <= limit]
-            size = sizes.choose(rows, options, ready, delay)
+            options, delay, missed = self._limited(menu)
+            size = sizes.choose(rows, options, None, delay)
             if sizes.missed is not None:
                 missed(*sizes.missed)
         return size.budget
+
+    def _limited(self, menu: Callable[[], SizeMenu]) -> SizeMenu:
+        """The sizes of a menu that are not deeper than the policy may draft."""
+        sizes, limit = menu(), self.config.captured_depth
+        if limit is None:
+            return sizes
+        return sizes._replace(options=[option for option in sizes.options if option.size.depth <= limit])
 
     def observe_captured(self, rows: Sequence[Row], results: Sequence[RowResult]) -> None:
         sizes = self._size_choice(rows[0])

@@ -8,17 +8,19 @@ it fails.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from slipstream.core.device import DraftSize, SizeOption
+from slipstream.core.device import DraftSize, SizeMenu, SizeOption
 from slipstream.core.types import Row
 from slipstream.plan.policy.acceptance import AcceptanceEstimator
 from slipstream.plan.policy.config import AdaptiveConfig
 from slipstream.plan.policy.pace import Column, Pace
 from slipstream.plan.policy.rank_table import RankTable
 from slipstream.plan.policy.tree_shapes import best_first
+
+CERTAIN = 1 - 1e-6  # acceptance beyond which sums of its powers are left to no division
 
 
 class SizeChoice:
@@ -37,6 +39,7 @@ class SizeChoice:
         self._plain = 0  # cycles since anything was drafted
         self._turn = self._decisions = 0
         self._wait = self._config.min_wait
+        self._menu: tuple[int, SizeMenu] | None = None  # for drafts of the host: cycles it still holds for
 
     def held(self, rows: Sequence[Row]) -> DraftSize | None:
         """What was chosen for these rows, or for these and others that have left, while it holds."""
@@ -44,6 +47,23 @@ class SizeChoice:
             return None
         self._held -= 1
         return self._last
+
+    def choose_ready(self, rows: Sequence[Row], menu: Callable[[], SizeMenu], ready: Sequence[int]) -> DraftSize:
+        """The size for drafts that the host has made already, `ready` tokens of each row.
+
+        That holds for this cycle only, and the device waits meanwhile: the same menu serves several cycles."""
+        if not any(ready):
+            return DraftSize(0)
+        if self._menu is None or not self._menu[0] or self._rows != {*rows}:
+            self._menu = self._config.hold, menu()
+        left, (options, delay, missed) = self._menu
+        self._menu = left - 1, self._menu[1]
+        size = self.choose(rows, options, ready, delay)
+        if not next(option.captured for option in options if option.size == size and not option.barred):
+            self._menu = None
+        if self.missed is not None:
+            missed(*self.missed)
+        return size
 
     def choose(
         self, rows: Sequence[Row], options: Sequence[SizeOption], ready: Sequence[int] | None = None, delay: float = 0.0
@@ -56,22 +76,34 @@ class SizeChoice:
         self._decisions += 1
         if self._decisions % config.refresh == 0:
             self._worths.clear()
-        stride = -(-len(rows) // config.judged_rows) if ready is None else 1
-        judged = rows[self._decisions % stride :: stride]
-        rate = np.array([self._rate(row) for row in judged])
-        left = np.array([max(1, row.request.max_tokens - row.emitted) for row in judged])
-        rate += config.luck * (rate.mean() - rate) if ready is None else 0.0
-        seconds, more = np.array([option.seconds for option in options]), self._accepted(rate, options, ready)
-        # what is known beforehand is known of this cycle only, so the cost of a token is all that counts
-        times = self.pace.seconds(seconds, more, left, stride) if ready is None else seconds / (1 + more).sum(1)
+        times = self._paced(rows, options) if ready is None else self._per_token(rows, options, ready)
         expected = [
             (time + config.caution * delay * bool(option.size.depth)) * (1.0 if option.captured else config.uncaptured)
-            for option, time in zip(options, times.tolist(), strict=True)
+            for option, time in zip(options, times, strict=True)
         ]
         allowed = [n for n, option in enumerate(options) if not option.barred]
         self._last = self._fastest([options[n] for n in allowed], [expected[n] for n in allowed], delay, ready)
         self.missed = self._missed(options, expected)
         return self._last
+
+    def _paced(self, rows: Sequence[Row], options: Sequence[SizeOption]) -> list[float]:
+        """Seconds until the rows are done, by options; of many rows, some are looked at."""
+        stride = -(-len(rows) // self._config.judged_rows)
+        judged = rows[self._decisions % stride :: stride]
+        rate = np.array([self._rate(row) for row in judged])
+        left = np.array([max(1, row.request.max_tokens - row.emitted) for row in judged])
+        rate += self._config.luck * (rate.mean() - rate)
+        seconds = np.array([option.seconds for option in options])
+        times: list[float] = self.pace.seconds(seconds, self._accepted(rate, options), left, stride).tolist()
+        return times
+
+    def _per_token(self, rows: Sequence[Row], options: Sequence[SizeOption], ready: Sequence[int]) -> list[float]:
+        """Seconds of a token, by options. What is ready is known of this cycle only, so that is all that counts."""
+        known = [(self._rate(row), tokens) for row, tokens in zip(rows, ready, strict=True)]
+        return [
+            option.seconds / sum(1 + _chain(rate, min(tokens, option.size.depth)) for rate, tokens in known)
+            for option in options
+        ]
 
     def _missed(self, options: Sequence[SizeOption], expected: Sequence[float]) -> tuple[DraftSize, float] | None:
         """The best of all sizes, if it is barred, and what it would save while this decision holds."""
@@ -107,11 +139,11 @@ class SizeChoice:
             return min(captured, key=lambda option: option.seconds).size
         return plain.size
 
-    def _accepted(self, rate: Column, options: Sequence[SizeOption], ready: Sequence[int] | None) -> Column:
+    def _accepted(self, rate: Column, options: Sequence[SizeOption]) -> Column:
         """Tokens that each row may expect to have accepted, [options, rows]."""
         depth = np.array([[option.size.depth] for option in options])
-        depth = depth if ready is None else np.minimum(np.array(ready), depth)
-        accepted: Column = rate * (1 - rate**depth) / np.maximum(1 - rate, 1e-6)
+        certain = rate > CERTAIN
+        accepted: Column = np.where(certain, depth, rate * (1 - rate**depth) / np.where(certain, 1.0, 1 - rate))
         for n, option in enumerate(options):
             if option.size.nodes:
                 accepted[n] = np.interp(rate, self._rates, self._worth(option.size))
@@ -129,6 +161,11 @@ class SizeChoice:
         stride = -(-rows // self._config.observed_rows)
         self._turn = (self._turn + 1) % stride
         return range(self._turn, rows, stride)
+
+
+def _chain(rate: float, depth: int) -> float:
+    """Expected accepted tokens of a chain."""
+    return depth if rate > CERTAIN else rate * (1 - rate**depth) / (1 - rate)
 
 
 def _worth(ranks: RankTable, size: DraftSize, rate: float) -> float:

@@ -85,7 +85,10 @@ class Machine:
         """Tokens per second of a batch, until its last row is done."""
         began, rows = self.now, [Row(Request([1, 2], Sampling(0), self.tokens)) for _ in range(count)]
         self.policy.open(rows, MODEL, self.drafter, Greedy())
-        left, self.rates = rows, {row: min(0.97, max(0.03, self.random.gauss(self.rate, self.spread))) for row in rows}
+        left, self.rates = (
+            rows,
+            {row: min(max(0.97, self.rate), max(0.03, self.random.gauss(self.rate, self.spread))) for row in rows},
+        )
         while left:
             with self.allowance.runs():
                 self._cycle(left)
@@ -181,6 +184,15 @@ def test_a_few_unlucky_tokens_are_no_reason_to_give_up_a_draft_model_for_good():
     speeds = [machine.serve(64) for _ in range(12)]
     assert speeds[0] < 1.01 * machine.plainly(64), "it believes that nothing is to be had"
     assert sorted(speeds)[6] > 1.1 * machine.plainly(64)
+
+
+@pytest.mark.parametrize("ready", [31, None])
+def test_drafts_that_are_always_accepted_are_never_given_up(ready):
+    """An exact prediction, or a draft model that is the target's equal: acceptance comes to 1 within rounding."""
+    machine = Machine(1.0, 6e-4, 2e-5 * (ready is None), 8e-6, tokens=400, ready=ready)
+    machine.drafter = Prediction(8) if ready else DRAFTER
+    speeds = [machine.serve(1) / machine.plainly(1) for _ in range(12)]
+    assert min(speeds[2:]) > (10 if ready else 3)
 
 
 def test_rows_that_leave_make_nobody_capture():

@@ -16,10 +16,8 @@ LEVELS, WIDTHS = (3, 6, 10, 16), (6, 8)  # the same for trees; none is larger
 NODES = (8, 15, 24, 32, 48, 64)  # 15 and the committed end are as many tokens as products of few rows take
 
 PLAIN = DraftSize(0)
-FIRST = (
-    DraftSize(3),
-    DraftSize(3, 6, 8),
-)  # to be tried where nothing was: a chain, or a tree where there are no chains
+# to be tried where nothing was: a chain, long where the drafter has long ones, or a tree where there are no chains
+FIRST = DraftSize(15), DraftSize(3), DraftSize(3, 6, 8)
 GROWN = (DraftSize(3, 6, 8), DraftSize(6, 6, 15), DraftSize(10, 6, 24))  # trees that a chooser may choose from
 
 
