@@ -125,6 +125,7 @@ FLAGS = {
         "--profile",
         "--learn",
         "--rows",
+        "--warm-up",
         "--max-requests",
         "--max-seconds",
         "--max-loaded",
@@ -314,7 +315,7 @@ SIGNATURES = {  # parameters with their defaults; … is one that is made anew
     "Audio": "source, language=None, task='transcribe', timestamps=True, prompt=None",
     "transcribe": "engine, audio, options=None, on_progress=None",
     "Engine": "model='smollm2-135m', drafter='ngram', verify=None, depth=None, shape=None, options=None, limits=None,"
-    " watch=None, policy=None, plan=None, profile=None, learn=False, **loading",
+    " watch=None, policy=None, plan=None, profile=None, learn=False, warm_up=False, **loading",
     "Engine.generate": "prompts, sampling=None, **options",
     "Engine.stream": "prompt, sampling=None, **options",
     "Engine.submit": "prompt, sampling=None, options=None",

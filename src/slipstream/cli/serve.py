@@ -62,6 +62,12 @@ ApiServers = Annotated[
         help="HTTP processes in front of the engine's process; by default one, on a GPU up to four.",
     ),
 ]
+MaxLoaded = Annotated[
+    int | None, typer.Option(min=1, help="Models in memory at once; one, or all where --max-memory is given.")
+]
+WarmUp = Annotated[
+    bool, typer.Option("--warm-up", help="On a GPU, capture the usual cycles before the server is ready.")
+]
 LogFormat = Annotated[LogForm, typer.Option(help="Lines of the log on standard error, one per request.")]
 
 
@@ -81,11 +87,10 @@ def serve(
     plan: PlanSource = None,
     known: ProfileFlags,
     rows: Annotated[int | None, typer.Option(min=1, help="Rows that decode together (CPU 16, GPU 256).")] = None,
+    warm_up: WarmUp = False,
     max_requests: Annotated[int, typer.Option(min=1, help="Requests under way or waiting; more get 429.")] = 256,
     max_seconds: Annotated[float, typer.Option(help="Seconds from a request to its last token.")] = 600.0,
-    max_loaded: Annotated[
-        int | None, typer.Option(min=1, help="Models in memory at once; one, or all where --max-memory is given.")
-    ] = None,
+    max_loaded: MaxLoaded = None,
     max_memory: MaxMemory = None,
     engine_process: EngineProcess = OwnProcess.auto,
     api_server_count: ApiServers = None,
@@ -105,7 +110,11 @@ def serve(
     except ImportError as error:
         raise ValueError(f"serving needs {error.name}; pip install slipstream-lm[serve]") from error
     loading: dict[str, Any] = {"dtype": dtype, "device": device, "invariant": invariant}
-    loading |= {"trust_remote_code": trust_remote_code, **_native(engine, tree, rows), **known.arguments(engine)}
+    loading |= {
+        "trust_remote_code": trust_remote_code,
+        **_native(engine, tree, rows, warm_up),
+        **known.arguments(engine),
+    }
     process = _own_process(engine_process, engine, device, api_server_count)
     served = ServedEngine(engine, drafter, verify, depth, given.settings(option), loading, process=process)
     if plan is not None:
@@ -129,12 +138,14 @@ def _say_ready(models: Sequence[str], address: str) -> None:
     console(stderr=True).print(f"Serving {', '.join(models)} at {address}/v1. Ctrl-C stops.")
 
 
-def _native(engine: str, tree: str | None, rows: int | None) -> dict[str, Any]:
+def _native(engine: str, tree: str | None, rows: int | None, warm_up: bool) -> dict[str, Any]:
     """Arguments that only the native engine takes."""
     if engine == "native":
         from slipstream.engines.native.scheduler import Limits
 
-        return {"shape": tree, "limits": Limits(rows=rows)}
+        return {"shape": tree, "limits": Limits(rows=rows), "warm_up": warm_up}
+    if warm_up:
+        raise ValueError(f"--warm-up needs the native engine; {engine} warms up as it does")
     if tree is not None:
         raise ValueError(f"--tree needs the native engine; {engine} drafts as it does")
     return {}

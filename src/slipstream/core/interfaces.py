@@ -253,6 +253,9 @@ class Policy(ABC):
         """What the policy has learnt about a drafter, in the form that `seed` takes; None if it learns nothing."""
         return None
 
+    def forget(self) -> None:
+        """Forget what was accepted so far. Measured costs stay. It is called while no row is open."""
+
     def open(
         self, rows: Sequence[Row], model: Model, drafter: Drafter, rule: Verifier, chains_only: bool = False
     ) -> None:

@@ -20,12 +20,13 @@ from slipstream.drafters import drafters
 from slipstream.drafters.build import Options, build_drafter
 from slipstream.engines.agreement import Agreement
 from slipstream.engines.base import Capabilities, GenerationOptions, ModelInfo, Prompt, Speculation
-from slipstream.engines.completion import Completion, Guarantee
+from slipstream.engines.completion import Completion, Guarantee, SpeculationStats
 from slipstream.engines.job import DecodingPlan, Job
 from slipstream.engines.job_engine import JobEngine
 from slipstream.engines.native.arguments import check_types, chosen_policy, engine_plan, own_drafter
 from slipstream.engines.native.batch import Batch
 from slipstream.engines.native.build import build_target, captured_runner
+from slipstream.engines.native.captured.warm_up import prompts, rounds
 from slipstream.engines.native.compare import agreement, comparable, draft_speed
 from slipstream.engines.native.loaded_target import given_target
 from slipstream.engines.native.planning import guarantee, law_sampling, meets_its_draws_again, request_plan
@@ -68,6 +69,7 @@ class NativeEngine(JobEngine):
       (`Policy.choose`) use the ordinary host loop.
     - `profile`: the costs and acceptance that the policy starts with: a file of `slipstream profile`, a `Profile`, None
       for the one in the cache that fits, or "none". `learn`: add what the policy has learnt to it on `close`.
+    - `warm_up`: call `warm_up` first.
     - `loading`: how the model is loaded: `dtype`, `device`, `context`, `invariant`, `package`, `trust_remote_code`."""
 
     capabilities = Capabilities(
@@ -101,6 +103,7 @@ class NativeEngine(JobEngine):
         plan: Plan | str | PathLike[str] | None = None,
         profile: Profile | str | PathLike[str] | None = None,
         learn: bool = False,
+        warm_up: bool = False,
         **loading: Any,
     ) -> None:
         check_types(drafter, options, limits, watch, loading)
@@ -136,6 +139,8 @@ class NativeEngine(JobEngine):
         )
         self._building = threading.Lock()
         self._worker = Worker(self._batch)
+        if warm_up:
+            self.warm_up()
 
     @property
     def model_info(self) -> ModelInfo:
@@ -184,6 +189,20 @@ class NativeEngine(JobEngine):
                 agreement(self.target.model, replace(request, sample=i), ours.token_ids, theirs.token_ids)
                 for i, (ours, theirs) in enumerate(zip(speculative, plain, strict=True))
             ]
+
+    def warm_up(self) -> None:
+        """On a GPU, capture the cycles of usual numbers of rows and depths now, not when requests first need them.
+
+        It takes some seconds. On a CPU, and for models that need audio, there is nothing to do."""
+        if self._batch.captured.runner is None or self.target.speech is not None:
+            return
+        drafts = not self._settings.plain and self._drafter_name != "none"
+        for each in rounds(self._batch.scheduler.rows, drafts):
+            ids = prompts(each.rows, self.target.model.vocab)
+            for handle in self.submit_all(ids, [each.sampling] * each.rows, each.options):
+                handle.result()
+        self._policy.forget()
+        self._batch.publisher.stats = SpeculationStats()
 
     def draft_speed(self, sample: Completion, tokens: int = 32) -> float | None:
         return draft_speed(self.drafter(self.drafter_name), sample, tokens)

@@ -130,6 +130,10 @@ class AcceptanceEstimator:
     def groups(self) -> list[tuple[Hashable, SharedAcceptance]]:
         return list(self._shared.items())
 
+    def forget(self) -> None:
+        """Forget what groups have in common. Rows that are open keep their own estimates."""
+        self._shared.clear()
+
     def expect(self, group: Hashable, rate: float, weight: float) -> None:
         """What a new group's rows are expected to be like, by earlier measurements. It changes no known group."""
         if group not in self._shared:

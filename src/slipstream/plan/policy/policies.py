@@ -82,6 +82,10 @@ class Adaptive(Policy):
             return PolicySeed(self._costs.to_json())
         return PolicySeed(self._costs.to_json(), best.rate, best.weight, best.ranks.counts if best.ranks else ())
 
+    def forget(self) -> None:
+        self.acceptance.forget()
+        self._sizes.clear()
+
     def open(
         self, rows: Sequence[Row], model: Model, drafter: Drafter, rule: Verifier, chains_only: bool = False
     ) -> None:

@@ -1,0 +1,67 @@
+"""Warming up: many rows first, and nothing of it is left in statistics or in what the policy expects."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import letters
+from slipstream.core.sampling import Sampling
+from slipstream.engines.native.captured.warm_up import DEPTHS, ROWS, TEMPERATURES, prompts, rounds
+from slipstream.engines.native.engine import NativeEngine
+from slipstream.engines.native.scheduler import Limits
+from slipstream.engines.options import GenerationOptions
+
+
+class IdleRunner:
+    """A runner of captured cycles that no row suits."""
+
+    expected_rows = 1
+
+    def suits(self, row, rule):
+        return False
+
+    def only_chains(self, drafter, rule):
+        return False
+
+
+def test_rounds_begin_with_the_most_rows_and_have_every_depth_and_temperature():
+    plan = list(rounds(6, drafts=True))
+    assert [each.rows for each in plan] == [4] * 8 + [2] * 8 + [1] * 8
+    assert {(each.temperature, each.depth) for each in plan} == {(t, d) for t in TEMPERATURES for d in DEPTHS}
+    assert all(each.tokens > 2 * each.depth for each in plan), "rows end before they draft as far as they may"
+    assert {each.depth for each in rounds(6, drafts=False)} == {0}
+    assert max(each.rows for each in rounds(256, drafts=True)) == ROWS
+    assert len({tuple(prompt) for prompt in prompts(ROWS, 1 << 12)}) == ROWS
+
+
+def test_a_warm_engine_has_emitted_nothing_and_expects_nothing():
+    with NativeEngine(letters.target(), "ngram", limits=Limits(rows=2)) as engine:
+        engine.warm_up()  # nothing is captured on a CPU
+        assert engine.stats["row_cycles"] == 0
+        first = engine.generate("abcabc", Sampling(0), max_tokens=4)[0].token_ids
+        engine._batch.captured.runner = IdleRunner()
+        seen = []
+        submit = engine.submit_all
+        engine.submit_all = lambda ids, *rest: seen.append(len(ids)) or submit(ids, *rest)
+        engine.warm_up()
+        del engine.submit_all
+        assert seen == [2] * 8 + [1] * 8
+        assert (engine.stats["tokens"], engine.stats["drafted"], engine.stats["failures"]) == (0, 0, {})
+        assert engine._policy.acceptance.groups() == []
+        assert engine.generate("abcabc", Sampling(0), max_tokens=4)[0].token_ids == first
+        assert engine.stats["tokens"] == 4
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_requests_of_usual_sizes_capture_nothing_after_it():
+    with NativeEngine("smollm2-135m", "eagle", limits=Limits(rows=4), warm_up=True) as engine:
+        runner = engine._batch.captured.runner
+        assert runner is not None
+        before = runner.captures
+        assert before > 8
+        for temperature in TEMPERATURES:
+            options = GenerationOptions(32, ignore_eos=True)
+            handles = engine.submit_all(["Tell me of the sea."] * 4, [Sampling(temperature)] * 4, options)
+            assert [len(handle.result().token_ids) for handle in handles] == [32] * 4
+        assert runner.captures == before
