@@ -79,3 +79,39 @@ def test_only_a_measured_pass_is_known():
     assert costs.known(4) == costs.plain(4) == 0.011
     assert costs.known(12, 8) == pytest.approx(0.02)
     assert costs.known(3) is costs.known(11, 7) is costs.known(11, 8) is None
+
+
+def test_fewer_items_cost_no_more_than_more_of_them():
+    curve = CostCurve((1, 0.009), (2, 0.003), (4, 0.005))
+    assert [curve(n) for n in (0, 1, 2, 3, 4)] == pytest.approx([0.0, 0.003, 0.003, 0.004, 0.005])
+    for _ in range(3):
+        curve.add(2, 0.02)
+    assert curve(1) == curve(2) == curve(4) == 0.005
+
+
+def test_a_drafted_pass_in_a_fast_moment_does_not_lower_a_plain_cost_that_is_sure():
+    costs = CostModel()
+    for seconds in (0.01, 0.004, 0.011, 0.012):
+        costs.learn(seconds, 1 if seconds > 0.004 else 2, drafted=int(seconds == 0.004))
+    before = costs.plain(1)
+    for _ in range(9):
+        costs.learn(0.005, 2, drafted=1)
+    assert costs.plain(1) == before
+    costs = CostModel()
+    costs.learn(0.03, 1)
+    costs.learn(0.012, 2, drafted=1)
+    assert costs.plain(1) == 0.012, "the first plain pass was a slow one"
+
+
+def test_one_slow_draft_at_the_start_does_not_set_the_price():
+    costs = CostModel()
+    costs.draft(0.003, 1)
+    costs.draft(0.009, 1)
+    assert costs.chain(1) == 0.003, "the first draft of all took no longer"
+    costs = CostModel()
+    for seconds in (0.02, 0.009):
+        costs.draft(seconds, 1)
+    costs.draft(0.003, 1, late=True)
+    assert costs.chain(1) == 0.003, "nor did one after a pause"
+    costs.draft(0.008, 1, late=True)
+    assert costs.chain(1) == 0.003

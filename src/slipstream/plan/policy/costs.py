@@ -32,6 +32,7 @@ class CostModel:
         self.chain, self._tree = CostCurve(config=self.config), CostCurve(config=self.config)
         self._token = RecentMedian(self.config.window)  # seconds to read a token that a drafter missed
         self._warm = False
+        self._first: tuple[int, float] = 0, 0.0  # steps and seconds of the first draft of all
         self.unclear = False  # whether all that is known of a draft's time includes reading much text before it
         self.graphs: dict[str, GraphCosts] = {}  # by drafter
 
@@ -47,11 +48,16 @@ class CostModel:
     def draft(self, seconds: float, steps: int, branched: bool = False, late: bool = False, missed: int = 0) -> None:
         """A draft of so many steps took so long. `late`: after a pause. `missed`: tokens, if these were many, that the
         drafter read before it. The first draft of all is no measure, since everything it touches is touched for the
-        first time; that is taken to cost up to a plain pass."""
+        first time; that is taken to cost up to a plain pass. But no usual draft takes longer than that one, or than
+        one after a pause."""
         curve = self._tree if branched else self.chain
+        if not self._warm:
+            self._first = steps, seconds
+        elif not curve and not branched and steps <= self._first[0]:
+            seconds = min(seconds, self._first[1])
         self.unclear = missed > 0 and (self.unclear or not self.chain)
-        if self._warm and not (late and steps in curve):
-            curve.add(steps, seconds * (self.config.late_draft if late else 1.0))
+        if self._warm and not (late and steps in curve and seconds >= curve(steps)):
+            curve.add(steps, seconds * (self.config.late_draft if late and steps not in curve else 1.0))
         if missed:
             usual = curve(steps) if self._warm else self.plain(1)
             self._token.add(max(0.0, seconds - usual) / missed)
@@ -68,7 +74,7 @@ class CostModel:
             self._plain.setdefault(base, RecentMedian(self.config.plain_window)).add(scoring)
             self._times[base] += 1
         elif self.seen(base):
-            if scoring < self.plain(base):  # then a plain pass takes no longer
+            if scoring < self.plain(base) and not self.sure(base):  # then a plain pass takes no longer
                 self._plain[base].add(scoring)
             self._more.setdefault(base, CostCurve(config=self.config)).add(drafted, scoring - self.plain(base))
 

@@ -17,6 +17,7 @@ class LossBudget:
     def __init__(self, config: LossConfig | None = None) -> None:
         self.config = config or LossConfig()
         self.balance: float | None = None  # None: nothing was booked yet, and it is full
+        self._first = self.config.size  # held then, in plain passes
         self.losses = 0  # drafts in a row of which nothing was accepted
 
     @property
@@ -30,7 +31,11 @@ class LossBudget:
         return self.config.share * self.config.failing_share
 
     def holds(self, plain: float) -> float:
-        return self.config.size * plain if self.balance is None else self.balance
+        return self._first * plain if self.balance is None else self.balance
+
+    def trust(self) -> None:
+        """Costs and acceptance were measured before the start: the first rows get what later ones are handed."""
+        self._first = self.config.handed_over
 
     def settle(self, accepted: bool) -> None:
         """Something was drafted, and some of it was accepted or nothing."""

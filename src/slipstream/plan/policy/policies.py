@@ -73,6 +73,8 @@ class Adaptive(Policy):
 
     def seed(self, drafter: Drafter, seed: PolicySeed) -> None:
         self._costs.load(seed.costs)
+        if seed.rate is not None:
+            self.free.losses.trust()
         self._seeds[drafter] = seed
 
     def learned(self, drafter: Drafter) -> PolicySeed:

@@ -54,7 +54,8 @@ class Slowdown:
 
 class CostCurve:
     """Seconds by a number of items; none cost nothing. Between two measured numbers it is a line. Beyond the largest,
-    each item costs `further` of the mean, since the first one often costs more than the next."""
+    each item costs `further` of the mean, since the first one often costs more than the next. A number costs no more
+    than a larger one did: what other programs add to times makes them longer, never shorter."""
 
     def __init__(self, *known: tuple[int, float], config: CostConfig | None = None) -> None:
         self._config = config or CostConfig()
@@ -80,7 +81,11 @@ class CostCurve:
         before, new = price.value, not price
         price.add(max(0.0, seconds))
         if new or price.value != before:
-            self._points = [(0, 0.0), *sorted((n, price.value) for n, price in self._measured.items())]
+            self._points, least = [], float("inf")
+            for n in sorted(self._measured, reverse=True):
+                least = min(least, self._measured[n].value)
+                self._points.insert(0, (n, least))
+            self._points.insert(0, (0, 0.0))
             self._values = {}
 
     def __call__(self, count: float) -> float:
