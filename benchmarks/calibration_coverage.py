@@ -1,6 +1,6 @@
 """How often the bound of `slipstream plan calibrate` holds, by simulation.
 
-    python benchmarks/coverage.py [--trials 2000] [--problems 150 400] [--margins 0.02 0.05] [--out FILE]
+    python benchmarks/calibration_coverage.py [--trials 2000] [--problems 150 400] [--margins 0.02 0.05] [--out FILE]
 
 A population of problems is a difficulty d between 0 and 1, by which the two models are right or wrong, and a score of
 the small model's answer that follows d with noise. Each trial draws a calibration set, calibrates a threshold for a
