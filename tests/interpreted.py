@@ -7,12 +7,15 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any
 
+import interpreted_operations
+
 
 def make_faster() -> None:
     """Most of the interpreter's time goes into types and shapes of blocks, which are the same in every launch."""
     patch_once()
     skip_overflow_check()
     share_types()
+    interpreted_operations.make_faster()
 
 
 def patch_once() -> None:

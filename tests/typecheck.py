@@ -19,7 +19,8 @@ from types import CellType, CodeType, FunctionType
 from typing import Any, get_args
 
 from beartype import BeartypeConf, beartype
-from jaxtyping import AbstractArray, jaxtyped
+from jaxtyping import AbstractArray
+from jaxtyping._storage import pop_shape_memo, push_shape_memo
 
 CHECK_THEMSELVES = {"Sampling.__init__"}  # it takes more types than it holds
 
@@ -47,11 +48,17 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
     inner, has_shapes = bound(function) if "<locals>" in function.__qualname__ else decorated(function)
     if not has_shapes:
         return inner
+    import instance_checks  # imports torch, which the process that hands out tests does without
+
+    instance_checks.make_faster()
 
     @wraps(function)
     def with_sizes(*args: Any, **kwargs: Any) -> Any:
-        with jaxtyped("context"):  # sizes are compared within one call only
+        push_shape_memo({})  # sizes are compared within one call only: `jaxtyped("context")`, which takes longer
+        try:
             return inner(*args, **kwargs)
+        finally:
+            pop_shape_memo()
 
     return with_sizes
 
