@@ -8,7 +8,7 @@ Both take [--model smollm2-135m] [--device auto] [--dtype auto] [--processor-tim
 
 hopeless: prompts of random letters at temperature 1.5, whole calls, prompts included. An engine whose policy chooses
 what to draft and an engine without a drafter take turns. Printed is the ratio of their speeds with its 95 % interval.
-Before each batch both run for `--warm-seconds` (3), as a server does before it is busy: on a GPU, sizes are captured.
+On a GPU both capture the usual sizes first (`warm_up`). Before each batch both run for `--warm-seconds` (3).
 
 start: an engine with a profile is opened again and again. Its first tokens are compared with the same request after
 1,000 further tokens. One request of a few tokens (`--warm`) comes before: it loads weights and, on a GPU, captures the
@@ -67,8 +67,8 @@ def nonsense(seed: int, count: int) -> list[str]:
 def hopeless(target: Target, given: argparse.Namespace, clock: Callable[[], float]) -> list[dict[str, Any]]:
     lines, sampling, limits = [], Sampling(1.5), Limits(rows=max(given.batches), retained=0)
     with (
-        NativeEngine(target, given.drafter, limits=limits) as policy,
-        NativeEngine(target, "none", limits=limits) as plain,
+        NativeEngine(target, given.drafter, limits=limits, warm_up=True) as policy,
+        NativeEngine(target, "none", limits=limits, warm_up=True) as plain,
     ):
         for batch in given.batches:
             speeds: dict[str, list[float]] = {"policy": [], "plain": []}
