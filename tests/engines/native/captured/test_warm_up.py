@@ -7,7 +7,7 @@ import torch
 
 import letters
 from slipstream.core.sampling import Sampling
-from slipstream.engines.native.captured.warm_up import DEPTHS, ROWS, TEMPERATURES, prompts, rounds
+from slipstream.engines.native.captured.warm_up import DRAFTING, PLAIN, ROWS, TEMPERATURES, prompts, rounds
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
 from slipstream.engines.options import GenerationOptions
@@ -27,10 +27,12 @@ class IdleRunner:
 
 def test_rounds_begin_with_the_most_rows_and_have_every_depth_and_temperature():
     plan = list(rounds(6, drafts=True))
-    assert [each.rows for each in plan] == [4] * 8 + [2] * 8 + [1] * 8
-    assert {(each.temperature, each.depth) for each in plan} == {(t, d) for t in TEMPERATURES for d in DEPTHS}
-    assert all(each.tokens > 2 * each.depth for each in plan), "rows end before they draft as far as they may"
-    assert {each.depth for each in rounds(6, drafts=False)} == {0}
+    assert [each.rows for each in plan] == [4] * 10 + [2] * 10 + [1] * 10
+    kinds = {(each.temperature, each.speculation) for each in plan}
+    assert kinds == {(temperature, how) for temperature in TEMPERATURES for how in (PLAIN, *DRAFTING)}
+    drafting = [each for each in plan if each.speculation.depth]
+    assert all(each.tokens > 2 * each.speculation.depth for each in drafting), "rows end before they draft so far"
+    assert {each.speculation for each in rounds(6, drafts=False)} == {PLAIN}
     assert max(each.rows for each in rounds(256, drafts=True)) == ROWS
     assert len({tuple(prompt) for prompt in prompts(ROWS, 1 << 12)}) == ROWS
 
@@ -46,7 +48,7 @@ def test_a_warm_engine_has_emitted_nothing_and_expects_nothing():
         engine.submit_all = lambda ids, *rest: seen.append(len(ids)) or submit(ids, *rest)
         engine.warm_up()
         del engine.submit_all
-        assert seen == [2] * 8 + [1] * 8
+        assert seen == [2] * 10 + [1] * 10
         assert (engine.stats["tokens"], engine.stats["drafted"], engine.stats["failures"]) == (0, 0, {})
         assert engine._policy.acceptance.groups() == []
         assert engine.generate("abcabc", Sampling(0), max_tokens=4)[0].token_ids == first

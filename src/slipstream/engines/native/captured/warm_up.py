@@ -13,22 +13,26 @@ from slipstream.core.sampling import Sampling
 from slipstream.engines.options import GenerationOptions, Speculation
 
 ROWS = 64  # that decode together at most
-DEPTHS = 0, 1, 3, 5  # drafted tokens, as far as there is a drafter
+PLAIN = Speculation(off=True)
+DRAFTING = (
+    Speculation(),
+    *(Speculation(depth=depth) for depth in (1, 3, 5)),
+)  # by the policy, which begins without drafts
 TEMPERATURES = 0.0, 1.0  # greedy rows and sampled ones have different cycles
 PROMPT = 4  # tokens
 
 
 class Round(NamedTuple):
-    """So many requests at once, each with this temperature and depth."""
+    """So many requests at once, all with this temperature and speculation."""
 
     rows: int
     temperature: float
-    depth: int
+    speculation: Speculation
 
     @property
     def tokens(self) -> int:
         """Enough for a first cycle without a draft, and for two that draft as far as they may."""
-        return 1 + 2 * (self.depth + 1)
+        return 1 + 2 * ((self.speculation.depth or 0) + 1)
 
     @property
     def sampling(self) -> Sampling:
@@ -36,8 +40,7 @@ class Round(NamedTuple):
 
     @property
     def options(self) -> GenerationOptions:
-        how = Speculation(depth=self.depth) if self.depth else Speculation(off=True)
-        return GenerationOptions(self.tokens, ignore_eos=True, speculation=how)
+        return GenerationOptions(self.tokens, ignore_eos=True, speculation=self.speculation)
 
 
 def rounds(rows: int, drafts: bool) -> Iterator[Round]:
@@ -45,8 +48,9 @@ def rounds(rows: int, drafts: bool) -> Iterator[Round]:
     count = 1 << (max(1, min(rows, ROWS)).bit_length() - 1)
     while count:
         for temperature in TEMPERATURES:
-            for depth in DEPTHS if drafts else DEPTHS[:1]:
-                yield Round(count, temperature, depth)
+            yield Round(count, temperature, PLAIN)
+            for speculation in DRAFTING if drafts else ():
+                yield Round(count, temperature, speculation)
         count //= 2
 
 
