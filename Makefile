@@ -8,6 +8,7 @@ FUZZ_EXAMPLES ?= 10000
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,audio,grammar,serve,train]"
+	$(BIN)/python -m compileall -q src  # as pip does for other packages; tests start many processes
 	touch $@
 
 demo: .venv/ready
