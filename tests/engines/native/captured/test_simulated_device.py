@@ -17,6 +17,7 @@ from slipstream.core.interfaces import Drafter
 from slipstream.core.sampling import Sampling
 from slipstream.core.types import Request, Row
 from slipstream.core.verify.match import Greedy
+from slipstream.drafters.prediction import Prediction
 from slipstream.drafters.table import TableDrafter
 from slipstream.engines.native.captured.capture_budget import GRANT, CaptureBudget
 from slipstream.engines.native.captured.graph_cache import GraphCache
