@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
     # workers share the cores, and so do the processes they start: more threads than cores wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(workers))))
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a thread that waits leaves its core to the other workers
 
 if find_spec("triton") and not os.path.exists("/dev/nvidia0"):  # kernels for a GPU are interpreted where there is none
     os.environ.setdefault("TRITON_INTERPRET", "1")

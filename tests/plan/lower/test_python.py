@@ -36,11 +36,12 @@ CASES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def two_threads():
+@pytest.fixture
+def threads(drafter):
     """A drafter that overlaps with its target needs a thread of its own."""
     before = torch.get_num_threads()
-    torch.set_num_threads(2)
+    if drafter == "overlapped":
+        torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
 
@@ -50,6 +51,7 @@ def folder(tmp_path_factory):
     return str(letters_folder.write(tmp_path_factory.mktemp("letters")))
 
 
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize(("drafter", "rule", "depth", "shape"), CASES)
 def test_the_emitted_cycle_equals_the_engine(folder, drafter, rule, depth, shape):
     options = {"layers": "0"} if drafter == "draft_model" else {"layer": 1} if drafter == "early_exit" else {}
@@ -70,6 +72,7 @@ def test_the_emitted_cycle_equals_the_engine(folder, drafter, rule, depth, shape
 
 @pytest.mark.model
 @pytest.mark.slow
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("drafter", [name for name in drafters if name not in WITHOUT_DEFAULT])
 def test_every_drafter_of_the_catalogue(drafter):
     plan = check_plan(plan_of_flags("smollm2-135m", drafter, {}, depth=3), DrafterCatalogue())
