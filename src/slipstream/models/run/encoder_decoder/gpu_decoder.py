@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.core.types import Request, Row
@@ -40,6 +41,7 @@ class GpuCrossDecoder(GpuPasses):
         decoder, config = model.get_decoder(), model.config
         heads, size = config.decoder_attention_heads, config.d_model
         self.blocks = list(decoder.layers)
+        self.qkv = [_joined(block.self_attn) for block in self.blocks]
         self._norm, self._head = decoder.layer_norm, model.get_output_embeddings()
         self._tokens, self._places, self._scale = (
             decoder.embed_tokens,
@@ -131,9 +133,10 @@ class CrossPass:
     ) -> Float[Tensor, "tokens hidden"]:
         layer = self._owner.blocks[index]
         own, cross = layer.self_attn, layer.encoder_attn
-        normed = layer.self_attn_layer_norm(hidden)
-        put(self._split(own.k_proj(normed)), self._split(own.v_proj(normed)), layout, *held)
-        hidden = hidden + own.out_proj(self._attend(own.q_proj(normed), layout, held, self._own, tree))
+        joined = functional.linear(layer.self_attn_layer_norm(hidden), *self._owner.qkv[index])
+        query, key, value = joined.chunk(3, dim=1)
+        put(self._split(key), self._split(value), layout, *held)
+        hidden = hidden + own.out_proj(self._attend(query, layout, held, self._own, tree))
         query = cross.q_proj(layer.encoder_attn_layer_norm(hidden))
         hidden = hidden + cross.out_proj(
             self._attend(query, audio, self._owner.cross_states(index), self._cross, False)
@@ -143,7 +146,7 @@ class CrossPass:
         return result
 
     def _split(self, flat: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "heads tokens dim"]:
-        return flat.view(len(flat), self._owner.heads.heads, -1).transpose(0, 1)
+        return flat.unflatten(1, (self._owner.heads.heads, -1)).transpose(0, 1)
 
     def _attend(
         self, query: Tensor, layout: Layout, held: tuple[Tensor, Tensor], space: AttentionScratch, tree: bool
@@ -153,6 +156,16 @@ class CrossPass:
         space = replace(space, query=query)
         attend(layout, *held, space, out, self._owner.heads, tree)
         return out
+
+
+def _joined(attention: Any) -> tuple[Tensor, Tensor]:
+    """Weight and bias of queries, keys and values as one product. A part without a bias has zeros."""
+    weights, biases = list[Tensor](), list[Tensor]()
+    for part in (attention.q_proj, attention.k_proj, attention.v_proj):
+        weight: Tensor = part.weight.detach()
+        weights.append(weight)
+        biases.append(weight.new_zeros(len(weight)) if part.bias is None else part.bias.detach())
+    return torch.cat(weights), torch.cat(biases)
 
 
 @torch.inference_mode()
