@@ -146,7 +146,7 @@ class CrossPass:
         return result
 
     def _split(self, flat: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "heads tokens dim"]:
-        return flat.unflatten(1, (self._owner.heads.heads, -1)).transpose(0, 1)
+        return flat.view(len(flat), self._owner.heads.heads, -1).transpose(0, 1)
 
     def _attend(
         self, query: Tensor, layout: Layout, held: tuple[Tensor, Tensor], space: AttentionScratch, tree: bool
