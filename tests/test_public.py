@@ -406,14 +406,14 @@ def test_the_import_is_light():
     assert done.stdout.strip() == "[]"
 
 
-CAPTURED = "captured", "express", "sizes", "stock"  # what has to do with captured cycles
+NEEDS_TRITON = ".gpu", ".captured", ".input_graph", ".device"  # parts of the names of modules
 
 
 def test_modules_import_without_what_a_bare_machine_lacks():
     """Everything below the command line but serving runs with torch, transformers and what those bring."""
     missing = "jaxtyping", "typer", "rich", "gguf", "matplotlib", "fastapi"
     # Triton comes with torch's builds for CUDA; what stands on it is imported where a model lies on a GPU
-    gpu = () if find_spec("triton") else (".gpu", "models.gpu_", "eagle_gpu", *map("native.{}".format, CAPTURED))
+    gpu = () if find_spec("triton") else NEEDS_TRITON
     code = (
         "import sys\n"
         f"sys.modules.update(dict.fromkeys({missing}))\n"

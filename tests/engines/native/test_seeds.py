@@ -34,20 +34,19 @@ class Timed(Adaptive):
 
     def __init__(self, run: int) -> None:
         super().__init__()
-        self._times = random.Random(run)
+        self._times, self._step = random.Random(run), 0.03 * run
 
     def price(self, drafting: float, scoring: float, tokens: int) -> None:
-        drafting = self._times.uniform(0, 0.2) * self.free._record.steps
+        drafting = self._times.uniform(0.9, 1.1) * self._step * self.free._record.steps
         super().price(drafting, 1 + self._times.uniform(0, 0.1) * tokens, tokens)
 
 
 def opened(run: int, **options) -> NativeEngine:
     """The model of letters, drafted for by its first layer, with times of its own."""
-    engine = NativeEngine(letters.target(), "none", limits=Limits(retained=0), **options)
+    engine = NativeEngine(letters.target(), "none", limits=Limits(retained=0), policy=Timed(run), **options)
     small = copy.deepcopy(letters.plain())
     keep_layers(small, "0")
     engine._drafters["mini"] = DraftModel(TorchModel(small), len(letters.TOKENS))
-    engine._batch.policy = Timed(run)
     return engine
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import types
 
@@ -131,23 +130,20 @@ def elementwise_functions() -> dict[str, nn.Module]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", elementwise_functions())
-def test_an_element_of_an_activation_has_the_same_bits_in_every_shape(name, dtype):
-    """At every place of a vector, in tensors of every length, and beside as many elements as several threads share."""
+def test_a_row_of_an_activation_has_the_same_bits_beside_any_other_rows(name, dtype):
+    """In tensors of every width and number of rows, also so many that several threads share them."""
     function, sample = ACT2FN[name], torch.randn(40_000, generator=torch.Generator().manual_seed(3)).to(dtype) * 3
     expected = apply_by_steps(function, sample)
     step = torch.finfo(dtype).eps  # scalar and vector instructions round differently
     assert torch.allclose(expected, function(sample), 2 * step, step, equal_nan=True), "it is the function itself"
-    shapes = [(1, 1, 48), (1, 3, 48), (1, 5, 97), (2, 7, 11), (1, 129), (40, 333), (3, 11_008), (1, 39_999)]
-    shapes += [(1, size) for size in range(1, 132)]
-    for shape, start in zip(shapes, range(0, len(shapes) * 3, 3), strict=True):
-        size = math.prod(shape)
-        start = min(start, len(sample) - size)
-        part = apply_by_steps(function, sample[start : start + size].view(shape))
-        assert torch.equal(part.flatten().nan_to_num(), expected[start : start + size].nan_to_num()), shape
-    columns = sample[:39_000].view(50, 780)[:, 100:333]
-    assert torch.equal(
-        apply_by_steps(function, columns).nan_to_num(), expected[:39_000].view(50, 780)[:, 100:333].nan_to_num()
-    )
+    for width in [*range(1, 132), 333, 780, 11_008, 13_333]:
+        rows = sample[: len(sample) // width * width].view(-1, width)[:200]
+        alone = torch.cat([apply_by_steps(function, row) for row in rows.split(1)]).nan_to_num()
+        assert torch.equal(apply_by_steps(function, rows[0]).nan_to_num(), alone[0]), width
+        for part in (slice(None), slice(1, None), slice(2, 5), slice(-3, None)):
+            together = apply_by_steps(function, rows[part].view(1, -1, width))[0]
+            assert torch.equal(together.nan_to_num(), alone[part]), (width, part)
+        assert torch.equal(apply_by_steps(function, rows[:, None].expand(-1, 2, -1))[:, 1].nan_to_num(), alone), width
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -84,10 +84,12 @@ class InvariantActivations:
 
 
 def apply_by_steps(function: Callable[[Tensor], Tensor], x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """An elementwise function, called on whole steps of torch's vector loops only, and on one thread."""
-    flat, size = x.reshape(-1), x.numel()
-    if size % STEP:
-        flat = functional.pad(flat, (0, -size % STEP))
-    pieces = [function(piece) for piece in torch.split(flat, PIECE)]
+    """An elementwise function, called on whole steps of torch's vector loops only, and on one thread.
+
+    Rows are padded to whole steps, so that the other elements of a vector are always of the same row: on ARM they
+    decide how torch computes `erf`, which changes its last bit."""
+    width = x.shape[-1]
+    padded = functional.pad(x, (0, -width % STEP)) if width % STEP else x
+    pieces = [function(piece) for piece in torch.split(padded.reshape(-1), PIECE)]
     result = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-    return result[:size].view(x.shape)
+    return result.view(padded.shape)[..., :width]
