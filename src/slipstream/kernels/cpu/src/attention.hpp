@@ -224,19 +224,21 @@ void group(const Job& job, Bench& bench, int64_t first, int64_t tokens, int64_t 
     }
 }
 
-// A work item is a run of tokens of one row with one kv head. The last few items are split into single heads, so that all
-// threads finish at about the same time.
+// A work item is a run of tokens of one row with one kv head. The last few items are split by their heads, into as many
+// pieces as there are threads for them, so that all threads finish at about the same time. Heads of a piece share reads.
 void work(void* data) {
     static thread_local Bench bench;
     Job& job = *static_cast<Job*>(data);
-    const int64_t size = job.heads / job.kv_heads, items = job.runs * job.kv_heads, whole = items - items % job.threads;
-    for (int64_t next; (next = job.next.fetch_add(1, std::memory_order_relaxed)) < whole + (items - whole) * size;) {
-        const int64_t item = next < whole ? next : whole + (next - whole) / size, kv = item % job.kv_heads;
+    const int64_t size = job.heads / job.kv_heads, items = job.runs * job.kv_heads, rest = items % job.threads;
+    const int64_t whole = items - rest, pieces = rest ? std::min(size, (job.threads + rest - 1) / rest) : 1;
+    for (int64_t next; (next = job.next.fetch_add(1, std::memory_order_relaxed)) < whole + rest * pieces;) {
+        const int64_t item = next < whole ? next : whole + (next - whole) / pieces, kv = item % job.kv_heads;
         const int64_t first = job.start[item / job.kv_heads], tokens = job.start[item / job.kv_heads + 1] - first;
         const int64_t base = (job.row[first] * job.kv_heads + kv) * job.places;
+        const int64_t piece = next < whole ? 0 : (next - whole) % pieces, count = next < whole ? 1 : pieces;
+        const int64_t from = (piece * size + count - 1) / count, to = ((piece + 1) * size + count - 1) / count;
         bench.look(job, first, tokens);
-        if (next < whole) group(job, bench, first, tokens, kv * size, size, base);
-        else group(job, bench, first, tokens, kv * size + (next - whole) % size, 1, base);
+        group(job, bench, first, tokens, kv * size + from, to - from, base);
     }
 }
 

@@ -93,8 +93,13 @@ void block_of(const Job& job, const Weight* weight, int64_t row, int64_t group) 
 
 template <class Weight>
 void integers(const Job& job, int64_t top, int64_t bottom, int64_t first, int64_t last) {
-    const Weight* weight = static_cast<const Weight*>(job.weight) + first * (job.in / SPAN);
-    for (int64_t group = first; group < last; ++group, weight += job.in / SPAN)
+    const int64_t spans = job.in / SPAN;
+    const Weight* weight = static_cast<const Weight*>(job.weight) + first * spans;
+    int64_t group = first;
+    if constexpr (constexpr int SOME = AT_ONCE<Weight>; SOME > 1)
+        for (; bottom - top == 1 && group + SOME <= last; group += SOME, weight += SOME * spans)
+            rows_by<Weight, 1, SOME>(job, weight, top, group);
+    for (; group < last; ++group, weight += spans)
         for (int64_t row = top; row < bottom; row += MOST) block_of(job, weight, row, group);
 }
 #endif

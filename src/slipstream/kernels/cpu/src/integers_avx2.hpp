@@ -118,7 +118,10 @@ INLINE void bytes_of(__m256i (&whole)[ROWS], const Weight& weight, const Span* x
     if constexpr (Weight::BITS == 4) each<ROWS>([&](auto r) { whole[r] = _mm256_madd_epi16(whole[r], ones); });
 }
 
-template <class Weight, int ROWS>
+template <class Weight>
+constexpr int AT_ONCE = 1;  // groups of outputs that a single row is multiplied with at a time
+
+template <class Weight, int ROWS, int GROUPS = 1>
 INLINE void rows_by(const Job& job, const Weight* weight, int64_t row, int64_t group) {
     constexpr int PARTS = Weight::PARTS;
     const int64_t spans = job.in / SPAN;

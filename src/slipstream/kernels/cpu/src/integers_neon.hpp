@@ -10,6 +10,8 @@ static_assert(sizeof(Row) <= SPAN * sizeof(float));
 
 constexpr float RAISED = 3 << 22;  // 1.5 * 2^23: adding an integer up to 2^22 to its bits adds the integer to its value
 alignas(16) const float raised[4] = {RAISED, RAISED, RAISED, RAISED};
+constexpr float LESS = -257 * RAISED;
+alignas(16) const float less[4] = {LESS, LESS, LESS, LESS};
 
 // Where the rows of a block begin: interleaved, span by span.
 INLINE Row* rows_of(float* x, int64_t in, int64_t row) {
@@ -59,59 +61,71 @@ INLINE void unpack(const Weight& span, int8x16_t (&weight)[8]) {
 }
 
 // The start value of sums. Compilers would keep it in a register and copy it for every sum, which takes the issue slot of a
-// product. A fresh zero or a load takes none. NUMBER makes each one distinct, so that the compiler does not merge them.
+// product. A load takes none. NUMBER makes each one distinct, so that the compiler does not merge them.
 template <int NUMBER>
-INLINE int32x4_t beginning(const Row* rows) {
-    int32x4_t sum;
-    if constexpr (BYTES) asm("ldr %q0, %1" : "=w"(sum) : "m"(raised), "r"(rows), "i"(NUMBER));
-    else asm("movi %0.4s, #0" : "=w"(sum) : "r"(rows), "i"(NUMBER));
+INLINE float32x4_t beginning(const float (&value)[4], const Row* rows) {
+    float32x4_t sum;
+    asm("ldr %q0, %1" : "=w"(sum) : "m"(value), "r"(rows), "i"(NUMBER));
     return sum;
 }
 
-// Adds the products of COUNT halves of a span, from half FIRST on, to `sum`.
-template <int FIRST, int COUNT>
-INLINE int32x4_t dot(int32x4_t sum, const int8x16_t (&weight)[8], const int8_t* x) {
-    each<COUNT>([&](auto h) {
-        const int8x16_t own = vld1q_s8(x + 16 * (FIRST + h));
-        each<4>([&](auto j) { sum = vdotq_laneq_s32(sum, weight[4 * (FIRST + h) + j], own, j); });
-    });
-    return sum;
-}
-
-// The sum of row R times its step. With 8-bit activations the bits of the sum are a float32 that is too large by RAISED. One
-// instruction subtracts that and multiplies; a conversion alone would take as long as two.
+// The products of row R and COUNT halves of a span, from half FIRST on, times the step of the row. The sums of high and low
+// bytes take turns, because each waits for its last product. They start at RAISED, so that their bits are a float32 that is
+// too large by that. One instruction subtracts it and multiplies; converting an integer takes as long as two. With 16-bit
+// activations 256 high - RAISED is exact, so adding the low sum rounds once, as the conversion would.
 template <int R, int FIRST, int COUNT>
 INLINE float32x4_t stepped(const int8x16_t (&weight)[8], const Row* rows, float32x2_t step) {
-    const int32x4_t high = dot<FIRST, COUNT>(beginning<4 * R + FIRST>(rows), weight, rows[R].number[0]);
-    if constexpr (BYTES) return vfmaq_lane_f32(vld1q_f32(rows[R].back), vreinterpretq_f32_s32(high), step, 0);
-    const int32x4_t low = dot<FIRST, COUNT>(beginning<4 * R + FIRST + 2>(rows), weight, rows[R].number[!BYTES]);
-    return vmulq_lane_f32(vcvtq_f32_s32(vaddq_s32(vshlq_n_s32(high, 8), low)), step, 0);
+    constexpr int NUMBER = 3 * (2 * R + FIRST), SUMS = BYTES ? 1 : 2;
+    const Row& row = rows[R];
+    int32x4_t sum[SUMS];
+    each<SUMS>([&](auto b) INLINED { sum[b] = vreinterpretq_s32_f32(beginning<NUMBER + b>(raised, rows)); });
+    each<COUNT>([&](auto h) INLINED {
+        int8x16_t own[SUMS];
+        each<SUMS>([&](auto b) INLINED { own[b] = vld1q_s8(row.number[b] + 16 * (FIRST + h)); });
+        each<4 * SUMS>([&](auto i) INLINED {
+            constexpr int b = i % SUMS, j = i / SUMS;
+            sum[b] = vdotq_laneq_s32(sum[b], weight[4 * (FIRST + h) + j], own[b], j);
+        });
+    });
+    const float32x4_t high = vreinterpretq_f32_s32(sum[0]), low = vreinterpretq_f32_s32(sum[SUMS - 1]);
+    if constexpr (BYTES) return vfmaq_lane_f32(vld1q_f32(row.back), high, step, 0);
+    const float32x4_t most = vfmaq_n_f32(beginning<NUMBER + 2>(less, rows), high, 256);
+    return vmulq_lane_f32(vaddq_f32(most, low), step, 0);
 }
 
-template <class Weight, int ROWS>
+// Groups of outputs that a single row is multiplied with at a time. With 8-bit weights one is faster (measured).
+template <class Weight>
+constexpr int AT_ONCE = Weight::BITS == 4 ? 2 : 1;
+
+template <class Weight, int ROWS, int GROUPS = 1>
 INLINE void rows_by(const Job& job, const Weight* weight, int64_t row, int64_t group) {
     constexpr int PARTS = Weight::PARTS, HALVES = 2 / PARTS, SCALES = PARTS + Weight::FLOOR;
     const int64_t spans = job.in / SPAN;
     const Row* x = rows_of(job.x, job.in, row);
-    float32x4_t sum[ROWS] = {};
+    float32x4_t sum[GROUPS][ROWS] = {};
     for (int64_t s = 0; s < spans; ++s, x += ROWS) {
-        __builtin_prefetch(reinterpret_cast<const char*>(weight + s) + 1024);
-        __builtin_prefetch(reinterpret_cast<const char*>(weight + s) + 1088);
-        int8x16_t number[8];
-        unpack(weight[s], number);
-        float32x4_t scale[SCALES];
-        each<SCALES>([&](auto p) { scale[p] = wide(weight[s].scale[p]); });
-        each<ROWS>([&](auto r) {
-            const float32x2_t own = vld1_f32(&x[r].step);  // and the sum behind it
-            each<PARTS>([&](auto p) {
-                sum[r] = vfmaq_f32(sum[r], stepped<r, p * HALVES, HALVES>(number, x, own), scale[p]);
+        each<GROUPS>([&](auto g) INLINED {
+            const Weight& span = weight[g * spans + s];
+            const char* here = reinterpret_cast<const char*>(&span);
+            const char* ahead = here + (GROUPS > 1 ? GROUPS * spans * sizeof(Weight) : 1024);
+            __builtin_prefetch(ahead);
+            __builtin_prefetch(ahead + 64);
+            int8x16_t number[8];
+            unpack(span, number);
+            float32x4_t scale[SCALES];
+            each<SCALES>([&](auto p) INLINED { scale[p] = wide(span.scale[p]); });
+            each<ROWS>([&](auto r) INLINED {
+                const float32x2_t own = vld1_f32(&x[r].step);  // and the sum behind it
+                each<PARTS>([&](auto p) INLINED {
+                    sum[g][r] = vfmaq_f32(sum[g][r], stepped<r, p * HALVES, HALVES>(number, x, own), scale[p]);
+                });
+                if constexpr (Weight::FLOOR) sum[g][r] = vfmaq_lane_f32(sum[g][r], scale[PARTS], own, 1);
             });
-            if constexpr (Weight::FLOOR) sum[r] = vfmaq_lane_f32(sum[r], scale[PARTS], own, 1);
         });
     }
-    each<ROWS>([&](auto r) {
+    each<GROUPS * ROWS>([&](auto i) INLINED {
         float line[SIDE];  // a copy, so that the sums themselves have no address and stay in registers
-        vst1q_f32(line, sum[r]);
-        finish<SIDE>(job, line, row + r, group * SIDE);
+        vst1q_f32(line, sum[i / ROWS][i % ROWS]);
+        finish<SIDE>(job, line, row + i % ROWS, (group + i / ROWS) * SIDE);
     });
 }
