@@ -13,8 +13,10 @@ growing would exceed the limit, the rows in use are compacted into the smallest 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
 import torch
 
 from slipstream.core.array_types import Float, Tensor
@@ -22,6 +24,7 @@ from slipstream.core.device import next_power_of_two
 from slipstream.kernels.cpu.move import CacheBlocks, Move, kernel
 
 SMALLEST = 64  # places of a new cache
+LINE = 64  # bytes of a cache line, where tensors begin
 PLACES, ROWS = 1024, 16  # of a new cache on a GPU, where all graphs are captured again when it grows
 
 
@@ -128,7 +131,7 @@ class KVCache:
 
     def _grown(self, like: Tensor, old: Tensor | None) -> Tensor:
         # zeros, not empty: a masked place has weight 0, and 0 times a stray NaN would not be 0
-        new = like.new_zeros(self.rows, like.shape[1], self.places, like.shape[3])
+        new = _zeros(like, (self.rows, like.shape[1], self.places, like.shape[3]))
         if old is not None:
             new[: old.shape[0], :, : old.shape[2]] = old
         return new
@@ -160,3 +163,13 @@ class KVCache:
 def hidden(layer: int) -> str:
     """The cache's name for the output of a layer."""
     return f"hidden {layer}"
+
+
+def _zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Zeros of the type and on the device of `like`. On a CPU the memory is one that the system fills with zeros when
+    it is first used: places that no token has reached take neither time nor memory."""
+    if like.device.type != "cpu":
+        return like.new_zeros(shape)
+    size = math.prod(shape) * like.element_size()
+    memory = torch.from_numpy(np.zeros(size + LINE, np.uint8))
+    return memory[-memory.data_ptr() % LINE :][:size].view(like.dtype).view(shape)
