@@ -102,12 +102,18 @@ def within_limits(
     depths = [
         min(max(least, budget.depth), row.room(context) - spare) for budget, row in zip(budgets, rows, strict=True)
     ]
-    return [_limited(budget, depth, siblings, stop_below) for budget, depth in zip(budgets, depths, strict=True)]
+    return [
+        _limited(budget, depth, siblings, stop_below, needs_draft)
+        for budget, depth in zip(budgets, depths, strict=True)
+    ]
 
 
 @lru_cache  # most rows have equal budgets
-def _limited(budget: Budget, depth: int, siblings: Siblings | None, stop_below: float) -> Budget:
-    return Budget(depth, max(budget.stop_below, stop_below), budget.shape, siblings)
+def _limited(
+    budget: Budget, depth: int, siblings: Siblings | None, stop_below: float, needs_draft: bool = False
+) -> Budget:
+    least = 0.0 if needs_draft else budget.least_chance
+    return Budget(depth, max(budget.stop_below, stop_below), budget.shape, siblings, least)
 
 
 def target_law(rows: Sequence[Row], draft: Draft, scores: Scores) -> Law:

@@ -150,6 +150,7 @@ class Budget:
     stop_below: float = 0.0
     shape: Shape | None = None
     siblings: Siblings | None = None  # how candidates of a slot are drawn; None: one candidate, sampled from the law
+    least_chance: float = 0.0  # a drafter that chooses tokens leaves out a chain that is less likely to be accepted
 
     def __post_init__(self) -> None:
         if self.depth < 0:

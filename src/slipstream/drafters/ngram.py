@@ -16,6 +16,7 @@ from slipstream.core.interfaces import TargetModel
 from slipstream.core.types import Row
 from slipstream.drafters.per_row import PerRow, RowDrafter
 
+MOST_MATCHED = 32  # tokens of a match that are counted
 MAX_OCCURRENCES = 64  # of the suffix, that are tried for a tree
 
 
@@ -67,6 +68,11 @@ class NGramIndex:
             if size <= len(suffix):
                 yield from reversed(self.follows.get(tuple(suffix[-size:]), ()))
 
+    def matched(self, start: int) -> int:
+        """How many tokens before `start` equal those at the end of the text."""
+        text, most = self.text, min(start, MOST_MATCHED)
+        return next((n for n in range(most) if text[start - 1 - n] != text[-1 - n]), most)
+
     def copy(self, start: int, depth: int) -> list[int]:
         """`depth` tokens from `start` on. At the end of the text the copy continues at `start`."""
         period = len(self.text) - start
@@ -83,7 +89,10 @@ class PromptLookup(RowDrafter):
     def guess(self, tokens: Sequence[int], depth: int) -> list[int]:
         self.index.extend(tokens[len(self.index.text) :])
         start = self.index.find(tokens[-self.options.longest :])
-        return [] if start is None else self.index.copy(start, depth)
+        if start is None:
+            return []
+        self.matched = self.index.matched(start)
+        return self.index.copy(start, depth)
 
     def rewind(self, length: int) -> bool:
         self.index.truncate(length)

@@ -15,11 +15,14 @@ from slipstream.core.tree import Shape, Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row
 from slipstream.drafters.device.host import HostDeviceDrafter
 from slipstream.drafters.device.interface import DeviceDrafter
+from slipstream.drafters.match_record import MatchRecord
 from slipstream.drafters.none import empty_draft
 
 
 class RowDrafter(ABC):
     """Chooses tokens for one row without randomness, so that each law is one-hot."""
+
+    matched: int | None = None  # tokens of the text that the last guess rests on; None: this is not known
 
     @abstractmethod
     def guess(self, tokens: Sequence[int], depth: int) -> list[int]:
@@ -42,7 +45,9 @@ class PerRow(Drafter):
 
     def __init__(self, vocab: int) -> None:
         self.vocab = vocab
+        self.record = MatchRecord()
         self._rows: dict[Row, RowDrafter] = {}
+        self._guessed: dict[Row, tuple[int, int, int]] = {}  # position and token of the last guess, matched tokens
 
     @classmethod
     def build(cls, target: TargetModel, options: Any) -> PerRow:
@@ -59,8 +64,10 @@ class PerRow(Drafter):
     def close(self, rows: Sequence[Row]) -> None:
         for row in rows:
             del self._rows[row]
+            self._guessed.pop(row, None)
 
     def rewind(self, row: Row, length: int) -> None:
+        self._guessed.pop(row, None)
         if not self._rows[row].rewind(length):
             self._rows[row] = self.new(row)
 
@@ -92,14 +99,26 @@ class PerRow(Drafter):
             return []
         drafter, ends = self._rows[row], row.request.ends
         if row_budget.shape is None:
-            return list(
-                enumerate(_until_end(drafter.guess(row.tokens, row_budget.depth)[: row_budget.depth], ends), -1)
-            )
+            guess = drafter.guess(row.tokens, row_budget.depth)[: row_budget.depth]
+            if row_budget.least_chance and not self._promises(row, guess, drafter.matched, row_budget.least_chance):
+                return []
+            return list(enumerate(_until_end(guess, ends), -1))
         if row_budget.siblings is None:
             raise ValueError("the rule verifies chains; draft chains or use a rule for trees")
         return merge_guesses(
             drafter.guesses(row.tokens, row_budget.depth, row_budget.shape.size), row_budget.shape, ends
         )
+
+    def _promises(self, row: Row, guess: Sequence[int], matched: int | None, least: float) -> bool:
+        """Whether a guess is likely enough to be accepted. What became of the last one is learnt first."""
+        if (last := self._guessed.pop(row, None)) is not None:
+            position, token, length = last
+            if position < len(row.tokens):
+                self.record.learn(length, row.tokens[position] == token)
+        if not guess or matched is None:
+            return True
+        self._guessed[row] = len(row.tokens), guess[0], matched
+        return self.record.chance(matched) >= least
 
 
 def _until_end(guess: Sequence[int], ends: frozenset[int]) -> Sequence[int]:

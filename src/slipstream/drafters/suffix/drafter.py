@@ -41,6 +41,7 @@ class SuffixRow(RowDrafter):
 
     def guess(self, tokens: Sequence[int], depth: int) -> list[int]:
         automaton, state, matched = self._sources(tokens)[0]
+        self.matched = matched
         return automaton.chain(state, self._limit(matched, depth)) if state else []
 
     def guesses(self, tokens: Sequence[int], depth: int, count: int) -> list[list[int]]:

@@ -32,11 +32,11 @@ class RowBudget:
     def __bool__(self) -> bool:
         return self.nodes > 0
 
-    def budget(self, widest: int) -> Budget:
+    def budget(self, widest: int, least_chance: float = 0.0) -> Budget:
         """A chain, or a tree the drafter grows. It knows better than any table where to branch, so it may branch once
-        more than the table would."""
+        more than the table would. `least_chance`: of a chain that is worth its cost."""
         if self.width == 1:
-            return Budget(self.depth)
+            return Budget(self.depth, least_chance=least_chance if self.depth else 0.0)
         return Budget(self.depth, shape=Shape(nodes=self.nodes, width=min(widest, self.width + 1)))
 
 
@@ -78,6 +78,17 @@ class CyclePrices:
             worth > self.more((n + 1) * self.nodes_per_level) - self.more(n * self.nodes_per_level)
             for n in range(1, min(estimate.reach, max_depth) + 1)
         )
+
+    def break_even(self, max_depth: int) -> float:
+        """The acceptance of a token below which no chain of one row is worth its cost, to a thirtieth."""
+        worth = self.share / self.config.margin
+        costs = [(depth, self.cost(depth, depth) / worth) for depth in (1, 2, 4, 8) if depth <= max_depth]
+        low, high = 0.0, 1.0
+        for _ in range(5):
+            rate = (low + high) / 2
+            pays = any(rate * (1 - rate**depth) >= cost * (1 - rate) for depth, cost in costs)
+            low, high = (low, rate) if pays else (rate, high)
+        return high
 
     def may_pay(self, max_depth: int) -> bool:
         """Whether drafts of one row would pay at some depth if nearly all of them were accepted."""

@@ -55,6 +55,7 @@ class FreeChoice:
         self._plain: Counter[int] = Counter()  # cycles left plain to learn what so many rows cost
         self._rest = 0  # plain cycles before the same rows are thought about again
         self._unbooked = 0  # such cycles since the loss budget was last told of any
+        self._least_chance = 0.0  # of a chain that is worth its cost
         self._kept: tuple[int, list[RowBudget], float] = 0, [], 0.0  # a decision for more cycles, and what each costs
 
     def budget(self, rows: Sequence[Row]) -> list[Budget]:
@@ -70,7 +71,7 @@ class FreeChoice:
         self._requested += self._asked
         self._since, self._idle = (self._since + 1, 0) if self._asked else (0, self._idle + 1)
         widths = [estimate.ranks.width if estimate.ranks else 1 for estimate in self._estimates.values()]
-        return [budget.budget(width) for budget, width in zip(budgets, widths, strict=True)]
+        return [budget.budget(width, self._least_chance) for budget, width in zip(budgets, widths, strict=True)]
 
     @property
     def drafting_cost(self) -> DraftingCost:
@@ -124,6 +125,7 @@ class FreeChoice:
         began = self._clock() if self._clock else 0.0
         budgets, cost = best(estimates, prices, self._config.max_depth, allowed)
         usual = [bool(budget) for budget in budgets]
+        self._least_chance = prices.break_even(self._config.max_depth)
         self._probe(estimates, budgets, prices, allowed)
         spent = self._clock() - began if self._clock else 0.0
         if not any(budgets):  # little changes while nothing is drafted, and thinking takes its time too
