@@ -14,7 +14,7 @@ from slipstream.core.sampling import Sampling
 from slipstream.core.shaping import law_at, places
 from slipstream.core.tree import Shape, Siblings
 from slipstream.core.types import Budget, Request, Row
-from slipstream.drafters.grow import grow, locate
+from slipstream.drafters.levels.grow import grow, locate
 from slipstream.drafters.ngram import NGram
 from slipstream.models.run.table_model import Table
 

@@ -23,8 +23,8 @@ from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
 from slipstream.drafters.device.interface import DeviceDrafter
 from slipstream.drafters.draft_loading import DraftModelOptions, load_draft_model
 from slipstream.drafters.draft_target import DraftTarget
-from slipstream.drafters.grow import grow, locate
-from slipstream.drafters.slot_states import slot_states
+from slipstream.drafters.levels.grow import grow, locate
+from slipstream.drafters.levels.slot_states import slot_states
 from slipstream.drafters.vocabulary import DraftVocabulary
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.sources.load import ModelFiles

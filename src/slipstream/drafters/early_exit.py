@@ -28,8 +28,8 @@ from slipstream.core.types import Budget, Draft, Row
 from slipstream.drafters.device.interface import DeviceDrafter
 from slipstream.drafters.exit_head.head import KIND, ExitHead
 from slipstream.drafters.files.shipped import shipped, shipped_for
-from slipstream.drafters.grow import grow
-from slipstream.drafters.slot_states import slot_states
+from slipstream.drafters.levels.grow import grow
+from slipstream.drafters.levels.slot_states import slot_states
 from slipstream.drafters.temperature import DraftTemperature
 from slipstream.models.run.torch_model import TorchModel
 

@@ -14,7 +14,7 @@ from slipstream.core.noise import Noise
 from slipstream.core.shaping import law_at, places
 from slipstream.core.tree import Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row
-from slipstream.drafters.grow import grow
+from slipstream.drafters.levels.grow import grow
 from slipstream.models.run.table_model import Table, TableModel
 
 

@@ -26,7 +26,7 @@ from slipstream.core.types import Budget, Request, Row
 from slipstream.drafters.build import build_drafter
 from slipstream.drafters.dflash import cache
 from slipstream.drafters.dflash.folder import save_stack
-from slipstream.drafters.grow import grow
+from slipstream.drafters.levels.grow import grow
 from slipstream.drafters.none import NoDrafter
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.target import Target

@@ -25,7 +25,7 @@ from slipstream.drafters.eagle import cache as slots
 from slipstream.drafters.eagle.cpu_draft import candidate_mode
 from slipstream.drafters.eagle.folder import save_head
 from slipstream.drafters.eagle.network import EagleConfig, EagleNet
-from slipstream.drafters.grow import grow
+from slipstream.drafters.levels.grow import grow
 from slipstream.drafters.none import NoDrafter
 from slipstream.kernels.cpu.draft import CandidateMode
 from slipstream.models.run.torch_model import TorchModel

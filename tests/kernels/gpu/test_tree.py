@@ -18,7 +18,7 @@ from slipstream.core.tree import Shape, Siblings, Tree
 from slipstream.core.types import Budget, Draft, Request, Row
 from slipstream.core.verify.match import keep_matches
 from slipstream.core.verify.tree import Chosen
-from slipstream.drafters.growth import DraftGrowth, plan_for
+from slipstream.drafters.levels.growth import DraftGrowth, plan_for
 from slipstream.kernels.gpu import sample as draw
 from slipstream.kernels.gpu.attention import Layout
 from slipstream.kernels.gpu.cycle import CycleControl, chain_layout

@@ -15,7 +15,7 @@ from slipstream.core.noise import Noise, Purpose, Site
 from slipstream.core.shaping import needs_shaping
 from slipstream.core.tree import Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row
-from slipstream.drafters.grow import likeliest
+from slipstream.drafters.levels.grow import likeliest
 from slipstream.drafters.vocabulary import DraftVocabulary
 
 Node = tuple[int, int]

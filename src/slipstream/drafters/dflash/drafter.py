@@ -26,7 +26,7 @@ from slipstream.drafters.dflash.chain import draft_chains, independent_chains
 from slipstream.drafters.dflash.folder import KIND, load_stack
 from slipstream.drafters.dflash.network import DflashNet
 from slipstream.drafters.files.net_folder import check_target, trained_folder
-from slipstream.drafters.grow import NextLaw, grow
+from slipstream.drafters.levels.grow import NextLaw, grow
 from slipstream.drafters.none import empty_draft
 from slipstream.drafters.vocabulary import DraftVocabulary, TrimmedVocabulary
 from slipstream.models.weights.linears import pack_as_target

@@ -27,9 +27,9 @@ from slipstream.drafters.eagle.cpu_draft import draft_in_one_call
 from slipstream.drafters.eagle.folder import load_head
 from slipstream.drafters.eagle.network import EagleNet
 from slipstream.drafters.files.net_folder import check_target, trained_folder
-from slipstream.drafters.grow import NextLaw, grow
+from slipstream.drafters.levels.grow import NextLaw, grow
+from slipstream.drafters.levels.slot_states import SlotStates
 from slipstream.drafters.none import empty_draft
-from slipstream.drafters.slot_states import SlotStates
 from slipstream.drafters.vocabulary import DraftVocabulary, TrimmedVocabulary
 from slipstream.models.cache.packing import Entry
 from slipstream.models.weights.linears import pack_as_target

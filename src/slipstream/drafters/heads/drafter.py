@@ -24,10 +24,10 @@ from slipstream.core.tree import Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row
 from slipstream.drafters.device.interface import DeviceDrafter
 from slipstream.drafters.files.net_folder import check_target, load_net, trained_folder
-from slipstream.drafters.grow import NextLaw, grow
 from slipstream.drafters.heads.network import HeadsNet
+from slipstream.drafters.levels.grow import NextLaw, grow
+from slipstream.drafters.levels.slot_states import SlotStates
 from slipstream.drafters.none import empty_draft
-from slipstream.drafters.slot_states import SlotStates
 from slipstream.drafters.vocabulary import DraftVocabulary, TrimmedVocabulary
 from slipstream.models.weights.linears import pack_as_target
 

@@ -22,10 +22,10 @@ from slipstream.core.noise import Noise
 from slipstream.core.shaping import Place, law_at, places
 from slipstream.core.tree import Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
-from slipstream.drafters.grow import NextLaw, grow
 from slipstream.drafters.layer_skip.skip_set import checked, find_skip_set
 from slipstream.drafters.layer_skip.threshold import Threshold
-from slipstream.drafters.slot_states import slot_states
+from slipstream.drafters.levels.grow import NextLaw, grow
+from slipstream.drafters.levels.slot_states import slot_states
 from slipstream.drafters.temperature import DraftTemperature
 from slipstream.kernels.cpu.decoder import SkippedBlocks
 from slipstream.models.run.torch_model import TorchModel

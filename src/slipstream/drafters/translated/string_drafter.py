@@ -18,8 +18,8 @@ from slipstream.core.law import OneHot
 from slipstream.core.noise import Noise
 from slipstream.core.tree import Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row, Verdict
+from slipstream.drafters.levels.slot_states import slot_states
 from slipstream.drafters.none import empty_draft
-from slipstream.drafters.slot_states import slot_states
 from slipstream.drafters.translated.draft_texts import DraftTexts
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.text.codec import TextCodec

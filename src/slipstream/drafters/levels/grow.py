@@ -23,7 +23,7 @@ from slipstream.core.law import Law, OneHot, concat
 from slipstream.core.noise import Noise, Purpose, Site
 from slipstream.core.tree import Siblings, Tree
 from slipstream.core.types import Budget, Draft, Row
-from slipstream.drafters.growth import plan_for
+from slipstream.drafters.levels.growth import plan_for
 
 NextLaw = Callable[[Tree, Int[Tensor, " nodes"], list[int]], Law]
 """(tree, tokens, slots) -> the law of the token after each of these slots. Slots are numbered as in `core/tree.py`.

@@ -1,0 +1,1 @@
+"""Drafts that grow level by level: the candidates of a level are drawn, and the drafter reads them for the next."""
