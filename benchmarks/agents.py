@@ -2,6 +2,7 @@
 
     python benchmarks/agents.py [--model smollm2-135m] [--device auto] [--dtype auto] [--tokens 128] [--turns 4]
         [--drafters ngram suffix] [--depth N] [--repeats 3] [--engines native llamacpp vllm] [--out FILE.json]
+        [--vllm-python PYTHON] [--vllm-dtype float32]
 
 Two workloads, greedy: `edits` is a conversation in which one Python file is edited again and again, `json` asks for
 similar JSON objects in separate requests. Plain decoding of the first engine runs first. Its answers are the
@@ -131,7 +132,11 @@ def measure_peer(name: str, workload: str, prompts: Sequence[Chat], given: argpa
     lines, base = [], Runs()
     for drafter in ("none", *given.drafters):
         try:
-            with open_engine(name, given.model, drafter, depth=given.depth, device=given.device) as engine:
+            options, dtype = ({"python": given.vllm_python}, given.vllm_dtype) if name == "vllm" else ({}, "auto")
+            options = {key: value for key, value in options.items() if value}
+            with open_engine(
+                name, given.model, drafter, options=options, depth=given.depth, device=given.device, dtype=dtype
+            ) as engine:
                 runs = base if drafter == "none" else Runs()
                 for _ in range(given.repeats):
                     run(engine, prompts, GenerationOptions(given.tokens), runs)
@@ -167,6 +172,8 @@ def main() -> None:
     parser.add_argument("--depth", type=int)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--engines", nargs="+", default=["native"])
+    parser.add_argument("--vllm-python", help="the interpreter of vLLM's environment; default: this one")
+    parser.add_argument("--vllm-dtype", default="auto")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     results: list[dict[str, Any]] = []
