@@ -1,13 +1,14 @@
 """All measurements that need a GPU, one after the other, in the time there is. Resumable.
 
     python benchmarks/gpu_all.py --out FOLDER [--minutes 25] [--only NAME …] [--list]
-        [--pair LARGE SMALL] [--whisper LARGE SMALL] [--clips FILE …] [--tasks FOLDER] [--xsum FILE]
+        [--pair LARGE SMALL] [--whisper LARGE SMALL] [--clips FILE …] [--tasks FOLDER] [--xsum FILE] [--prompts FILE]
 
 Each measurement is a script of this folder or a command of slipstream, with the options of the docs. Its output goes to
 FOLDER/NAME.txt and its results to FOLDER/NAME or FOLDER/NAME.json. A measurement that has ended is not run again: its
 exit code and seconds are in FOLDER/done.json. Exit code 1 means that a bar is missed, which is a result. None begins
 that would take longer than the time left, by the seconds noted for one H200. Those whose models or files are not given
-are left out. TASKS holds humaneval.jsonl and mbpp.jsonl, with checkers (docs/cascades.md).
+are left out. The folder of --tasks holds humaneval.jsonl and mbpp.jsonl, with checkers (docs/cascades.md). --prompts is
+the file that gpu_load.py reads.
 """
 
 from __future__ import annotations

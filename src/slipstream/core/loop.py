@@ -109,9 +109,7 @@ def within_limits(
 
 
 @lru_cache  # most rows have equal budgets
-def _limited(
-    budget: Budget, depth: int, siblings: Siblings | None, stop_below: float, needs_draft: bool = False
-) -> Budget:
+def _limited(budget: Budget, depth: int, siblings: Siblings | None, stop_below: float, needs_draft: bool) -> Budget:
     least = 0.0 if needs_draft else budget.least_chance
     return Budget(depth, max(budget.stop_below, stop_below), budget.shape, siblings, least)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from slipstream.core.types import Request, Row
 from slipstream.plan.policy.choice import CyclePrices, RowBudget
 from slipstream.plan.policy.config import ChoiceConfig
+from slipstream.plan.policy.policies import Adaptive
 
 
 def prices(token: float, step: float = 0.0) -> CyclePrices:
@@ -40,3 +42,15 @@ def test_only_chains_ask_for_a_chance():
     assert RowBudget(3, 3).budget(1, 0.4).least_chance == 0.4
     assert RowBudget(8, 3, 2).budget(6, 0.4).least_chance == 0.0
     assert RowBudget().budget(1, 0.4).least_chance == 0.0
+
+
+def test_the_policy_says_which_chance_is_worth_a_draft():
+    """Before any drafted token was scored it is taken to cost three tenths of a pass."""
+    policy, rows = Adaptive(), [Row(Request([1, 2, 3]))]
+    budgets = []
+    for _ in range(12):
+        budgets += policy.budget(rows)
+        policy.price(0.0, 1.0, 1)
+    asked = [budget.least_chance for budget in budgets if budget.depth]
+    assert asked
+    assert all(chance == pytest.approx(0.31, abs=1 / 30) for chance in asked)

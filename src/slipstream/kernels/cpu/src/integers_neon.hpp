@@ -10,7 +10,7 @@ static_assert(sizeof(Row) <= SPAN * sizeof(float));
 
 constexpr float RAISED = 3 << 22;  // 1.5 * 2^23: adding an integer up to 2^22 to its bits adds the integer to its value
 alignas(16) const float raised[4] = {RAISED, RAISED, RAISED, RAISED};
-constexpr float LESS = -257 * RAISED;
+constexpr float LESS = -257 * RAISED;  // takes RAISED off 256 high sums and off the low sum that is added to them
 alignas(16) const float less[4] = {LESS, LESS, LESS, LESS};
 
 // Where the rows of a block begin: interleaved, span by span.
