@@ -2,12 +2,13 @@
 
     python benchmarks/gpu_all.py --out FOLDER [--minutes 25] [--only NAME …] [--list]
         [--pair LARGE SMALL] [--whisper LARGE SMALL] [--clips FILE …] [--tasks FOLDER] [--xsum FILE] [--prompts FILE]
+        [--rules NAME,NAME…]
 
 Each measurement is a script of this folder or a command of slipstream, with the options of the docs. Its output goes to
 FOLDER/NAME.txt and its results to FOLDER/NAME or FOLDER/NAME.json. A measurement that has ended is not run again: its
 exit code and seconds are in FOLDER/done.json. Exit code 1 means that a bar is missed, which is a result. None begins
-that would take longer than the time left, by the seconds noted for one H200. Those whose models or files are not given
-are left out. The folder of --tasks holds humaneval.jsonl and mbpp.jsonl, with checkers (docs/cascades.md). --prompts is
+that would take longer than the time left, by the seconds noted for one H200, and none goes on for more than twice these
+seconds. Those whose models or files are not given are left out. The folder of --tasks holds humaneval.jsonl and mbpp.jsonl, with checkers (docs/cascades.md). --prompts is
 the file that gpu_load.py reads.
 """
 
@@ -46,7 +47,7 @@ TASKS = (
     Task("stages", 55, "{here}/stages.py --model {large} --draft {small} --device cuda --repeats 2 "
                        "--workload code:1,chat:1,rewriting:2 --out {out}/stages.json"),
     Task("curve", 420, "-m slipstream.bench --task {both} -m {large} --small {small} --curve --max-tokens 400 "
-                       "--limit 24 --quality-batch 256 --verify {rules} --batch 1 --time-limit 400 --out {out}/curve"),
+                       "--limit 24 --quality-batch 512 --verify {rules} --batch 1 --time-limit 400 --out {out}/curve"),
     Task("table1", 100, "{here}/table1.py run -m {large} -d {small} --xsum {xsum} --humaneval {humaneval} --batch 256 "
                         "--out {out}/table1"),
     Task("choose", 150, "-m slipstream plan choose -m {large} --small {small} --task {humaneval} --json"),
@@ -62,7 +63,7 @@ TASKS = (
 
 def values(args: argparse.Namespace) -> dict[str, str]:
     """What commands may name, as far as it is given."""
-    found = {"here": str(HERE), "out": str(args.out), "rules": RULES, "clips": " ".join(args.clips)}
+    found = {"here": str(HERE), "out": str(args.out), "rules": args.rules, "clips": " ".join(args.clips)}
     found |= dict(zip(("large", "small"), args.pair, strict=False))
     found |= dict(zip(("whisper", "whisper_small"), args.whisper, strict=False))
     found |= {name: str(getattr(args, name)) for name in ("xsum", "prompts") if getattr(args, name)}
@@ -113,6 +114,7 @@ def main() -> int:
     parser.add_argument("--tasks", type=Path)
     parser.add_argument("--xsum", type=Path)
     parser.add_argument("--prompts", type=Path)
+    parser.add_argument("--rules", default=RULES, help="of the curve")
     args = parser.parse_args()
     end = time.time() + 60 * args.minutes
     args.out.mkdir(parents=True, exist_ok=True)
@@ -127,7 +129,7 @@ def main() -> int:
         elif task.seconds > end - time.time():
             print(f"{task.name}: left out, it takes about {task.seconds} s", flush=True)
         else:
-            done[task.name] = run(task.name, commands[task.name], args.out, end - time.time())
+            done[task.name] = run(task.name, commands[task.name], args.out, min(end - time.time(), 2 * task.seconds))
             write_atomically(note, lambda path: path.write_text(json.dumps(done, indent=1)))
     return 0
 

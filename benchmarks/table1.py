@@ -31,6 +31,7 @@ from slipstream.engines.base import Completion, Speculation
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
 
+WARM = 6  # prompts: the first passes of a size compile kernels and capture graphs, and the policy learns their costs
 WAYS = {"plain": Speculation(off=True), "speculation": Speculation()}
 
 
@@ -105,10 +106,10 @@ def run(args: argparse.Namespace) -> None:
 
 
 def timed(engine: NativeEngine, prompts: PromptSet, count: int) -> dict[str, Any]:
-    """Seconds and tokens of each way at batch 1, in turn on the same prompts. The first two prompts are a warm-up."""
+    """Seconds and tokens of each way at batch 1, in turn on the same prompts. The first prompts are a warm-up."""
     seconds, tokens, emitted, cycles = dict.fromkeys(WAYS, 0.0), dict.fromkeys(WAYS, 0), 0, 0
     chosen = list(prompts.prompts[:count])
-    warm = chosen[:2]
+    warm = chosen[:WARM]
     for number, prompt in enumerate([*warm, *chosen]):
         for way in WAYS if number % 2 else reversed(WAYS):
             began = time.perf_counter()
