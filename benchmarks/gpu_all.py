@@ -8,8 +8,8 @@ Each measurement is a script of this folder or a command of slipstream, with the
 FOLDER/NAME.txt and its results to FOLDER/NAME or FOLDER/NAME.json. A measurement that has ended is not run again: its
 exit code and seconds are in FOLDER/done.json. Exit code 1 means that a bar is missed, which is a result. None begins
 that would take longer than the time left, by the seconds noted for one H200, and none goes on for more than twice these
-seconds. Those whose models or files are not given are left out. The folder of --tasks holds humaneval.jsonl and mbpp.jsonl, with checkers (docs/cascades.md). --prompts is
-the file that gpu_load.py reads.
+seconds. Those whose models or files are not given are left out. The folder of --tasks holds humaneval.jsonl and
+mbpp.jsonl, with checkers (docs/cascades.md). --prompts is the file that gpu_load.py reads.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ at least so many seconds: the clips in turns, with half a second of silence afte
 batch. A clip may also be NAME.npy, 16 kHz samples, where PyAV is not installed. All decode greedily, English, without
 timestamps. Times are medians of `--repeats` rounds in which everybody takes one turn, others than slipstream in at most
 `--peer-repeats` (2) of them. They include the encoders; `decoding` is the ratio of plain to speculative without the
-encoders. The last line is JSON, and `--out` is a file for it.
+encoders. On a GPU the engine is warmed up first. The last line is JSON, and `--out` is a file for it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def main() -> None:
     }
     if args.long:
         audio["long"], truth["long"] = joined(audio, truth, args.long)
-    with NativeEngine(args.model, args.draft, depth=args.depth, device=args.device) as engine:
+    with NativeEngine(args.model, args.draft, depth=args.depth, device=args.device, warm_up=True) as engine:
         report = measure(engine, audio, truth, args) | {"failures": engine.stats["failures"]}
     line = json.dumps(provenance(args) | report)
     if args.out:

@@ -31,7 +31,6 @@ from slipstream.engines.base import Completion, Speculation
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
 
-WARM = 6  # prompts: the first passes of a size compile kernels and capture graphs, and the policy learns their costs
 WAYS = {"plain": Speculation(off=True), "speculation": Speculation()}
 
 
@@ -106,15 +105,15 @@ def run(args: argparse.Namespace) -> None:
 
 
 def timed(engine: NativeEngine, prompts: PromptSet, count: int) -> dict[str, Any]:
-    """Seconds and tokens of each way at batch 1, in turn on the same prompts. The first prompts are a warm-up."""
+    """Seconds and tokens of each way at batch 1, in turn on the same prompts. All of them run once before: the first
+    passes of a size compile kernels and capture graphs."""
     seconds, tokens, emitted, cycles = dict.fromkeys(WAYS, 0.0), dict.fromkeys(WAYS, 0), 0, 0
     chosen = list(prompts.prompts[:count])
-    warm = chosen[:WARM]
-    for number, prompt in enumerate([*warm, *chosen]):
+    for number, prompt in enumerate([*chosen, *chosen]):
         for way in WAYS if number % 2 else reversed(WAYS):
             began = time.perf_counter()
             (done,) = prompts.generate(engine, [prompt], way, 1)
-            if number >= len(warm):
+            if number >= len(chosen):
                 seconds[way] += time.perf_counter() - began
                 tokens[way] += len(done.token_ids)
                 if way == "speculation":

@@ -20,6 +20,7 @@ from slipstream.engines.base import Completion, Engine, GenerationOptions, Reque
 from slipstream.engines.cascade.request import RouteEngine
 
 WARM_UP = 8, 96  # tokens of the shortest and the longest request of a warm-up
+FEW = 4  # requests of a warm-up on a GPU at least
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def warm_up(engine: Engine, problems: Sequence[Problem], load: TaskLoad) -> None
                 with lazy.use() as model:
                     _answers(model, problems[:1], [min(short, load.max_tokens)], load)
     long = long if torch.cuda.is_available() else short
-    count = min(load.batch, len(problems)) if torch.cuda.is_available() else 1
+    count = min(max(load.batch, FEW), len(problems)) if torch.cuda.is_available() else 1
     lengths = [min(load.max_tokens, short + (long - short) * (i + 1) // count) for i in range(count)]
     _answers(engine, problems[:count], lengths, load)
 

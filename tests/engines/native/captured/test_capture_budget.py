@@ -1,4 +1,4 @@
-"""A policy may stop everyone to capture what it wants to try, but not for long."""
+"""A policy may stop everyone to capture a first size that drafts, but not for long."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ def test_some_whenever_there_are_more_rows_than_ever_then_a_share_of_all_time():
     assert allowance.left(1)
     with allowance.runs():
         now[0] += 1.0
-        for _ in range(4):
+        for _ in range(2):
             with allowance.captures():
                 now[0] += COUNTED
         with allowance.captures(counted=False):
             now[0] += 5.0
-    assert (allowance.running, allowance.spent) == (1.0, 4 * COUNTED)
+    assert (allowance.running, allowance.spent) == (1.0, 2 * COUNTED)
     assert not allowance.left(1)
     assert allowance.left(8)
-    assert not allowance.left(8, 2 * GRANT - 4 * COUNTED + 0.1)
-    assert not allowance.left(4, 2 * GRANT - 4 * COUNTED + 0.1), "those who leave bring no more"
+    assert not allowance.left(8, 2 * GRANT - 2 * COUNTED + 0.1)
+    assert not allowance.left(4, 2 * GRANT - 2 * COUNTED + 0.1), "those who leave bring no more"
     with allowance.runs():
         now[0] += 0.1 / SHARE
-    assert allowance.left(1, 2 * GRANT - 4 * COUNTED + 0.1)
+    assert allowance.left(1, 2 * GRANT - 2 * COUNTED + 0.1)
 
 
 def test_a_capture_that_compiles_does_not_keep_others_from_being_captured():

@@ -6,8 +6,19 @@ import pytest
 import torch
 
 import letters
+import whispers
 from slipstream.core.sampling import Sampling
-from slipstream.engines.native.captured.warm_up import DRAFTING, PLAIN, ROWS, TEMPERATURES, prompts, rounds
+from slipstream.engines.native.captured.warm_up import (
+    DRAFTING,
+    PLAIN,
+    ROWS,
+    SPEECH_DRAFTING,
+    SPEECH_ROWS,
+    TEMPERATURES,
+    prompts,
+    recordings,
+    rounds,
+)
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
 from slipstream.engines.options import GenerationOptions
@@ -37,6 +48,16 @@ def test_rounds_begin_with_the_most_rows_and_have_every_depth_and_temperature():
     assert len({tuple(prompt) for prompt in prompts(ROWS, 1 << 12)}) == ROWS
 
 
+def test_speech_is_greedy_and_has_timestamps_or_none():
+    plan = list(rounds(64, drafts=True, speech=True))
+    assert {each.rows for each in plan} == {1, 2, 4, SPEECH_ROWS}
+    assert {(each.temperature, each.speculation) for each in plan} == {(0.0, how) for how in (PLAIN, *SPEECH_DRAFTING)}
+    times, text = recordings(3, {"fr": 7})
+    assert [(audio.language, audio.timestamps) for audio in (*times, *text)] == [("fr", True)] * 3 + [("fr", False)] * 3
+    assert not times[0].samples().any()
+    assert recordings(1, {})[0][0].language is None, "a model of one language has no token for it"
+
+
 def test_a_warm_engine_has_emitted_nothing_and_expects_nothing():
     with NativeEngine(letters.target(), "ngram", limits=Limits(rows=2)) as engine:
         engine.warm_up()  # nothing is captured on a CPU
@@ -53,6 +74,19 @@ def test_a_warm_engine_has_emitted_nothing_and_expects_nothing():
         assert engine._policy.acceptance.groups() == []
         assert engine.generate("abcabc", Sampling(0), max_tokens=4)[0].token_ids == first
         assert engine.stats["tokens"] == 4
+
+
+def test_a_speech_engine_warms_up_with_silence(tmp_path):
+    with NativeEngine(str(whispers.write(tmp_path)), "ngram", limits=Limits(rows=2)) as engine:
+        engine._batch.captured.runner = IdleRunner()
+        heard = []
+        submit = engine.submit_all
+        engine.submit_all = lambda audio, *rest: heard.extend(audio) or submit(audio, *rest)
+        engine.warm_up()
+        del engine.submit_all
+        assert len(heard) == 2 * (2 + 1) * (1 + len(SPEECH_DRAFTING))
+        assert {each.timestamps for each in heard} == {True, False}
+        assert (engine.stats["tokens"], engine.stats["failures"]) == (0, {})
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -1,9 +1,8 @@
-"""Limits the time spent on capturing graphs that a policy would like to try.
+"""Limits the time spent on capturing first graphs that draft, before a policy knows whether drafting pays.
 
 A size of cycle that was never run has to be compiled and captured first, which takes as long as hundreds of cycles.
-What a user asked for is captured when it is asked for. A policy tries many sizes, and would stop everyone again and
-again: it may do so for a moment whenever there are more rows than ever, and then for a small share of all time; beyond
-that it gets what is there.
+What a user asked for is captured when it is asked for. A policy may capture a first size whenever there are more rows
+than ever, and then for a small share of all time. All others have to be missed first (`graph_cache`).
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-GRANT = 1.5  # seconds for every number of rows that was the largest so far: those who leave leave captured cycles
-SHARE = 0.05  # of the time that cycles take
+GRANT = 1.0  # seconds for every number of rows that was the largest so far: those who leave leave captured cycles
+SHARE = 0.02  # of the time that cycles take
 COUNTED = 0.5  # seconds that one capture counts at most: one that takes longer compiled kernels, which others share
 
 

@@ -151,7 +151,7 @@ class ChainCycle:
         scoring, inputs, reading = self._scoring, self._inputs, self._reading
         self._score()
         if self._shaping is not None:
-            self._shaping.restrict(scoring.laws.logits, scoring.token, inputs.control, self.key.depth + 1, 0)
+            self._shaping.restrict(scoring.laws.logits, scoring.token, inputs.control, self.key.depth + 1, 0, True)
         if self._logprobs is not None:
             self._logprobs.survey(scoring.token)
         if self.key.cut:
@@ -181,7 +181,7 @@ class ChainCycle:
             laws = self._drafts.section(n * rows, rows)
             steps.run(n, token, laws.logits)
             if self._shaping is not None:
-                self._shaping.restrict(laws.logits, token, self._inputs.control, 1, n)
+                self._shaping.restrict(laws.logits, token, self._inputs.control, 1, n, recorded=False)
             if self.key.cut:
                 cut(laws.logits, self._inputs.sampling)
             ids = self._draft.ids

@@ -2,9 +2,9 @@
 
 Capturing stops everyone for as long as hundreds of cycles. So a larger cycle serves meanwhile: one for more rows than
 there are (rows come and go), or for longer drafts (a row near its end drafts less). The time that this costs is added
-up. Once it comes to what capturing would cost, the right cycle is captured. The same holds for the time that is lost
-where a policy may not capture the size it would choose. This loses at most twice what an engine would lose that knew
-all requests in advance.
+up. Once it comes to what capturing would cost, the right cycle is captured. The same holds for sizes that a policy
+would rather have than those there are. This loses at most twice what an engine would lose that knew all requests in
+advance. Only the first size that drafts is captured without having been missed: nothing can be learnt before.
 """
 
 from __future__ import annotations
@@ -91,16 +91,15 @@ class GraphCache:
         self, shape: BatchShape, rule: DeviceRule, sizes: Sequence[DraftSize], may_capture: Callable[[float], bool]
     ) -> list[SizeOption]:
         """Sizes to choose from, drafting nothing first; also those that would have to be captured, at a time that is
-        guessed rather too high. They are barred unless `may_capture` says that there are so many seconds for it, or as
-        much was lost without them."""
+        guessed rather too high. They are barred until as much was lost without them as capturing takes. The first one
+        is offered at once if `may_capture` says that there are so many seconds for it."""
         captured = self._captured_sizes(shape, rule)
         self._offered = set()
         plain = captured.pop(PLAIN, 0.0)
         if not plain or self._plain_owed(shape, rule):
             return [SizeOption(PLAIN, plain or 1.0)]
-        allowed = {tree: may_capture(self._capture_time(tree)) for tree in (False, True)}
         options = list[SizeOption]()
-        barred = {size: not (allowed[size.nodes > 0] or self._owed(shape, size, rule)) for size in sizes}
+        barred = {size: not self._owed(shape, size, rule) for size in sizes}
         for size in (size for size in sizes if size in captured):
             own = self._cost_of_own(shape, size, rule)
             better = own is not None and own < captured[size]
@@ -109,7 +108,9 @@ class GraphCache:
             if own is not None and better:
                 options.append(SizeOption(size, own, captured=False, barred=barred[size]))
         missing = [size for size in sizes if size.depth and size not in captured]
-        missing = missing if captured else [size for size in FIRST if size in missing][:1]
+        if not captured:
+            missing = [size for size in FIRST if size in missing][:1]
+            barred = {size: barred[size] and not may_capture(self._capture_time(size.nodes > 0)) for size in missing}
         for size in missing:
             known = self._measured_before(shape, size, rule)
             seconds = self.costs.guess(size, plain, captured) if known is None else known

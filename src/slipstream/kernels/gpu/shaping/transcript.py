@@ -152,8 +152,11 @@ class TranscriptCycle:
         self._held = torch.zeros(rows * width, self._blocks, HELD, device=device)
         self._whole = torch.zeros(rows * width, device=device)
 
-    def restrict(self, logits: Tensor, token: Tensor, control: CycleControl, slots: int, deep: int) -> None:
-        """Apply the rules to consecutive `slots` of each row, the first of which follows token `deep`."""
+    def restrict(
+        self, logits: Tensor, token: Tensor, control: CycleControl, slots: int, deep: int, recorded: bool
+    ) -> None:
+        """Apply the rules to consecutive `slots` of each row, the first of which follows token `deep`. `recorded`: the
+        tokens' log-probabilities will be asked for."""
         settings, times = self._settings, self._settings.first_time is not None
         count = len(logits)
         _restrict[count, self._blocks](
@@ -162,6 +165,8 @@ class TranscriptCycle:
             *(times, long(self._width), BLOCK),
             **early(logits, count),
         )
+        if not times and not recorded:
+            return
         _force[count, self._blocks](
             *(logits, self._vocab, self._held, self._whole, self._first, self._blocks),
             *(times, BLOCK, triton.next_power_of_2(self._blocks)),

@@ -62,8 +62,11 @@ class GpuCrossDecoder(GpuPasses):
         return CrossPass(self, tokens, parts)
 
     def embed(self, token: Int[Tensor, " tokens"], position: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens hidden"]:
-        embedded: Tensor = self._tokens(token) * self._scale + self._places.index_select(0, position)
-        return embedded
+        embedded: Tensor = self._tokens(token)
+        if self._scale != 1:
+            embedded = embedded * self._scale
+        placed: Tensor = embedded + self._places.index_select(0, position)
+        return placed
 
     def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
         logits: Tensor = self._head(self._norm(hidden))
@@ -102,6 +105,7 @@ class CrossPass:
         self.hidden = owner.like.new_zeros(tokens, owner.like.shape[1])
         self._own = AttentionScratch.of(tokens, parts, owner.heads, owner.like)
         self._cross = AttentionScratch.of(tokens, -(-owner.positions // PART), owner.heads, owner.like)
+        self._attended = torch.zeros_like(self.hidden)  # padding tokens are never written, and stay finite
         self._limit = torch.full((tokens,), owner.positions, dtype=torch.long, device=self.hidden.device)
         self._last, self._none = self._limit - 1, torch.full_like(self._limit, -1)
 
@@ -151,11 +155,9 @@ class CrossPass:
     def _attend(
         self, query: Tensor, layout: Layout, held: tuple[Tensor, Tensor], space: AttentionScratch, tree: bool
     ) -> Float[Tensor, "tokens hidden"]:
-        query = query.contiguous()
-        out = (torch.zeros_like if space.split else torch.empty_like)(query)  # padding tokens stay finite
-        space = replace(space, query=query)
-        attend(layout, *held, space, out, self._owner.heads, tree)
-        return out
+        space = replace(space, query=query.contiguous())
+        attend(layout, *held, space, self._attended, self._owner.heads, tree)
+        return self._attended
 
 
 def _joined(attention: Any) -> tuple[Tensor, Tensor]:
