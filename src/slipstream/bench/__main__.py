@@ -38,7 +38,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--out", type=Path, help="a folder for journal, results and report; an interrupted run resumes there")
     add("--against", type=Path, help="compare with the results.json of another run")
     add("--forecast", action="store_true", help="forecast every workload from the others, and show the errors")
-    add("--sample", type=int, default=2, help="with --forecast: further prompts, whose acceptance a second one uses")
+    add("--sample", type=int, default=4, help="with --forecast: further prompts, whose acceptance a third one uses")
     add("--task", help="grade answers: humaneval, mbpp, gsm8k or a .jsonl file of problems; several with commas")
     add("--small", help="the small model of a route or a curve")
     add("--route", help="request or token; lossy")

@@ -49,7 +49,7 @@ class BenchOptions:
     device: str = "auto"
     trust_remote_code: bool = False
     forecast: bool = False  # each workload is also forecast from the others
-    sample: int = 0  # further prompts of each workload, whose acceptance a second forecast uses
+    sample: int = 0  # further prompts of each workload, whose acceptance a third forecast uses
 
 
 def bench(options: BenchOptions) -> Results:

@@ -81,7 +81,7 @@ def forecast_tables(compared: Mapping[str, Any]) -> list[ResultTable]:
     kinds = {
         "errors": "from the other workloads",
         "errors_with_text": "from the other workloads and the plain text of this one",
-        "errors_with_sample": "with a sample of the workload",
+        "errors_with_sample": "from the other workloads, the plain text of this one and a sample",
     }
     return found + [_errors(title, compared[kind]) for kind, title in kinds.items() if kind in compared]
 

@@ -67,8 +67,8 @@ class ForecastFlags:
         bool, typer.Option("--forecast", help="Forecast every workload from the others, and show the errors.")
     ] = False
     sample: Annotated[
-        int, typer.Option(help="With --forecast: further prompts of a workload, whose acceptance a second one uses.")
-    ] = 2
+        int, typer.Option(help="With --forecast: further prompts of a workload, whose acceptance a third one uses.")
+    ] = 4
 
     def chosen(self, model: str, cells: MatrixFlags, workload: str) -> tuple[MatrixFlags, str]:
         """The cells and workloads: those of the flags, and with --forecast some that can be forecast."""

@@ -58,6 +58,17 @@ def test_a_longer_context_takes_longer():
     assert cycle_seconds(own, "d", 4, 1, context=1000) == pytest.approx(0.013 + 9e-4, rel=1e-3)
 
 
+def test_a_sample_and_the_text_count_beside_the_other_workloads():
+    few, many = (run("d", 8, 1, "new", 0.4, cycles=count) for count in (20, 4000))
+    blind, text, both, sure = (
+        forecast_runs(runs(), "d", 4, 1, 0.0, sample=sample, shift=shift).tau
+        for sample, shift in (((), 0.0), ((), -1.0), ([few], -1.0), ([many], -1.0))
+    )
+    assert text < blind, "the text is harder than the others"
+    assert sure == pytest.approx(tokens_per_cycle([0.4] * 4), rel=0.01)
+    assert both == pytest.approx((text + sure) / 2, rel=0.01), "a sample of as many cycles as the others count"
+
+
 def test_joules_by_depth():
     metered = [ProfileRun(**{**each.to_json(), "joules": 2.0 * each.cycles}) for each in runs()]
     point = forecast_runs(metered, "d", 4, 1, 0.0)

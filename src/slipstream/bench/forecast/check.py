@@ -60,8 +60,7 @@ def compare_forecasts(
     """One point for each cell that drafts, with its forecast, its measurement and the error; then the error table.
 
     `texts`: what plain decoding tells of the workloads (`forecast_text`). With these there is a second forecast of each
-    point. `samples`: runs of the workloads on other prompts. With these there is a third one, whose acceptance is that
-    of the sample."""
+    point. `samples`: runs of the workloads on other prompts. With these there is a third one, from both."""
     runs = {cell: [run_of(cell, each) for each in repeats] for cell, repeats in measured.items()}
     points = []
     for cell in runs:
@@ -78,7 +77,7 @@ def compare_forecasts(
             second = _compared(cell, _text_forecast(others, cell, load, context, texts), figures)
             point |= {f"{name}_with_text": second[name] for name in ("forecast", "error")}
         if own := [run for run in samples if run.workload == cell.workload and run.drafter == cell.setup.drafter]:
-            second = _compared(cell, forecast_runs(others, *load, context, own), figures)
+            second = _compared(cell, _text_forecast(others, cell, load, context, texts, own), figures)
             point |= {f"{name}_with_sample": second[name] for name in ("forecast", "error")}
         points.append(point)
     compared: dict[str, Any] = {"points": points, "errors": errors_of(points)}
@@ -96,8 +95,10 @@ def _text_forecast(
     load: tuple[str, int, int, float],
     context: float,
     texts: tuple[Sequence[TextCertainty], Sequence[ProfileRun]],
+    sample: Sequence[ProfileRun] = (),
 ) -> RunPoint:
-    """The forecast from the other workloads and from the plain text of this one."""
+    """The forecast from the other workloads, the plain text of this one and a sample of it. A drafter that copies from
+    the text was run over the text itself, which tells more than a sample of other prompts."""
     certainties, replays = texts
     own = [run for run in replays if run.workload == cell.workload and run.drafter == cell.setup.drafter]
     if own:
@@ -107,7 +108,7 @@ def _text_forecast(
     here = certainty_of(certainties, cell.workload, cell.temperature)
     slope = certainty_slope(others, certainties, {run.drafter for run in replays})
     shift = slope * (here - sum(usual) / len(usual)) if here is not None and usual else 0.0
-    return forecast_runs(others, *load, context, shift=shift)
+    return forecast_runs(others, *load, context, sample, shift)
 
 
 def _compared(cell: Cell, point: RunPoint, measured: Mapping[str, float]) -> dict[str, Any]:

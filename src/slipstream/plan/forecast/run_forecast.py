@@ -58,7 +58,7 @@ def forecast_runs(
 ) -> RunPoint:
     """One point. `context`: mean tokens of a row, if it is known; None: that of the runs. `sample`: runs of the very
     workload, on other prompts or over its plain text; only their acceptance is used. `shift`: of the log-odds of
-    acceptance, by what is known of the text (`text_shift`)."""
+    acceptance of the others, by what is known of the text (`text_shift`)."""
     if depth < 1 or batch < 1:
         raise ValueError(f"depth is {depth} and batch {batch}; both must be 1 or more")
     used = [run for run in runs if run.drafter in (drafter, PLAIN)]
@@ -67,10 +67,10 @@ def forecast_runs(
         raise ValueError(f"there are no runs of {drafter} beside plain decoding; the profile has drafters: {names}")
     chances = survival(used, drafter, depth, temperature)
     own = [run for run in sample if run.drafter == drafter]
+    if shift:
+        chances = moved(chances, shift)
     if own:
         chances = _mixed(own, chances, depth, temperature)
-    elif shift:
-        chances = moved(chances, shift)
     texts = [runs_of for runs_of in by_workload(used).values() if any(run.drafter == drafter for run in runs_of)]
     taus = [1.0 + sum(survival(each, drafter, depth, temperature)) for each in ([own] if own else texts)]
     tau, spread = 1.0 + sum(chances), _spread(taus)

@@ -14,6 +14,7 @@ from slipstream.core.types import Budget, Row
 from slipstream.engines.job import Job
 from slipstream.engines.native.groups import limited
 from slipstream.engines.native.publisher import ChunkPublisher
+from slipstream.kernels.machine import warn
 
 if TYPE_CHECKING:
     from slipstream.engines.native.captured.flight import Flight
@@ -232,6 +233,8 @@ class CapturedRows:
             yield
         except Exception as error:
             self._note(f"captured cycles, given up: {error}")
+            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            warn(f"cycles are no longer captured ({reason}); decoding on this GPU is several times slower")
             self.runner = self._flight = None
 
 
