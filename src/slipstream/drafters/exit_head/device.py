@@ -88,8 +88,9 @@ class ExitSteps:
         self._token.copy_(self._tokens[:, n])
         layout = part(self._layout, n * rows, rows)
         self._pass.run(self._token, layout, early.held, self._span, {}, False)
-        self._states[:, n].copy_(self._pass.hidden)
-        return self._pass.hidden
+        state = self._states[:, n]
+        state.copy_(self._pass.hidden)  # in the model's type: passes keep more digits than the head takes
+        return state
 
 
 class ExitAttention:

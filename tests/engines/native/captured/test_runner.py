@@ -114,8 +114,9 @@ def decoded(
     ids: list[int] | None = IDS,
     prompt_logprobs: int | None = None,
     policy: Policy | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[list[Job], int]:
-    model = build(kind, **LAYERS).to(DEVICE)
+    model = build(kind, **LAYERS).to(DEVICE, dtype)
     target = TorchModel(model)
     target.forward_pass.decoder = passes(target, recorded=kind != "llama") if fast else None
     head = eagle(target, IDS, features=(0, 1))
@@ -428,3 +429,12 @@ def test_a_text_that_cannot_be_told_ends_its_own_request_alone():
     assert (bad.result().finish_reason, bad.result().error) == ("error", "no such letter")
     assert good.result().text == "".join(f"<{token}>" for token in good.row.output)
     assert not batch.failures
+
+
+@pytest.mark.parametrize("drafter", ["none", "eagle", "dflash", *EXITS, *HEADS])
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul")  # on processors without such products
+def test_drafters_have_captured_cycles_in_half_precision(drafter):
+    """Passes keep their states in float32, and heads have the model's own type."""
+    jobs, cycles = decoded(True, DecodingPlan(drafter, "greedy", 2), Sampling(0), dtype=torch.bfloat16)
+    assert cycles
+    assert [len(job.row.output) for job in jobs] == [tokens for _, tokens in PROMPTS]
