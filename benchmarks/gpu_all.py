@@ -47,7 +47,7 @@ TASKS = (
     Task("stages", 55, "{here}/stages.py --model {large} --draft {small} --device cuda --repeats 2 "
                        "--workload code:1,chat:1,rewriting:2 --out {out}/stages.json"),
     Task("curve", 420, "-m slipstream.bench --task {both} -m {large} --small {small} --curve --max-tokens 400 "
-                       "--limit 24 --quality-batch 512 --verify {rules} --batch 1 --time-limit 400 --out {out}/curve"),
+                       "--limit 24 --quality-batch 256 --verify {rules} --batch 1 --time-limit 400 --out {out}/curve"),
     Task("table1", 100, "{here}/table1.py run -m {large} -d {small} --xsum {xsum} --humaneval {humaneval} --batch 256 "
                         "--out {out}/table1"),
     Task("choose", 150, "-m slipstream plan choose -m {large} --small {small} --task {humaneval} --json"),
