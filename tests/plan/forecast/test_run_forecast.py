@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from slipstream.plan.forecast.cycle_times import cycle_seconds
 from slipstream.plan.forecast.formulas import tokens_per_cycle
-from slipstream.plan.forecast.run_forecast import cycle_seconds, forecast_runs
+from slipstream.plan.forecast.run_forecast import forecast_runs
 from slipstream.plan.profile.runs import PLAIN, ProfileRun
 
 RATES = {"code": 0.8, "chat": 0.6, "maths": 0.7}
@@ -67,6 +68,26 @@ def test_a_sample_and_the_text_count_beside_the_other_workloads():
     assert text < blind, "the text is harder than the others"
     assert sure == pytest.approx(tokens_per_cycle([0.4] * 4), rel=0.01)
     assert both == pytest.approx((text + sure) / 2, rel=0.01), "a sample of as many cycles as the others count"
+
+
+def stopping(lengths, by_token):
+    """Runs of a drafter that stops before the depth of 4, on some texts sooner than on others. A cycle takes 4 ms more
+    than a plain one, or 4 ms for each drafted token."""
+    made = [run(PLAIN, 0, 1, workload) for workload in lengths]
+    for workload, length in lengths.items():
+        drafted, accepted = round(4000 * length), round(2000 * length)
+        seconds = 4000 * (0.011 + 0.004 * (length if by_token else 1))
+        counts = 4000 + accepted, 4000, 4000 + accepted, 100.0, (accepted, 0, 0, 0), (drafted, 0, 0, 0)
+        made.append(ProfileRun("d", 4, 1, 0.0, workload, seconds, *counts))
+    return made
+
+
+@pytest.mark.parametrize("by_token", [True, False])
+def test_a_drafter_that_stops_sooner_on_this_text_takes_less_time_if_others_did(by_token):
+    others, own = stopping({"one": 0.4, "two": 0.8}, by_token), stopping({"new": 0.2}, by_token)[1:]
+    point = forecast_runs(others, "d", 4, 1, 0.0, sample=own)
+    seconds = 0.011 + 0.004 * (0.2 if by_token else 1)
+    assert point.tau / point.tokens_per_second == pytest.approx(seconds, rel=0.02)
 
 
 def test_joules_by_depth():

@@ -67,17 +67,17 @@ def _plain_texts(engine: Any, items: Sequence[Item], cell: Cell, schedule: Bench
 
 def replayed(drafter: PerRow, name: str, cell: Cell, depth: int, texts: Sequence[Sequence[list[int]]]) -> ProfileRun:
     """A run of a copying drafter over finished texts: what it proposes at each place against what follows there."""
-    accepted, cycles, emitted, context = [0] * depth, 0, 0, 0
+    accepted, drafted, cycles, emitted, context = [0] * depth, [0] * depth, 0, 0, 0
     for prompt, output in texts:
         tokens, done = [*prompt, *output], len(prompt)
         row_drafter = drafter.new(Row(Request(prompt, max_tokens=len(output) + 1)))
         while done < len(tokens):
             guess = row_drafter.guess(tokens[:done], min(depth, len(tokens) - done - 1))
             kept = next((i for i, token in enumerate(guess) if token != tokens[done + i]), len(guess))
-            for i in range(kept):
-                accepted[i] += 1
+            for i in range(len(guess)):
+                drafted[i] += 1
+                accepted[i] += i < kept
             cycles, emitted, context = cycles + 1, emitted + kept + 1, context + done
             done += kept + 1
-    drafted = tuple([cycles] * depth)
-    counts = (1.0, max(1, emitted), max(1, cycles), emitted, context / max(1, cycles), tuple(accepted), drafted)
+    counts = 1.0, max(1, emitted), max(1, cycles), emitted, context / max(1, cycles), tuple(accepted), tuple(drafted)
     return ProfileRun(name, depth, 1, cell.temperature, cell.workload, *counts)

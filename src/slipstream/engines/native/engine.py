@@ -129,14 +129,10 @@ class NativeEngine(JobEngine):
         seed_policy(self._policy, find_profile(profile, self.target), self._drafter_name, own)
         self._rules: dict[str, Verifier] = {}
         self._watch = watch
-        self._batch = Batch(
-            self.target.model,
-            self.drafter,
-            self._rule,
-            self._policy,
-            limits,
-            runner=None if watch else captured_runner(self.target.model, self._policy.costs),
-        )
+        runner = None if watch else captured_runner(self.target.model, self._policy.costs)
+        self._batch = Batch(self.target.model, self.drafter, self._rule, self._policy, limits, runner=runner)
+        if runner is not None:
+            runner.reserve(self._batch.scheduler.rows, own.own_model)
         self._building = threading.Lock()
         self._worker = Worker(self._batch)
         if warm_up:

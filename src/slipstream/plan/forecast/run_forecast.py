@@ -11,19 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
-from statistics import median
 
 import numpy as np
 
 from slipstream.core.student import student_quantile
+from slipstream.plan.forecast.cycle_times import cycle_seconds, lengthening, on_measured, time_spread
 from slipstream.plan.forecast.formulas import deviation_of
 from slipstream.plan.forecast.profile_forecast import continued
 from slipstream.plan.forecast.text_shift import moved
 from slipstream.plan.profile.runs import PLAIN, ProfileRun, by_workload
 
 OTHERS = 20.0  # cycles that the other workloads count as beside a sample of the workload
-MIN_PAIRS = 3  # of runs with different contexts, before their times tell what context costs
 Interval = tuple[float, float]
 
 
@@ -74,8 +72,10 @@ def forecast_runs(
     texts = [runs_of for runs_of in by_workload(used).values() if any(run.drafter == drafter for run in runs_of)]
     taus = [1.0 + sum(survival(each, drafter, depth, temperature)) for each in ([own] if own else texts)]
     tau, spread = 1.0 + sum(chances), _spread(taus)
-    seconds, seconds_spread = cycle_seconds(used, drafter, depth, batch, context), _time_spread(used, drafter)
-    plain, plain_spread = cycle_seconds(used, PLAIN, 0, batch, context), _time_spread(used, PLAIN)
+    seconds, seconds_spread = cycle_seconds(used, drafter, depth, batch, context), time_spread(used, drafter)
+    plain, plain_spread = cycle_seconds(used, PLAIN, 0, batch, context), time_spread(used, PLAIN)
+    if own:
+        seconds = plain + (seconds - plain) * lengthening(used, own, drafter, depth)
     joules = _joules(used, tau, drafter, depth, batch)
     count = max(2, len(texts))
     return RunPoint(
@@ -118,62 +118,6 @@ def _survival(runs: Sequence[ProfileRun], depth: int) -> list[float]:
 def _share(runs: Sequence[ProfileRun], position: int) -> float:
     accepted = sum(run.accepted[position] for run in runs if position < len(run.accepted))
     return accepted / sum(run.cycles for run in runs)
-
-
-def cycle_seconds(
-    runs: Sequence[ProfileRun], drafter: str, depth: int, batch: int, context: float | None = None
-) -> float:
-    """Seconds per cycle of a row: on the line between measured depths, then on the line between measured batches."""
-    own = [run for run in runs if run.drafter == drafter]
-    plain = [run for run in runs if run.drafter == PLAIN]
-    batches = sorted({run.batch for run in own})
-    seconds = []
-    for size in batches:
-        there = [run for run in own if run.batch == size]
-        slope = _context_slope([run for run in plain if run.batch == size])
-        depths = sorted({run.depth for run in there})
-        means = [_mean_seconds([run for run in there if run.depth == d], slope, context) for d in depths]
-        seconds.append(on_measured(depths, means, depth))
-    whole_pass = [size * each for size, each in zip(batches, seconds, strict=True)]  # nearly a line in the batch
-    return on_measured(batches, whole_pass, batch) / batch
-
-
-def _mean_seconds(runs: Sequence[ProfileRun], slope: float, context: float | None) -> float:
-    """The median of the runs, each moved to the context that is asked for. One slow run does not count."""
-    seconds = []
-    for run in runs:
-        moved = 0.0 if context is None else slope * (context - run.context)
-        seconds.append(max(0.2 * run.cycle_seconds, run.cycle_seconds + moved))
-    return median(seconds)
-
-
-def _context_slope(runs: Sequence[ProfileRun]) -> float:
-    """Seconds that a cycle takes longer for each token of context: the median of the slopes between two runs
-    (Theil and Sen). 0 where the runs do not tell contexts apart."""
-    pairs = [
-        (b.cycle_seconds - a.cycle_seconds) / (b.context - a.context)
-        for a, b in combinations(runs, 2)
-        if max(a.context, b.context) > 2 * min(a.context, b.context)
-    ]
-    return max(0.0, median(pairs)) if len(pairs) >= MIN_PAIRS else 0.0
-
-
-def _time_spread(runs: Sequence[ProfileRun], drafter: str) -> float:
-    """The standard deviation of the logarithm of a cycle's time between runs of one size, by the median deviation."""
-    groups: dict[tuple[int, int], list[float]] = {}
-    for run in runs:
-        if run.drafter == drafter:
-            groups.setdefault((run.depth, run.batch), []).append(math.log(run.cycle_seconds))
-    deviations = [abs(value - median(own)) for own in groups.values() if len(own) > 1 for value in own]
-    return 1.4826 * median(deviations) if deviations else 0.0
-
-
-def on_measured(places: Sequence[int], values: Sequence[float], at: int) -> float:
-    """On the line between measured places. Beyond the last one the line of the last two goes on, not falling."""
-    if at <= places[-1] or len(places) == 1:
-        return float(np.interp(at, places, values))
-    slope = (values[-1] - values[-2]) / (places[-1] - places[-2])
-    return values[-1] + max(0.0, slope) * (at - places[-1])
 
 
 def _joules(runs: Sequence[ProfileRun], tau: float, drafter: str, depth: int, batch: int) -> float | None:

@@ -14,10 +14,8 @@ from functools import lru_cache, partial
 from time import perf_counter
 from typing import Any, cast
 
-import torch
-
 from slipstream.core.device import RECORDED_LOGPROBS, DeviceProcessor, DeviceRule, DraftSize, GraphKey, SizeMenu
-from slipstream.core.interfaces import Drafter, Policy
+from slipstream.core.interfaces import Drafter, Model, Policy
 from slipstream.core.noise import keys
 from slipstream.core.shaping import needs_shaping, only_processed
 from slipstream.core.types import Budget, Row
@@ -27,7 +25,15 @@ from slipstream.engines.native.captured.chain_cycle import ChainCycle
 from slipstream.engines.native.captured.flight import Flight
 from slipstream.engines.native.captured.graph_cache import GraphCache
 from slipstream.engines.native.captured.result import CycleResult
-from slipstream.engines.native.captured.sizes import GROWN, LEVELS, WIDEST, BatchShape, chain_depths, size_for
+from slipstream.engines.native.captured.room import device_limits, reserve
+from slipstream.engines.native.captured.sizes import (
+    GROWN,
+    LEVELS,
+    WIDEST,
+    BatchShape,
+    chain_depths,
+    size_for,
+)
 from slipstream.engines.native.captured.tree_cycle import TreeCycle
 from slipstream.engines.native.scheduler import CPU, DeviceLimits
 from slipstream.kernels.gpu.decoder import Held
@@ -35,9 +41,7 @@ from slipstream.models.run.gpu.passes import GpuPasses
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.plan.policy.costs import CostModel
 
-ROWS = 256  # rows that decode together by default
 CASCADE = Budget(3)  # of rows that must draft in every cycle, if no depth is given
-CACHE_SHARE = 0.4  # of the memory that is free once the model is loaded; growing copies one layer after the other
 
 
 class CapturedRunner:
@@ -53,14 +57,15 @@ class CapturedRunner:
 
     @property
     def limits(self) -> DeviceLimits:
-        """Rows and tokens that suit the device, now that the model is loaded."""
+        """Rows and tokens that suit the device."""
         if self._passes.like.device.type != "cuda":
             return replace(CPU, prefill=self._passes.prompt_tokens)
-        free, _ = torch.cuda.mem_get_info(self._passes.like.device)
-        states = len(self._model.features) * self._passes.like.nbytes
-        token = states + sum(key.nbytes + value.nbytes for key, value in self._passes.entries)
-        rows = ROWS if not self._passes.row_bytes else int(CACHE_SHARE * free / self._passes.row_bytes)
-        return DeviceLimits(max(1, min(ROWS, rows)), int(CACHE_SHARE * free / token), self._passes.prompt_tokens)
+        return device_limits(self._model, self._passes)
+
+    def reserve(self, rows: int, draft: Model | None = None) -> None:
+        """Let the caches of the target and of a draft model begin with room, for up to so many rows."""
+        reserve(self._model, rows)
+        reserve(draft, rows)
 
     @property
     def captured(self) -> list[ChainCycle | TreeCycle]:
