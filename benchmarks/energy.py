@@ -6,10 +6,11 @@
 
 Each way decodes the same prompts greedily for some seconds, because the energy counter of a GPU is slow, and for
 `--warm` seconds before, in which a GPU compiles kernels and captures graphs. O0 is plain decoding, O3 lets the policy
-choose the depth, and the others have a fixed depth. The table has the milliseconds of a token of one request, tokens
-per second and joules per token of all requests, and the power. A way is on the frontier where no other way of the same
-batch is both quicker and cheaper. The energy of one drafter is also split by phase, for the smallest and the largest
-batch. With `--out` the folder gets `energy.json`, `energy.md` and `energy.svg`.
+choose the depth, and the others have a fixed depth. The way that `-O e` takes, by its own measurement of one request at
+a time, is marked Oe at batch 1. The table has the milliseconds of a token of one request, tokens per second and joules
+per token of all requests, and the power. A way is on the frontier where no other way of the same batch is both quicker
+and cheaper. The energy of one drafter is also split by phase, for the smallest and the largest batch. With `--out` the
+folder gets `energy.json`, `energy.md` and `energy.svg`.
 
 Without an energy counter the script says so and exits with 2. `--watts` states a power; all figures are then estimates.
 On one H200 the default settings take about 150 seconds.
@@ -25,6 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from slipstream.bench.figures import measure_energy_figures
 from slipstream.bench.measure.energy import gauge, power_model
 from slipstream.bench.measure.measurement import Load, Measurement, add_run
 from slipstream.bench.measure.phase_energy import PHASES, PhaseLoad
@@ -50,9 +52,15 @@ def ways(depths: Sequence[int]) -> dict[str, Speculation]:
     return {"O0 (plain)": Speculation(off=True), **fixed, "O3 (policy)": Speculation()}
 
 
+def frugal(target: Target, given: argparse.Namespace) -> int:
+    """The depth that `-O e` takes, 0 for plain decoding."""
+    figures = measure_energy_figures(target, {given.drafter: {}}, given.depths)
+    return figures.frugal(None)[1].depth
+
+
 def measured(target: Target, given: argparse.Namespace, dtype: str, items: Sequence[Item]) -> list[Row]:
     """All ways and batches with weights of one kind."""
-    rows = []
+    rows, chosen = list[Row](), frugal(target, given)
     limits = Limits(rows=max(given.batches), retained=0)
     with NativeEngine(target, given.drafter, limits=limits, profile="none") as engine:
         for batch in given.batches:
@@ -63,8 +71,9 @@ def measured(target: Target, given: argparse.Namespace, dtype: str, items: Seque
                     add_run(engine, items, load, Measurement())
                 found = token_energy(engine, items, load, given.seconds)
                 assert found.seconds_per_token is not None, "there is a counter, or a power is stated"
+                mark = ", Oe" if batch == 1 and way != "O3 (policy)" and (speculation.depth or 0) == chosen else ""
                 rows.append({
-                    "weights": dtype, "batch": batch, "way": way, "tau": found.tau,
+                    "weights": dtype, "batch": batch, "way": way + mark, "tau": found.tau,
                     "ms_per_token": 1000 * batch * found.seconds_per_token,
                     "tokens_per_second": 1 / found.seconds_per_token,
                     "joules_per_token": found.joules_per_token, "watts": found.watts, "source": found.source,

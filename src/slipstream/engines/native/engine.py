@@ -132,7 +132,8 @@ class NativeEngine(JobEngine):
         runner = None if watch else captured_runner(self.target.model, self._policy.costs)
         self._batch = Batch(self.target.model, self.drafter, self._rule, self._policy, limits, runner=runner)
         if runner is not None:
-            runner.reserve(self._batch.scheduler.rows, own.own_model)
+            with turns_of(self.target.model):
+                runner.reserve(self._batch.scheduler.rows, own.own_model)
         self._building = threading.Lock()
         self._worker = Worker(self._batch)
         if warm_up:

@@ -46,13 +46,14 @@ class KVCache:
         """A cache with the initial size for a device."""
         return KVCache(PLACES, ROWS) if device.type == "cuda" else KVCache()
 
-    def begin_with(self, rows: int, places: int) -> None:
-        """Begin with at least so many rows and places, within the limit, if nothing was held yet."""
+    def grow(self, rows: int, places: int) -> None:
+        """Make room for at least so many rows and places, if the limit allows it. The tensors grow when they are next
+        written."""
         rows, places = max(rows, self.rows), max(places, self.places)
-        if self._layers or len(self._free) < self.rows or (self.limit is not None and rows * places > self.limit):
-            return
-        self.rows, self.places, self._free = rows, places, list(range(rows))
-        self.version += 1
+        if (rows, places) != (self.rows, self.places) and (self.limit is None or rows * places <= self.limit):
+            self._free += range(self.rows, rows)  # larger than all others, so this is still a heap
+            self.rows, self.places = rows, places
+            self.version += 1
 
     def take(self) -> int:
         """An index for a new row."""

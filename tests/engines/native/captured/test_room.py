@@ -32,19 +32,20 @@ def test_it_never_takes_more_than_its_share(token, row):
         assert rows * (row + places * token) <= max(room, row + token)
 
 
-def test_a_cache_in_use_stays_as_it_is():
+def test_a_cache_in_use_grows_and_keeps_what_it_holds():
     cache, entry = KVCache(64, 2), torch.ones(1, 1, 1, 4)
+    keys, _ = cache.layer(0, entry, entry)
+    keys[1, :, :3] = 7.0
+    assert [cache.take(), cache.take()] == [0, 1]
     cache.limit = 1000
-    cache.begin_with(8, 256)
+    cache.grow(8, 256)
     assert (cache.rows, cache.places, cache.version) == (2, 64, 0), "beyond the limit"
-    cache.begin_with(4, 32)
-    assert (cache.rows, cache.places, cache.version) == (4, 64, 1)
-    assert [cache.take() for _ in range(4)] == [0, 1, 2, 3]
-    cache.begin_with(8, 64)
-    assert cache.rows == 4, "a row is taken"
-    for row in range(4):
-        cache.give(row)
-    cache.layer(0, entry, entry)
-    cache.begin_with(8, 64)
-    assert cache.rows == 4, "entries are held"
-    cache.check_integrity([], [])
+    cache.grow(4, 128)
+    assert (cache.rows, cache.places, cache.version) == (4, 128, 1)
+    cache.grow(1, 16)
+    assert cache.version == 1, "there is room already"
+    grown, _ = cache.layer(0, entry, entry)
+    assert grown.shape == (4, 1, 128, 4)
+    assert bool((grown[1, :, :3] == 7.0).all())
+    assert [cache.take(), cache.take()] == [2, 3]
+    cache.check_integrity(range(4), [3])

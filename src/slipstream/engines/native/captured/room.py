@@ -30,7 +30,7 @@ def reserve(model: Model | None, rows: int) -> None:
     """Let the cache of a model that is captured begin with room for usual texts, for up to so many rows."""
     if isinstance(model, TorchModel) and isinstance(passes := model.decoder, GpuPasses):
         room, token = int(FIRST_SHARE * _free_bytes(model.device)), _token_bytes(model, passes)
-        model.cache.begin_with(*first_room(rows, model.context, token, passes.row_bytes, room))
+        model.cache.grow(*first_room(rows, model.context, token, passes.row_bytes, room))
 
 
 def first_room(rows: int, context: int, token: int, row: int, room: int) -> tuple[int, int]:

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from time import perf_counter
 from typing import Any, cast
 
 from slipstream.core.device import RECORDED_LOGPROBS, DeviceProcessor, DeviceRule, DraftSize, GraphKey, SizeMenu
 from slipstream.core.interfaces import Drafter, Model, Policy
-from slipstream.core.noise import keys
 from slipstream.core.shaping import needs_shaping, only_processed
 from slipstream.core.types import Budget, Row
 from slipstream.drafters.device.interface import DeviceDraft, DeviceDrafter, PlainDecoding, TreeDraft
 from slipstream.engines.native.captured.capture_budget import CaptureBudget
 from slipstream.engines.native.captured.chain_cycle import ChainCycle
+from slipstream.engines.native.captured.control_words import control_words
 from slipstream.engines.native.captured.flight import Flight
 from slipstream.engines.native.captured.graph_cache import GraphCache
 from slipstream.engines.native.captured.result import CycleResult
@@ -197,7 +197,9 @@ class CapturedRunner:
         state, read = device.begin(rows, budget, cycle)
         goal = [min(own.depth, key.depth) for own in goals]
         depths = [own.depth for own in budget]
-        record = cycle.launch(*self._control(rows, depths, goals, goal, device, size, key.rows), state)
+        indices = [self._model.index(row) for row in rows], [device.index(row) for row in rows]
+        words = control_words(rows, depths, goals, goal, indices, self._model.context, size, key.rows)
+        record = cycle.launch(*words, state)
         lines = list(zip(range(len(rows)), rows, goal, strict=True))
         version = self._model.cache.version, device.version
         return Flight(
@@ -306,50 +308,6 @@ class CapturedRunner:
                 graphs.add(key, _new_cycle(key, self._passes, held, part, processor))
             self.captures += 1
         return graphs.cycles[key], missing
-
-    def _control(
-        self,
-        rows: Sequence[Row],
-        depths: list[int],
-        goals: Sequence[Budget],
-        goal: list[int],
-        device: DeviceDrafter,
-        size: DraftSize,
-        lines: int,
-    ) -> tuple[list[list[int]], list[list[float]]]:
-        """`CycleControl` and the numbers of `SamplingInputs`, filled up to a graph's rows. `depths` are of the coming
-        cycle, `goals` of the cycles after it, which have the same shapes."""
-        words = [
-            [_stream(row.seed, row.sample) for row in rows],
-            [row.length for row in rows],
-            depths,
-            [self._model.index(row) for row in rows],
-            [device.index(row) for row in rows],
-            [row.tokens[-1] for row in rows],
-            [min(size.nodes, row.shape.nodes if row.shape else row.depth) for row in goals],
-            [min(size.width, row.shape.width if row.shape else 1) for row in goals],
-            [row.tokens[-2] for row in rows],
-            [row.room(self._model.context) for row in rows],
-            goal,
-        ]
-        sampling = [row.request.sampling for row in rows]
-        numbers = [
-            [own.temperature for own in sampling],
-            [row.stop_below for row in goals],
-            [float(own.top_k) for own in sampling],
-            [own.top_p for own in sampling],
-            [own.min_p for own in sampling],
-        ]
-        missing = lines - len(rows)
-        fill = [0, 1, -1, 0, 0, 0, 0, 0, 0, 0, 0]
-        padded = [line + [value] * missing for line, value in zip(words, fill, strict=True)]
-        return padded, [line + line[:1] * missing for line in numbers]
-
-
-@lru_cache(maxsize=1 << 12)
-def _stream(seed: int, sample: int) -> int:
-    """The key of a row's noise."""
-    return int(keys([seed], [sample]))
 
 
 def _processing(row: Row) -> Hashable:
