@@ -21,6 +21,7 @@ def test_a_cache_begins_with_usual_batches_and_texts_and_then_with_more_rows():
     assert first_room(256, 448, 1, 0, 1 << 40) == (256, 512), "nor places than a text may have"
     assert first_room(256, 8192, 1, 0, ROWS * 100) == (ROWS, 64), "rows come first"
     assert first_room(256, 8192, 1, 1000, 10_000)[0] == 8, "some have a cost of their own"
+    assert first_room(256, 448, 1, 1000, 1 << 40) == (ROWS, 512)
     assert first_room(256, 8192, 1000, 0, 1) == (1, 1)
 
 

@@ -35,9 +35,10 @@ def reserve(model: Model | None, rows: int) -> None:
 
 def first_room(rows: int, context: int, token: int, row: int, room: int) -> tuple[int, int]:
     """Rows and places that a cache begins with: usual ones, then as many rows as there may be, as far as `room` allows.
-    `token` and `row`: bytes of a token, and of a row beside its tokens. All numbers are powers of two."""
+    `token` and `row`: bytes of a token, and of a row beside its tokens; rows that have such stay at the usual number.
+    All numbers are powers of two."""
     count = places = 1
-    for most_rows, most_places in ((USUAL[0], 1), USUAL, (rows, USUAL[1])):
+    for most_rows, most_places in ((USUAL[0], 1), USUAL, (USUAL[0] if row else rows, USUAL[1])):
         while count < min(rows, most_rows) and 2 * count * (row + places * token) <= room:
             count *= 2
         while places < min(context, most_places) and count * (row + 2 * places * token) <= room:
