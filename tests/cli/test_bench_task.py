@@ -283,8 +283,18 @@ def test_calibrate_and_choose(place, slipstream):
     assert found["rule"].startswith("route(score=mean, threshold=")
     half = slipstream("plan", "calibrate", *words, "--max-share", "0.4", "--max-tokens", "6", "--json").report
     assert half["large_share"] == pytest.approx(1 / 3, abs=1e-4)
-    chosen = slipstream("plan", "choose", *words, "--margin", "0.9", "--max-tokens", "6", "--json").report
-    assert len(chosen["candidates"]) == 3
+    loose = [*words, "--margin", "0.9", "--max-tokens", "6", "--json"]
+    chosen = slipstream("plan", "choose", *loose).report["candidates"]
+    assert [entry["rule"].partition("(")[0] for entry in chosen[:3]] == ["route"] * 3
+    assert [(entry["verify"], entry["lossless"]) for entry in chosen[3:]] == [
+        (None, True), ("lenient(factor=2)", False), ("cascade_token(alpha=0.3)", False)
+    ]  # fmt: skip
+    assert chosen[3]["difference"] == 0, "exact speculation answers as the large model does"
+    assert all(entry["large_seconds_per_request"] == chosen[0]["large_seconds_per_request"] for entry in chosen)
+    few = slipstream("plan", "choose", *loose, "--verify", "none").report
+    assert len(few["candidates"]) == 3
+    wrong = slipstream("plan", "choose", *loose, "--verify", "nonsense")
+    assert (wrong.returncode, "nonsense" in wrong.stderr) == (2, True)
     for wrong, sentence in (
         (["--margin", "2"], "margin is 2; it must be between 0 and 1"),
         (["--max-share", "2"], "max_share is 2; it must be between 0 and 1"),

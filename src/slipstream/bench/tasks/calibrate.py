@@ -1,4 +1,5 @@
-"""Finds the threshold of a request-level route for a wanted quality or a budget, from the runs of both models.
+"""Finds the threshold of a request-level route for a wanted quality or a budget, from the runs of both models, and
+compares token-level rules with the large model.
 
 Thresholds are tried from 1 down. The first one whose loss cannot be bounded ends the search, so that the bound of the
 one before it holds at its level although several were tried (a fixed sequence of tests).
@@ -45,6 +46,47 @@ class Calibration:
             f"{100 * self.difference_bound:+.1f} at 95 % over {self.problems} problems; "
             f"{self.seconds_per_request:.3g} s per request instead of "
             f"{self.large_seconds_per_request:.3g}"
+        )
+
+
+@dataclass(frozen=True)
+class RuleFigures:
+    """A rule of the verification step with the small model as the draft model, against the large model alone."""
+
+    verify: str | None  # as it is asked for; None: exact speculation
+    rule: str  # as it ran
+    lossless: bool
+    large_share: float  # of the tokens
+    accuracy: float
+    large_accuracy: float
+    difference: float
+    difference_bound: float  # one-sided lower bound at 95 %, of this rule alone
+    seconds_per_request: float
+    large_seconds_per_request: float
+    problems: int
+
+    @staticmethod
+    def of(outcome: TaskOutcome, large: TaskOutcome, verify: str | None) -> RuleFigures:
+        differences = [ours - theirs for ours, theirs in zip(outcome.right, large.right, strict=True)]
+        return RuleFigures(
+            verify, outcome.rule, bool(outcome.lossless), outcome.large_share, outcome.accuracy, large.accuracy,
+            sum(differences) / len(differences), lower_bound(differences), outcome.seconds, large.seconds,
+            len(differences),
+        )  # fmt: skip
+
+    def allowed(self, margin: float) -> bool:
+        """Whether its loss is at most `margin` at 95 %. What is lossless has none."""
+        return self.lossless or self.difference_bound >= -margin
+
+    def data(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"{self.verify or 'exact speculation'}: {100 * self.difference:+.1f} points against the large model, "
+            f"at least {100 * self.difference_bound:+.1f} at 95 % over {self.problems} problems; "
+            f"{self.seconds_per_request:.3g} s per request instead of {self.large_seconds_per_request:.3g}"
         )
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from slipstream.bench.tasks.outcome import TaskOutcome
-from slipstream.bench.tasks.pair_runs import evidence_of, thresholds
+from slipstream.bench.tasks.pair_runs import evidence_of, rule_depth, thresholds
 from slipstream.bench.tasks.problems import TaskSet
 from slipstream.bench.tasks.run_file import QUALITY_BATCH, OutOfTime, RunFile, TimeLimit
 from slipstream.bench.tasks.task_run import TaskLoad, answer_task
@@ -27,7 +27,6 @@ from slipstream.engines.cascade.lazy import LazyEngine
 from slipstream.engines.cascade.request import RouteEngine, RouteOptions
 from slipstream.engines.cascade.rescore import prepare
 from slipstream.engines.options import Speculation
-from slipstream.plan.lower.routes import TOKEN_DEPTH
 
 GRIDS: Mapping[str, Sequence[str]] = {
     "cascade_chow": [f"alpha={value}" for value in (0.1, 0.2, 0.4, 0.6, 0.8)],
@@ -38,7 +37,6 @@ GRIDS: Mapping[str, Sequence[str]] = {
     "lenient": [f"factor={value}" for value in (1.25, 1.5, 2, 4, 8)],
     "bild": [f"fallback={value}" for value in (0.9, 0.7, 0.5, 0.3, 0.1)],
 }
-CASCADE_DEPTH = 5  # drafted tokens per cycle, unless a depth is given
 SAMPLED = (0.2, 0.4, 0.6, 0.8, 0.95)  # thresholds of a score that compares samples
 
 Answer = Callable[[TaskSet, TaskLoad], TaskOutcome]
@@ -151,7 +149,7 @@ def spread(task: TaskSet, small: TaskOutcome, count: int) -> TaskSet:
 
 def _lossy(names: Sequence[str], depth: int | None) -> Iterator[tuple[str, int]]:
     for rule in (f"{name}({setting})" for name in names for setting in GRIDS[name]):
-        yield rule, depth or (TOKEN_DEPTH if spec_name(rule) == "bild" else CASCADE_DEPTH)
+        yield rule, rule_depth(rule, depth)
 
 
 def _thresholds(score: str, small: TaskOutcome) -> Sequence[float]:

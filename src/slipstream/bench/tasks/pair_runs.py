@@ -22,9 +22,12 @@ from slipstream.core.spec import parse_spec, spec_name
 from slipstream.engines.base import Engine
 from slipstream.engines.cascade.rescore import evidence_of_answer, native, prepare, weights_of, with_states
 from slipstream.engines.native.engine import NativeEngine
+from slipstream.engines.options import Speculation
+from slipstream.plan.lower.routes import TOKEN_DEPTH
 
 TOP = 20  # most probable tokens that scores of one answer look at
 SCORES = ("mean", "quantile", "entropy")  # scores that need one answer only
+CASCADE_DEPTH = 5  # drafted tokens per cycle, unless a depth is given
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,20 @@ def _layer(engine: NativeEngine, score: str) -> int | None:
 def run_alone(setup: TaskSetup, task: TaskSet, load: TaskLoad) -> TaskOutcome:
     with setup.open() as engine:
         return run_task(engine, task, load)
+
+
+def run_rules(setup: TaskSetup, small: str, names: Sequence[str], task: TaskSet, load: TaskLoad) -> list[TaskOutcome]:
+    """Answer with the small model as the draft model: exactly, and by these rules at a fixed depth.
+
+    ValueError where it cannot draft for the large model, as with another tokenizer."""
+    ways = [Speculation(), *(Speculation(verify=name, depth=rule_depth(name)) for name in names)]
+    with replace(setup, drafter=small).open() as engine:
+        return [run_task(engine, task, replace(load, speculation=way)) for way in ways]
+
+
+def rule_depth(rule: str, depth: int | None = None) -> int:
+    """The drafted tokens of each cycle under a lossy rule, unless a depth is given."""
+    return depth or (TOKEN_DEPTH if spec_name(rule) == "bild" else CASCADE_DEPTH)
 
 
 def evidence_of(

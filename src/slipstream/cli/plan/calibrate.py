@@ -11,7 +11,7 @@ from slipstream.cli import options as flags
 from slipstream.cli.output.show import Json, print_json
 
 if TYPE_CHECKING:
-    from slipstream.bench.tasks.calibrate import Calibration
+    from slipstream.bench.tasks.calibrate import Calibration, RuleFigures
     from slipstream.bench.tasks.outcome import TaskOutcome
     from slipstream.bench.tasks.pair_runs import SmallRun
 
@@ -84,29 +84,80 @@ def choose(
     task: Tasks,
     model: flags.ModelName = "smollm2-135m",
     margin: Margin = 0.02,
+    verify: Annotated[
+        list[str], typer.Option(metavar="RULE", help="A token-level rule; may be given several times. none: no rule.")
+    ] = ["lenient(factor=2)", "cascade_token(alpha=0.3)"],  # noqa: B006  typer copies it
     max_tokens: TaskTokens = 512,
     batch: Together = 1,
     dtype: flags.Dtype = "auto",
     device: flags.Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Measure small models, and recommend one with its score and threshold, or the large model alone."""
+    """Measure small models, and recommend one with its route or rule, or the large model alone."""
     from slipstream.bench.tasks.calibrate import check_margin, within_margin
     from slipstream.bench.tasks.pair_runs import SCORES
     from slipstream.bench.tasks.problems import join_tasks
+    from slipstream.core.rules import rules
 
+    names = [name for name in verify if name != "none"]
+    for name in names:
+        rules.make(name)
     check_margin(margin, len(join_tasks(task).problems))
-    smalls, large = run_models(small, model, task, max_tokens, batch, {"dtype": dtype, "device": device})
+    loading = {"dtype": dtype, "device": device}
+    smalls, large = run_models(small, model, task, max_tokens, batch, loading)
     found = [(name, within_margin(run, large, score, margin)) for name, run in smalls.items() for score in SCORES]
-    for name, entry in found:
+    drafted = rule_figures(small, names, model, task, max_tokens, batch, loading, large) if verify != ["none"] else []
+    every: list[tuple[str, Calibration | RuleFigures]] = [*found, *drafted]
+    for name, entry in every:
         print(f"{name}: {entry.sentence}")
-    name, best = min(found, key=lambda pair: pair[1].seconds_per_request)
-    alone = best.threshold == 1 or best.seconds_per_request >= large.seconds
-    print("recommended: the large model alone" if alone else f"recommended: --small {name} --score {best.score} "
-          f"--threshold {best.threshold:.4g}")  # fmt: skip
+    ways: list[tuple[str, Calibration | RuleFigures]] = [pair for pair in found if pair[1].threshold < 1]
+    ways += [pair for pair in drafted if pair[1].allowed(margin)]
+    name, best = min(ways, key=lambda pair: pair[1].seconds_per_request, default=("", None))
+    alone = best is None or best.seconds_per_request >= large.seconds
+    print(f"recommended: {'the large model alone' if best is None or alone else words_of(name, best)}")
     if as_json:
-        candidates = [rounded_data(entry, name) for name, entry in found]
-        print_json({"recommended": None if alone else rounded_data(best, name), "candidates": candidates})
+        candidates = [rounded_data(entry, name) for name, entry in every]
+        recommended = None if best is None or alone else rounded_data(best, name)
+        print_json({"recommended": recommended, "candidates": candidates})
+
+
+def words_of(small: str, best: Calibration | RuleFigures) -> str:
+    """The flags of a recommendation."""
+    from slipstream.bench.tasks.calibrate import RuleFigures
+
+    if not isinstance(best, RuleFigures):
+        return f"--small {small} --score {best.score} --threshold {best.threshold:.4g}"
+    return f"-d {small}" if best.verify is None else f'-d {small} --verify "{best.verify}"'
+
+
+def rule_figures(
+    small: list[str],
+    names: list[str],
+    model: str,
+    task: list[str],
+    max_tokens: int,
+    batch: int,
+    loading: dict[str, Any],
+    large: TaskOutcome,
+) -> list[tuple[str, RuleFigures]]:
+    """Exact speculation and rules with each small model that can draft for the large one."""
+    from slipstream.bench.tasks.calibrate import RuleFigures
+    from slipstream.bench.tasks.pair_runs import run_rules
+    from slipstream.bench.tasks.problems import join_tasks
+    from slipstream.bench.tasks.setups import TaskSetup
+    from slipstream.bench.tasks.task_run import TaskLoad
+    from slipstream.core.sampling import Sampling
+
+    tasks, load, found = join_tasks(task), TaskLoad(Sampling(0), max_tokens, batch), list[tuple[str, RuleFigures]]()
+    for name in small:
+        try:
+            outcomes = run_rules(TaskSetup(model, loading=loading, rows=batch), name, names, tasks, load)
+        except ValueError as error:
+            print(f"{name}: not a draft model here: {error}")
+            continue
+        asked = zip((None, *names), outcomes, strict=True)
+        found += [(name, RuleFigures.of(outcome, large, verify)) for verify, outcome in asked]
+    return found
 
 
 def run_models(
@@ -131,8 +182,11 @@ def run_models(
     return smalls, run_alone(setup, tasks, load)
 
 
-def rounded_data(found: Calibration, small: str) -> dict[str, Any]:
+def rounded_data(found: Calibration | RuleFigures, small: str) -> dict[str, Any]:
     from slipstream.bench.session import rounded
+    from slipstream.bench.tasks.calibrate import RuleFigures
 
     data: dict[str, Any] = rounded({"small": small, **found.data()})
+    if isinstance(found, RuleFigures):
+        return data
     return data | {"threshold": found.threshold}  # all digits: requests at the threshold are handed over
