@@ -92,6 +92,9 @@ class DraftModelDevice(DeviceDrafter):
     def places(self) -> int:
         return self._drafter.model.cache.places
 
+    def reserve(self, rows: int, places: int) -> None:
+        self._drafter.model.cache.grow(rows, places)
+
     def part(self, places: int) -> DraftModelState:
         model = self._drafter.model
         model.make_room(places)

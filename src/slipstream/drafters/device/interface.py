@@ -121,6 +121,9 @@ class DeviceDrafter(ABC):
         """Changes when its cache moves in memory. Graphs with the old addresses are then dropped."""
         return 0
 
+    def reserve(self, rows: int, places: int) -> None:
+        """Make room in its cache for so many rows and places, which the target's cache has, too."""
+
     def ready(self, rows: Sequence[Row], depth: int) -> list[int] | None:
         """The number of tokens that each row can draft, at most `depth`; None if that is not known beforehand."""
         return None

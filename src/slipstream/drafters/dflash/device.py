@@ -103,6 +103,9 @@ class DflashDeviceDrafter(StateDrafter):
     def places(self) -> int:
         return self._drafter.slots.cache.places - self._drafter.block
 
+    def reserve(self, rows: int, places: int) -> None:
+        self._drafter.slots.cache.grow(rows, places)
+
     def part(self, places: int) -> StackState:
         slots, heads = self._drafter.slots, self._kernels.net.heads
         like = slots.embedding.new_empty(1, heads.kv_heads, 1, heads.dim)

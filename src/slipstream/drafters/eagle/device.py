@@ -106,6 +106,9 @@ class EagleDeviceDrafter(StateDrafter):
     def places(self) -> int:
         return self._drafter.slots.cache.places
 
+    def reserve(self, rows: int, places: int) -> None:
+        self._drafter.slots.cache.grow(rows, places)
+
     def part(self, places: int) -> HeadState:
         slots, heads = self._drafter.slots, self._kernels.net.heads
         like = slots.embedding.new_empty(1, heads.kv_heads, 1, heads.dim)

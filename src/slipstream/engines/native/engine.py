@@ -133,7 +133,7 @@ class NativeEngine(JobEngine):
         self._batch = Batch(self.target.model, self.drafter, self._rule, self._policy, limits, runner=runner)
         if runner is not None:
             with turns_of(self.target.model):
-                runner.reserve(self._batch.scheduler.rows, own.own_model)
+                runner.reserve(self._batch.scheduler.rows)
         self._building = threading.Lock()
         self._worker = Worker(self._batch)
         if warm_up:

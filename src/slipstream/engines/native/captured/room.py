@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 
-from slipstream.core.interfaces import Model
 from slipstream.engines.native.scheduler import DeviceLimits
 from slipstream.models.run.gpu.passes import GpuPasses
 from slipstream.models.run.torch_model import TorchModel
@@ -26,11 +25,10 @@ def device_limits(model: TorchModel, passes: GpuPasses) -> DeviceLimits:
     return DeviceLimits(max(1, min(ROWS, rows)), int(CACHE_SHARE * free / token), passes.prompt_tokens)
 
 
-def reserve(model: Model | None, rows: int) -> None:
-    """Let the cache of a model that is captured begin with room for usual texts, for up to so many rows."""
-    if isinstance(model, TorchModel) and isinstance(passes := model.decoder, GpuPasses):
-        room, token = int(FIRST_SHARE * _free_bytes(model.device)), _token_bytes(model, passes)
-        model.cache.grow(*first_room(rows, model.context, token, passes.row_bytes, room))
+def reserve(model: TorchModel, passes: GpuPasses, rows: int) -> None:
+    """Let the cache of a model begin with room for usual texts, for up to so many rows."""
+    room, token = int(FIRST_SHARE * _free_bytes(model.device)), _token_bytes(model, passes)
+    model.cache.grow(*first_room(rows, model.context, token, passes.row_bytes, room))
 
 
 def first_room(rows: int, context: int, token: int, row: int, room: int) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any, cast
 
 from slipstream.core.device import RECORDED_LOGPROBS, DeviceProcessor, DeviceRule, DraftSize, GraphKey, SizeMenu
-from slipstream.core.interfaces import Drafter, Model, Policy
+from slipstream.core.interfaces import Drafter, Policy
 from slipstream.core.shaping import needs_shaping, only_processed
 from slipstream.core.types import Budget, Row
 from slipstream.drafters.device.interface import DeviceDraft, DeviceDrafter, PlainDecoding, TreeDraft
@@ -62,10 +62,9 @@ class CapturedRunner:
             return replace(CPU, prefill=self._passes.prompt_tokens)
         return device_limits(self._model, self._passes)
 
-    def reserve(self, rows: int, draft: Model | None = None) -> None:
-        """Let the caches of the target and of a draft model begin with room, for up to so many rows."""
-        reserve(self._model, rows)
-        reserve(draft, rows)
+    def reserve(self, rows: int) -> None:
+        """Let the target's cache begin with room, for up to so many rows. Drafters take as much."""
+        reserve(self._model, self._passes, rows)
 
     @property
     def captured(self) -> list[ChainCycle | TreeCycle]:
@@ -284,7 +283,10 @@ class CapturedRunner:
 
     def _device_drafter(self, drafter: Drafter) -> DeviceDrafter | None:
         if id(drafter) not in self._device_drafters:
-            self._device_drafters[id(drafter)] = drafter, drafter.device_form(self._model)
+            device: DeviceDrafter | None = drafter.device_form(self._model)
+            if device is not None:
+                device.reserve(self._model.cache.rows, self._model.cache.places)
+            self._device_drafters[id(drafter)] = drafter, device
         return self._device_drafters[id(drafter)][1]
 
     def _cycle(
