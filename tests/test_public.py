@@ -287,6 +287,7 @@ FLAGS = {
         "--task",
         "--model",
         "--margin",
+        "--verify",
         "--max-tokens",
         "--batch",
         "--dtype",
