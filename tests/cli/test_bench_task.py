@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 import letters_folder
+from slipstream.bench.tasks.calibrate import RuleFigures
 from slipstream.bench.tasks.curve_runs import spread
 from slipstream.bench.tasks.outcome import Answered, TaskOutcome
 from slipstream.bench.tasks.problems import Problem, TaskSet
+from slipstream.cli.plan.calibrate import words_of
 
 
 @pytest.fixture(scope="module")
@@ -284,6 +287,7 @@ def test_calibrate_and_choose(place, slipstream):
     half = slipstream("plan", "calibrate", *words, "--max-share", "0.4", "--max-tokens", "6", "--json").report
     assert half["large_share"] == pytest.approx(1 / 3, abs=1e-4)
     loose = [*words, "--margin", "0.9", "--max-tokens", "6", "--json"]
+    outcome = TaskOutcome(TaskSet("t", ()), (Answered("1", 1.0, 1, 1.0, correct=True),), None, "")
     chosen = slipstream("plan", "choose", *loose).report["candidates"]
     assert [entry["rule"].partition("(")[0] for entry in chosen[:3]] == ["route"] * 3
     assert [(entry["verify"], entry["lossless"]) for entry in chosen[3:]] == [
@@ -293,6 +297,9 @@ def test_calibrate_and_choose(place, slipstream):
     assert all(entry["large_seconds_per_request"] == chosen[0]["large_seconds_per_request"] for entry in chosen)
     few = slipstream("plan", "choose", *loose, "--verify", "none").report
     assert len(few["candidates"]) == 3
+    rule, exact = (replace(RuleFigures.of(*[outcome] * 2, name), lossless=name is None) for name in ("typical", None))
+    assert words_of("S", exact) == "-d S (exact)"
+    assert words_of("S", rule) == '-d S --verify "typical" --depth 5 (lossy)'
     wrong = slipstream("plan", "choose", *loose, "--verify", "nonsense")
     assert (wrong.returncode, "nonsense" in wrong.stderr) == (2, True)
     for wrong, sentence in (

@@ -122,12 +122,16 @@ def choose(
 
 
 def words_of(small: str, best: Calibration | RuleFigures) -> str:
-    """The flags of a recommendation."""
+    """The flags of a recommendation, and whether it is lossy."""
     from slipstream.bench.tasks.calibrate import RuleFigures
+    from slipstream.bench.tasks.pair_runs import rule_depth
 
     if not isinstance(best, RuleFigures):
-        return f"--small {small} --score {best.score} --threshold {best.threshold:.4g}"
-    return f"-d {small}" if best.verify is None else f'-d {small} --verify "{best.verify}"'
+        return f"--route request --small {small} --score {best.score} --threshold {best.threshold:.4g} (lossy)"
+    if best.verify is None:
+        return f"-d {small} (exact)"
+    kind = "exact" if best.lossless else "lossy"
+    return f'-d {small} --verify "{best.verify}" --depth {rule_depth(best.verify)} ({kind})'
 
 
 def rule_figures(

@@ -26,14 +26,7 @@ from slipstream.engines.native.captured.flight import Flight
 from slipstream.engines.native.captured.graph_cache import GraphCache
 from slipstream.engines.native.captured.result import CycleResult
 from slipstream.engines.native.captured.room import device_limits, reserve
-from slipstream.engines.native.captured.sizes import (
-    GROWN,
-    LEVELS,
-    WIDEST,
-    BatchShape,
-    chain_depths,
-    size_for,
-)
+from slipstream.engines.native.captured.sizes import GROWN, LEVELS, WIDEST, BatchShape, chain_depths, size_for
 from slipstream.engines.native.captured.tree_cycle import TreeCycle
 from slipstream.engines.native.scheduler import CPU, DeviceLimits
 from slipstream.kernels.gpu.decoder import Held
