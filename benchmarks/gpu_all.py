@@ -40,6 +40,7 @@ class Task(NamedTuple):
 TASKS = (
     Task("tests", 240, "-m pytest {here}/../tests/engines/native/captured {here}/../tests/kernels -q"),
     Task("hopeless", 80, "{here}/never_slower.py hopeless --device cuda --out {out}/hopeless.json"),
+    Task("mix", 110, "{here}/mixed_work.py --batches 1 8 --device cuda --out {out}/mix.json"),
     Task("speech", 130, "{here}/speech.py {clips} -m {whisper} -d {whisper_small} --device cuda --long 150 --batch "
                         "--repeats 5 --out {out}/speech.json"),
     Task("prediction", 111, "{here}/prediction.py --model {large} --device cuda --invariant "
@@ -53,7 +54,8 @@ TASKS = (
     Task("choose", 150, "-m slipstream plan choose -m {large} --small {small} --task {humaneval} --json"),
     Task("profile", 110, "-m slipstream profile --device cuda --batch 1,8,64 --out {out}/profile.json"),
     Task("start", 60, "{here}/never_slower.py start --device cuda --profile {out}/profile.json --out {out}/start.json"),
-    Task("forecast", 230, "-m slipstream.bench --forecast --device cuda --out {out}/forecast --json"),
+    Task("forecast", 300, "-m slipstream.bench --forecast --workload code:4,chat:4,maths:4,summary:4 --repeats 2 "
+                         "--device cuda --out {out}/forecast --json"),
     Task("energy", 160, "{here}/energy.py --device cuda --out {out}/energy"),
     Task("cells", 600, "{here}/gpu_cells.py --out {out}/cells.json --seconds 560"),
     Task("load", 300, "{here}/gpu_load.py --prompts {prompts} --out {out}/load.json"),
