@@ -251,11 +251,11 @@ def test_drafts_are_judged_as_the_rules_of_core_judge_them(whole, seed):
     chance = torch.zeros(DEPTH, ROWS, device=DEVICE)
     for n in range(DEPTH):
         draft(small.section(n * ROWS, ROWS), wish, token[:, n + 1 :], WIDTH, n, Purpose.DRAFT, chance[n], ids)
-    large, verdict = laws(logits), found()
-    choose(large, wish, torch.zeros_like(token), WIDTH, Purpose.EMIT, race=False)
+    large, verdict, choice = laws(logits), found(), torch.zeros_like(token)
+    choose(large, wish, choice, WIDTH, Purpose.EMIT, race=False)
     slot_of = torch.full((VOCAB,), -1, device=DEVICE)
     slot_of[ids] = torch.arange(SMALL, device=DEVICE)
-    judge(large, small, chance, token, wish, slot_of, surplus_room(ROWS, DEPTH, large), whole, verdict)
+    judge(large, small, chance, token, choice, wish, slot_of, surplus_room(ROWS, DEPTH, large), whole, verdict)
 
     drafted = [(r, n) for r in range(ROWS) for n in range(depth[r])]
     q = torch.stack([(small.logits[n * ROWS + r].cpu() / warm[r]).softmax(0) for r, n in drafted])
@@ -273,6 +273,24 @@ def test_drafts_are_judged_as_the_rules_of_core_judge_them(whole, seed):
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["token", "block"])
+@pytest.mark.parametrize("sure", [False, True], ids=["laws", "one-hot"])
+def test_rows_of_temperature_0_are_verified_as_greedy_ones_beside_sampled_ones(whole, sure):
+    torch.manual_seed(1)
+    wish, logits = wishes([3, 3, 3], [0.0, 1.0, 0.0]), normal(ROWS * WIDTH, VOCAB) * 3
+    large, choice = laws(logits), torch.zeros(ROWS, WIDTH, dtype=torch.long, device=DEVICE)
+    choose(large, wish, choice, WIDTH, Purpose.EMIT, race=False)
+    token = torch.cat([choice[:, :1], choice[:, :-1]], dim=1)  # the most probable tokens, as drafts
+    token[2, 2] = (token[2, 2] + 1) % VOCAB
+    chance, small = torch.ones(DEPTH, ROWS, device=DEVICE), laws(normal(DEPTH * ROWS, VOCAB))
+    choose(small, wish, torch.zeros(DEPTH, ROWS, dtype=torch.long, device=DEVICE), 1, Purpose.EMIT, race=False)
+    (kept, following, sound), room = found(), surplus_room(ROWS, DEPTH, large)
+    judge(large, None if sure else small, chance, token, choice, wish, None, room, whole, (kept, following, sound))
+    assert (int(kept[0]), int(kept[2])) == (3, 1)
+    assert (int(following[0]), int(following[2])) == (int(choice[0, 3]), int(choice[2, 1]))
+    assert sound.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["token", "block"])
 @pytest.mark.parametrize("seed", range(4))
 def test_drafts_without_laws_are_judged_as_one_hot(whole, seed):
     torch.manual_seed(seed)
@@ -282,10 +300,10 @@ def test_drafts_without_laws_are_judged_as_one_hot(whole, seed):
     for r in range(ROWS):
         for n in range(DEPTH):  # likely, but not sure
             logits[r * WIDTH + n, token[r, n + 1]] = 8.5 + float(torch.rand(1))
-    large, verdict = laws(logits), found()
-    choose(large, wish, torch.zeros_like(token), WIDTH, Purpose.EMIT, race=False)
+    large, verdict, choice = laws(logits), found(), torch.zeros_like(token)
+    choose(large, wish, choice, WIDTH, Purpose.EMIT, race=False)
     sure = torch.ones(DEPTH, ROWS, device=DEVICE)
-    judge(large, None, sure, token, wish, None, surplus_room(ROWS, DEPTH, large), whole, verdict)
+    judge(large, None, sure, token, choice, wish, None, surplus_room(ROWS, DEPTH, large), whole, verdict)
 
     warm = wish.temperature.cpu().tolist()
     p = [(logits[s].cpu() / warm[s // WIDTH]).softmax(0) for s in range(ROWS * WIDTH)]

@@ -7,6 +7,8 @@ drawn by a race on the residual law, in parallel blocks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -20,10 +22,15 @@ from slipstream.kernels.gpu.sample import LawBuffers, SamplingInputs
 
 @triton.jit(do_not_specialize=["width"])
 def _match(choice, token, depth, best, accepted, next, sound, width, LONG: tl.constexpr, EARLY: tl.constexpr):
-    """Greedy and coupled: keep the drafted tokens that equal the target's choices, up to the first that does not."""
     if EARLY:
         wait()
-    row, n = tl.program_id(0), tl.arange(0, LONG)
+    _keep_matches(choice, token, depth, best, accepted, next, sound, tl.program_id(0), width, LONG)
+
+
+@triton.jit
+def _keep_matches(choice, token, depth, best, accepted, next, sound, row, width, LONG: tl.constexpr):
+    """Greedy and coupled: keep the drafted tokens that equal the target's choices, up to the first that does not."""
+    n = tl.arange(0, LONG)
     follows = (n + 1 < width) & (n < tl.load(depth + row))
     drafted = tl.load(token + row * width + n + 1, mask=follows, other=-1)
     chosen = tl.load(choice + row * width + n, mask=follows, other=-2)
@@ -41,6 +48,13 @@ def sound_up_to(best, row, kept, width):
     high = tl.load(best + row * width + slot, mask=there, other=0.0)
     fine = (high == high) & (tl.abs(high) != float("inf"))
     return tl.min(fine.to(tl.int64), 0)
+
+
+@triton.jit
+def _warm(temperature, row):
+    """The temperature of a row; 1 for greedy rows, whose verdict `_settle` finds."""
+    warm = tl.load(temperature + row)
+    return tl.where(warm > 0, warm, 1.0)
 
 
 @triton.jit
@@ -87,7 +101,7 @@ def _surplus(
         wait()
     row, block = tl.program_id(0), tl.program_id(2)
     after = tl.program_id(1) + 1
-    warm = tl.load(temperature + row)
+    warm = _warm(temperature, row)
     carried = tl.full((), 1.0, tl.float64)
     for n in tl.static_range(WIDTH - 1):
         ratio = _ratio(logits, vocab, token, best, total, chance, warm, row, n, rows, WIDTH).to(tl.float64)
@@ -112,7 +126,7 @@ def _accept(
     if EARLY:
         wait()
     row = tl.program_id(0)
-    far, warm = tl.load(depth + row), tl.load(temperature + row)
+    far, warm = tl.load(depth + row), _warm(temperature, row)
     own, begin = tl.load(stream + row), tl.load(start + row)
     kept = far * 0
     going = far >= 0
@@ -152,7 +166,7 @@ def _rest(
     if EARLY:
         wait()
     row, block = tl.program_id(0), tl.program_id(1)
-    kept, warm, begin = tl.load(accepted + row), tl.load(temperature + row), tl.load(start + row)
+    kept, warm, begin = tl.load(accepted + row), _warm(temperature, row), tl.load(start + row)
     cut = kept < tl.load(depth + row)
     slot, line = row * width + kept, tl.where(cut, kept, 0) * rows + row
     at, inside, p, q = laws_at(
@@ -173,9 +187,13 @@ def _rest(
     tl.store(drawn + out + 1, tl.min(tl.where(time == first, at, vocab), 0))
 
 
-@triton.jit
-def _settle(soonest, drawn, vocab, blocks, next, BLOCKS: tl.constexpr, EARLY: tl.constexpr):
-    """The winner of the race on the residual law, or of the other race if the residual law is empty."""
+@triton.jit(do_not_specialize=["width"])
+def _settle(
+    soonest, drawn, vocab, blocks, next, temperature, choice, token, depth, best, accepted, sound, width,
+    BLOCKS: tl.constexpr, LONG: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """The winner of the race on the residual law, or of the other race if the residual law is empty. With LONG, rows of
+    temperature 0 are verified here: their laws are no laws that the token and the block rule could compare."""
     if EARLY:
         wait()
     row = tl.program_id(0)
@@ -187,8 +205,14 @@ def _settle(soonest, drawn, vocab, blocks, next, BLOCKS: tl.constexpr, EARLY: tl
     residual_time, target_time = tl.min(left, 0), tl.min(whole, 0)
     mine = tl.min(tl.where(left == residual_time, tl.load(drawn + line, mask=there, other=vocab), vocab), 0)
     usual = tl.min(tl.where(whole == target_time, tl.load(drawn + line + 1, mask=there, other=vocab), vocab), 0)
-    token = tl.where(residual_time < float("inf"), mine, usual)
-    tl.store(next + row, tl.minimum(token, vocab - 1).to(tl.int64))
+    chosen = tl.where(residual_time < float("inf"), mine, usual)
+    chosen = tl.minimum(chosen, vocab - 1).to(tl.int64)
+    if LONG == 0:
+        tl.store(next + row, chosen)
+    elif tl.load(temperature + row) == 0:
+        _keep_matches(choice, token, depth, best, accepted, next, sound, row, width, LONG)
+    else:
+        tl.store(next + row, chosen)
 
 
 VerdictTensors = tuple[Tensor, Tensor, Tensor]
@@ -204,13 +228,14 @@ def match(choice: Tensor, token: Tensor, sampling: SamplingInputs, best: Tensor,
 
 
 def judge(
-    laws: LawBuffers, drafts: LawBuffers | None, chance: Tensor, token: Tensor,
+    laws: LawBuffers, drafts: LawBuffers | None, chance: Tensor, token: Tensor, choice: Tensor,
     sampling: SamplingInputs, slot_of: Tensor | None,
     room: tuple[Tensor, Tensor], whole: bool, outcome: VerdictTensors,
 ) -> None:  # fmt: skip
     """The verdict of the token rule or, with `whole`, of the block rule. Drafted tokens and their probabilities are
     ordered by depth, then by row. Drafts without laws had probability 1. `room` is scratch memory for a surplus
-    [rows, depth, blocks] and a credit [rows]."""
+    [rows, depth, blocks] and a credit [rows]. `choice`: the target's most probable tokens, which decide for rows of
+    temperature 0."""
     (rows, width), vocab, (surplus, carry) = token.shape, laws.logits.shape[1], room
     kept, following, sound = outcome
     named, names = slot_of is not None, token if slot_of is None else slot_of
@@ -237,15 +262,20 @@ def judge(
         *(width, named, sure, draw.BLOCK),
         **how,
     )
-    settle(laws, following)
+    settle(laws, following, (sampling.temperature, choice, token, sampling.depth, laws.best, kept, sound))
 
 
-def settle(laws: LawBuffers, following: Tensor) -> None:
-    """The token after the kept ones of each row, from two races that were run block by block."""
+def settle(laws: LawBuffers, following: Tensor, greedy: Sequence[Tensor] = ()) -> None:
+    """The token after the kept ones of each row, from two races that were run block by block. `greedy`: what verifies
+    rows of temperature 0, where some may be; their kept tokens are written, too."""
     wide = triton.next_power_of_2(laws.blocks)
     rows, vocab = len(following), laws.logits.shape[1]
+    width = greedy[1].shape[1] if greedy else 0
     _settle[(rows,)](
-        *(laws.soonest, laws.drawn, vocab, laws.blocks, following, wide), num_warps=1, **early(following, rows)
+        *(laws.soonest, laws.drawn, vocab, laws.blocks, following, *(greedy or [following] * 7), width),
+        *(wide, long(width) if greedy else 0),
+        num_warps=1,
+        **early(following, rows),
     )
 
 

@@ -271,33 +271,40 @@ def test_prompts_that_were_scored_go_on_with_whole_cycles():
         assert [entry.logprob for entry in rest] == pytest.approx(expected, abs=1e-3)
 
 
-def test_greedy_and_sampled_rows_have_whole_cycles_side_by_side():
-    found = []
-    for fast in (False, True):
-        model = build("llama", **LAYERS).to(DEVICE)
-        target = TorchModel(model)
-        target.forward_pass.decoder = passes(target) if fast else None
-        runner = CapturedRunner(target, target.decoder) if fast else None
-        parts = {"none": NoDrafter(VOCAB), "ngram": NGram(VOCAB)}
-        batch = Batch(
-            target,
-            parts.__getitem__,
-            lambda name: rules.get(name)(),
-            Adaptive(SHALLOW),
-            Limits(),
-            runner=runner,
-        )
-        ways = [("greedy", Sampling(0, seed=1)), ("block", Sampling(0.7, seed=2))]
-        jobs = [Job(Request([5, 6, 7, 5, 6], how, 4), DecodingPlan("ngram", rule, 2)) for rule, how in ways]
-        for job in jobs:
-            batch.add(job)
-        with torch.inference_mode():
-            while batch.step():
-                target.check_integrity()
-        assert not batch.failures
-        found.append([job.row.output for job in jobs])
-    assert found[0] == found[1]
-    assert runner.cycles > max(job.stats.cycles for job in jobs), "both kinds of rows"
+@pytest.mark.parametrize(
+    ("drafter", "rule", "tokens"),
+    [("eagle", "block", (4, 8)), pytest.param("eagle", "coupled", (8, 4), marks=pytest.mark.slow),
+     pytest.param("ngram", "token", (5, 5), marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_greedy_and_sampled_rows_share_whole_cycles(drafter, rule, tokens):
+    """Each row says what it says alone on the ordinary path, also after the rows of the other kind have ended."""
+    ways = [("greedy", Sampling(0, seed=1)), (rule, Sampling(0.7, seed=2)), ("greedy", Sampling(0, seed=3))]
+    lengths = tokens[0], tokens[1], tokens[0] + 1
+    requests = [Request([5, 6, 7, 5, 6, 4 + n], how, lengths[n]) for n, (_, how) in enumerate(ways)]
+    plans = [DecodingPlan(drafter, name, 2) for name, _ in ways]
+    alone = [run_jobs(False, [Job(*pair)])[0][0] for pair in zip(requests, plans, strict=True)]
+    jobs = [Job(*pair) for pair in zip(requests, plans, strict=True)]
+    found, cycles = run_jobs(True, jobs)
+    assert found == alone
+    assert 0 < cycles <= max(job.stats.cycles for job in jobs), "one cycle at a time for all rows"
+
+
+def run_jobs(fast: bool, jobs: list[Job]) -> tuple[list[list[int]], int]:
+    target = TorchModel(build("llama", **LAYERS).to(DEVICE))
+    target.forward_pass.decoder = passes(target) if fast else None
+    runner = CapturedRunner(target, target.decoder) if fast else None
+    head = eagle(target, IDS, features=(0, 1))
+    head.slots.net.to(DEVICE)
+    head.slots._kernel, head.vocabulary.ids = None, head.vocabulary.ids.to(DEVICE)
+    parts = {"none": NoDrafter(VOCAB), "ngram": NGram(VOCAB), "eagle": head}
+    batch = Batch(target, parts.__getitem__, lambda name: rules.get(name)(), Adaptive(SHALLOW), Limits(), runner=runner)
+    for job in jobs:
+        batch.add(job)
+    with torch.inference_mode():
+        while batch.step():
+            target.check_integrity()
+    assert not batch.failures
+    return [job.row.output for job in jobs], runner.cycles if runner else 0
 
 
 @pytest.mark.slow

@@ -202,6 +202,6 @@ class ChainCycle:
             self._lossy.run(scoring.token, scoring.choice, self._chance, sampling, scoring.verdict)
             return
         judge(
-            *(scoring.laws, drafts, self._chance, scoring.token, sampling, self._draft.slot_of),
+            *(scoring.laws, drafts, self._chance, scoring.token, scoring.choice, sampling, self._draft.slot_of),
             *(self._credit, rule.verdict is DeviceVerdict.BLOCK, scoring.verdict),
         )

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 from slipstream.core.interfaces import Drafter, Policy, Verifier
 from slipstream.core.types import Budget, Row
 from slipstream.engines.job import Job
+from slipstream.engines.native.captured.row_groups import RowGroup, row_groups
 from slipstream.engines.native.groups import limited
 from slipstream.engines.native.publisher import ChunkPublisher
 from slipstream.kernels.machine import warn
@@ -40,6 +40,7 @@ class CapturedRows:
         self.fresh: Collection[Row] = ()  # rows that have just read their prompt
         self._flight: Flight | None = None  # the cycle whose record was not read yet
         self._jobs: Sequence[Job] = ()  # of that cycle
+        self._rule_name = ""  # of that cycle
         self._repeated: set[Job] = set()  # rows whose last cycle must be repeated on the ordinary path
         self._since = 0.0  # when the last record was read, or a first cycle was begun
         self._decided: dict[Job, Budget] = {}  # what the policy wants of a drafter without a device form
@@ -79,27 +80,26 @@ class CapturedRows:
             return list(jobs)
         self.runner.expected_rows = expected_rows
         repeated, self._repeated = self._repeated, set()
-        ready = sorted((job for job in jobs if self.ready(job) and job not in repeated), key=_kind)
         done: set[Job] = set()
-        for _, members in groupby(ready, key=_kind):
-            group = list(members)
-            if (self._on_host(group) and len(group) < len(jobs)) or not self._launch(group):
+        for group in row_groups((job for job in jobs if self.ready(job) and job not in repeated), self._rule):
+            whole = len(group.jobs) == len(jobs)
+            if (self._on_host(group.jobs) and not whole) or not self._launch(group):
                 continue
-            done |= {*group}
+            done |= {*group.jobs}
             self._publisher.catch_up()
-            if len(group) < len(jobs):
+            if not whole:
                 done -= self._land()
         return [job for job in jobs if job not in done]
 
-    def _launch(self, jobs: Sequence[Job]) -> bool:
-        """Launch a cycle of rows with one drafter and one rule; False where it must take the ordinary path."""
-        drafter, rule = self._drafter(jobs[0].plan.drafter), self._rule(jobs[0].plan.rule)
+    def _launch(self, group: RowGroup) -> bool:
+        """Launch a cycle of rows that can share one; False where it must take the ordinary path."""
+        jobs, drafter, rule = group.jobs, self._drafter(group.drafter), self._rule(group.rule)
         runner, self._since = self.runner, time.perf_counter()
         if runner is None:
             return False
         assert rule.device_rule is not None, "rows without a device rule take the ordinary path"
         with self._giving_up():
-            if self._choose(jobs) is None:
+            if self._choose(jobs, rule) is None:
                 return False
             rows = [job.row for job in jobs]
             plain = self.fresh if drafter.needs.features else ()  # heads begin after the first token, on either path
@@ -108,10 +108,10 @@ class CapturedRows:
             budget = goals if first else limited(jobs, rule, drafter, self._context)
             by_policy = all(job.plan.depth is None for job in jobs)
             self._flight = runner.launch(rows, budget, goals, drafter, rule.device_rule, by_policy, plain)
-        self._jobs = jobs
+        self._jobs, self._rule_name = jobs, group.rule
         return self._flight is not None
 
-    def _choose(self, jobs: Sequence[Job]) -> bool | None:
+    def _choose(self, jobs: Sequence[Job], verifier: Verifier) -> bool | None:
         """Ask the policy for the budget of rows without a fixed depth. Returns whether some budget is another one than
         before; None where the policy wants the ordinary path."""
         if self.runner is None:
@@ -119,8 +119,8 @@ class CapturedRows:
         if not (free := [job for job in jobs if job.plan.depth is None]):
             return False
         if self._on_host(jobs):
-            return False if len(free) == len(jobs) and self._idles(jobs) else None
-        drafter, rule = self._drafter(free[0].plan.drafter), self._rule(free[0].plan.rule).device_rule
+            return False if len(free) == len(jobs) and self._idles(jobs, verifier) else None
+        drafter, rule = self._drafter(free[0].plan.drafter), verifier.device_rule
         assert rule is not None, "rows without a device rule take the ordinary path"
         chosen = self.runner.choose([job.row for job in free], drafter, rule, self._policy)
         if chosen is None:
@@ -136,11 +136,11 @@ class CapturedRows:
         """Whether the rows' drafter has no device form."""
         return self.runner is not None and not self.runner.drafts(self._drafter(jobs[0].plan.drafter))
 
-    def _idles(self, jobs: Sequence[Job]) -> bool:
+    def _idles(self, jobs: Sequence[Job], verifier: Verifier) -> bool:
         """Ask the policy whether a drafter without a device form drafts nothing in the coming cycle, which can then be
         captured. Otherwise its decision is kept for `budgets`. First cycles are not: some drafters read prompts there.
         """
-        drafter, rule = self._drafter(jobs[0].plan.drafter), self._rule(jobs[0].plan.rule).device_rule
+        drafter, rule = self._drafter(jobs[0].plan.drafter), verifier.device_rule
         if self.runner is None or rule is None or not self.runner.idles(drafter, rule):
             return False
         if self._decided.keys() == {*jobs} or not all(job.stats.cycles for job in jobs):
@@ -169,9 +169,11 @@ class CapturedRows:
         live = [job for job in self._jobs if not job.done]
         if not any(goal for _, _, goal in flight.lines) and any(job.budget.depth for job in live):
             return False  # the last cycle drafted nothing for once
+        if live and live[0].plan.rule != self._rule_name:
+            return False  # greedy rows alone have a cycle of their own
         following = None
         with self._giving_up():
-            if self._choose(live) is not False:
+            if self._choose(live, self._rule(self._rule_name)) is not False:
                 return False
             following = runner.launch_next(flight)
         if following is None:
@@ -241,9 +243,3 @@ class CapturedRows:
 def _stopping(budget: Budget, stop_below: float) -> Budget:
     """A budget whose draft stops where the rule says so."""
     return budget if budget.stop_below >= stop_below else replace(budget, stop_below=stop_below)
-
-
-def _kind(job: Job) -> tuple[str, str, bool]:
-    """What rows of one cycle share: the drafter, the rule, and whether they want log-probabilities of trees, which are
-    not recorded."""
-    return (*job.drafter_and_rule, job.plan.shape is not None and job.top is not None)

@@ -1,9 +1,9 @@
 """Captured cycles: when rows can have one, and what the host must know afterwards.
 
-That is where all rows have one drafter and one rule, draft chains or trees that grow by themselves, ask for nothing but
-a temperature, a truncation of the law (top-k, top-p, min-p) and a logits processor that has a device form, and have
-read all but their last token. Everything else
-takes the ordinary path of `Batch`, before and after. Both paths leave caches and rows in the same state.
+That is where all rows have one drafter and one rule (or are greedy: `row_groups`), draft chains or trees that grow by
+themselves, ask for nothing but a temperature, a truncation of the law (top-k, top-p, min-p) and a logits processor that
+has a device form, and have read all but their last token. Everything else takes the ordinary path of `Batch`, before
+and after. Both paths leave caches and rows in the same state.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ class CapturedRunner:
         if (deepest := device.max_depth) is not None:  # a size that has room for it, and none beyond
             depths = tuple(depth for n, depth in enumerate(depths) if n == 0 or depths[n - 1] < deepest)
         chains = [DraftSize(depth) for depth in depths if not depth or rule.chains]
-        processed = rows[0].request.processor is not None
-        sizes = [size for size in (*chains, *GROWN) if self._fits(shape, size, drafter, rule, processed)]
+        only_chains = rows[0].request.processor is not None or _mixed(rows, rule)
+        sizes = [size for size in (*chains, *GROWN) if self._fits(shape, size, drafter, rule, only_chains)]
         may_capture = partial(self.capture_budget.left, shape.lines(sizes[0], self.expected_rows))
         graphs = self._graphs_of(drafter, rows[0])
         options = graphs.menu(shape, rule, sizes, may_capture)
@@ -174,7 +174,7 @@ class CapturedRunner:
             budget = device.draft_on_host(rows, budget)
         shape, size = BatchShape.of(rows), size_for(budget, rule, drafter.longest_chain)
         processor = rows[0].request.processor
-        if size is None or not self._fits(shape, size, drafter, rule, processor is not None):
+        if size is None or not self._fits(shape, size, drafter, rule, processor is not None or _mixed(rows, rule)):
             return None
         if not self._in_context(shape, size, device):
             return None
@@ -264,15 +264,13 @@ class CapturedRunner:
         """The most places that a cycle may read."""
         return max(shape.used(size), min(self._model.context, device.context or self._model.context))
 
-    def _fits(
-        self, shape: BatchShape, size: DraftSize, drafter: Drafter, rule: DeviceRule, processed: bool = False
-    ) -> bool:
+    def _fits(self, shape: BatchShape, size: DraftSize, drafter: Drafter, rule: DeviceRule, only_chains: bool) -> bool:
         if shape.rows * (size.slots + 1) > WIDEST:
             return False
         if not size.nodes:
             return True
         cut = not rule.greedy and shape.cut  # trees are ranked by the law as it is
-        return self.branches(drafter, rule) and not cut and not processed and shape.logprobs is None
+        return self.branches(drafter, rule) and not cut and not only_chains and shape.logprobs is None
 
     def _device_drafter(self, drafter: Drafter) -> DeviceDrafter | None:
         if id(drafter) not in self._device_drafters:
@@ -309,6 +307,11 @@ def _processing(row: Row) -> Hashable:
     """What rows must have in common to share a cycle: the settings of their logits processor."""
     processor = row.request.processor
     return processor.device_settings if isinstance(processor, DeviceProcessor) else None
+
+
+def _mixed(rows: Sequence[Row], rule: DeviceRule) -> bool:
+    """Whether greedy rows are among sampled ones. Trees of these are ranked by noise."""
+    return not rule.greedy and any(row.request.sampling.temperature == 0 for row in rows)
 
 
 def _alike(rows: Sequence[Row], device: DeviceDrafter) -> bool:
