@@ -6,7 +6,7 @@
 
 All prompts at all temperatures are shuffled once and then run in this order, `--batches` at a time. One engine's policy
 chooses what to draft; a second engine runs the same requests with one depth for all of them, for each depth (0 is plain
-decoding). They take turns, after `--warm` rounds that do not count. Printed is the ratio of the policy's speed to the
+decoding). On a GPU both capture the usual sizes first. They take turns, after `--warm` rounds that do not count. Printed is the ratio of the policy's speed to the
 best single depth's, with its 95 % interval, and the speed of each way, at batch 1 also by workload and temperature. The
 exit code is 1 where the policy is not above the best single depth.
 """
@@ -70,8 +70,8 @@ def measured(target: Target, given: argparse.Namespace) -> list[dict[str, Any]]:
     ways = {f"depth {depth}": Speculation(depth=depth) if depth else Speculation(off=True) for depth in given.depths}
     limits = Limits(rows=max(given.batches), retained=0)
     with (
-        NativeEngine(target, given.drafter, limits=limits) as policy,
-        NativeEngine(target, given.drafter, limits=limits, profile="none") as fixed,
+        NativeEngine(target, given.drafter, limits=limits, warm_up=True) as policy,
+        NativeEngine(target, given.drafter, limits=limits, profile="none", warm_up=True) as fixed,
     ):
         for batch in given.batches:
             seconds: dict[str, list[list[float]]] = {name: [] for name in ("policy", *ways)}

@@ -26,7 +26,7 @@ from slipstream.engines.job_engine import JobEngine
 from slipstream.engines.native.arguments import check_types, chosen_policy, engine_plan, own_drafter
 from slipstream.engines.native.batch import Batch
 from slipstream.engines.native.build import build_target, captured_runner
-from slipstream.engines.native.captured.warm_up import prompts, recordings, rounds
+from slipstream.engines.native.captured.warm_up import prompts, recordings, rounds, speech_rounds
 from slipstream.engines.native.compare import agreement, comparable, draft_speed
 from slipstream.engines.native.loaded_target import given_target
 from slipstream.engines.native.planning import guarantee, law_sampling, meets_its_draws_again, request_plan
@@ -190,17 +190,23 @@ class NativeEngine(JobEngine):
     def warm_up(self) -> None:
         """On a GPU, capture the cycles of usual numbers of rows and depths now, not when requests first need them.
 
-        It takes some seconds. On a CPU there is nothing to do."""
-        if self._batch.captured.runner is None:
+        It takes some seconds, and longer where kernels must be compiled, which are kept on disk. On a CPU there is
+        nothing to do."""
+        if (runner := self._batch.captured.runner) is None:
             return
         drafts, speech = not self._settings.plain and self._drafter_name != "none", self.target.speech
-        for each in rounds(self._batch.scheduler.rows, drafts, speech is not None):
-            batches: Sequence[Sequence[Prompt]] = [prompts(each.rows, self.target.model.vocab)]
-            if speech is not None:
-                batches = recordings(each.rows, speech.languages)
-            for batch in batches:
-                for handle in self.submit_all(batch, [each.sampling] * each.rows, each.options):
-                    handle.result()
+        model, rows = self.target.model, self._batch.scheduler.rows
+        runner.captures_all = True
+        try:
+            for each in rounds(rows, drafts, model.context) if speech is None else speech_rounds(rows, drafts):
+                batches: Sequence[Sequence[Prompt]] = [prompts(each.rows, model.vocab, each.prompt)]
+                if speech is not None:
+                    batches = recordings(each.rows, speech.languages)
+                for batch in batches:
+                    for handle in self.submit_all(batch, [each.sampling] * each.rows, each.options):
+                        handle.result()
+        finally:
+            runner.captures_all = False
         self._policy.forget()
         self._batch.publisher.stats = SpeculationStats()
 

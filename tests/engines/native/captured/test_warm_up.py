@@ -10,7 +10,10 @@ import whispers
 from slipstream.core.sampling import Sampling
 from slipstream.engines.native.captured.warm_up import (
     DRAFTING,
+    FURTHER,
+    LENGTHS,
     PLAIN,
+    PROMPT,
     ROWS,
     SPEECH_DRAFTING,
     SPEECH_ROWS,
@@ -18,6 +21,7 @@ from slipstream.engines.native.captured.warm_up import (
     prompts,
     recordings,
     rounds,
+    speech_rounds,
 )
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
@@ -37,19 +41,28 @@ class IdleRunner:
 
 
 def test_rounds_begin_with_the_most_rows_and_have_every_depth_and_temperature():
-    plan = list(rounds(6, drafts=True))
-    assert [each.rows for each in plan] == [4] * 10 + [2] * 10 + [1] * 10
-    kinds = {(each.temperature, each.speculation) for each in plan}
-    assert kinds == {(temperature, how) for temperature in TEMPERATURES for how in (PLAIN, *DRAFTING)}
+    plan = list(rounds(6, drafts=True, context=1000))
+    short = [each for each in plan if each.prompt == PROMPT]
+    assert [each.rows for each in short] == [4] * 14 + [2] * 10 + [1] * 14
+    for rows, depths in ((4, (PLAIN, *DRAFTING, *FURTHER)), (2, (PLAIN, *DRAFTING)), (1, (PLAIN, *DRAFTING, *FURTHER))):
+        kinds = {(each.temperature, each.speculation) for each in short if each.rows == rows}
+        assert kinds == {(temperature, how) for temperature in TEMPERATURES for how in depths}
     drafting = [each for each in plan if each.speculation.depth]
     assert all(each.tokens > 2 * each.speculation.depth for each in drafting), "rows end before they draft so far"
-    assert {each.speculation for each in rounds(6, drafts=False)} == {PLAIN}
-    assert max(each.rows for each in rounds(256, drafts=True)) == ROWS
+    assert {each.speculation for each in rounds(6, drafts=False, context=1000)} == {PLAIN}
+    assert max(each.rows for each in rounds(256, drafts=True, context=1000)) == ROWS
     assert len({tuple(prompt) for prompt in prompts(ROWS, 1 << 12)}) == ROWS
 
 
+def test_prompts_of_several_lengths_fit_the_context():
+    for context, lengths in ((1000, LENGTHS[:-1]), (4000, LENGTHS), (20, ())):
+        plan = rounds(2, drafts=True, context=context)
+        assert tuple(dict.fromkeys(each.prompt for each in plan if each.prompt != PROMPT)) == lengths
+    assert [len(prompt) for prompt in prompts(2, 7, 100)] == [100, 100]
+
+
 def test_speech_is_greedy_and_has_timestamps_or_none():
-    plan = list(rounds(64, drafts=True, speech=True))
+    plan = list(speech_rounds(64, drafts=True))
     assert {each.rows for each in plan} == {1, 2, 4, SPEECH_ROWS}
     assert {(each.temperature, each.speculation) for each in plan} == {(0.0, how) for how in (PLAIN, *SPEECH_DRAFTING)}
     times, text = recordings(3, {"fr": 7})
@@ -69,7 +82,8 @@ def test_a_warm_engine_has_emitted_nothing_and_expects_nothing():
         engine.submit_all = lambda ids, *rest: seen.append(len(ids)) or submit(ids, *rest)
         engine.warm_up()
         del engine.submit_all
-        assert seen == [2] * 10 + [1] * 10
+        assert seen == [each.rows for each in rounds(2, drafts=True, context=engine.target.model.context)]
+        assert not engine._batch.captured.runner.captures_all
         assert (engine.stats["tokens"], engine.stats["drafted"], engine.stats["failures"]) == (0, 0, {})
         assert engine._policy.acceptance.groups() == []
         assert engine.generate("abcabc", Sampling(0), max_tokens=4)[0].token_ids == first
@@ -95,9 +109,10 @@ def test_on_a_gpu_requests_of_usual_sizes_capture_nothing_after_it():
         runner = engine._batch.captured.runner
         assert runner is not None
         before = runner.captures
-        assert before > 8
+        assert {cycle.key.rows for cycle in runner.captured} == {1, 2, 4}
         for temperature in TEMPERATURES:
-            options = GenerationOptions(32, ignore_eos=True)
-            handles = engine.submit_all(["Tell me of the sea."] * 4, [Sampling(temperature)] * 4, options)
-            assert [len(handle.result().token_ids) for handle in handles] == [32] * 4
+            for rows in (4, 2, 1):
+                options = GenerationOptions(32, ignore_eos=True)
+                handles = engine.submit_all(["Tell me of the sea."] * rows, [Sampling(temperature)] * rows, options)
+                assert [len(handle.result().token_ids) for handle in handles] == [32] * rows
         assert runner.captures == before

@@ -45,6 +45,7 @@ class CapturedRunner:
         self._device_drafters: dict[int, tuple[Drafter, DeviceDrafter | None]] = {}  # by identity; keeps them alive
         self._idle = PlainDecoding()  # for drafters without a device form, while they draft nothing
         self.expected_rows = 1  # rows there are or will soon be
+        self.captures_all = False  # no larger cycle serves in place of one that is not captured yet
         self.cycles = self.captures = 0  # so far
         self.capture_budget = CaptureBudget()
 
@@ -180,7 +181,9 @@ class CapturedRunner:
             return None
         graphs = self._graphs_of(drafter if device.drafts else None, rows[0])
         exact = by_policy or not any(own.depth for own in goals)
-        key = graphs.find(shape, size, rule, self.expected_rows, self._context(shape, size, device), exact)
+        key = shape.key(size, rule, shape.lines(size))
+        if not self.captures_all:
+            key = graphs.find(shape, size, rule, self.expected_rows, self._context(shape, size, device), exact)
         cycle, captured = self._cycle(graphs, key, shape, device, by_policy and size.depth > 0, processor)
         if isinstance(cycle, ChainCycle) and processor is not None:
             cycle.load_shaping([cast(DeviceProcessor, row.request.processor).row_state(row.tokens) for row in rows])
@@ -204,7 +207,12 @@ class CapturedRunner:
         does not know that they have, and goes on with them; they must not outgrow the caches either."""
         lines = [line for line in flight.lines if line[1].finish_reason is None]
         size, device = flight.size, flight.device
-        if not lines or not flight.cycle.repeats or flight.version != (self._model.cache.version, device.version):
+        if (
+            not lines
+            or self.captures_all
+            or not flight.cycle.repeats
+            or flight.version != (self._model.cache.version, device.version)
+        ):
             return None
         longest = max(row.length for _, row, _ in lines) + size.depth + 1  # if all that is under way is accepted
         shape = BatchShape(len(lines), longest, flight.cut, flight.key.logprobs)

@@ -1,8 +1,9 @@
 """Requests of the engine itself, before anybody else's: on a GPU, the usual cycles are captured when they have ended.
 
 A size of cycle is compiled and captured when it is first met, which takes as long as hundreds of cycles. Caches grow
-with the rows, and captured cycles do not outlive that. So many rows come first. Speech has fewer rows, greedy ones,
-with timestamps and without.
+with the rows, and captured cycles do not outlive that. So many rows come first. Kernels are compiled for few and for
+many tokens, and for long texts: one and most rows have further depths, and one row has prompts of several lengths.
+Speech has fewer rows, greedy ones, with timestamps and without.
 """
 
 from __future__ import annotations
@@ -22,16 +23,19 @@ PLAIN = Speculation(off=True)
 DRAFTING, SPEECH_DRAFTING = (
     (Speculation(), *(Speculation(depth=depth) for depth in depths)) for depths in ((1, 3, 5), (2, 3, 5, 8))
 )
+FURTHER = tuple(Speculation(depth=depth) for depth in (2, 8))  # that a policy may choose, too
 TEMPERATURES = 0.0, 1.0  # greedy rows and sampled ones have different cycles
 PROMPT = 4  # tokens
+LENGTHS = 24, 100, 300, 700, 1700  # tokens of prompts whose passes run by different kernels
 
 
 class Round(NamedTuple):
-    """So many requests at once, all with this temperature and speculation."""
+    """So many requests at once, all with this temperature, speculation and length of the prompt."""
 
     rows: int
     temperature: float
     speculation: Speculation
+    prompt: int = PROMPT
 
     @property
     def tokens(self) -> int:
@@ -47,16 +51,27 @@ class Round(NamedTuple):
         return GenerationOptions(self.tokens, ignore_eos=True, speculation=self.speculation)
 
 
-def rounds(rows: int, drafts: bool, speech: bool = False) -> Iterator[Round]:
-    """The rounds of an engine with so many rows. `drafts`: whether it has a drafter."""
-    most, temperatures, drafting = (
-        (SPEECH_ROWS, TEMPERATURES[:1], SPEECH_DRAFTING) if speech else (ROWS, TEMPERATURES, DRAFTING)
-    )
-    count = 1 << (max(1, min(rows, most)).bit_length() - 1)
+def rounds(rows: int, drafts: bool, context: int) -> Iterator[Round]:
+    """The rounds of an engine with so many rows. `drafts`: whether it has a drafter. `context`: of its model."""
+    most = 1 << (max(1, min(rows, ROWS)).bit_length() - 1)
+    usual = (PLAIN, *DRAFTING) if drafts else (PLAIN,)
+    for count in _halves(most):
+        further = FURTHER if drafts and count in (1, most) else ()
+        yield from (Round(count, heat, speculation) for heat in TEMPERATURES for speculation in (*usual, *further))
+    texts = (Round(1, TEMPERATURES[0], speculation, length) for length in LENGTHS for speculation in usual)
+    yield from (each for each in texts if each.prompt + each.tokens <= context)
+
+
+def speech_rounds(rows: int, drafts: bool) -> Iterator[Round]:
+    """The rounds of an engine that transcribes."""
+    most = 1 << (max(1, min(rows, SPEECH_ROWS)).bit_length() - 1)
+    for count in _halves(most):
+        yield from (Round(count, 0.0, each) for each in ((PLAIN, *SPEECH_DRAFTING) if drafts else (PLAIN,)))
+
+
+def _halves(count: int) -> Iterator[int]:
     while count:
-        for temperature in temperatures:
-            for speculation in (PLAIN, *drafting) if drafts else (PLAIN,):
-                yield Round(count, temperature, speculation)
+        yield count
         count //= 2
 
 
@@ -67,6 +82,6 @@ def recordings(rows: int, languages: Collection[str]) -> list[list[Audio]]:
     return [[Audio(silence, language, timestamps=times)] * rows for times in (True, False)]
 
 
-def prompts(rows: int, vocab: int) -> list[list[int]]:
-    """Short prompts of different tokens."""
-    return [[(PROMPT * row + n) % vocab for n in range(PROMPT)] for row in range(rows)]
+def prompts(rows: int, vocab: int, length: int = PROMPT) -> list[list[int]]:
+    """Prompts of different tokens."""
+    return [[(length * row + n) % vocab for n in range(length)] for row in range(rows)]
