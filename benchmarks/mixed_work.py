@@ -6,9 +6,10 @@
 
 All prompts at all temperatures are shuffled once and then run in this order, `--batches` at a time. One engine's policy
 chooses what to draft; a second engine runs the same requests with one depth for all of them, for each depth (0 is plain
-decoding). On a GPU both capture the usual sizes first. They take turns, after `--warm` rounds that do not count. Printed is the ratio of the policy's speed to the
-best single depth's, with its 95 % interval, and the speed of each way, at batch 1 also by workload and temperature. The
-exit code is 1 where the policy is not above the best single depth.
+decoding). On a GPU both capture the usual sizes first. They take turns, after `--warm` rounds that do not count.
+Printed is the ratio of the policy's speed to the best single depth's, with its 95 % interval, and the speed of each
+way, at batch 1 also by workload and temperature. The exit code is 1 where the policy is not above the best single
+depth.
 """
 
 from __future__ import annotations
