@@ -7,9 +7,9 @@
 All prompts at all temperatures are shuffled once and then run in this order, `--batches` at a time. One engine's policy
 chooses what to draft; a second engine runs the same requests with one depth for all of them, for each depth (0 is plain
 decoding). On a GPU both capture the usual sizes first. They take turns, after `--warm` rounds that do not count.
-Printed is the ratio of the policy's speed to the best single depth's, with its 95 % interval, and the speed of each
-way, at batch 1 also by workload and temperature. The exit code is 1 where the policy is not above the best single
-depth.
+Printed is the ratio of the policy's speed to the best single depth's, with its 95 % interval, the speed and tau of each
+way, at batch 1 the speed also by workload and temperature. The exit code is 1 where the policy is not above the best
+single depth.
 """
 
 from __future__ import annotations
@@ -54,16 +54,20 @@ def requests(given: argparse.Namespace) -> list[Request]:
     return mix
 
 
-def timed(engine: NativeEngine, mix: Sequence[Request], batch: int, options: GenerationOptions) -> list[float]:
-    """Seconds of each group of `batch` requests, one group after the other."""
-    seconds = []
+def timed(
+    engine: NativeEngine, mix: Sequence[Request], batch: int, options: GenerationOptions
+) -> tuple[list[float], float]:
+    """Seconds of each group of `batch` requests, one group after the other, and tau over all."""
+    seconds, cycles = [], 0
     for start in range(0, len(mix), batch):
         began = time.perf_counter()
         group = mix[start : start + batch]
         handles = [engine.submit(each.prompt, Sampling(each.heat), options)[0] for each in group]
-        assert all(len(handle.result().token_ids) == options.max_tokens for handle in handles)
+        done = [handle.result() for handle in handles]
         seconds.append(time.perf_counter() - began)
-    return seconds
+        assert all(len(each.token_ids) == options.max_tokens for each in done)
+        cycles += sum(each.stats.cycles for each in done)
+    return seconds, len(mix) * options.max_tokens / cycles
 
 
 def measured(target: Target, given: argparse.Namespace) -> list[dict[str, Any]]:
@@ -76,19 +80,24 @@ def measured(target: Target, given: argparse.Namespace) -> list[dict[str, Any]]:
     ):
         for batch in given.batches:
             seconds: dict[str, list[list[float]]] = {name: [] for name in ("policy", *ways)}
+            taus: dict[str, list[float]] = {name: [] for name in seconds}
             for number in range(given.warm + given.repeats):
                 for name in seconds if number % 2 else reversed(seconds):
                     speculation = ways.get(name, Speculation())
                     options = GenerationOptions(given.tokens, ignore_eos=True, speculation=speculation)
-                    found = timed(policy if name == "policy" else fixed, mix, batch, options)
+                    found, tau = timed(policy if name == "policy" else fixed, mix, batch, options)
                     if number >= given.warm:
                         seconds[name].append([round(each, 6) for each in found])
-            lines.append(judged(seconds, mix, batch, given.tokens))
+                        taus[name].append(tau)
+            mean_taus = {name: statistics.fmean(own) for name, own in taus.items()}
+            lines.append(judged(seconds, mix, batch, given.tokens, mean_taus) | {"tau": mean_taus})
     return lines
 
 
-def judged(seconds: dict[str, list[list[float]]], mix: Sequence[Request], batch: int, tokens: int) -> dict[str, Any]:
-    """The policy's ratio to the best single depth, printed with the speed of every way."""
+def judged(
+    seconds: dict[str, list[list[float]]], mix: Sequence[Request], batch: int, tokens: int, taus: dict[str, float]
+) -> dict[str, Any]:
+    """The policy's ratio to the best single depth, printed with the speed and the tau of every way."""
     speeds = {name: [len(mix) * tokens / sum(run) for run in runs] for name, runs in seconds.items()}
     means = {name: statistics.fmean(own) for name, own in speeds.items()}
     best = max((name for name in means if name != "policy"), key=means.__getitem__)
@@ -98,6 +107,7 @@ def judged(seconds: dict[str, list[list[float]]], mix: Sequence[Request], batch:
     print(f"{'tokens/s':16}" + "".join(f"{name:>9}" for name in means))
     for kind, own in lines.items():
         print(f"{kind:16}" + "".join(f"{value:9.1f}" for value in own.values()), flush=True)
+    print(f"{'tau':16}" + "".join(f"{value:9.2f}" for value in taus.values()), flush=True)
     kinds = [(each.workload, each.heat) for each in mix]
     return {"batch": batch, "best": best, "ratio": estimate, "speeds": speeds, "requests": kinds, "seconds": seconds}
 

@@ -85,6 +85,24 @@ def test_a_decision_holds_until_another_row_comes():
     assert chooser.held([*some, *opened(1)[1]]) is None
 
 
+def test_a_size_in_use_is_left_only_for_one_that_is_clearly_faster():
+    chooser, some = opened(1)
+    plain, short, deep = SizeOption(DraftSize(0), 1.0), SizeOption(DraftSize(2), 1.2), SizeOption(DraftSize(3), 1.3)
+    times = chooser._paced(some, [plain, short, deep])
+    even = [plain, short, deep._replace(seconds=1.3 * times[1] / times[2])]  # both are as fast
+
+    def changed(factor: float) -> list[SizeOption]:
+        return [*even[:2], even[2]._replace(seconds=even[2].seconds * factor)]
+
+    stay = SizeConfig().stay
+    assert chooser.choose(some, changed(1.01)).depth == 2
+    assert chooser.choose(some, changed(1.005 / stay)).depth == 2
+    assert chooser.choose(some, changed(0.995 / stay)).depth == 3
+    assert chooser.choose(some, changed(0.995 * stay)).depth == 3
+    assert chooser.choose(some, changed(1.005 * stay)).depth == 2
+    assert chooser.choose(some, changed(0.995), [3]).depth == 3, "drafts of the host are launched one by one"
+
+
 def test_a_tree_is_chosen_where_its_second_candidates_are_worth_it():
     chooser, some = opened(1)
     plain, chain, tree = (

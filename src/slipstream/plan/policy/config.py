@@ -107,6 +107,7 @@ class SizeConfig:
     """How the size of a captured cycle is chosen."""
 
     uncaptured: float = 1.1  # factor on the time of a size that is not captured yet
+    stay: float = 1.02  # promised speed over that of the size in use, at least: a change of sizes stops the device
     hold: int = 8  # cycles that a decision holds for while the rows are the same, at least
     rows_per_cycle: int = 8  # with more than `hold` times as many rows it holds for one cycle per so many rows
     min_wait: int = 4  # plain cycles before the cheapest size is tried again

@@ -130,7 +130,7 @@ class SizeChoice:
         best = min(range(len(options)), key=expected.__getitem__)
         if self._margin * expected[best] < expected[0]:
             self._plain, self._wait = 0, config.min_wait
-            return options[best].size
+            return options[self._used(options, expected, best) if ready is None else best].size
         self._plain += self._hold if ready is None else 1
         captured = [option for option in others if option.captured]
         wait = self._wait * (1 + config.trial * delay / plain.seconds / config.min_wait)
@@ -138,6 +138,12 @@ class SizeChoice:
             self._plain, self._held, self._wait = 0, 0, min(config.max_wait, 2 * self._wait)
             return min(captured, key=lambda option: option.seconds).size
         return plain.size
+
+    def _used(self, options: Sequence[SizeOption], expected: Sequence[float], best: int) -> int:
+        """The size in use, if it drafts and is about as good as the best. The next cycle of the same size is launched
+        before the last one has ended, that of another size is not."""
+        used = next((n for n, option in enumerate(options) if n and option.size == self._last), best)
+        return used if expected[used] < self._config.stay * expected[best] else best
 
     def _accepted(self, rate: Column, options: Sequence[SizeOption]) -> Column:
         """Tokens that each row may expect to have accepted, [options, rows]."""
