@@ -5,19 +5,24 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import letters
 from slipstream.bench.against import compare, read_results
 from slipstream.bench.journal import Journal, write_whole
 from slipstream.bench.matrix import Cell, Setup
-from slipstream.bench.measure.measurement import Measurement, add_times, groups
+from slipstream.bench.measure.measurement import Measurement, StreamTimer, add_times, groups
 from slipstream.bench.measure.roofline import Machine, Weights, bytes_per_token, held_weights, intensity, probe_machine
 from slipstream.bench.records import RecordContext, records
 from slipstream.bench.table import ResultTable, tables, text
 from slipstream.bench.workloads import Item, Workload
-from slipstream.engines.base import SpeculationStats
+from slipstream.core.sampling import Sampling
+from slipstream.engines.base import Chunk, GenerationOptions, SpeculationStats
+from slipstream.engines.native.engine import NativeEngine
 from slipstream.models.sources.load import ModelFiles
 from tiny import build
 
@@ -61,6 +66,29 @@ def test_decoding_is_timed_from_when_every_row_has_begun():
     assert (found.seconds, found.first) == (7.0, [0.5, 2.5])
     add_times(found, [[(8.0, 5)], []], start=7.5, end=9.0)  # all at once, and nothing at all
     assert (found.decoded, found.decoding, found.seconds) == (7, 4.0, 8.5)
+
+
+def test_every_chunk_of_a_request_has_the_time_at_which_it_came():
+    with NativeEngine(letters.target(), "none") as engine:
+        began = time.perf_counter()
+        (handle,) = engine.submit("abcabc", Sampling(0), GenerationOptions(12, ignore_eos=True))
+        timer = StreamTimer(handle)
+        handle.wait()
+        ended, stamps = time.perf_counter(), timer.stamps()
+    assert sum(count for _, count in stamps) == 12
+    times = [when for when, _ in stamps]
+    assert times == sorted(times)
+    assert began < times[0] <= times[-1] < ended
+    assert handle.result().finish_reason == "length"
+
+
+@pytest.mark.parametrize(("notes", "times"), [(3, [2.0, 3.0, 4.0]), (2, [3.0, 3.0, 4.0]), (4, [2.0, 3.0, 4.0])])
+def test_chunks_that_came_before_the_first_note_have_its_time(notes, times):
+    chunks = [Chunk("a", (1, 2), ()), Chunk("", (), ()), Chunk("b", (3,), (), finish_reason="length")]
+    timer = StreamTimer(SimpleNamespace(notify=lambda note: None))
+    timer.handle = chunks
+    timer.times = [1.0, 2.0, 3.0, 4.0][4 - notes :]
+    assert timer.stamps() == [(times[0], 2), (times[2], 1)], "a chunk without tokens counts for nothing"
 
 
 def test_a_record():

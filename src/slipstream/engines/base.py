@@ -76,6 +76,10 @@ class RequestHandle(ABC):
     def result(self) -> Completion: ...
 
     @abstractmethod
+    def wait(self) -> None:
+        """Wait for the end of the request. Nothing is read: its chunks can be iterated over afterwards."""
+
+    @abstractmethod
     def cancel(self) -> None: ...
 
     @abstractmethod

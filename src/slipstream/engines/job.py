@@ -176,10 +176,10 @@ class Job(RequestHandle):
     def _send(self, chunk: Chunk | Emission) -> None:
         self._begun = True
         self._chunks.put(chunk)
-        if chunk.finish_reason is not None:
-            self._over.set()
         if self._ready is not None:
             self._ready()
+        if chunk.finish_reason is not None:
+            self._over.set()
 
     def notify(self, ready: Callable[[], None]) -> None:
         self._ready = ready
@@ -246,8 +246,11 @@ class Job(RequestHandle):
             error = self.error = error or str(failure)
         return Chunk(text, tuple(tokens), tuple(origins), tuple(logprobs), finish_reason, error, pieces, scored, draft)
 
-    def result(self) -> Completion:
+    def wait(self) -> None:
         self._over.wait()  # one wake-up; waking for every chunk would take the interpreter lock from the worker
+
+    def result(self) -> Completion:
+        self.wait()
         if not self._seen:
             self._read_all()
         for _ in self:

@@ -120,6 +120,9 @@ class RouteHandle(RequestHandle):
         assert self._done is not None, "a routed request ends with a completion or an error"
         return self._done
 
+    def wait(self) -> None:
+        self._thread.join()
+
     def cancel(self) -> None:
         self._cancelled = True
         for handle in self._running:
