@@ -17,8 +17,8 @@ def rows(count: int) -> list[Row]:
 
 
 def seconds(pace: Pace, cycle: float, more: list[float], left: list[float]) -> float:
-    """Of one way."""
-    (found,) = pace.seconds(np.array([cycle]), np.array([more]), np.array(left))
+    """Of one way whose speed changes as much as the rows' acceptance."""
+    (found,) = pace.seconds(np.array([cycle]), np.array([more]), np.array(left), np.array([float(any(more))]))
     return float(found)
 
 
@@ -29,7 +29,7 @@ def test_plain_rows_are_done_when_they_have_said_what_is_left():
 
 def test_ways_are_looked_at_side_by_side():
     left, more = np.array([40.0, 70.0, 90.0]), np.array([[0.0, 0.0, 0.0], [1.0, 2.0, 0.5]])
-    both = Pace().seconds(np.array([1.0, 1.5]), more, left)
+    both = Pace().seconds(np.array([1.0, 1.5]), more, left, np.array([0.0, 1.0]))
     alone = [seconds(Pace(), cycle, list(line), list(left)) for cycle, line in zip((1.0, 1.5), more, strict=True)]
     assert both.tolist() == alone
 
@@ -63,6 +63,21 @@ def test_how_far_rows_fall_apart_is_learnt_from_those_that_leave():
                 pace.close(row)
     asked = 1.0, [2.0] * 8, [99.0] * 8
     assert seconds(even, *asked) < seconds(Pace(), *asked) < seconds(uneven, *asked)
+
+
+def test_long_drafts_drive_rows_further_apart_than_short_ones():
+    short, long = Pace().seconds(np.ones(2), np.full((2, 8), 2.0), np.full(8, 99.0), np.array([0.5, 2.0]))
+    assert short < long
+    paces = Pace(), Pace()
+    for pace, sway in zip(paces, (0.5, 2.0), strict=True):  # the same differences under short and under long drafts
+        for _ in range(20):
+            some = rows(4)
+            for _ in range(30):
+                pace.moved(some, [2, 3, 3, 4], sway)
+            for row in some:
+                pace.close(row)
+    asked = 1.0, [2.0] * 8, [99.0] * 8
+    assert seconds(paces[1], *asked) < seconds(paces[0], *asked), "these rows differ more"
 
 
 def test_a_row_alone_or_a_short_one_teaches_nothing():

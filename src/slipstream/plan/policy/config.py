@@ -125,7 +125,8 @@ class SizeConfig:
 class PaceConfig:
     """How far rows that draft together fall apart."""
 
-    spread: float = 0.07  # standard deviation of a row's speed relative to the others', at first
+    spread: float = 0.05  # standard deviation of the rows' acceptance, at first
+    step: float = 0.05  # change of acceptance by which the sway of a way to draft is worked out
     prior: int = 16  # finished rows that this counts as
     memory: int = 128  # finished rows that it rests on at most
     min_tokens: int = 64  # tokens of a finished row that is learnt from, at least

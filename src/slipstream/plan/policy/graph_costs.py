@@ -15,13 +15,15 @@ class GraphCosts:
 
     A cycle is timed on the device alone when it is captured. What it takes with the host's part is measured as it runs,
     by its key and the rows there are, rounded up to a power of two. A cycle that did not run yet is expected to take
-    its time on the device and what the host adds to others."""
+    its time on the device and the least that the host adds to others of so many rows: the host does more in a cycle
+    that emits more, and a size that is priced too low is found out when it runs, one that is priced too high never."""
 
     def __init__(self, config: CostConfig | None = None) -> None:
         self._config = config or CostConfig()
         self._device: dict[GraphKey, float] = {}
         self._whole: dict[tuple[GraphKey, int], RecentMedian] = {}
         self._host = RecentMedian(self._config.graph_window)
+        self._least_host: dict[int, float] = {}  # by rows; worked out when it is asked for
         self.reading = ReadingCost(self._config)  # by tokens that the drafter had to read first
 
     def captured(self, key: GraphKey, seconds: float) -> None:
@@ -33,13 +35,22 @@ class GraphCosts:
 
     def learn(self, key: GraphKey, rows: int, seconds: float) -> None:
         """A cycle with so many rows took so long with the host's part. Nothing was captured or read in it."""
-        window = self._config.graph_window
-        self._whole.setdefault((key, next_power_of_two(rows)), RecentMedian(window)).add(seconds)
+        window, count = self._config.graph_window, next_power_of_two(rows)
+        self._whole.setdefault((key, count), RecentMedian(window)).add(seconds)
         self._host.add(max(0.0, seconds - self.device(key)))
+        self._least_host.pop(count, None)
 
     def seconds(self, key: GraphKey, rows: int) -> float:
-        measured = self._whole.get((key, next_power_of_two(rows)))
-        return measured.value if measured else self.device(key) + self._host.value
+        count = next_power_of_two(rows)
+        measured = self._whole.get((key, count))
+        return measured.value if measured else self.device(key) + self._host_part(count)
+
+    def _host_part(self, count: int) -> float:
+        """The least that the host adds to a cycle of so many rows; what it added lately where none ran yet."""
+        if count not in self._least_host:
+            parts = [times.value - self.device(key) for (key, rows), times in self._whole.items() if rows == count]
+            self._least_host[count] = max(0.0, min(parts)) if parts else self._host.value
+        return self._least_host[count]
 
     def learn_reading(self, key: GraphKey, rows: int, tokens: int, seconds: float) -> None:
         """The drafter first had to read so many tokens, and a cycle took so long with that."""

@@ -2,7 +2,9 @@
 
 Plain decoding moves all rows alike. Drafts move some further than others. The slowest row decides when the last one is
 done, long after most others have left. So two times count: when rows are done on average, and when the last one is.
-How far rows fall apart is learnt from those that have left.
+How far rows fall apart is learnt from those that have left. Long drafts drive them further apart than short ones: what
+is learnt is how far their acceptance differs, and a way to draft has its *sway*, the share by which a row's speed
+changes with its acceptance.
 """
 
 from __future__ import annotations
@@ -24,28 +26,29 @@ class Pace:
     def __init__(self, config: PaceConfig | None = None) -> None:
         self._config = config or PaceConfig()
         self._variance, self._weight = self._config.spread**2, self._config.prior
-        self._moved: dict[Row, tuple[float, float]] = {}  # tokens in cycles with drafts: a row's, and the mean row's
+        # tokens in cycles with drafts, a row's and the mean row's, and what the mean row's had to the sway
+        self._moved: dict[Row, tuple[float, float, float]] = {}
 
-    def moved(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
-        """A cycle with drafts brought each row so many tokens."""
+    def moved(self, rows: Sequence[Row], counts: Sequence[int], sway: float = 1.0) -> None:
+        """A cycle with drafts of this sway brought each row so many tokens."""
         mean = sum(counts) / len(counts)
         for row, count in zip(rows, counts, strict=True):
-            own, others = self._moved.get(row, (0.0, 0.0))
-            self._moved[row] = own + count, others + mean
+            own, others, swayed = self._moved.get(row, (0.0, 0.0, 0.0))
+            self._moved[row] = own + count, others + mean, swayed + mean * sway
 
     def close(self, row: Row) -> None:
-        own, others = self._moved.pop(row, (0.0, 0.0))
-        if others >= self._config.min_tokens and own != others:  # a row alone is like the others
+        own, others, swayed = self._moved.pop(row, (0.0, 0.0, 0.0))
+        if others >= self._config.min_tokens and own != others and swayed:  # a row alone is like the others
             self._weight = min(self._weight + 1, self._config.memory)
-            self._variance += ((own / others - 1) ** 2 - self._variance) / self._weight
+            self._variance += (((own - others) / swayed) ** 2 - self._variance) / self._weight
 
-    def seconds(self, cycle: Column, more: Column, left: Column, alike: int = 1) -> Column:
+    def seconds(self, cycle: Column, more: Column, left: Column, sway: Column, alike: int = 1) -> Column:
         """Seconds until rows with so many tokens left are done, the mean of the average row and the last one, for
         several ways to go on: a cycle takes so long, [ways], and brings each row so many tokens more than one,
-        [ways, rows]. Each row stands for `alike` rows."""
+        [ways, rows]; a way has its sway, [ways], none where it does not draft. Each row stands for `alike` rows."""
         cycles = left / (1 + more)
         near = alike * int((left > self._config.near * left.max()).sum())
-        lag = _highest(near) * more.any(1)
+        lag = _highest(near) * sway
         usual = left.max() / (1 + more.mean(1)) * (1 + self._variance**0.5 * lag)
         # two views of the slowest row: by what is known of each row, and by how far rows fell apart before
         last: Column = np.maximum(cycles.max(1), usual)

@@ -150,7 +150,7 @@ class Adaptive(Policy):
             if judged := results[r].judged:
                 self.acceptance.learn(rows[r], len(judged), judged)
         if any(result.tokens for result in results):
-            sizes.pace.moved(rows, [len(result.emitted) for result in results])
+            sizes.pace.moved(rows, [len(result.emitted) for result in results], sizes.sway)
 
     def _size_choice(self, row: Row) -> SizeChoice:
         group = self._groups.get(row)  # None: its drafter failed before the row was opened here
