@@ -10,8 +10,11 @@ import torch
 
 import whispers
 from slipstream.core.law import OneHot
+from slipstream.core.noise import CounterNoise
+from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Tree
-from slipstream.core.types import Draft, Origin, Request, Row, Verdict
+from slipstream.core.types import Budget, Draft, Origin, Request, Row, Verdict
+from slipstream.drafters.draft_model import DraftModel
 from slipstream.kernels.cpu.decoder import SkippedBlocks
 from slipstream.models.run.encoder_decoder.condition import CrossAttentionStates
 from slipstream.models.run.torch_model import TorchModel
@@ -137,6 +140,28 @@ def test_equal_encoders_are_shared_and_run_once_for_a_condition(plain):
         each.close(rows)
     assert len(calls) == 1
     assert condition.seconds > 0
+
+
+def test_a_draft_models_encoder_waits_for_its_first_draft_and_says_what_it_will_take(plain):
+    target, drafter = TorchModel(plain), DraftModel(TorchModel(whispers.build(seed=3)), VOCAB)
+    wider = DraftModel(TorchModel(whispers.build(seed=4, encoder_ffn_dim=48)), VOCAB)
+    row = Row(Request([1, 5], Sampling(0), condition=whispers.condition(0)))
+    calls = []
+    drafter.model.model.get_encoder().register_forward_hook(lambda *_: calls.append(1))
+    assert drafter.wake_seconds(row) == 0, "no encoder has told yet"
+    target.open([row])
+    for each in (drafter, wider):
+        each.open([row])
+    assert not calls
+    assert drafter.wake_seconds(row) == pytest.approx(row.request.condition.seconds), "as large as the target's"
+    assert wider.wake_seconds(row) > drafter.wake_seconds(row)
+    with torch.inference_mode():
+        drafts = [drafter.propose([row], [Budget(2)], CounterNoise([row], [False])) for _ in range(2)]
+    assert (len(drafts[0].tree), len(calls), drafter.wake_seconds(row)) == (2, 1, 0)
+    assert DraftModel(TorchModel(plain), VOCAB).wake_seconds(row) == 0, "an encoder that the target has"
+    assert DraftModel(TorchModel(build("llama", num_hidden_layers=1)), 97).wake_seconds(row) == 0
+    with pytest.raises(ValueError, match="needs audio to listen to"):
+        drafter.open([Row(Request([1]))])
 
 
 def test_conditions_that_do_not_fit_are_refused(plain):

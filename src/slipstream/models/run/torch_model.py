@@ -100,16 +100,23 @@ class TorchModel(Model):
             self._conditions.check(row.request.condition)
 
     @torch.inference_mode()
-    def open(self, rows: Sequence[Row]) -> None:
+    def open(self, rows: Sequence[Row], encode: bool = True) -> None:
+        """`encode=False`: conditions are encoded when they are first needed."""
         if self._conditions is not None:
             for row in rows:
-                self._conditions.open(row.request.condition)
+                (self._conditions.open if encode else self._conditions.check)(row.request.condition)
         if self._features.apply_declared():
             self.prefixes.restart()  # stored prefixes lack the new layers
             for state in self.rows.states.values():
                 state.drop_uncommitted()
         for row in rows:
             self.rows.open(row, self._features.layers)
+
+    def encoder_seconds(self, row: Row) -> float:
+        """What encoding a row's condition is expected to take; 0 where there is none, or it is encoded."""
+        if self._conditions is None:
+            return 0.0
+        return float(row.request.condition.expected_seconds(self._conditions.encoder))
 
     @torch.inference_mode()
     def close(self, rows: Sequence[Row]) -> None:

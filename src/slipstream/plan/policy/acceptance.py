@@ -40,7 +40,8 @@ class AcceptanceEstimate:
     longest_chain: int | None = None  # tokens; None: the limit that `nodes` is called with
     quiet: int = 0  # cycles since the last draft
     read: int = 0  # tokens of the row when it was last drafted for: the drafter has read these
-    wake: float = 0.0  # seconds the drafter needs to read what it missed
+    opening: float = 0.0  # seconds the drafter needs before its first draft (`Drafter.wake_seconds`)
+    wake: float = 0.0  # seconds the drafter needs to read what it missed, and to open
     asleep: bool = False  # whether that is too much
     _observed: float = 0.0
     _lean: float = 1.0  # weight of `usual`
@@ -105,16 +106,22 @@ class AcceptanceEstimator:
     def __init__(self, config: AcceptanceConfig) -> None:
         self._config = config
         self._shared: dict[Hashable, SharedAcceptance] = {}
-        self._opened: dict[
-            Row, tuple[Hashable, bool, int | None]
-        ] = {}  # group, whether drafts may branch, longest chain
+        # group, whether drafts may branch, longest chain, seconds before the first draft
+        self._opened: dict[Row, tuple[Hashable, bool, int | None, float]] = {}
         self._estimates: dict[Row, AcceptanceEstimate] = {}
 
-    def open(self, row: Row, group: Hashable, ranks: RankTable | None = None, longest_chain: int | None = None) -> None:
+    def open(
+        self,
+        row: Row,
+        group: Hashable,
+        ranks: RankTable | None = None,
+        longest_chain: int | None = None,
+        opening: float = 0.0,
+    ) -> None:
         """A row under a drafter and rule, which `group` stands for. With `ranks` its drafts may branch; the group's
         rows share the first such table. `longest_chain`: the longest one that the policy may ask for; None: the
-        limit of `nodes`."""
-        self._opened[row] = group, ranks is not None, longest_chain
+        limit of `nodes`. `opening`: seconds that the drafter needs before its first draft."""
+        self._opened[row] = group, ranks is not None, longest_chain, opening
         shared = self.shared(group)
         shared.ranks = shared.ranks or ranks
 
@@ -146,16 +153,16 @@ class AcceptanceEstimator:
         return sum(rates) / len(rates)
 
     def shared_by(self, row: Row) -> SharedAcceptance:
-        group, *_ = self._opened.get(row, (None, False, None))
+        group, *_ = self._opened.get(row, (None,))
         return self.shared(group)
 
     def of(self, row: Row) -> AcceptanceEstimate:
         """A row's estimate, made when it is first asked for."""
         if row not in self._estimates:
-            group, branches, longest = self._opened.get(row, (None, False, None))
+            group, branches, longest, opening = self._opened.get(row, (None, False, None, 0.0))
             shared = self.shared(group)
             ranks = shared.ranks if branches else None
-            self._estimates[row] = AcceptanceEstimate(shared.rate, self._config, ranks, longest)
+            self._estimates[row] = AcceptanceEstimate(shared.rate, self._config, ranks, longest, opening=opening)
         return self._estimates[row]
 
     def learn(self, row: Row, levels: int, judged: Judged) -> None:

@@ -90,6 +90,14 @@ class CyclePrices:
             low, high = (low, rate) if pays else (rate, high)
         return high
 
+    def promise(self, rate: float, max_depth: int) -> float:
+        """The best speed of one row whose drafted tokens are accepted at this rate, over that of plain decoding."""
+        best, tokens = 1.0, 1.0
+        for depth in range(1, max_depth + 1):
+            tokens += rate**depth
+            best = max(best, tokens * self.share / (self.share + self.cost(depth, depth)))
+        return best
+
     def may_pay(self, max_depth: int) -> bool:
         """Whether drafts of one row would pay at some depth if nearly all of them were accepted."""
         gain = 0.0

@@ -83,6 +83,7 @@ class ChoiceConfig:
     doubt: float = 0.3  # added cost of each token beyond the largest number scored; share of a row's part of a pass
     leap: int = 3  # most drafted tokens of a pass, in multiples of the largest number scored so far
     hopeless: float = 0.75  # share of the best speed below which larger drafts are not looked at
+    opening: float = 1.2  # factor on what opening a drafter for a row costs: it is certain, the gain is not
     hoped_rate: float = 0.97  # acceptance assumed when asking whether drafting could pay at all
 
 

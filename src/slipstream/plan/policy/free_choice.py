@@ -19,7 +19,7 @@ from slipstream.plan.policy.costs import CostModel
 from slipstream.plan.policy.cycle_record import CycleRecord, row_drafts
 from slipstream.plan.policy.drafting_cost import DraftingCost, drafting_cost
 from slipstream.plan.policy.loss_budget import LossBudget
-from slipstream.plan.policy.prices import Slowdown
+from slipstream.plan.policy.prices import RecentMedian, Slowdown
 
 PLAIN = Budget(0)
 
@@ -45,6 +45,7 @@ class FreeChoice:
         self._clock = clock  # of decisions; None: these are not timed
         self.losses = LossBudget(config.loss)
         self._slowdown = Slowdown(config.cost)
+        self._lengths = RecentMedian(config.cost.window)  # tokens of rows that have ended
         self._nodes_per_level = 1.0  # more than one where a drafter branches unasked
         self._estimates: dict[Row, AcceptanceEstimate] = {}  # of the rows that are decided for
         self._record = CycleRecord()
@@ -107,7 +108,7 @@ class FreeChoice:
         if self.costs.unclear and any(row.quiet == 1 for row in estimates):  # what they read is read: now for its cost
             return [RowBudget(1, 1) if row.quiet == 1 else RowBudget() for row in estimates]
         prices = self._prices(base)
-        allowed = self._wake(self.losses.holds(prices.plain))
+        allowed = self._wake(self.losses.holds(prices.plain), prices)
         if allowed <= 0:
             self._rest = self._cycles_until(-allowed, prices.plain)
             return [RowBudget() for _ in estimates]
@@ -143,15 +144,32 @@ class FreeChoice:
             return 0
         return min(self._rest_config.max_rest, int(seconds / (self.losses.income * plain)))
 
-    def _wake(self, allowed: float) -> float:
+    def _wake(self, allowed: float, prices: CyclePrices) -> float:
         """Rows whose drafter missed more than the allowed loss pays for are left asleep. What is left of the allowed
         loss when the drafter has read the others."""
         missed = self._rest_config.missed
-        wakes = [self.costs.reading(row.length - known.read - missed) for row, known in self._estimates.items()]
+        wakes = [
+            self.costs.reading(row.length - known.read - missed) + self._unwon(row, known, prices)
+            for row, known in self._estimates.items()
+        ]
         for wake, estimate in sorted(zip(wakes, self._estimates.values(), strict=True), key=lambda pair: pair[0]):
             estimate.wake, estimate.asleep = wake, wake > max(allowed, 0.0)
             allowed -= 0.0 if estimate.asleep else wake
         return allowed
+
+    def _unwon(self, row: Row, known: AcceptanceEstimate, prices: CyclePrices) -> float:
+        """Seconds that opening the drafter for a row costs, unless its drafts are expected to win them back until the
+        row has as many tokens as others had."""
+        if known.read or not known.opening:
+            return 0.0
+        left = (self._lengths.value if self._lengths else row.request.max_tokens) - row.emitted
+        gain = 1 - 1 / prices.promise(known.rate, self._config.max_depth)
+        won = self._config.choice.opening * known.opening < gain * prices.share * left
+        return 0.0 if won else known.opening
+
+    def closed(self, row: Row) -> None:
+        """A row has ended, or was cancelled."""
+        self._lengths.add(row.emitted)
 
     def _prices(self, base: int) -> CyclePrices:
         costs = self.costs
@@ -206,6 +224,7 @@ class FreeChoice:
             estimate = self._acceptance.of(row)
             if chosen:
                 missed = row.length - estimate.read
+                record.opened |= not estimate.read and estimate.opening > 0
                 record.drafted += drafted.nodes
                 record.accepted += sum(rank >= 0 for rank, _ in drafted.judged)
                 record.late |= estimate.quiet > config.pause or missed > config.missed
@@ -223,6 +242,8 @@ class FreeChoice:
         record = self._record
         curve = self.costs.tree if record.branched else self.costs.chain
         known = record.steps in curve and not record.late
+        if record.opened:  # that was expected to be won back
+            return curve(record.steps) if known else 0.0
         return min(measured, curve(record.steps)) if known else measured
 
     def price(self, drafting: float, scoring: float, tokens: int) -> None:
@@ -230,7 +251,7 @@ class FreeChoice:
         slowdown = self._slowdown.update(scoring, costs.known(tokens, record.drafted))
         drafting, scoring = drafting / slowdown, scoring / slowdown
         costs.learn(scoring, tokens, record.drafted)
-        if record.steps:
+        if record.steps and not record.opened:
             costs.draft(drafting, record.steps, record.branched, record.late, record.missed)
         if not self._estimates:
             self._others = 0

@@ -100,7 +100,7 @@ class Adaptive(Policy):
             ranks = self.acceptance.shared(group).ranks or self._rank_table(width, most, seed)
         for row in rows:
             self._groups[row] = group
-            self.acceptance.open(row, group, ranks, drafter.longest_chain)
+            self.acceptance.open(row, group, ranks, drafter.longest_chain, drafter.wake_seconds(row))
 
     def _rank_table(self, width: int, most: int, seed: PolicySeed | None) -> RankTable:
         table = RankTable(width, most, self.config.acceptance)
@@ -112,6 +112,7 @@ class Adaptive(Policy):
         for row in rows:
             if (group := self._groups.pop(row, None)) in self._sizes:
                 self._sizes[group].close(row)
+            self.free.closed(row)
             self.acceptance.close(row)
 
     def budget(self, rows: Sequence[Row]) -> list[Budget]:

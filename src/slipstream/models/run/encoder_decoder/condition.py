@@ -28,6 +28,7 @@ class Condition:
     def __init__(self, features: Float[Tensor, "channels frames"]) -> None:
         self.features = features
         self._seconds = 0.0  # that encoders took on the host
+        self._weights = 0  # of these encoders
         self._marks = list[tuple[Any, Any]]()  # where encoders begin and end on a GPU
         self._encoded: weakref.WeakKeyDictionary[nn.Module, Tensor] = weakref.WeakKeyDictionary()
 
@@ -40,9 +41,16 @@ class Condition:
             self._encoded[encoder] = encode(self.features)
             if began is None:
                 self._seconds += time.perf_counter() - started
+                self._weights += _weights(encoder)
             else:
                 self._marks.append((began, _mark(encoder)))
         return self._encoded[encoder]
+
+    def expected_seconds(self, encoder: nn.Module) -> float:
+        """What an encoder that did not read it yet would take on the host, by what others took for their weights."""
+        if encoder in self._encoded or not self._weights:
+            return 0.0
+        return self._seconds * _weights(encoder) / self._weights
 
     @property
     def seconds(self) -> float:
@@ -56,8 +64,8 @@ class Condition:
 class CrossAttentionStates:
     """The keys and values of every decoder layer for the condition of each open row.
 
-    They are computed when a row opens and kept until its condition is dropped: a roll-back does not concern them. Rows
-    with the same condition share them."""
+    They are computed when a row opens, or when they are first needed, and kept until its condition is dropped: a
+    roll-back does not concern them. Rows with the same condition share them."""
 
     def __init__(self, model: Any) -> None:
         config, decoder = model.config, model.get_decoder()
@@ -91,11 +99,13 @@ class CrossAttentionStates:
 
     def of(self, condition: Condition, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer, [1, heads, positions, dim]."""
-        states = self._states[condition]
+        states = self.stacked(condition)
         return states[None, 2 * layer], states[None, 2 * layer + 1]
 
     def stacked(self, condition: Condition) -> Float[Tensor, "keys_and_values heads positions dim"]:
         """Keys and values of all layers in turns."""
+        if condition not in self._states:
+            self.open(condition)
         return self._states[condition]
 
     def _encode(self, features: Tensor) -> Float[Tensor, "positions hidden"]:
@@ -127,6 +137,10 @@ class CrossAttentionStates:
         except ImportError:  # Triton is not installed
             return None
         return InputGraph
+
+
+def _weights(encoder: nn.Module) -> int:
+    return sum(part.numel() for part in encoder.parameters())
 
 
 def _mark(encoder: nn.Module) -> Any:
