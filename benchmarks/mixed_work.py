@@ -40,15 +40,15 @@ from slipstream.models.target import Target
 class Request(NamedTuple):
     workload: str
     prompt: str
-    heat: float
+    temperature: float
 
 
 def requests(given: argparse.Namespace) -> list[Request]:
     mix = [
-        Request(workload.name, item.turns[0], heat)
+        Request(workload.name, item.turns[0], temperature)
         for workload in load_workloads(given.workload)
         for item in workload.items
-        for heat in given.temperatures
+        for temperature in given.temperatures
     ]
     random.Random(0).shuffle(mix)
     return mix
@@ -62,7 +62,7 @@ def timed(
     for start in range(0, len(mix), batch):
         began = time.perf_counter()
         group = mix[start : start + batch]
-        handles = [engine.submit(each.prompt, Sampling(each.heat), options)[0] for each in group]
+        handles = [engine.submit(each.prompt, Sampling(each.temperature), options)[0] for each in group]
         done = [handle.result() for handle in handles]
         seconds.append(time.perf_counter() - began)
         assert all(len(each.token_ids) == options.max_tokens for each in done)
@@ -108,16 +108,18 @@ def judged(
     for kind, own in lines.items():
         print(f"{kind:16}" + "".join(f"{value:9.1f}" for value in own.values()), flush=True)
     print(f"{'tau':16}" + "".join(f"{value:9.2f}" for value in taus.values()), flush=True)
-    kinds = [(each.workload, each.heat) for each in mix]
+    kinds = [(each.workload, each.temperature) for each in mix]
     return {"batch": batch, "best": best, "ratio": estimate, "speeds": speeds, "requests": kinds, "seconds": seconds}
 
 
 def by_kind(seconds: dict[str, list[list[float]]], mix: Sequence[Request], tokens: int) -> dict[str, dict[str, float]]:
     """Tokens per second of each way, by workload and temperature."""
     kinds: dict[str, dict[str, float]] = {}
-    for workload, heat in sorted({(each.workload, each.heat) for each in mix}):
-        own = [number for number, each in enumerate(mix) if (each.workload, each.heat) == (workload, heat)]
-        kinds[f"{workload}, T = {heat:g}"] = {
+    for workload, temperature in sorted({(each.workload, each.temperature) for each in mix}):
+        own = [
+            number for number, each in enumerate(mix) if (each.workload, each.temperature) == (workload, temperature)
+        ]
+        kinds[f"{workload}, T = {temperature:g}"] = {
             name: tokens / statistics.fmean(run[number] for run in runs for number in own)
             for name, runs in seconds.items()
         }

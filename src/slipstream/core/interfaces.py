@@ -163,7 +163,7 @@ class Drafter(ABC):
     def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:
         """Draft at most what the budget of each row allows."""
 
-    def wake_seconds(self, row: Row) -> float:
+    def setup_seconds(self, row: Row) -> float:
         """Seconds that it is expected to need before its first draft for a row, beside reading the row's tokens. A
         policy does not draft where these cannot be won back."""
         return 0.0

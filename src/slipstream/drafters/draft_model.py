@@ -92,7 +92,7 @@ class DraftModel(Drafter):
     def open(self, rows: Sequence[Row]) -> None:
         self.model.open(rows, encode=self.model.device.type != "cpu")  # there, an encoder takes as long as many tokens
 
-    def wake_seconds(self, row: Row) -> float:
+    def setup_seconds(self, row: Row) -> float:
         return self.model.encoder_seconds(row)
 
     def close(self, rows: Sequence[Row]) -> None:

@@ -148,18 +148,18 @@ def test_a_draft_models_encoder_waits_for_its_first_draft_and_says_what_it_will_
     row = Row(Request([1, 5], Sampling(0), condition=whispers.condition(0)))
     calls = []
     drafter.model.model.get_encoder().register_forward_hook(lambda *_: calls.append(1))
-    assert drafter.wake_seconds(row) == 0, "no encoder has told yet"
+    assert drafter.setup_seconds(row) == 0, "no encoder has told yet"
     target.open([row])
     for each in (drafter, wider):
         each.open([row])
     assert not calls
-    assert drafter.wake_seconds(row) == pytest.approx(row.request.condition.seconds), "as large as the target's"
-    assert wider.wake_seconds(row) > drafter.wake_seconds(row)
+    assert drafter.setup_seconds(row) == pytest.approx(row.request.condition.seconds), "as large as the target's"
+    assert wider.setup_seconds(row) > drafter.setup_seconds(row)
     with torch.inference_mode():
         drafts = [drafter.propose([row], [Budget(2)], CounterNoise([row], [False])) for _ in range(2)]
-    assert (len(drafts[0].tree), len(calls), drafter.wake_seconds(row)) == (2, 1, 0)
-    assert DraftModel(TorchModel(plain), VOCAB).wake_seconds(row) == 0, "an encoder that the target has"
-    assert DraftModel(TorchModel(build("llama", num_hidden_layers=1)), 97).wake_seconds(row) == 0
+    assert (len(drafts[0].tree), len(calls), drafter.setup_seconds(row)) == (2, 1, 0)
+    assert DraftModel(TorchModel(plain), VOCAB).setup_seconds(row) == 0, "an encoder that the target has"
+    assert DraftModel(TorchModel(build("llama", num_hidden_layers=1)), 97).setup_seconds(row) == 0
     with pytest.raises(ValueError, match="needs audio to listen to"):
         drafter.open([Row(Request([1]))])
 

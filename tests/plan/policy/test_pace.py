@@ -69,11 +69,13 @@ def test_long_drafts_drive_rows_further_apart_than_short_ones():
     short, long = Pace().seconds(np.ones(2), np.full((2, 8), 2.0), np.full(8, 99.0), np.array([0.5, 2.0]))
     assert short < long
     paces = Pace(), Pace()
-    for pace, sway in zip(paces, (0.5, 2.0), strict=True):  # the same differences under short and under long drafts
+    for pace, sensitivity in zip(
+        paces, (0.5, 2.0), strict=True
+    ):  # the same differences under short and under long drafts
         for _ in range(20):
             some = rows(4)
             for _ in range(30):
-                pace.moved(some, [2, 3, 3, 4], sway)
+                pace.moved(some, [2, 3, 3, 4], sensitivity)
             for row in some:
                 pace.close(row)
     asked = 1.0, [2.0] * 8, [99.0] * 8

@@ -31,22 +31,22 @@ class Engine:
 
     reading: float = 0.0  # seconds of a token it missed
     accepted: int = 0  # tokens of every draft
-    opening: float = 0.0  # seconds before the first draft of a row
+    setup: float = 0.0  # seconds before the first draft of a row
     policy: Adaptive = field(default_factory=Adaptive)
     wakes: list[int] = field(default_factory=list)  # tokens that were read before each draft
 
     def request(self, prompt: int, tokens: int) -> tuple[float, float]:
         """Seconds against those of plain decoding, of the tokens after the first."""
         row, read, spent = Row(Request([1] * prompt, max_tokens=tokens)), 0, 0.0
-        self.policy.acceptance.open(row, None, opening=self.opening)
+        self.policy.acceptance.open(row, None, setup=self.setup)
         row.extend([1], [Origin.PLAIN], 1 << 20)
         while row.finish_reason is None:
             depth = min(self.policy.budget([row])[0].depth, row.room(1 << 20) - 1)
             kept, drafting = min(depth, self.accepted), 0.0
             if depth:
                 self.wakes.append(row.length - read)
-                opening = 0.0 if read else self.opening
-                drafting, read = opening + STEP * depth + self.reading * (row.length - read), row.length
+                setup = 0.0 if read else self.setup
+                drafting, read = setup + STEP * depth + self.reading * (row.length - read), row.length
                 tell(self.policy, row, depth, kept)
             self.policy.price(drafting, PLAIN + TOKEN * depth, 1 + depth)
             row.extend([1] * (kept + 1), [Origin.PLAIN] * (kept + 1), 1 << 20)
@@ -69,19 +69,19 @@ def test_where_nothing_is_accepted_at_most_one_in_a_hundred_is_lost_after_the_fi
 
 
 def test_a_drafter_that_opens_slowly_drafts_only_where_that_is_won_back():
-    slow = Engine(accepted=8, opening=30 * PLAIN)
+    slow = Engine(accepted=8, setup=30 * PLAIN)
     assert slow.speed(10, 4, 64) == pytest.approx(1.0)
     assert not slow.wakes, "not even at first"
-    quick = Engine(accepted=8, opening=4 * PLAIN)
+    quick = Engine(accepted=8, setup=4 * PLAIN)
     assert quick.speed(10, 4, 64) > 1.1
-    assert quick.speed(10, 4, 64) > 1.1, "what opening took is not held against drafting"
+    assert quick.speed(10, 4, 64) > 1.1, "what setup took is not held against drafting"
     quick.wakes.clear()
     assert quick.speed(10, 4, 10) == pytest.approx(1.0)
     assert not quick.wakes, "few tokens are to come"
 
 
 def test_rows_are_expected_to_be_as_long_as_others_were():
-    engine = Engine(accepted=8, opening=4 * PLAIN)
+    engine = Engine(accepted=8, setup=4 * PLAIN)
     engine.speed(4, 4, 64)
     for _ in range(9):
         short = Row(Request([1], max_tokens=8))

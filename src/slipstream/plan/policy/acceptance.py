@@ -40,8 +40,8 @@ class AcceptanceEstimate:
     longest_chain: int | None = None  # tokens; None: the limit that `nodes` is called with
     quiet: int = 0  # cycles since the last draft
     read: int = 0  # tokens of the row when it was last drafted for: the drafter has read these
-    opening: float = 0.0  # seconds the drafter needs before its first draft (`Drafter.wake_seconds`)
-    wake: float = 0.0  # seconds the drafter needs to read what it missed, and to open
+    setup: float = 0.0  # seconds the drafter needs before its first draft (`Drafter.setup_seconds`)
+    wake: float = 0.0  # seconds the drafter needs to read what it missed, and to set up the row
     asleep: bool = False  # whether that is too much
     _observed: float = 0.0
     _lean: float = 1.0  # weight of `usual`
@@ -116,12 +116,12 @@ class AcceptanceEstimator:
         group: Hashable,
         ranks: RankTable | None = None,
         longest_chain: int | None = None,
-        opening: float = 0.0,
+        setup: float = 0.0,
     ) -> None:
         """A row under a drafter and rule, which `group` stands for. With `ranks` its drafts may branch; the group's
         rows share the first such table. `longest_chain`: the longest one that the policy may ask for; None: the
-        limit of `nodes`. `opening`: seconds that the drafter needs before its first draft."""
-        self._opened[row] = group, ranks is not None, longest_chain, opening
+        limit of `nodes`. `setup`: seconds that the drafter needs before its first draft."""
+        self._opened[row] = group, ranks is not None, longest_chain, setup
         shared = self.shared(group)
         shared.ranks = shared.ranks or ranks
 
@@ -159,10 +159,10 @@ class AcceptanceEstimator:
     def of(self, row: Row) -> AcceptanceEstimate:
         """A row's estimate, made when it is first asked for."""
         if row not in self._estimates:
-            group, branches, longest, opening = self._opened.get(row, (None, False, None, 0.0))
+            group, branches, longest, setup = self._opened.get(row, (None, False, None, 0.0))
             shared = self.shared(group)
             ranks = shared.ranks if branches else None
-            self._estimates[row] = AcceptanceEstimate(shared.rate, self._config, ranks, longest, opening=opening)
+            self._estimates[row] = AcceptanceEstimate(shared.rate, self._config, ranks, longest, setup=setup)
         return self._estimates[row]
 
     def learn(self, row: Row, levels: int, judged: Judged) -> None:

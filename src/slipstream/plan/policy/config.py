@@ -83,7 +83,7 @@ class ChoiceConfig:
     doubt: float = 0.3  # added cost of each token beyond the largest number scored; share of a row's part of a pass
     leap: int = 3  # most drafted tokens of a pass, in multiples of the largest number scored so far
     hopeless: float = 0.75  # share of the best speed below which larger drafts are not looked at
-    opening: float = 1.2  # factor on what opening a drafter for a row costs: it is certain, the gain is not
+    setup: float = 1.2  # factor on the seconds that a drafter takes to set up a row: they are certain, the gain is not
     hoped_rate: float = 0.97  # acceptance assumed when asking whether drafting could pay at all
 
 
@@ -127,7 +127,7 @@ class PaceConfig:
     """How far rows that draft together fall apart."""
 
     spread: float = 0.05  # standard deviation of the rows' acceptance, at first
-    step: float = 0.05  # change of acceptance by which the sway of a way to draft is worked out
+    step: float = 0.05  # change of acceptance over which the sensitivity of a draft size is computed
     prior: int = 16  # finished rows that this counts as
     memory: int = 128  # finished rows that it rests on at most
     min_tokens: int = 64  # tokens of a finished row that is learnt from, at least

@@ -19,7 +19,7 @@ class CycleRecord:
     accepted: int = 0  # tokens
     missed: int = 0  # tokens that the drafter had to read first, of rows with many such tokens
     late: bool = False  # whether some row's drafter had more to read than usual
-    opened: bool = False  # whether it was the first draft of a row for which the drafter takes long to open
+    setup: bool = False  # whether it was the first draft of a row for which the drafter had to set up state
 
 
 @dataclass

@@ -149,7 +149,7 @@ class FreeChoice:
         loss when the drafter has read the others."""
         missed = self._rest_config.missed
         wakes = [
-            self.costs.reading(row.length - known.read - missed) + self._unwon(row, known, prices)
+            self.costs.reading(row.length - known.read - missed) + self._setup_cost(row, known, prices)
             for row, known in self._estimates.items()
         ]
         for wake, estimate in sorted(zip(wakes, self._estimates.values(), strict=True), key=lambda pair: pair[0]):
@@ -157,15 +157,15 @@ class FreeChoice:
             allowed -= 0.0 if estimate.asleep else wake
         return allowed
 
-    def _unwon(self, row: Row, known: AcceptanceEstimate, prices: CyclePrices) -> float:
-        """Seconds that opening the drafter for a row costs, unless its drafts are expected to win them back until the
-        row has as many tokens as others had."""
-        if known.read or not known.opening:
+    def _setup_cost(self, row: Row, known: AcceptanceEstimate, prices: CyclePrices) -> float:
+        """Seconds that the drafter takes to set up a row; 0 if drafts are expected to save more than that until the row
+        has as many tokens as others had."""
+        if known.read or not known.setup:
             return 0.0
         left = (self._lengths.value if self._lengths else row.request.max_tokens) - row.emitted
         gain = 1 - 1 / prices.promise(known.rate, self._config.max_depth)
-        won = self._config.choice.opening * known.opening < gain * prices.share * left
-        return 0.0 if won else known.opening
+        won = self._config.choice.setup * known.setup < gain * prices.share * left
+        return 0.0 if won else known.setup
 
     def closed(self, row: Row) -> None:
         """A row has ended, or was cancelled."""
@@ -224,7 +224,7 @@ class FreeChoice:
             estimate = self._acceptance.of(row)
             if chosen:
                 missed = row.length - estimate.read
-                record.opened |= not estimate.read and estimate.opening > 0
+                record.setup |= not estimate.read and estimate.setup > 0
                 record.drafted += drafted.nodes
                 record.accepted += sum(rank >= 0 for rank, _ in drafted.judged)
                 record.late |= estimate.quiet > config.pause or missed > config.missed
@@ -242,7 +242,7 @@ class FreeChoice:
         record = self._record
         curve = self.costs.tree if record.branched else self.costs.chain
         known = record.steps in curve and not record.late
-        if record.opened:  # that was expected to be won back
+        if record.setup:  # that was expected to be won back
             return curve(record.steps) if known else 0.0
         return min(measured, curve(record.steps)) if known else measured
 
@@ -251,7 +251,7 @@ class FreeChoice:
         slowdown = self._slowdown.update(scoring, costs.known(tokens, record.drafted))
         drafting, scoring = drafting / slowdown, scoring / slowdown
         costs.learn(scoring, tokens, record.drafted)
-        if record.steps and not record.opened:
+        if record.steps and not record.setup:
             costs.draft(drafting, record.steps, record.branched, record.late, record.missed)
         if not self._estimates:
             self._others = 0

@@ -2,9 +2,9 @@
 
 Plain decoding moves all rows alike. Drafts move some further than others. The slowest row decides when the last one is
 done, long after most others have left. So two times count: when rows are done on average, and when the last one is.
-How far rows fall apart is learnt from those that have left. Long drafts drive them further apart than short ones: what
-is learnt is how far their acceptance differs, and a way to draft has its *sway*, the share by which a row's speed
-changes with its acceptance.
+How far rows fall apart is learnt from those that have left. Long drafts drive them further apart than short ones. So
+the spread of the rows' acceptance is learnt. The *sensitivity* of a draft size is the relative change of a row's speed
+per change of its acceptance.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ class Pace:
     def __init__(self, config: PaceConfig | None = None) -> None:
         self._config = config or PaceConfig()
         self._variance, self._weight = self._config.spread**2, self._config.prior
-        # tokens in cycles with drafts, a row's and the mean row's, and what the mean row's had to the sway
+        # tokens in cycles with drafts: a row's, the mean row's, and the mean row's times the sensitivity
         self._moved: dict[Row, tuple[float, float, float]] = {}
 
-    def moved(self, rows: Sequence[Row], counts: Sequence[int], sway: float = 1.0) -> None:
-        """A cycle with drafts of this sway brought each row so many tokens."""
+    def moved(self, rows: Sequence[Row], counts: Sequence[int], sensitivity: float = 1.0) -> None:
+        """A cycle with drafts of this sensitivity brought each row so many tokens."""
         mean = sum(counts) / len(counts)
         for row, count in zip(rows, counts, strict=True):
-            own, others, swayed = self._moved.get(row, (0.0, 0.0, 0.0))
-            self._moved[row] = own + count, others + mean, swayed + mean * sway
+            own, others, weighted = self._moved.get(row, (0.0, 0.0, 0.0))
+            self._moved[row] = own + count, others + mean, weighted + mean * sensitivity
 
     def close(self, row: Row) -> None:
-        own, others, swayed = self._moved.pop(row, (0.0, 0.0, 0.0))
-        if others >= self._config.min_tokens and own != others and swayed:  # a row alone is like the others
+        own, others, weighted = self._moved.pop(row, (0.0, 0.0, 0.0))
+        if others >= self._config.min_tokens and own != others and weighted:  # a row alone is like the others
             self._weight = min(self._weight + 1, self._config.memory)
-            self._variance += (((own - others) / swayed) ** 2 - self._variance) / self._weight
+            self._variance += (((own - others) / weighted) ** 2 - self._variance) / self._weight
 
-    def seconds(self, cycle: Column, more: Column, left: Column, sway: Column, alike: int = 1) -> Column:
+    def seconds(self, cycle: Column, more: Column, left: Column, sensitivity: Column, alike: int = 1) -> Column:
         """Seconds until rows with so many tokens left are done, the mean of the average row and the last one, for
         several ways to go on: a cycle takes so long, [ways], and brings each row so many tokens more than one,
-        [ways, rows]; a way has its sway, [ways], none where it does not draft. Each row stands for `alike` rows."""
+        [ways, rows]; its sensitivity, [ways], is 0 for plain decoding. Each row stands for `alike` rows."""
         cycles = left / (1 + more)
         near = alike * int((left > self._config.near * left.max()).sum())
-        lag = _highest(near) * sway
+        lag = _highest(near) * sensitivity
         usual = left.max() / (1 + more.mean(1)) * (1 + self._variance**0.5 * lag)
         # two views of the slowest row: by what is known of each row, and by how far rows fell apart before
         last: Column = np.maximum(cycles.max(1), usual)

@@ -100,7 +100,7 @@ class Adaptive(Policy):
             ranks = self.acceptance.shared(group).ranks or self._rank_table(width, most, seed)
         for row in rows:
             self._groups[row] = group
-            self.acceptance.open(row, group, ranks, drafter.longest_chain, drafter.wake_seconds(row))
+            self.acceptance.open(row, group, ranks, drafter.longest_chain, drafter.setup_seconds(row))
 
     def _rank_table(self, width: int, most: int, seed: PolicySeed | None) -> RankTable:
         table = RankTable(width, most, self.config.acceptance)
@@ -151,7 +151,7 @@ class Adaptive(Policy):
             if judged := results[r].judged:
                 self.acceptance.learn(rows[r], len(judged), judged)
         if any(result.tokens for result in results):
-            sizes.pace.moved(rows, [len(result.emitted) for result in results], sizes.sway)
+            sizes.pace.moved(rows, [len(result.emitted) for result in results], sizes.sensitivity)
 
     def _size_choice(self, row: Row) -> SizeChoice:
         group = self._groups.get(row)  # None: its drafter failed before the row was opened here

@@ -30,7 +30,7 @@ class SizeChoice:
         self._acceptance, self._margin, self._config = acceptance, config.choice.margin, config.size
         self._width = config.tree.width
         self.pace, self._step = Pace(config.pace), config.pace.step
-        self._sways: dict[DraftSize, float] = {}  # of the last decision's options
+        self._sensitivities: dict[DraftSize, float] = {}  # of the last decision's options
         self._rates: Column = np.linspace(0.0, 1.0, self._config.grid)
         self._worths: dict[DraftSize, Column] = {}  # of trees, at these rates
         self._rows: set[Row] = set()  # that the last decision was for
@@ -95,22 +95,22 @@ class SizeChoice:
         left = np.array([max(1, row.request.max_tokens - row.emitted) for row in judged])
         rate += self._config.luck * (rate.mean() - rate)
         seconds = np.array([option.seconds for option in options])
-        more, sway = self._accepted(rate, options), self._sway(float(rate.mean()), options)
-        times: list[float] = self.pace.seconds(seconds, more, left, sway, stride).tolist()
+        more, sensitivity = self._accepted(rate, options), self._sensitivity(float(rate.mean()), options)
+        times: list[float] = self.pace.seconds(seconds, more, left, sensitivity, stride).tolist()
         return times
 
-    def _sway(self, rate: float, options: Sequence[SizeOption]) -> Column:
-        """The share by which the speed of rows changes with their acceptance, by options."""
+    def _sensitivity(self, rate: float, options: Sequence[SizeOption]) -> Column:
+        """The relative change of a row's speed per change of its acceptance, by options."""
         low, high = max(0.0, rate - self._step), min(1.0, rate + self._step)
         tokens = 1 + self._accepted(np.array([low, rate, high]), options)
-        sway: Column = (tokens[:, 2] - tokens[:, 0]) / (high - low) / tokens[:, 1]
-        self._sways = {option.size: float(own) for option, own in zip(options, sway, strict=True)}
-        return sway
+        sensitivity: Column = (tokens[:, 2] - tokens[:, 0]) / (high - low) / tokens[:, 1]
+        self._sensitivities = {option.size: float(own) for option, own in zip(options, sensitivity, strict=True)}
+        return sensitivity
 
     @property
-    def sway(self) -> float:
+    def sensitivity(self) -> float:
         """Of the size in use."""
-        return self._sways.get(self._last, 1.0)
+        return self._sensitivities.get(self._last, 1.0)
 
     def _per_token(self, rows: Sequence[Row], options: Sequence[SizeOption], ready: Sequence[int]) -> list[float]:
         """Seconds of a token, by options. What is ready is known of this cycle only, so that is all that counts."""
