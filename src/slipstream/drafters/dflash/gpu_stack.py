@@ -32,12 +32,12 @@ class GpuStack:
         """Write the context keys and values of positions; `room.hidden` then holds their fused states.
 
         `stacked`: the target's scaled states of several layers, concatenated per position."""
-        net, few = self.net, self.net.few(len(stacked))
-        product(stacked, self._fc, room.hidden, few=few)
+        net, tile_rows = self.net, self.net.tile_rows(len(stacked))
+        product(stacked, self._fc, room.hidden, tile_rows=tile_rows)
         for block, (keys, values) in zip(net.blocks, held, strict=True):
             assert block.before is not None, "every layer norms what it reads"
             room.stream.begin(block.before)
-            product(room.stream, block.qkv, room.given, few=few)
+            product(room.stream, block.qkv, room.given, tile_rows=tile_rows)
             turn(room.given, net.angles, layout, keys, values, room.space.query, net.heads)
 
     def run(
@@ -53,7 +53,7 @@ class GpuStack:
         rows, size = state.shape
         pair(token, 1, self.embedding, state, self._norms, both)
         joined = state.new_empty(rows, size)
-        product(both, self._join, joined, few=self.net.few(rows))
+        product(both, self._join, joined, tile_rows=self.net.tile_rows(rows))
         torch.add(joined[:, None], self.slots, out=room.hidden.view(rows, -1, size))
         span = 0, len(self.net.blocks)
         walk(self.net, room, layout.reads, held, span, {}, False, writes=layout.writes)

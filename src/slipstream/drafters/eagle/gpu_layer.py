@@ -30,7 +30,7 @@ class GpuEagleLayer:
 
     def fuse(self, stacked: Float[Tensor, "n stacked"], out: Float[Tensor, "n hidden"]) -> None:
         """Fuse the target's scaled states of several layers, concatenated per position, into one state."""
-        product(stacked, self._fc, out, few=self.net.few(len(stacked)))
+        product(stacked, self._fc, out, tile_rows=self.net.tile_rows(len(stacked)))
 
     def step(
         self,
@@ -46,8 +46,8 @@ class GpuEagleLayer:
 
         The outputs replace the states in `room.hidden`."""
         pair(token, stride, self.embedding, room.hidden, self._norms, both)
-        few = self.net.few(len(room.hidden))
-        layer(self.net, self.net.blocks[0], room, both, layout, held[0], self.net.norm, tree, few)
+        tile_rows = self.net.tile_rows(len(room.hidden))
+        layer(self.net, self.net.blocks[0], room, both, layout, held[0], self.net.norm, tree, tile_rows)
 
     def begin(self, room: PassBuffers, state: Float[Tensor, "n hidden"]) -> None:
         """Start from the head's states at the last slots."""

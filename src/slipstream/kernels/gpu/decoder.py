@@ -14,7 +14,7 @@ from slipstream.kernels.gpu.attention import AttentionHeads, AttentionScratch, L
 from slipstream.kernels.gpu.int8_weight import Weight
 from slipstream.kernels.gpu.launch import FEW, early, wait
 from slipstream.kernels.gpu.matmul import product
-from slipstream.kernels.gpu.residual import Norm, ResidualStream
+from slipstream.kernels.gpu.residual import ROWS, Norm, ResidualStream, row_tile
 
 
 @triton.jit
@@ -56,8 +56,9 @@ class GpuNetwork:
     angles: tuple[Tensor, Tensor]  # cosines and sines by position, half as wide as a head
     exact: bool = False  # sums in one order for any number of rows, and wherever a pass begins
 
-    def few(self, rows: int) -> bool:
-        return self.exact or rows <= FEW
+    def tile_rows(self, tokens: int) -> int:
+        """The rows of a tile of our products. 0: products of so many tokens are the library's."""
+        return ROWS if self.exact else row_tile(tokens) if tokens <= FEW else 0
 
 
 class PassBuffers:
@@ -67,7 +68,7 @@ class PassBuffers:
         block, heads = net.blocks[0], net.heads
         like = block.down
         self.stream = ResidualStream(tokens, like.shape[0], like)
-        given = torch.float32 if net.few(tokens) else like.dtype  # sums as they are, or as the library gives them
+        given = torch.float32 if net.tile_rows(tokens) else like.dtype  # sums as they are, or as the library gives them
         self.given = torch.empty(tokens, len(block.qkv), dtype=given, device=like.device)
         self.attended = like.new_empty(tokens, heads.heads * heads.dim).zero_()  # padding tokens stay finite
         self.inner = like.new_empty(tokens, like.shape[1])
@@ -99,13 +100,13 @@ def walk(
     """Take what lies in `room.hidden` through the layers of a span; the final norm may read it then.
 
     `writes`: where keys and values are written, if tokens see more than the places up to their own."""
-    few, (first, last) = net.few(len(room.hidden)), span
+    tile_rows, (first, last) = net.tile_rows(len(room.hidden)), span
     if first < last:
         room.stream.begin(_norm_before(net, first))
         survey(layout, room.space, net.heads, tree)
     for i in range(first, last):
         after = _norm_before(net, i + 1)
-        layer(net, net.blocks[i], room, room.stream, layout, held[i], after, tree, few, surveyed=True, writes=writes)
+        layer(net, net.blocks[i], room, room.stream, layout, held[i], after, tree, tile_rows, surveyed=True, writes=writes)
         if i in watched:
             watched[i](room.hidden)
 
@@ -125,32 +126,32 @@ def layer(
     held: tuple[Tensor, Tensor],
     after: Norm,
     tree: bool,
-    few: bool,
+    tile_rows: int,
     surveyed: bool = False,
     writes: Layout | None = None,
 ) -> None:
     """One layer, which adds to the room's stream what it makes of `reads`; `after` is the norm that comes next."""
     keys, values = held
-    product(reads, block.qkv, room.given, block.qkv_bias, few=few)
+    product(reads, block.qkv, room.given, block.qkv_bias, tile_rows=tile_rows)
     turn(room.given, net.angles, writes or layout, keys, values, room.space.query, net.heads, block.head_norms)
     attend(layout, keys, values, room.space, room.attended, net.heads, tree, surveyed=surveyed)
-    _add(net, room.attended, block.output, room.stream, block.output_bias, block.between, few)
-    product(room.stream, block.gate_up, room.inner, gated=True, few=few)
-    _add(net, room.inner, block.down, room.stream, None, after, few)
+    _add(net, room.attended, block.output, room.stream, block.output_bias, block.between, tile_rows)
+    product(room.stream, block.gate_up, room.inner, gated=True, tile_rows=tile_rows)
+    _add(net, room.inner, block.down, room.stream, None, after, tile_rows)
 
 
 def _add(
-    net: GpuNetwork, x: Tensor, weight: Weight, stream: ResidualStream, bias: Tensor | None, after: Norm, few: bool
+    net: GpuNetwork, x: Tensor, weight: Weight, stream: ResidualStream, bias: Tensor | None, after: Norm, tile_rows: int
 ) -> None:
     """Add to the stream. Squares are summed by those who leave them, or all at once where that must not matter."""
-    product(x, weight, stream, bias, after=None if net.exact else after, few=few)
+    product(x, weight, stream, bias, after=None if net.exact else after, tile_rows=tile_rows)
     if net.exact:
         stream.begin(after)
 
 
 def logits(net: GpuNetwork, stream: ResidualStream, out: Tensor) -> None:
     """The head, of what the final norm reads."""
-    product(stream, net.head, out, few=net.few(len(stream.hidden)))
+    product(stream, net.head, out, tile_rows=net.tile_rows(len(stream.hidden)))
 
 
 def logits_of(net: GpuNetwork, hidden: Tensor, out: Tensor) -> None:

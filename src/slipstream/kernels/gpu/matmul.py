@@ -154,13 +154,13 @@ def product(
     bias: Tensor | None = None,
     gated: bool = False,
     after: Norm | None = None,
-    few: bool = True,
+    tile_rows: int = ROWS,
 ) -> None:
     """out = act(x weight^T + bias). A stream is read through its pending norm, and the result is added to it; `after`
     is the norm that reads it next. `gated`: the weight holds the gate's rows and below them the other rows, and the
-    result is silu(gate) * other. `few`: use this kernel, whose sums have a fixed order; otherwise the library, which
-    is faster for many rows."""
-    if not few:
+    result is silu(gate) * other. `tile_rows`: rows that a program of this kernel computes at a time; 0: use the
+    library, which is faster for many rows."""
+    if not tile_rows:
         _library(x, weight, out, bias, gated, after)
         return
     inputs, outputs = weight.shape[1], weight.shape[0] // (2 if gated else 1)
@@ -172,9 +172,9 @@ def product(
     )
     target, ready, left = (out.hidden, out.ready, out.squares) if isinstance(out, ResidualStream) else (out, out, out)
     room = out if isinstance(out, ResidualStream) else x if isinstance(x, ResidualStream) else None
-    spread = shares > 1 and room is not None and len(reads) <= ROWS
+    spread = shares > 1 and room is not None and len(reads) <= tile_rows
     partial, arrived = (room.partial, room.arrived) if room else (reads, reads)
-    grid = triton.cdiv(outputs, columns), triton.cdiv(len(reads), ROWS), shares if spread else 1
+    grid = triton.cdiv(outputs, columns), triton.cdiv(len(reads), tile_rows), shares if spread else 1
     assert not spread or (grid[0] <= MOST and grid[0] * columns * shares <= SHARED), "more sums than there is room for"
     number, scales = (weight.number, weight.scale) if isinstance(weight, Int8Weight) else (weight, reads)
     _product[grid](
@@ -182,8 +182,8 @@ def product(
         *(ready, left, partial, arrived, len(reads), inputs, outputs, parts, share, norm.epsilon if norm else 0.0),
         *(isinstance(weight, Int8Weight), norm is not None, bias is not None, gated),
         *(isinstance(out, ResidualStream), after is not None),
-        *(weight.dtype == torch.float32, ROWS, columns, step, triton.next_power_of_2(max(1, parts)), MOST),
-        *(128 // number.element_size(), LINES if number.nbytes <= SMALL and len(reads) <= ROWS else 0, shares, spread),
+        *(weight.dtype == torch.float32, tile_rows, columns, step, triton.next_power_of_2(max(1, parts)), MOST),
+        *(128 // number.element_size(), LINES if number.nbytes <= SMALL and len(reads) <= tile_rows else 0, shares, spread),
         num_warps=warps,
         num_stages=stages,
         **early(reads, len(reads), number.nbytes),

@@ -18,6 +18,7 @@ from slipstream.kernels.gpu.int8_weight import Weight
 from slipstream.kernels.gpu.launch import early, wait
 
 ROWS = 16  # the smallest tile that matrix units take
+MOST_ROWS = 64  # of a tile
 MOST = 512  # programs that may add to the stream side by side
 SHARED = 1 << 14  # sums of a row, over all shares, that there is room for
 
@@ -68,6 +69,11 @@ class Norm:
     epsilon: float
 
 
+def row_tile(tokens: int) -> int:
+    """The rows that a program computes at a time: all of them, up to `MOST_ROWS`."""
+    return min(MOST_ROWS, max(ROWS, int(triton.next_power_of_2(tokens))))
+
+
 class ResidualStream:
     """The residual stream of a pass, and the sums that the next norm needs."""
 
@@ -75,8 +81,8 @@ class ResidualStream:
         self.hidden = torch.empty(tokens, size, device=like.device)
         self.ready = like.new_empty(tokens, size)
         self.squares = torch.empty(tokens, MOST, device=like.device)
-        spread = SHARED if tokens <= ROWS else 0
-        self.partial = torch.empty(ROWS, spread, device=like.device)  # sums of shares of the inputs
+        spread = SHARED if tokens <= MOST_ROWS else 0
+        self.partial = torch.empty(row_tile(tokens), spread, device=like.device)  # sums of shares of the inputs
         self.arrived = torch.zeros(MOST, dtype=torch.int32, device=like.device)  # programs that have left theirs
         self.norm: Norm | None = None
         self.parts = 0  # of the squares; 0: nobody left any

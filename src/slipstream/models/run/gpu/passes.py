@@ -23,7 +23,6 @@ from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.core.device import next_power_of_two
 from slipstream.kernels.gpu.attention import LONG, PART, WORDS, AttentionHeads, Layout, PromptSlice
 from slipstream.kernels.gpu.decoder import Held, Watched
-from slipstream.kernels.gpu.launch import FEW
 from slipstream.models.cache.packing import RowSlice
 from slipstream.models.cache.tensors import KVCache
 
@@ -36,6 +35,7 @@ EVEN = 16  # passes that are not captured have room for a multiple of this many 
 ONCE = 1  # uncaptured runs of a size before it is captured
 WORK = 1.2e12  # weights times tokens above which a pass runs longer than the host takes to launch it
 PROMPT, LONGEST_PROMPT = 2048, 8192  # tokens of a pass over prompts, at least and at most
+FEW_CHUNKS = 16  # of a pass that has room for a chunk per token
 LEAST = 8  # parts of the cache that a captured pass can read, at least
 COLUMNS = 7 + WORDS + 1  # of the table: layout of tokens and chunks, visibility bits, token ids
 
@@ -303,7 +303,7 @@ def parts_of(used: int) -> int:
 
 def _chunks(count: int, size: int) -> int:
     """How many chunks a pass has room for, at least one. Empty chunks take time, and few sizes mean few graphs."""
-    return 1 if count <= 1 else size if size <= FEW else min(size, next_power_of_two(count))
+    return 1 if count <= 1 else size if size <= FEW_CHUNKS else min(size, next_power_of_two(count))
 
 
 def size_of(tokens: int, largest: int = SIZES[-1]) -> int:
