@@ -131,6 +131,25 @@ def _commit(
         tl.store(depth + r, tl.where(room > 0, tl.minimum(tl.load(goal + r), room - spare), -1))
 
 
+@triton.jit(do_not_specialize=["before", "rows", "deep", "spare"])
+def _hand_over(
+    words, numbers, line, new_words, new_numbers, before, rows, deep, spare,
+    COUNT: tl.constexpr, LONG: tl.constexpr, LIMITS: tl.constexpr,
+):  # fmt: skip
+    """Write the inputs of each row of another cycle, whose rows are lines of this one. Line -1: no row."""
+    r, n = tl.program_id(0), tl.arange(0, LONG)
+    own = tl.load(line + r)
+    there, live = tl.maximum(own, 0), own >= 0
+    value = tl.load(words + n * before + there, mask=n < COUNT, other=0)
+    depth, left = tl.load(words + 2 * before + there), tl.load(words + 9 * before + there)
+    value = tl.where(n == 2, tl.where(depth < 0, -1, tl.minimum(deep, left - spare)), value)
+    value = tl.where(n == 10, deep, value)
+    empty = tl.where(n == 1, 1, tl.where(n == 2, -1, 0)).to(value.dtype)
+    tl.store(new_words + n * rows + r, tl.where(live, value, empty), mask=n < COUNT)
+    number = tl.load(numbers + n * before + there, mask=n < LIMITS, other=0.0)
+    tl.store(new_numbers + n * rows + r, number, mask=n < LIMITS)
+
+
 @dataclass(frozen=True, eq=False)
 class CycleControl:
     """The inputs of a cycle for each row. A cycle writes the inputs of the next one here, so the next one can be
@@ -251,4 +270,20 @@ def commit(
         ),
         num_warps=1,
         **early(token, rows * width),
+    )
+
+
+def hand_over(
+    words: Tensor, numbers: Tensor, line: Tensor, new: tuple[Tensor, Tensor], depth: int, spare: int
+) -> None:
+    """Write the inputs of a cycle of another size, which drafts up to `depth` tokens, from those that a cycle left.
+
+    `words` are the fields of `CycleControl`, [fields, rows], `numbers` those of the sampling. `line`: the old line of
+    each row of the new cycle, -1 for none."""
+    new_words, new_numbers = new
+    (count, before), rows = words.shape, new_words.shape[1]
+    _hand_over[(rows,)](
+        *(words, numbers, line, new_words, new_numbers, before, rows, depth, spare),
+        *(count, triton.next_power_of_2(count), len(numbers)),
+        num_warps=1,
     )

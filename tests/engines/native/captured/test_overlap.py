@@ -10,6 +10,8 @@ import torch
 pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
 
 from heads import eagle
+from slipstream.core.device import DraftSize
+from slipstream.core.interfaces import Policy
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Shape
@@ -17,6 +19,7 @@ from slipstream.core.types import Request
 from slipstream.drafters.none import NoDrafter
 from slipstream.engines.job import DecodingPlan, Job
 from slipstream.engines.native.batch import Batch
+from slipstream.engines.native.captured import graph_cache
 from slipstream.engines.native.captured.parts import PendingRecord
 from slipstream.engines.native.captured.runner import CapturedRunner
 from slipstream.engines.native.scheduler import Limits
@@ -44,15 +47,16 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 class Overlaps(CapturedRunner):
     """Counts the cycles that were launched before the record of the last one was read."""
 
-    early = 0
+    early = handed_over = 0
 
-    def launch_next(self, flight):
-        following = super().launch_next(flight)
+    def launch_next(self, flight, chosen=None):
+        following = super().launch_next(flight, chosen)
         self.early += following is not None
+        self.handed_over += following is not None and following.cycle is not flight.cycle
         return following
 
 
-def opened(fast: bool) -> tuple[Batch, TorchModel, Overlaps | None]:
+def opened(fast: bool, policy: Policy | None = None) -> tuple[Batch, TorchModel, Overlaps | None]:
     target = TorchModel(build("llama", num_hidden_layers=2).to(DEVICE))
     decoder = GpuDecoder(target.model, target.anatomy.layers, target.anatomy.windows)
     target.forward_pass.decoder = decoder if fast else None
@@ -62,7 +66,7 @@ def opened(fast: bool) -> tuple[Batch, TorchModel, Overlaps | None]:
     parts = {"none": NoDrafter(VOCAB), "eagle": head}
     runner = Overlaps(target, decoder) if fast else None
     rule = {name: rules.get(name)() for name in ("greedy", "coupled", "block")}
-    batch = Batch(target, parts.__getitem__, rule.__getitem__, Fixed(2), Limits(), runner=runner)
+    batch = Batch(target, parts.__getitem__, rule.__getitem__, policy or Fixed(2), Limits(), runner=runner)
     return batch, target, runner
 
 
@@ -138,6 +142,32 @@ def test_a_row_that_has_ended_never_writes_beyond_its_places_of_the_cache(monkey
     alone = job(batch, 0, plan, 12)
     finish(batch, target)
     assert second.result().token_ids == alone.result().token_ids
+
+
+class Changing(Fixed):
+    """Another depth after every third decision."""
+
+    calls = 0
+
+    def choose(self, rows, menu, ready=None):
+        self.calls += 1
+        return DraftSize((3, 1, 2, 0)[self.calls // 3 % 4]).budget
+
+
+@pytest.mark.parametrize("rule", ["coupled", pytest.param("greedy", marks=pytest.mark.slow)])
+def test_a_cycle_of_another_size_is_launched_before_the_last_record_is_read(rule, monkeypatch):
+    monkeypatch.setattr(graph_cache, "MIN_CAPTURE", 0.0)  # no larger cycle serves instead
+    monkeypatch.setattr(graph_cache.GraphCache, "_capture_time", lambda *_: 0.0)
+    plan, lengths = DecodingPlan("eagle", rule, None), (36, 22)
+    said = []
+    for fast in (False, True):
+        batch, target, runner = opened(fast, Changing(2))
+        jobs = [job(batch, n, plan, tokens) for n, tokens in enumerate(lengths)]
+        finish(batch, target)
+        said.append([asked.row.output for asked in jobs])
+    assert runner.handed_over > 2, "no cycle followed one of another size"
+    assert {cycle.key.depth for cycle in runner.captured} == {0, 1, 2, 3}
+    assert said[0] == said[1]
 
 
 @pytest.mark.slow

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import lru_cache
 
 import torch
 
-from slipstream.core.array_types import Tensor
+from slipstream.core.array_types import Int, Tensor
 from slipstream.core.device import DeviceProcessor, DeviceVerdict, GraphKey
 from slipstream.core.noise import Purpose
 from slipstream.drafters.device.interface import DeviceDraft, DraftSteps
@@ -40,6 +41,7 @@ class ChainCycle:
     ) -> None:
         """`processor`: shapes the laws of draft and target, and records log-probabilities in place of the cycle."""
         self.key, self._draft = key, draft
+        self._spare = 0 if key.rule.needs_draft else 1  # tokens that a cycle may emit beyond those it drafts
         rows, width, device = key.rows, key.depth + 1, target.like.device
         self._inputs = CycleInputs(rows, device)
         self._scoring = ScorePass(target, held, draft, rows, width, key.parts)
@@ -108,6 +110,20 @@ class ChainCycle:
             target[: len(state)].copy_(state)
         return self.whole.launch()
 
+    def follows(self, before: object) -> bool:
+        """Whether it can be launched after another cycle of the same rule whose record was not read yet."""
+        if not isinstance(before, ChainCycle) or before is self or not (before.repeats and self.repeats):
+            return False
+        return self._shaping is None and (before.key.depth > 0 or not self.key.depth)
+
+    def launch_after(self, before: ChainCycle, lines: Sequence[int], depth: int) -> PendingRecord:
+        """One cycle after another one that it `follows`. `lines`: of the rows there; all of them draft up to `depth`
+        tokens from now on."""
+        line = _indices((*lines, *[-1] * (self.key.rows - len(lines))), self._result.device)
+        self._inputs.take_over(before._inputs, line, depth, self._spare)
+        torch.index_select(before.state, 0, line[: len(lines)], out=self.state[: len(lines)])
+        return self.whole.launch()
+
     def load_rows(self, rows: int, length: int, temperature: float) -> None:
         """Set the inputs to so many rows of `length` committed tokens in the first places of the caches. For
         measurements while no request is under way."""
@@ -164,7 +180,7 @@ class ChainCycle:
             self._logprobs.write(scoring.token, scoring.verdict, logprobs)
         commit(
             *(inputs.control, inputs.far, scoring.token, scoring.verdict, self._chance, reading.following),
-            *(reading.layout, reading.end, self._result, 0 if self.key.rule.needs_draft else 1),
+            *(reading.layout, reading.end, self._result, self._spare),
         )
         if self._record is not self._result:
             self._record[:, : self._result.shape[1]].copy_(self._result)
@@ -205,3 +221,8 @@ class ChainCycle:
             *(scoring.laws, drafts, self._chance, scoring.token, scoring.choice, sampling, self._draft.slot_of),
             *(self._credit, rule.verdict is DeviceVerdict.BLOCK, scoring.verdict),
         )
+
+
+@lru_cache(maxsize=256)
+def _indices(lines: tuple[int, ...], device: torch.device) -> Int[Tensor, " lines"]:
+    return torch.tensor(lines, device=device)

@@ -13,10 +13,10 @@ from dataclasses import fields
 import numpy as np
 import torch
 
-from slipstream.core.array_types import Tensor
+from slipstream.core.array_types import Int, Tensor
 from slipstream.drafters.device.interface import DeviceDraft
 from slipstream.kernels.gpu.attention import Layout
-from slipstream.kernels.gpu.cycle import CycleControl, chain_layout, keep
+from slipstream.kernels.gpu.cycle import CycleControl, chain_layout, hand_over, keep
 from slipstream.kernels.gpu.decoder import Held
 from slipstream.kernels.gpu.sample import LawBuffers, SamplingInputs
 from slipstream.kernels.gpu.verify import VerdictTensors
@@ -41,6 +41,10 @@ class CycleInputs:
     def load(self, words: Sequence[Sequence[int]], numbers: Sequence[Sequence[float]]) -> None:
         self._words.copy_(torch.from_numpy(np.array(words)), non_blocking=True)  # faster than torch's own way
         self._numbers.copy_(torch.from_numpy(np.array(numbers, np.float32)), non_blocking=True)
+
+    def take_over(self, before: CycleInputs, line: Int[Tensor, " rows"], depth: int, spare: int) -> None:
+        """Go on after a cycle with other inputs, from what it left there. `line`: of each row there, -1 for none."""
+        hand_over(before._words, before._numbers, line, (self._words, self._numbers), depth, spare)
 
 
 class ScorePass:

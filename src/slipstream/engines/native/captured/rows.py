@@ -173,9 +173,10 @@ class CapturedRows:
             return False  # greedy rows alone have a cycle of their own
         following = None
         with self._giving_up():
-            if self._choose(live, self._rule(self._rule_name)) is not False:
+            changed = self._choose(live, self._rule(self._rule_name))
+            if changed is None or (changed and (not flight.by_policy or live[0].budget.shape is not None)):
                 return False
-            following = runner.launch_next(flight)
+            following = runner.launch_next(flight, live[0].budget if changed else None)
         if following is None:
             return False
         self.land()

@@ -201,12 +201,14 @@ class CapturedRunner:
             lines, depths, cycle, graphs, device, record, shape.cut, by_policy, began, read, captured, version
         )
 
-    def launch_next(self, flight: Flight) -> Flight | None:
-        """Start the next cycle of the same graph before the record of `flight` is read; None where the rows need
-        something else first. Rows that have finished keep their lines, and nobody looks at them any more. The device
-        does not know that they have, and goes on with them; they must not outgrow the caches either."""
+    def launch_next(self, flight: Flight, chosen: Budget | None = None) -> Flight | None:
+        """Start the next cycle before the record of `flight` is read; None where the rows need something else first.
+        `chosen`: what all rows are to draft from now on, if that is not what they drafted so far.
+
+        Where the graph stays the same, rows that have finished keep their lines, and nobody looks at them any more. The
+        device does not know that they have, and goes on with them; they must not outgrow the caches either."""
         lines = [line for line in flight.lines if line[1].finish_reason is None]
-        size, device = flight.size, flight.device
+        size, device = flight.size if chosen is None else DraftSize(chosen.depth), flight.device
         if (
             not lines
             or self.captures_all
@@ -214,19 +216,27 @@ class CapturedRunner:
             or flight.version != (self._model.cache.version, device.version)
         ):
             return None
-        longest = max(row.length for _, row, _ in lines) + size.depth + 1  # if all that is under way is accepted
+        longest = max(row.length for _, row, _ in lines) + flight.size.depth + 1  # if all under way is accepted
         shape = BatchShape(len(lines), longest, flight.cut, flight.key.logprobs)
-        ended = flight.ended_places(size.depth + 1)
+        ended = flight.ended_places(flight.size.depth + 1)
         used = max(shape.used(size), ended + size.places + 1 if ended else 0)
         if used > self._model.cache.places or used > device.places or not self._in_context(shape, size, device):
             return None
         context = self._context(shape, size, device)
         best = flight.graphs.find(shape, size, flight.rule, self.expected_rows, context, exact=True)
-        if best != flight.key:
+        following = replace(flight, lines=lines, depths=None, ended=ended, began=perf_counter(), read=0, captured=False)
+        if best == flight.key and size == flight.size:
+            return replace(following, record=flight.cycle.whole.launch())
+        cycle = flight.graphs.cycles.get(best)
+        goals = {goal for _, _, goal in lines} if chosen is None else {chosen.depth}
+        if not isinstance(cycle, ChainCycle) or not isinstance(flight.cycle, ChainCycle) or len(goals) > 1:
             return None
-        record = flight.cycle.whole.launch()
-        following = replace(flight, lines=lines, depths=None, record=record, ended=ended)
-        return replace(following, began=perf_counter(), read=0, captured=False)
+        if not cycle.follows(flight.cycle):
+            return None
+        (goal,) = goals
+        record = cycle.launch_after(flight.cycle, [line for line, _, _ in lines], goal)
+        rows = [(n, row, goal) for n, (_, row, _) in enumerate(lines)]
+        return replace(following, lines=rows, cycle=cycle, record=record, ended=0)
 
     def land(self, flight: Flight) -> list[tuple[Row, CycleResult]] | None:
         """Wait for a cycle and commit it to the caches; None where it must be repeated on the ordinary path, nothing
