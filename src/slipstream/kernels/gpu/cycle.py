@@ -273,9 +273,7 @@ def commit(
     )
 
 
-def hand_over(
-    words: Tensor, numbers: Tensor, line: Tensor, new: tuple[Tensor, Tensor], depth: int, spare: int
-) -> None:
+def hand_over(words: Tensor, numbers: Tensor, line: Tensor, new: tuple[Tensor, Tensor], depth: int, spare: int) -> None:
     """Write the inputs of a cycle of another size, which drafts up to `depth` tokens, from those that a cycle left.
 
     `words` are the fields of `CycleControl`, [fields, rows], `numbers` those of the sampling. `line`: the old line of

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import triton
@@ -12,9 +14,11 @@ from torch import Tensor
 
 from slipstream.kernels.gpu.attention import AttentionHeads, AttentionScratch, Layout, attend, survey, turn
 from slipstream.kernels.gpu.int8_weight import Weight
-from slipstream.kernels.gpu.launch import FEW, early, wait
+from slipstream.kernels.gpu.launch import early, wait
 from slipstream.kernels.gpu.matmul import product
-from slipstream.kernels.gpu.residual import ROWS, Norm, ResidualStream, row_tile
+from slipstream.kernels.gpu.residual import MOST_ROWS, ROWS, Norm, ResidualStream, row_tile
+
+SMALL = 1 << 24  # weights of the largest product of a layer; beyond, the library has better tiles for 17 to 64 tokens
 
 
 @triton.jit
@@ -58,7 +62,14 @@ class GpuNetwork:
 
     def tile_rows(self, tokens: int) -> int:
         """The rows of a tile of our products. 0: products of so many tokens are the library's."""
-        return ROWS if self.exact else row_tile(tokens) if tokens <= FEW else 0
+        return ROWS if self.exact else row_tile(tokens) if tokens <= self.own_tokens else 0
+
+    @cached_property
+    def own_tokens(self) -> int:
+        """Tokens of a pass whose products are ours. The library's are better for more, and for large weights early."""
+        block = self.blocks[0]
+        largest = max(math.prod(weight.shape) for weight in (block.qkv, block.output, block.gate_up, block.down))
+        return MOST_ROWS if largest <= SMALL else ROWS
 
 
 class PassBuffers:
@@ -106,7 +117,9 @@ def walk(
         survey(layout, room.space, net.heads, tree)
     for i in range(first, last):
         after = _norm_before(net, i + 1)
-        layer(net, net.blocks[i], room, room.stream, layout, held[i], after, tree, tile_rows, surveyed=True, writes=writes)
+        layer(
+            net, net.blocks[i], room, room.stream, layout, held[i], after, tree, tile_rows, surveyed=True, writes=writes
+        )
         if i in watched:
             watched[i](room.hidden)
 

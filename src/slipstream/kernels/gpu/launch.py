@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-FEW = 64  # tokens of a pass whose products are ours, for more of which the library's are better made
+FEW = 64  # tokens of a pass whose kernels start early
 SMALL = 1 << 24  # bytes of a weight
 
 

@@ -183,7 +183,12 @@ def product(
         *(isinstance(weight, Int8Weight), norm is not None, bias is not None, gated),
         *(isinstance(out, ResidualStream), after is not None),
         *(weight.dtype == torch.float32, tile_rows, columns, step, triton.next_power_of_2(max(1, parts)), MOST),
-        *(128 // number.element_size(), LINES if number.nbytes <= SMALL and len(reads) <= tile_rows else 0, shares, spread),
+        *(
+            128 // number.element_size(),
+            LINES if number.nbytes <= SMALL and len(reads) <= tile_rows else 0,
+            shares,
+            spread,
+        ),
         num_warps=warps,
         num_stages=stages,
         **early(reads, len(reads), number.nbytes),

@@ -165,7 +165,7 @@ def test_a_cycle_of_another_size_is_launched_before_the_last_record_is_read(rule
         jobs = [job(batch, n, plan, tokens) for n, tokens in enumerate(lengths)]
         finish(batch, target)
         said.append([asked.row.output for asked in jobs])
-    assert runner.handed_over > 2, "no cycle followed one of another size"
+    assert runner.handed_over > 1, "no cycle followed one of another size"
     assert {cycle.key.depth for cycle in runner.captured} == {0, 1, 2, 3}
     assert said[0] == said[1]
 

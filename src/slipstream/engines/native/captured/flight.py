@@ -33,6 +33,7 @@ class Flight:
     captured: bool = False  # whether the graph was captured for it
     version: tuple[int, int] = (0, 0)  # of the target's and the drafter's caches: the graph holds their addresses
     ended: int = 0  # most tokens that a row which ended earlier may have on the device by now
+    overlapped: bool = False  # whether it was launched before the record of the last cycle was read
 
     @property
     def key(self) -> GraphKey:

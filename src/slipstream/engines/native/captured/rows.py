@@ -43,6 +43,8 @@ class CapturedRows:
         self._rule_name = ""  # of that cycle
         self._repeated: set[Job] = set()  # rows whose last cycle must be repeated on the ordinary path
         self._since = 0.0  # when the last record was read, or a first cycle was begun
+        self._whole = True  # whether that cycle has all rows
+        self._changed: bool | None = False  # what `_choose` said while it was under way
         self._decided: dict[Job, Budget] = {}  # what the policy wants of a drafter without a device form
 
     def chains_only(self, job: Job) -> bool:
@@ -82,7 +84,7 @@ class CapturedRows:
         repeated, self._repeated = self._repeated, set()
         done: set[Job] = set()
         for group in row_groups((job for job in jobs if self.ready(job) and job not in repeated), self._rule):
-            whole = len(group.jobs) == len(jobs)
+            self._whole = whole = len(group.jobs) == len(jobs)
             if (self._on_host(group.jobs) and not whole) or not self._launch(group):
                 continue
             done |= {*group.jobs}
@@ -98,16 +100,19 @@ class CapturedRows:
         if runner is None:
             return False
         assert rule.device_rule is not None, "rows without a device rule take the ordinary path"
+        rows, self._changed = [job.row for job in jobs], False
+        plain = self.fresh if drafter.needs.features else ()  # heads begin after the first token, on either path
+        first = all(row in plain for row in rows)  # nobody drafts: first tokens do not wait for the head
+        late = first and not self._on_host(jobs)
         with self._giving_up():
-            if self._choose(jobs, rule) is None:
+            if not late and self._choose(jobs, rule) is None:
                 return False
-            rows = [job.row for job in jobs]
-            plain = self.fresh if drafter.needs.features else ()  # heads begin after the first token, on either path
-            first = all(row in plain for row in rows)  # nobody drafts: first tokens do not wait for the head
             goals = [Budget(0)] * len(jobs) if first else [_stopping(job.budget, rule.stop_below) for job in jobs]
             budget = goals if first else limited(jobs, rule, drafter, self._context)
             by_policy = all(job.plan.depth is None for job in jobs)
             self._flight = runner.launch(rows, budget, goals, drafter, rule.device_rule, by_policy, plain)
+            if late and self._flight is not None:
+                self._changed = self._choose(jobs, rule)
         self._jobs, self._rule_name = jobs, group.rule
         return self._flight is not None
 
@@ -162,7 +167,7 @@ class CapturedRows:
 
     def go_on(self) -> bool:
         """Launch the next cycle of the rows under way, then read the last one's record. False where that cannot be,
-        nothing having changed."""
+        nothing having changed. While the device works, the policy is asked for the cycle after."""
         runner, flight = self.runner, self._flight
         if runner is None or flight is None or not flight.cycle.repeats:
             return False
@@ -171,12 +176,14 @@ class CapturedRows:
             return False  # the last cycle drafted nothing for once
         if live and live[0].plan.rule != self._rule_name:
             return False  # greedy rows alone have a cycle of their own
-        following = None
+        following, rule, late = None, self._rule(self._rule_name), not self._on_host(self._jobs)
         with self._giving_up():
-            changed = self._choose(live, self._rule(self._rule_name))
+            changed = self._changed if late else self._choose(live, rule)
             if changed is None or (changed and (not flight.by_policy or live[0].budget.shape is not None)):
                 return False
             following = runner.launch_next(flight, live[0].budget if changed else None)
+            if following is not None:
+                self._changed = self._choose(live, rule) if late else False
         if following is None:
             return False
         self.land()
@@ -217,7 +224,8 @@ class CapturedRows:
             self._publisher.catch_up()
         now = time.perf_counter()
         if self.runner is not None:
-            self.runner.paid(flight, len(live), now - self._since)
+            if flight.overlapped or not self._whole or not flight.cycle.repeats:  # others wait for the host in between
+                self.runner.paid(flight, len(live), now - self._since)
             if self.runner.idled(flight) and not flight.captured:
                 self._policy.price(0.0, now - self._since, len(live))
         self._since = now

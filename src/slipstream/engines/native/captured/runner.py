@@ -224,9 +224,9 @@ class CapturedRunner:
             return None
         context = self._context(shape, size, device)
         best = flight.graphs.find(shape, size, flight.rule, self.expected_rows, context, exact=True)
-        following = replace(flight, lines=lines, depths=None, ended=ended, began=perf_counter(), read=0, captured=False)
+        following = replace(flight, lines=lines, depths=None, ended=ended, read=0, captured=False, overlapped=True)
         if best == flight.key and size == flight.size:
-            return replace(following, record=flight.cycle.whole.launch())
+            return replace(following, record=flight.cycle.whole.launch(), began=perf_counter())
         cycle = flight.graphs.cycles.get(best)
         goals = {goal for _, _, goal in lines} if chosen is None else {chosen.depth}
         if not isinstance(cycle, ChainCycle) or not isinstance(flight.cycle, ChainCycle) or len(goals) > 1:
@@ -236,7 +236,7 @@ class CapturedRunner:
         (goal,) = goals
         record = cycle.launch_after(flight.cycle, [line for line, _, _ in lines], goal)
         rows = [(n, row, goal) for n, (_, row, _) in enumerate(lines)]
-        return replace(following, lines=rows, cycle=cycle, record=record, ended=0)
+        return replace(following, lines=rows, cycle=cycle, record=record, began=perf_counter(), ended=0)
 
     def land(self, flight: Flight) -> list[tuple[Row, CycleResult]] | None:
         """Wait for a cycle and commit it to the caches; None where it must be repeated on the ordinary path, nothing

@@ -13,7 +13,7 @@ WIDEST = 1024  # tokens of a pass that is worth a graph
 DEPTHS = (0, 1, 2, 3, 5, 8)  # that graphs are captured for: a row that drafts less leaves the rest out
 LONG_DEPTHS = (15, 31)  # the same for drafters with long chains; with the committed end, 16 and 32 tokens
 LEVELS, WIDTHS = (3, 6, 10, 16), (6, 8)  # the same for trees; none is larger
-NODES = (8, 15, 24, 32, 48, 64)  # 15 and the committed end are as many tokens as products of few rows take
+NODES = (8, 15, 24, 32, 48, 64)  # 15 and the committed end are as many tokens as a tile of a product has rows
 
 PLAIN = DraftSize(0)
 # to be tried where nothing was: a chain, long where the drafter has long ones, or a tree where there are no chains
@@ -49,8 +49,9 @@ class BatchShape:
 
     def fits(self, key: GraphKey, rule: DeviceRule) -> bool:
         """Whether these rows can run in such a graph."""
-        same = key.rule == rule and (bool(key.nodes) or key.cut == self.cut) and key.logprobs == self.logprobs
-        return same and key.rows >= self.rows and key.parts >= parts_of(self.used(key.size))
+        if key.rows < self.rows or key.logprobs != self.logprobs or not (key.nodes or key.cut == self.cut):
+            return False
+        return (key.rule is rule or key.rule == rule) and key.parts >= parts_of(self.used(key.size))
 
 
 def _cut(row: Row) -> bool:

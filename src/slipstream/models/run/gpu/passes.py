@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -296,6 +297,7 @@ def _array(values: Sequence[int]) -> NDArray[np.int64]:
     return np.arange(values.start, values.stop) if isinstance(values, range) else np.array(values)
 
 
+@cache
 def parts_of(used: int) -> int:
     """How many parts of the cache a pass may read. An empty part costs next to nothing."""
     return next_power_of_two(max(LEAST, -(-used // PART)))
