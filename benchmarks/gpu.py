@@ -8,8 +8,8 @@ model of random weights against bytes read / measured bandwidth, `cycle` a whole
 passes; `kinds` passes of other architectures, eager and captured; `engines` the engine beside transformers' `generate`,
 interleaved; `trees` shapes by workload and temperature; `scaled` the same model at the cost of one of 7 billion
 weights; `pair` a target and its draft model (`--pair TARGET DRAFT`); `energy` reads the driver's counter; `rounded`
-what weights in eight bits do to laws; `tiles` looks for better tiles of products. The pair and the tiles are left out
-unless they are asked for.
+what weights in eight bits do to laws; `tiles` looks for better tiles of products, `widths` compares them with the
+library's for 16 to 64 tokens. The pair, the tiles and the widths are left out unless they are asked for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from gpu_checks import energy, same, steady
 from gpu_common import bandwidth
 from gpu_engines import engines, pair, scaled, trees
-from gpu_passes import cycle, kinds, passes, rounded
+from gpu_passes import cycle, kinds, passes, rounded, widths
 from gpu_tiles import tiles
 
 from slipstream.bench.measure.provenance import commit
@@ -44,8 +44,9 @@ PARTS: dict[str, Part] = {
     "rounded": rounded,
     "pair": pair,
     "tiles": tiles,
+    "widths": widths,
 }
-ASKED = ("pair", "tiles")
+ASKED = ("pair", "tiles", "widths")
 
 
 def main() -> None:

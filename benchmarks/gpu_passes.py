@@ -86,7 +86,7 @@ def _big(**more: Any) -> Any:
 
 
 def _pass(decoder: GpuPasses, rows: int, tokens: int) -> float:
-    cache = KVCache(1024, 16)
+    cache = KVCache(1024, max(16, rows))
     lines = [RowEntries.of(cache.take(), CONTEXT, range(tokens)) for _ in range(rows)]
     kept = torch.arange(rows * tokens, device="cuda")
     with torch.inference_mode():
@@ -94,6 +94,24 @@ def _pass(decoder: GpuPasses, rows: int, tokens: int) -> float:
             decoder.forward(cache, [RowSlice(line) for line in lines], (0, decoder.layers), None, (), kept)
         (run,) = decoder._graphs.values()
         return timed(run._replay, 20)
+
+
+def widths(asked: argparse.Namespace, results: dict[str, Any]) -> dict[str, Any]:
+    """Passes of 16 to 64 tokens with our products and with the library's: what `GpuNetwork.own_tokens` is made from."""
+    told: dict[str, Any] = {}
+    for name, shape in (SMALLER | {"8B": {}}).items():
+        decoder = TorchModel(_big(**shape)).decoder
+        assert isinstance(decoder, GpuDecoder), "its layers are run by its own modules"
+        for rows, tokens in ((16, 1), (20, 1), (8, 4), (32, 1), (8, 6), (48, 1), (64, 1)):
+            own = told[f"{name}, {rows} x {tokens}"] = {}
+            for way, most in (("ours", 64), ("library", 16)):
+                vars(decoder.net)["own_tokens"] = most  # as if it had been computed
+                decoder._graphs.clear()
+                own[way] = _pass(decoder, rows, tokens)
+            print(f"{name}, {rows} x {tokens}: {own}", flush=True)
+        del decoder
+        torch.cuda.empty_cache()
+    return told
 
 
 def rounded(asked: argparse.Namespace, results: dict[str, Any]) -> dict[str, Any]:

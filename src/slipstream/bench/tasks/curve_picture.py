@@ -8,7 +8,10 @@ from typing import Any
 
 from slipstream.bench.report.svg import shown, ticks
 
-COLOURS = ("#1b6ca8", "#c0392b", "#2e8b57", "#8e44ad", "#d68910", "#16a085", "#7f8c8d", "#34495e")
+COLOURS = (
+    *("#1b6ca8", "#c0392b", "#2e8b57", "#8e44ad", "#d68910", "#16a085", "#7f8c8d", "#34495e"),
+    *("#e377c2", "#8c564b", "#bcbd22", "#17becf"),
+)
 WIDTH, HEIGHT, LEFT, TOP, PANEL = 640, 420, 60, 30, 460
 COSTS = {"seconds_per_request": ("dominated", "seconds per request"),
          "joules_per_request": ("dominated_in_energy", "joules per request")}  # fmt: skip
