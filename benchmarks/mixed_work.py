@@ -62,7 +62,8 @@ def timed(
     for start in range(0, len(mix), batch):
         began = time.perf_counter()
         group = mix[start : start + batch]
-        handles = [engine.submit(each.prompt, Sampling(each.temperature), options)[0] for each in group]
+        sampling = [Sampling(each.temperature) for each in group]
+        handles = engine.submit_all([each.prompt for each in group], sampling, options)
         done = [handle.result() for handle in handles]
         seconds.append(time.perf_counter() - began)
         assert all(len(each.token_ids) == options.max_tokens for each in done)

@@ -43,7 +43,7 @@ class IdleRunner:
 def test_rounds_begin_with_the_most_rows_and_have_every_depth_and_temperature():
     plan = list(rounds(6, drafts=True, context=1000))
     short = [each for each in plan if each.prompt == PROMPT]
-    assert [each.rows for each in short] == [4] * 14 + [2] * 10 + [1] * 14
+    assert [each.rows for each in short] == [4] * 14 + [2] * 12 + [1] * 14
     for rows, depths in ((4, (PLAIN, *DRAFTING, *FURTHER)), (2, (PLAIN, *DRAFTING)), (1, (PLAIN, *DRAFTING, *FURTHER))):
         kinds = {(each.temperature, each.speculation) for each in short if each.rows == rows}
         assert kinds == {(temperature, how) for temperature in TEMPERATURES for how in depths}

@@ -2,7 +2,7 @@
 
 A size of cycle is compiled and captured when it is first met, which takes as long as hundreds of cycles. Caches grow
 with the rows, and captured cycles do not outlive that. So many rows come first. Kernels are compiled for few and for
-many tokens, and for long texts: one and most rows have further depths, and one row has prompts of several lengths.
+many tokens, and for long texts: one and most rows draft further, and one row has prompts of several lengths.
 Speech has fewer rows, greedy ones, with timestamps and without.
 """
 
@@ -21,9 +21,9 @@ ROWS, SPEECH_ROWS = 64, 8  # that decode together at most
 PLAIN = Speculation(off=True)
 # by the policy, which begins without drafts, and at usual depths; a smaller Whisper is right for longer than a head
 DRAFTING, SPEECH_DRAFTING = (
-    (Speculation(), *(Speculation(depth=depth) for depth in depths)) for depths in ((1, 3, 5), (2, 3, 5, 8))
+    (Speculation(), *(Speculation(depth=depth) for depth in depths)) for depths in ((1, 2, 3, 5), (2, 3, 5, 8))
 )
-FURTHER = tuple(Speculation(depth=depth) for depth in (2, 8))  # that a policy may choose, too
+FURTHER = (Speculation(depth=8),)  # that a policy may choose, too
 TEMPERATURES = 0.0, 1.0  # greedy rows and sampled ones have different cycles
 PROMPT = 4  # tokens
 LENGTHS = 24, 100, 300, 700, 1700  # tokens of prompts whose passes run by different kernels
