@@ -165,7 +165,7 @@ KERNELS: list[Kernel] = [
                 "ADD": adds,
                 "AFTER": adds,
                 "EXACT": False,
-                "ROWS": 16,
+                "ROWS": rows,
                 "COLUMNS": 32,
                 "STEP": 128,
                 "PARTS": 16,
@@ -177,7 +177,7 @@ KERNELS: list[Kernel] = [
                 "EARLY": True,
             },
         )
-        for adds in (True, False)
+        for adds, rows in ((True, 16), (False, 16), (True, 64), (False, 64))
     ),
     *(
         (
@@ -200,6 +200,7 @@ KERNELS: list[Kernel] = [
     ),
     *((cycle._lay, [*[L] * 11, *[SOME] * 4], {"FIRST": on, "LONG": 16, "EARLY": True}) for on in (True, False)),
     (cycle._commit, [*[L] * 8, F, *[L] * 7, D, *[L] * 4, *[SOME] * 5], {"LONG": 16, "EARLY": True}),
+    (cycle._hand_over, [L, F, L, L, F, *[SOME] * 4], {"COUNT": 11, "LONG": 16, "LIMITS": 5}),
     (
         tree._rank,
         [F, "i32", F, L, L, L, "i32", F, F, F, I],

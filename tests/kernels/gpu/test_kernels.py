@@ -20,6 +20,7 @@ from slipstream.core.verify.block import Block
 from slipstream.core.verify.token import Token
 from slipstream.kernels.gpu import matmul as products
 from slipstream.kernels.gpu.attention import WORDS, AttentionHeads, AttentionScratch, Layout, attend, turn
+from slipstream.kernels.gpu.decoder import GpuLayer, GpuNetwork
 from slipstream.kernels.gpu.matmul import product
 from slipstream.kernels.gpu.residual import Norm, ResidualStream
 from slipstream.kernels.gpu.sample import LawBuffers, SamplingInputs, choose, draft
@@ -120,6 +121,20 @@ def test_inputs_that_are_summed_in_shares_have_the_same_bits_spread_or_not(monke
     eighth, few = rounded(weight, "int8"), stream(residual[:5], norm)
     product(x[:5], eighth, few)
     torch.testing.assert_close(few.hidden, residual[:5] + x[:5] @ eighth.wide().T, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("size", "inner", "own"), [(576, 1536, 64), (896, 4864, 64), (1536, 8960, 16), (4096, 14336, 16)]
+)
+def test_large_weights_are_left_to_the_library_early(size, inner, own):
+    shapes = (2 * size, size), (size, size), (2 * inner, size), (size, inner)
+    norm = Norm(torch.empty(size), 1e-5)
+    block = GpuLayer(*(torch.empty(shape, device="meta") for shape in shapes), norm, norm)
+    heads, angle = AttentionHeads(8, 2, 64, 0.125), torch.empty(1)
+    for exact in (False, True):
+        net = GpuNetwork([block], norm, torch.empty(1, device="meta"), heads, (angle, angle), exact)
+        tiles = [net.tile_rows(tokens) for tokens in (1, 16, 17, 33, 64, 65)]
+        assert tiles == ([16] * 6 if exact else [16, 16, 32, 64, 64, 0] if own == 64 else [16, 16, 0, 0, 0, 0])
 
 
 def test_inputs_are_cut_where_outputs_are_few():

@@ -19,6 +19,7 @@ from slipstream.kernels.gpu.matmul import product
 from slipstream.kernels.gpu.residual import MOST_ROWS, ROWS, Norm, ResidualStream, row_tile
 
 SMALL = 1 << 24  # weights of the largest product of a layer; beyond, the library has better tiles for 17 to 64 tokens
+ROOMY = 9, 10  # compute capabilities with 227 KiB for a program
 
 
 @triton.jit
@@ -69,7 +70,13 @@ class GpuNetwork:
         """Tokens of a pass whose products are ours. The library's are better for more, and for large weights early."""
         block = self.blocks[0]
         largest = max(math.prod(weight.shape) for weight in (block.qkv, block.output, block.gate_up, block.down))
-        return MOST_ROWS if largest <= SMALL else ROWS
+        return MOST_ROWS if largest <= SMALL and _has_room(self.norm.weight.device) else ROWS
+
+
+def _has_room(device: torch.device) -> bool:
+    """Whether a processor's own memory holds tiles of 64 rows, which take up to 192 KiB: on Hopper and Blackwell for
+    data centres it does."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] in ROOMY
 
 
 class PassBuffers:

@@ -225,4 +225,4 @@ class ChainCycle:
 
 @lru_cache(maxsize=256)
 def _indices(lines: tuple[int, ...], device: torch.device) -> Int[Tensor, " lines"]:
-    return torch.tensor(lines, device=device)
+    return torch.tensor(lines).to(device, non_blocking=True)
