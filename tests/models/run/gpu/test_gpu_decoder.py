@@ -7,7 +7,6 @@ import torch
 
 pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
 
-from slipstream.kernels.gpu import decoder as gpu_decoder
 from slipstream.kernels.gpu.attention import shapes
 from slipstream.models.cache.packing import RowEntries, RowSlice
 from slipstream.models.cache.tensors import KVCache
@@ -77,6 +76,6 @@ def test_weights_in_eight_bits_are_kept_in_the_models_type_for_passes_over_many_
         assert {part.weight.untyped_storage().data_ptr() for part in parts} == {block.qkv.full.data_ptr()}
         assert torch.equal(torch.cat([part.weight for part in parts]), block.qkv.full)
     few = logits(decoder, (0, TEXT, []))
-    monkeypatch.setattr(gpu_decoder, "FEW", 1)  # more tokens than one are many
+    monkeypatch.setitem(vars(decoder.net), "own_tokens", 1)  # more tokens than one are many
     many = logits(decoder, (0, TEXT, []))
     torch.testing.assert_close(many, few, atol=1e-4, rtol=1e-4)

@@ -61,6 +61,29 @@ def test_prompts_of_a_small_model_are_captured_when_such_a_size_is_met_again(mon
     assert sum(key[0] > 4 for key in decoder._graphs) == 1, "and not all of them"
 
 
+def test_a_captured_pass_serves_for_somewhat_fewer_tokens_and_other_rows(monkeypatch):
+    monkeypatch.setattr(gpu_passes, "ONCE", 1)
+    monkeypatch.setattr(gpu_passes, "SIZES", (1, 2, 4))
+    monkeypatch.setattr(gpu_passes, "LARGER", (10, 12, 14, 16))
+    monkeypatch.setattr(gpu_passes, "PROMPTS", 4)
+    bench = Bench.of("llama", device=DEVICE)
+    anatomy = bench.model.anatomy
+    bench.model.forward_pass.decoder = decoder = GpuDecoder(bench.model.model, anatomy.layers, anatomy.windows)
+    sizes = []
+    for lengths in ((2, 2), (15,), (15,), (12,), (11, 3), (12,)):  # the last token of each is read later
+        for length in lengths:
+            bench.join(length)
+        bench.model.prefill(bench.rows, 100)
+        sizes.append({key[0] for key in decoder._graphs if key[0] > 4})
+        assert bench.cycle([2] * len(lengths), 0.0) <= ROUNDING
+        for _ in lengths:
+            bench.leave(0)
+    assert [14 in own for own in sizes] == [False, False, True, True, True, True]
+    assert not any(key[0] == 12 for key in (*decoder._met, *decoder._graphs)), (
+        "14 served for 11 tokens, and for two rows"
+    )
+
+
 def test_what_cannot_be_recorded_runs_as_it_is():
     model = build("gpt2").to(DEVICE)
     anatomy = Bench.of("gpt2", device=DEVICE).model.anatomy

@@ -31,6 +31,8 @@ Where = tuple[Int[Tensor, " tokens"], Int[Tensor, " tokens"]]
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 128)  # tokens of captured passes
 LARGER = [step * n for step in (32, 64, 128, 256, 512, 1024) for n in range(5, 9)]  # 160 to 8192, for small models
 MANY = 8  # captured passes of the sizes in LARGER, at most
+SPARE = 1.25  # tokens of a captured pass that serves for one of fewer tokens, in multiples of these
+PROMPTS = 8  # tokens whose logits a pass of a size in LARGER has room for, at least
 SCRATCH = 1 << 17  # tokens times parts of the cache of a captured pass, at most: it keeps its buffers
 EVEN = 16  # passes that are not captured have room for a multiple of this many tokens
 ONCE = 1  # uncaptured runs of a size before it is captured
@@ -123,17 +125,35 @@ class GpuPasses(ABC):
         cache.reserve(used)
         held = self.held(cache)
         tokens, slots = sum(map(len, pieces)), 0 if kept is None else len(kept)
-        size, room = size_of(tokens, self.largest), size_of(slots) if slots else 0
+        size = size_of(tokens, self.largest)
+        room = size_of(slots if size <= SIZES[-1] else max(PROMPTS, slots)) if slots else 0
         parts, tree = parts_of(used), any(piece.line.branched for piece in pieces)
         prompts = [] if self.heads.exact or size <= self.largest else prompt_slices(pieces)
         chunk = self.heads.chunk(max(map(len, pieces)), tokens, parts, tree)
         sliced = {prompt.first for prompt in prompts}
         table, count = table_of(pieces, size, chunk, sliced)
         key = size, room, parts, span, tuple(watched), hidden is not None, tree, chunk, _chunks(count, size)
-        run = self._graphs.get(key) or self._new(key, held, prompts)
+        run = self._graphs.get(key)
+        if run is None and (larger := self._larger(key)) is not None:
+            run, (table, _) = self._graphs[larger], table_of(pieces, larger[0], chunk, sliced)
+        run = run or self._new(key, held, prompts)
         where = run(table, hidden, kept)
         outputs = {layer: run.watched[layer][:tokens].clone() for layer in watched}
         return (run.logits[:slots].clone() if slots else None), outputs, (where.row[:tokens], where.place[:tokens])
+
+    def _larger(self, key: Any) -> Any:
+        """The key of a captured pass over somewhat more tokens than these, if they are many and there is one: it takes
+        less time than to launch the kernels of a pass that is not captured."""
+        size, room, parts, *others, chunks = key
+        if not SIZES[-1] < size <= self.largest:
+            return None
+        fitting = [
+            known
+            for known in self._graphs
+            if size <= known[0] <= SPARE * size and known[1] >= room and known[2] >= parts and known[-1] >= chunks
+            if list(known[3:-1]) == others and bool(known[1]) == bool(room)
+        ]
+        return min(fitting, key=lambda known: known[0], default=None)
 
     def _new(self, key: Any, held: Held, prompts: Sequence[PromptSlice]) -> CapturedPass:
         """A pass of this key, captured if the key was met before and its size is one that is captured.
