@@ -200,7 +200,11 @@ KERNELS: list[Kernel] = [
     ),
     *((cycle._lay, [*[L] * 11, *[SOME] * 4], {"FIRST": on, "LONG": 16, "EARLY": True}) for on in (True, False)),
     (cycle._commit, [*[L] * 8, F, *[L] * 7, D, *[L] * 4, *[SOME] * 5], {"LONG": 16, "EARLY": True}),
-    (cycle._hand_over, [L, F, L, L, F, *[SOME] * 4], {"COUNT": 11, "LONG": 16, "LIMITS": 5}),
+    (
+        cycle._hand_over,
+        [L, F, L, L, F, *[SOME] * 4],
+        {"START": 1, "DEPTH": 2, "LEFT": 9, "GOAL": 10, "COUNT": 11, "LONG": 16, "LIMITS": 5},
+    ),
     (
         tree._rank,
         [F, "i32", F, L, L, L, "i32", F, F, F, I],

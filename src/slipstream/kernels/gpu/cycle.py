@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 import triton
@@ -134,17 +134,19 @@ def _commit(
 @triton.jit(do_not_specialize=["before", "rows", "deep", "spare"])
 def _hand_over(
     words, numbers, line, new_words, new_numbers, before, rows, deep, spare,
-    COUNT: tl.constexpr, LONG: tl.constexpr, LIMITS: tl.constexpr,
+    START: tl.constexpr, DEPTH: tl.constexpr, LEFT: tl.constexpr, GOAL: tl.constexpr, COUNT: tl.constexpr,
+    LONG: tl.constexpr, LIMITS: tl.constexpr,
 ):  # fmt: skip
-    """Write the inputs of each row of another cycle, whose rows are lines of this one. Line -1: no row."""
+    """Write the inputs of each row of another cycle, whose rows are lines of this one. Line -1: no row. START, DEPTH,
+    LEFT and GOAL are the places of these fields in `CycleControl`."""
     r, n = tl.program_id(0), tl.arange(0, LONG)
     own = tl.load(line + r)
     there, live = tl.maximum(own, 0), own >= 0
     value = tl.load(words + n * before + there, mask=n < COUNT, other=0)
-    depth, left = tl.load(words + 2 * before + there), tl.load(words + 9 * before + there)
-    value = tl.where(n == 2, tl.where(depth < 0, -1, tl.minimum(deep, left - spare)), value)
-    value = tl.where(n == 10, deep, value)
-    empty = tl.where(n == 1, 1, tl.where(n == 2, -1, 0)).to(value.dtype)
+    depth, left = tl.load(words + DEPTH * before + there), tl.load(words + LEFT * before + there)
+    value = tl.where(n == DEPTH, tl.where(depth < 0, -1, tl.minimum(deep, left - spare)), value)
+    value = tl.where(n == GOAL, deep, value)
+    empty = tl.where(n == START, 1, tl.where(n == DEPTH, -1, 0)).to(value.dtype)
     tl.store(new_words + n * rows + r, tl.where(live, value, empty), mask=n < COUNT)
     number = tl.load(numbers + n * before + there, mask=n < LIMITS, other=0.0)
     tl.store(new_numbers + n * rows + r, number, mask=n < LIMITS)
@@ -273,6 +275,9 @@ def commit(
     )
 
 
+FIELDS = [field.name for field in fields(CycleControl)]
+
+
 def hand_over(words: Tensor, numbers: Tensor, line: Tensor, new: tuple[Tensor, Tensor], depth: int, spare: int) -> None:
     """Write the inputs of a cycle of another size, which drafts up to `depth` tokens, from those that a cycle left.
 
@@ -282,6 +287,7 @@ def hand_over(words: Tensor, numbers: Tensor, line: Tensor, new: tuple[Tensor, T
     (count, before), rows = words.shape, new_words.shape[1]
     _hand_over[(rows,)](
         *(words, numbers, line, new_words, new_numbers, before, rows, depth, spare),
+        *map(FIELDS.index, ("start", "depth", "left", "goal")),
         *(count, triton.next_power_of_2(count), len(numbers)),
         num_warps=1,
     )

@@ -18,7 +18,7 @@ from slipstream.kernels.gpu.launch import early, wait
 from slipstream.kernels.gpu.matmul import product
 from slipstream.kernels.gpu.residual import MOST_ROWS, ROWS, Norm, ResidualStream, row_tile
 
-SMALL = 1 << 24  # weights of the largest product of a layer; beyond, the library has better tiles for 17 to 64 tokens
+MOST_WEIGHTS = 1 << 24  # of the largest product of a layer; beyond, the library is faster for 17 to 64 tokens
 ROOMY = 9, 10  # compute capabilities with 227 KiB for a program
 
 
@@ -70,7 +70,7 @@ class GpuNetwork:
         """Tokens of a pass whose products are ours. The library's are better for more, and for large weights early."""
         block = self.blocks[0]
         largest = max(math.prod(weight.shape) for weight in (block.qkv, block.output, block.gate_up, block.down))
-        return MOST_ROWS if largest <= SMALL and _has_room(self.norm.weight.device) else ROWS
+        return MOST_ROWS if largest <= MOST_WEIGHTS and _has_room(self.norm.weight.device) else ROWS
 
 
 def _has_room(device: torch.device) -> bool:

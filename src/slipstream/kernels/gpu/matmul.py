@@ -3,9 +3,10 @@
 A product of few rows costs the time to read the weight. The norm before a product is folded in (`stream`). The
 activation of a gate and the addition to the stream are computed with the sums.
 
-Sixteen rows are computed at a time, however many there are, and every sum has a fixed order. So a row's result
-depends on that row alone, bit for bit. If there are too few outputs to fill the chip, the inputs are divided into
-shares that are summed in parallel. The last program to finish adds the shares, from the first to the last.
+A program computes 16, 32 or 64 rows (`tile_rows`), and every sum has a fixed order. With 16, however many rows there
+are, a row's result depends on that row alone, bit for bit: invariant mode. If there are too few outputs to fill the
+chip, the inputs are divided into shares that are summed in parallel. The last program to finish adds the shares, from
+the first to the last.
 """
 
 from __future__ import annotations
