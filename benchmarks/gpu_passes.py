@@ -20,7 +20,8 @@ from slipstream.models.cache.packing import RowEntries, RowSlice
 from slipstream.models.cache.tensors import KVCache
 from slipstream.models.run.gpu.decoder import GpuDecoder
 from slipstream.models.run.gpu.modules import record
-from slipstream.models.run.gpu.passes import GpuPasses, parts_of
+from slipstream.models.run.gpu.pass_sizes import parts_of
+from slipstream.models.run.gpu.passes import GpuPasses
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.weights.int8_linear import round_linears
 

@@ -16,7 +16,7 @@ from gpu_common import timed
 
 from slipstream.kernels.gpu import matmul as products
 from slipstream.kernels.gpu.residual import Norm, ResidualStream
-from slipstream.models.run.gpu.passes import capture
+from slipstream.models.run.gpu.graphs import capture
 
 SIZES = {  # hidden, inner, qkv
     "135M": (576, 1536, 960),

@@ -52,7 +52,7 @@ def speed(
     """Tokens per second of whole calls, all requests at the same time."""
     options = GenerationOptions(tokens, ignore_eos=True)
     began = clock()
-    handles = [engine.submit(prompt, sampling, options)[0] for prompt in prompts]
+    handles = engine.submit_all(prompts, [sampling] * len(prompts), options)
     count = sum(len(handle.result().token_ids) for handle in handles)
     return count / (clock() - began)
 

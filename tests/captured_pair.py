@@ -23,7 +23,7 @@ from slipstream.engines.native.captured.runner import CapturedRunner
 from slipstream.engines.native.planning import law_sampling
 from slipstream.engines.native.scheduler import Limits
 from slipstream.kernels.gpu import sample
-from slipstream.models.run.gpu import passes
+from slipstream.models.run.gpu import pass_sizes
 from slipstream.models.run.gpu.decoder import GpuDecoder
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.plan.policy.policies import Fixed
@@ -36,7 +36,7 @@ PROMPTS = ([3, 9, 27, 3, 9], [50, 8, 8, 50])
 def use_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU: several blocks of a small vocabulary, and captured passes over one token."""
     if DEVICE == "cpu":
-        monkeypatch.setattr(passes, "LEAST", 1)
+        monkeypatch.setattr(pass_sizes, "LEAST", 1)
         monkeypatch.setattr(sample, "BLOCK", 128)
 
 

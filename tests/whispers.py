@@ -65,10 +65,10 @@ def run_captured(model: TorchModel) -> None:
         pytest.skip("needs Triton's interpreter, which is not used beside a GPU")
     from slipstream.models.run.encoder_decoder import gpu_decoder
     from slipstream.models.run.encoder_decoder.gpu_decoder import cross_decoder
-    from slipstream.models.run.gpu import passes as gpu_passes
+    from slipstream.models.run.gpu import pass_sizes
 
     if not torch.cuda.is_available():
-        gpu_passes.LEAST = gpu_decoder.RUNS = (
+        pass_sizes.LEAST = gpu_decoder.RUNS = (
             1  # programs that find nothing to do cost the interpreter as much as others
         )
     forward = model.forward_pass

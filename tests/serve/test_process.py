@@ -219,7 +219,7 @@ def test_a_process_that_dies_ends_its_streams_and_is_started_again(address, remo
     clients = [threading.Thread(target=ask) for _ in range(4)]
     for client in clients:
         client.start()
-    wait_until(lambda: remote.stats["running"] >= 4)
+    wait_until(lambda: remote.stats["running"] + remote.stats["waiting"] > 3 * 16)  # all four have arrived
     os.kill(remote.process_id, signal.SIGKILL)
     for client in clients:
         client.join()

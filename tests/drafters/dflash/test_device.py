@@ -14,7 +14,7 @@ from slipstream.core.device import DraftSize
 from slipstream.core.types import Budget, Request, Row
 from slipstream.drafters.dflash.device import DflashDeviceDrafter
 from slipstream.kernels.gpu.cycle import CycleControl
-from slipstream.models.run.gpu.passes import parts_of
+from slipstream.models.run.gpu.pass_sizes import parts_of
 from slipstream.models.run.torch_model import TorchModel
 from tiny import VOCAB, build
 

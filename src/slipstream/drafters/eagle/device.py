@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from slipstream.core.array_types import Float, Tensor
@@ -18,16 +17,13 @@ from slipstream.core.types import Row
 from slipstream.drafters.device.interface import CommittedRead, DraftSteps, TreeDraft, inverse
 from slipstream.drafters.device.state_drafter import StateDrafter
 from slipstream.drafters.eagle.gpu_layer import GpuEagleLayer
+from slipstream.drafters.eagle.prompt_read import MAX_SLOTS, PromptReads
 from slipstream.kernels.gpu.cycle import CycleControl, chain_layout, lay_steps, part
 from slipstream.kernels.gpu.decoder import Held, PassBuffers
-from slipstream.models.cache.packing import RowSlice
-from slipstream.models.run.gpu.passes import layout_of, parts_of, size_of, table_of
 
 if TYPE_CHECKING:
     from slipstream.drafters.eagle.drafter import Eagle
     from slipstream.models.run.torch_model import TorchModel
-
-MAX_SLOTS = 8192  # slots that a head reads in one pass
 
 
 class HeadState(TreeDraft):
@@ -97,6 +93,7 @@ class EagleDeviceDrafter(StateDrafter):
         slots, vocabulary = drafter.slots, drafter.vocabulary
         self._kernels = GpuEagleLayer(slots.net, slots.embedding, target.context)
         self._slot_of = inverse(vocabulary.ids, vocabulary.size, target.device)
+        self.reads = PromptReads()
 
     @property
     def version(self) -> int:
@@ -129,6 +126,7 @@ class EagleDeviceDrafter(StateDrafter):
     def read_states(self, rows: Sequence[Row]) -> tuple[Tensor, int]:
         """Read all unread slots. Returns the head's states at the rows' last slots, and the number of slots read."""
         head = self.part(max(row.length for row in rows))
+        version = self._target.cache.version, self.version
         pieces = [self._drafter.slots.take_unread(row) for row in rows]
         states, begin = list[Tensor](), 0
         while begin < len(rows):
@@ -136,29 +134,6 @@ class EagleDeviceDrafter(StateDrafter):
             while end < len(rows) and slots + len(pieces[end]) <= MAX_SLOTS:
                 slots, end = slots + len(pieces[end]), end + 1
             index = [self._target.index(row) for row in rows[begin:end]]
-            states.append(read_slots(head, pieces[begin:end], index))
+            states.append(self.reads.read(head, version, pieces[begin:end], index))
             begin = end
         return torch.cat(states), sum(map(len, pieces))
-
-
-def read_slots(head: HeadState, pieces: Sequence[RowSlice], rows: Sequence[int]) -> Float[Tensor, "pieces hidden"]:
-    """The head's state at the last slot of each piece, after an uncaptured pass over all their slots.
-
-    `rows`: the pieces' rows in the target's cache."""
-    kernels, sizes = head.kernels, list(map(len, pieces))
-    device, tokens = kernels.embedding.device, size_of(sum(sizes), 0)
-    chunk = kernels.net.heads.chunk(max(sizes), tokens)
-    numbers, chunks = table_of(pieces, tokens, chunk)
-    table = numbers.to(device, non_blocking=True)
-    layout = layout_of(table, chunk, chunks)
-    owner = np.zeros(tokens + len(rows), np.int64)  # padding reads row 0; then the last slots
-    owner[: sum(sizes)] = np.repeat(rows, sizes)
-    owner[tokens:] = np.cumsum(sizes) - 1
-    index = torch.from_numpy(owner).to(device, non_blocking=True)
-    row, ends = index[:tokens], index[tokens:]
-    states = [held[row, 0, layout.place] for held in head.features.values()]
-    scaled = [state * scale for state, scale in zip(states, kernels.scale.to(states[0].dtype), strict=True)]
-    room = PassBuffers(kernels.net, tokens, parts_of(max(piece.line.start + len(piece.line) for piece in pieces)))
-    kernels.fuse(torch.cat(scaled, -1), room.hidden)
-    kernels.step(table[-1], room, states[0].new_empty(tokens, 2 * room.hidden.shape[1]), layout, head.held)
-    return room.hidden[ends]

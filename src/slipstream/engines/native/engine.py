@@ -198,8 +198,10 @@ class NativeEngine(JobEngine):
         model, rows = self.target.model, self._batch.scheduler.rows
         runner.captures_all = True
         try:
-            for each in rounds(rows, drafts, model.context) if speech is None else speech_rounds(rows, drafts):
-                batches: Sequence[Sequence[Prompt]] = [prompts(each.rows, model.vocab, each.prompt)]
+            sizes = [size for size in runner.prompt_sizes if size <= self._batch.scheduler.chunk]
+            texts = rounds(rows, drafts, model.context, sizes) if speech is None else speech_rounds(rows, drafts)
+            for number, each in enumerate(texts):
+                batches: Sequence[Sequence[Prompt]] = [prompts(each.rows, model.vocab, each.prompt, number)]
                 if speech is not None:
                     batches = recordings(each.rows, speech.languages)
                 for batch in batches:

@@ -17,7 +17,7 @@ from slipstream.engines.native.batch import Batch
 from slipstream.engines.native.captured.runner import CapturedRunner
 from slipstream.engines.native.scheduler import Limits
 from slipstream.kernels.gpu import sample as draw
-from slipstream.models.run.gpu import passes as gpu_passes
+from slipstream.models.run.gpu import pass_sizes
 from slipstream.models.run.gpu.decoder import GpuDecoder
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.plan.policy.policies import Fixed
@@ -30,7 +30,7 @@ TOKENS = 12
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE == "cpu":
-        monkeypatch.setattr(gpu_passes, "LEAST", 1)
+        monkeypatch.setattr(pass_sizes, "LEAST", 1)
         monkeypatch.setattr(draw, "BLOCK", 128)
 
 

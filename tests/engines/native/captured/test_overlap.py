@@ -25,7 +25,7 @@ from slipstream.engines.native.captured.runner import CapturedRunner
 from slipstream.engines.native.scheduler import Limits
 from slipstream.kernels.gpu import sample as draw
 from slipstream.models.cache import tensors
-from slipstream.models.run.gpu import passes as gpu_passes
+from slipstream.models.run.gpu import pass_sizes
 from slipstream.models.run.gpu.decoder import GpuDecoder
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.plan.policy.policies import Fixed
@@ -40,7 +40,7 @@ PROMPTS = ([5, 9, 2], [7, 1, 8, 8, 3], [4, 4, 6, 2])
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that find nothing to do cost the interpreter as much as others."""
     if DEVICE == "cpu":
-        monkeypatch.setattr(gpu_passes, "LEAST", 1)
+        monkeypatch.setattr(pass_sizes, "LEAST", 1)
         monkeypatch.setattr(draw, "BLOCK", 128)
 
 
@@ -190,3 +190,27 @@ def test_a_cycle_without_a_law_is_repeated_and_the_one_after_it_forgotten(monkey
     assert next(unsound, None) is None, "every planted one was met"
     assert runner.early > 2
     assert outputs[0] == outputs[1]
+
+
+@pytest.mark.slow
+def test_a_head_reads_prompts_of_a_size_that_it_has_met_by_the_same_graph():
+    plan = DecodingPlan("eagle", "coupled", 2)
+    batch, target, _ = opened(fast=False)
+    alone = [job(batch, n, plan, 4) for n in range(3)]
+    finish(batch, target)
+    batch, target, runner = opened(fast=True)
+    device = runner._device_drafter(batch._drafter("eagle"))
+    kept = []
+    for _ in range(3):
+        jobs = [job(batch, n, plan, 4) for n in range(3)]
+        finish(batch, target)
+        assert [each.row.output for each in jobs] == [each.row.output for each in alone]
+        kept.append(dict(device.reads.graphs))
+    assert not kept[0], "it is captured when it is met again"
+    assert kept[1]
+    assert kept[2] == kept[1]
+    device.reserve(2 * target.cache.rows, 2 * target.cache.places)  # the head's cache moves
+    jobs = [job(batch, n, plan, 4) for n in range(3)]
+    finish(batch, target)
+    assert [each.row.output for each in jobs] == [each.row.output for each in alone]
+    assert not kept[2].items() & device.reads.graphs.items(), "old graphs hold old addresses"

@@ -31,7 +31,7 @@ from slipstream.engines.native.captured.runner import CapturedRunner
 from slipstream.engines.native.scheduler import Limits
 from slipstream.kernels.gpu import sample as draw
 from slipstream.models.run.decoder_choice import agrees
-from slipstream.models.run.gpu import passes as gpu_passes
+from slipstream.models.run.gpu import pass_sizes
 from slipstream.models.run.gpu.decoder import GpuDecoder
 from slipstream.models.run.gpu.modules import record
 from slipstream.models.run.gpu.passes import GpuPasses
@@ -53,7 +53,7 @@ IDS = sorted(random.Random(3).sample(range(VOCAB), 60))
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that find nothing to do cost the interpreter as much as others."""
     if DEVICE == "cpu":
-        monkeypatch.setattr(gpu_passes, "LEAST", 1)
+        monkeypatch.setattr(pass_sizes, "LEAST", 1)
         monkeypatch.setattr(draw, "BLOCK", 128)
 
 

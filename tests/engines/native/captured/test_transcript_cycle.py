@@ -22,7 +22,7 @@ from slipstream.engines.job import DecodingPlan, Job
 from slipstream.engines.native.batch import Batch
 from slipstream.engines.native.captured.runner import CapturedRunner
 from slipstream.engines.native.scheduler import Limits
-from slipstream.models.run.gpu import passes as gpu_passes
+from slipstream.models.run.gpu import pass_sizes
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.speech.timestamp_rules import TranscriptRules
 from slipstream.plan.policy.config import AdaptiveConfig
@@ -36,7 +36,7 @@ TEXT = TranscriptRules(2, END, (3, 21, 22, *range(FIRST, VOCAB)), (END,), None)
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_passes, "LEAST", 1)
+    monkeypatch.setattr(pass_sizes, "LEAST", 1)
 
 
 def model(seed: int, captured: bool) -> TorchModel:

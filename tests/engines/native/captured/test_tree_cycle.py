@@ -32,7 +32,7 @@ from slipstream.engines.native.captured.sizes import size_for
 from slipstream.engines.native.captured.tree_cycle import TreeCycle
 from slipstream.engines.native.scheduler import Limits
 from slipstream.kernels.gpu import sample as draw
-from slipstream.models.run.gpu import passes as gpu_passes
+from slipstream.models.run.gpu import pass_sizes
 from slipstream.models.run.gpu.decoder import GpuDecoder
 from slipstream.models.run.torch_model import TorchModel
 from tiny import VOCAB, build
@@ -49,7 +49,7 @@ Wanted = tuple[int, int, int, Shape | None]
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that find nothing to do cost the interpreter as much as others."""
     if DEVICE == "cpu":
-        monkeypatch.setattr(gpu_passes, "LEAST", 1)
+        monkeypatch.setattr(pass_sizes, "LEAST", 1)
         monkeypatch.setattr(draw, "BLOCK", 128)
         for name, some in (("LEVELS", (2, 3)), ("WIDTHS", (2, 3)), ("NODES", (4, 6, 8))):
             monkeypatch.setattr(sizes, name, some)

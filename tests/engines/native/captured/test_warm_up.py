@@ -31,7 +31,7 @@ from slipstream.engines.options import GenerationOptions
 class IdleRunner:
     """A runner of captured cycles that no row suits."""
 
-    expected_rows = 1
+    expected_rows, prompt_sizes = 1, (8, 24, 1 << 14)
 
     def suits(self, row, rule):
         return False
@@ -61,6 +61,16 @@ def test_prompts_of_several_lengths_fit_the_context():
     assert [len(prompt) for prompt in prompts(2, 7, 100)] == [100, 100]
 
 
+def test_every_size_of_a_pass_over_prompts_is_met_twice_and_nothing_of_it_is_stored():
+    for drafts in (True, False):
+        plan = list(rounds(8, drafts, 1000, sizes=(192, 768, 4096)))[-6:]
+        assert [(each.rows, each.prompt) for each in plan] == [(1, 191)] * 2 + [(3, 255)] * 2 + [(8, 511)] * 2
+        assert {each.speculation.depth for each in plan} == {3 if drafts else None}
+    first, second = (prompts(3, 1 << 12, 50, number) for number in (4, 5))
+    common = [sum(a == b for a, b in zip(one, other, strict=True)) for one in first for other in second]
+    assert max(common) < 3
+
+
 def test_speech_is_greedy_and_has_timestamps_or_none():
     plan = list(speech_rounds(64, drafts=True))
     assert {each.rows for each in plan} == {1, 2, 4, SPEECH_ROWS}
@@ -82,7 +92,8 @@ def test_a_warm_engine_has_emitted_nothing_and_expects_nothing():
         engine.submit_all = lambda ids, *rest: seen.append(len(ids)) or submit(ids, *rest)
         engine.warm_up()
         del engine.submit_all
-        assert seen == [each.rows for each in rounds(2, drafts=True, context=engine.target.model.context)]
+        plan = list(rounds(2, drafts=True, context=engine.target.model.context, sizes=(8, 24)))
+        assert seen == [each.rows for each in plan], "a step does not read so many tokens as the largest size"
         assert not engine._batch.captured.runner.captures_all
         assert (engine.stats["tokens"], engine.stats["drafted"], engine.stats["failures"]) == (0, 0, {})
         assert engine._policy.acceptance.groups() == []

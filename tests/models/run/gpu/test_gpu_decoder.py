@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="needs Triton (pip install triton); its int
 from slipstream.kernels.gpu.attention import shapes
 from slipstream.models.cache.packing import RowEntries, RowSlice
 from slipstream.models.cache.tensors import KVCache
-from slipstream.models.run.gpu import passes as gpu_passes
+from slipstream.models.run.gpu import pass_sizes, pass_table
 from slipstream.models.run.gpu.decoder import GpuDecoder
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.weights.int8_linear import round_linears
@@ -23,7 +23,7 @@ SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads"
 
 @pytest.fixture(autouse=True)
 def _few_parts(monkeypatch):
-    monkeypatch.setattr(gpu_passes, "LEAST", 1)
+    monkeypatch.setattr(pass_sizes, "LEAST", 1)
 
 
 def logits(decoder: GpuDecoder, *lines: tuple[int, list[int], list[tuple[int, int]]]) -> torch.Tensor:
@@ -58,7 +58,7 @@ def test_long_prompts_by_the_library_have_the_logits_of_the_kernels(monkeypatch)
     lines = [(0, prompt[:16], []), (16, prompt[16:], [])]
     expected = logits(decoder, *lines)
     decoder.largest = 4
-    monkeypatch.setattr(gpu_passes, "LONG", 8)
+    monkeypatch.setattr(pass_table, "LONG", 8)
     monkeypatch.setattr(shapes, "PROMPT", 8)
     torch.testing.assert_close(logits(decoder, *lines), expected, atol=1e-3, rtol=1e-3)
 

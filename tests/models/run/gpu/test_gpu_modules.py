@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
 
 from slipstream.models.run.decoder_choice import captured_modules
+from slipstream.models.run.gpu import pass_sizes
 from slipstream.models.run.gpu import passes as gpu_passes
 from slipstream.models.run.gpu.decoder import GpuDecoder
 from slipstream.models.run.gpu.modules import GpuModules, record
@@ -22,7 +23,7 @@ KINDS = sorted(ARCHITECTURES.keys() - EXPERTS) if DEVICE == "cuda" else ["gemma2
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that find nothing to do cost the interpreter as much as others."""
     if DEVICE == "cpu":
-        monkeypatch.setattr(gpu_passes, "LEAST", 1)
+        monkeypatch.setattr(pass_sizes, "LEAST", 1)
     monkeypatch.setattr(gpu_passes, "ONCE", 0)
 
 
@@ -42,14 +43,14 @@ def test_chains_and_trees_of_several_rows_equal_the_plain_model(kind):
 @pytest.mark.slow
 def test_prompts_of_a_small_model_are_captured_when_such_a_size_is_met_again(monkeypatch):
     monkeypatch.setattr(gpu_passes, "ONCE", 1)
-    monkeypatch.setattr(gpu_passes, "SIZES", (1, 2, 4))
-    monkeypatch.setattr(gpu_passes, "LARGER", (8, 12))
-    monkeypatch.setattr(gpu_passes, "MANY", 1)
+    monkeypatch.setattr(pass_sizes, "SIZES", (1, 2, 4))
+    monkeypatch.setattr(pass_sizes, "LARGER", (8, 12))
+    monkeypatch.setattr(gpu_passes, "MOST_TOKENS", 12)
     bench = Bench.of("llama", device=DEVICE)
     anatomy = bench.model.anatomy
     bench.model.forward_pass.decoder = decoder = GpuDecoder(bench.model.model, anatomy.layers, anatomy.windows)
-    assert (decoder.largest, gpu_passes.largest_of(10**12)) == (12, 4), "of a large model only passes of few tokens"
-    assert [gpu_passes.size_of(n, 12) for n in (3, 6, 9, 12, 13, 17)] == [4, 8, 12, 12, 16, 32]
+    assert (decoder.largest, pass_sizes.largest_of(10**12)) == (12, 4), "of a large model only passes of few tokens"
+    assert [pass_sizes.size_of(n, 12) for n in (3, 6, 9, 12, 13, 17)] == [4, 8, 12, 12, 16, 32]
     captures = []
     for length in (12, 11, 10, 7, 8, 16, 16):
         bench.join(length)
@@ -63,9 +64,9 @@ def test_prompts_of_a_small_model_are_captured_when_such_a_size_is_met_again(mon
 
 def test_a_captured_pass_serves_for_somewhat_fewer_tokens_and_other_rows(monkeypatch):
     monkeypatch.setattr(gpu_passes, "ONCE", 1)
-    monkeypatch.setattr(gpu_passes, "SIZES", (1, 2, 4))
-    monkeypatch.setattr(gpu_passes, "LARGER", (10, 12, 14, 16))
-    monkeypatch.setattr(gpu_passes, "PROMPTS", 4)
+    monkeypatch.setattr(pass_sizes, "SIZES", (1, 2, 4))
+    monkeypatch.setattr(pass_sizes, "LARGER", (10, 12, 14, 16))
+    monkeypatch.setattr(gpu_passes, "KEPT", 4)
     bench = Bench.of("llama", device=DEVICE)
     anatomy = bench.model.anatomy
     bench.model.forward_pass.decoder = decoder = GpuDecoder(bench.model.model, anatomy.layers, anatomy.windows)

@@ -25,7 +25,8 @@ from slipstream.kernels.gpu.lossy.verdict import LossyVerdict
 from slipstream.kernels.gpu.sample import LawBuffers, choose, draft
 from slipstream.kernels.gpu.truncate import cut
 from slipstream.kernels.gpu.verify import judge, match, surplus_room
-from slipstream.models.run.gpu.passes import GpuPasses, capture
+from slipstream.models.run.gpu.graphs import capture
+from slipstream.models.run.gpu.passes import GpuPasses
 
 
 class ChainCycle:

@@ -20,7 +20,8 @@ from slipstream.kernels.gpu.cycle import CycleControl, chain_layout, hand_over, 
 from slipstream.kernels.gpu.decoder import Held
 from slipstream.kernels.gpu.sample import LawBuffers, SamplingInputs
 from slipstream.kernels.gpu.verify import VerdictTensors
-from slipstream.models.run.gpu.passes import GpuPasses, capture
+from slipstream.models.run.gpu.graphs import capture
+from slipstream.models.run.gpu.passes import GpuPasses
 
 INTEGERS = len(fields(CycleControl))
 REHEARSALS = 4  # of a cycle that was just captured

@@ -30,6 +30,7 @@ from slipstream.engines.native.captured.sizes import GROWN, LEVELS, WIDEST, Batc
 from slipstream.engines.native.captured.tree_cycle import TreeCycle
 from slipstream.engines.native.scheduler import CPU, DeviceLimits
 from slipstream.kernels.gpu.decoder import Held
+from slipstream.models.run.gpu.pass_sizes import large_sizes
 from slipstream.models.run.gpu.passes import GpuPasses
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.plan.policy.costs import CostModel
@@ -59,6 +60,11 @@ class CapturedRunner:
     def reserve(self, rows: int) -> None:
         """Let the target's cache begin with room, for up to so many rows. Drafters take as much."""
         reserve(self._model, self._passes, rows)
+
+    @property
+    def prompt_sizes(self) -> list[int]:
+        """Tokens of passes over prompts that are captured."""
+        return large_sizes(self._passes.largest)
 
     @property
     def captured(self) -> list[ChainCycle | TreeCycle]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from slipstream.core.device import RECORDED_LOGPROBS, DeviceRule, DraftSize, GraphKey, next_power_of_two
 from slipstream.core.types import Budget, Row
-from slipstream.models.run.gpu.passes import parts_of
+from slipstream.models.run.gpu.pass_sizes import parts_of
 
 WIDEST = 1024  # tokens of a pass that is worth a graph
 DEPTHS = (0, 1, 2, 3, 5, 8)  # that graphs are captured for: a row that drafts less leaves the rest out

@@ -2,13 +2,14 @@
 
 A size of cycle is compiled and captured when it is first met, which takes as long as hundreds of cycles. Caches grow
 with the rows, and captured cycles do not outlive that. So many rows come first. Kernels are compiled for few and for
-many tokens, and for long texts: one and most rows draft further, and one row has prompts of several lengths.
+many tokens, and for long texts: one and most rows draft further, and one row has prompts of several lengths. Passes
+over prompts are captured when their size is met for the second time, so each size has two rounds.
 Speech has fewer rows, greedy ones, with timestamps and without.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +27,8 @@ DRAFTING, SPEECH_DRAFTING = (
 FURTHER = (Speculation(depth=8),)  # that a policy may choose, too
 TEMPERATURES = 0.0, 1.0  # greedy rows and sampled ones have different cycles
 PROMPT = 4  # tokens
-LENGTHS = 24, 100, 300, 700, 1700  # tokens of prompts whose passes run by different kernels
+LENGTHS = 24, 100, 1700  # tokens of prompts whose passes run by different kernels
+USUAL_PROMPT = 256  # tokens of each prompt of a pass over several
 
 
 class Round(NamedTuple):
@@ -51,15 +53,24 @@ class Round(NamedTuple):
         return GenerationOptions(self.tokens, ignore_eos=True, speculation=self.speculation)
 
 
-def rounds(rows: int, drafts: bool, context: int) -> Iterator[Round]:
-    """The rounds of an engine with so many rows. `drafts`: whether it has a drafter. `context`: of its model."""
+def rounds(rows: int, drafts: bool, context: int, sizes: Sequence[int] = ()) -> Iterator[Round]:
+    """The rounds of an engine with so many rows. `drafts`: whether it has a drafter. `context`: of its model. `sizes`:
+    tokens of captured passes over prompts."""
     most = 1 << (max(1, min(rows, ROWS)).bit_length() - 1)
     usual = (PLAIN, *DRAFTING) if drafts else (PLAIN,)
     for count in _halves(most):
         further = FURTHER if drafts and count in (1, most) else ()
         yield from (Round(count, heat, speculation) for heat in TEMPERATURES for speculation in (*usual, *further))
     texts = (Round(1, TEMPERATURES[0], speculation, length) for length in LENGTHS for speculation in usual)
-    yield from (each for each in texts if each.prompt + each.tokens <= context)
+    yield from (each for each in (*texts, *_reads(most, drafts, sizes)) if each.prompt + each.tokens <= context)
+
+
+def _reads(rows: int, drafts: bool, sizes: Sequence[int]) -> Iterator[Round]:
+    """Two rounds for each of these sizes, of up to so many rows. Target and drafter read somewhat less than `size`."""
+    for size in sizes:
+        count = min(rows, -(-size // USUAL_PROMPT))
+        speculation = Speculation(depth=3) if drafts else PLAIN
+        yield from [Round(count, TEMPERATURES[0], speculation, size // count - 1)] * 2
 
 
 def speech_rounds(rows: int, drafts: bool) -> Iterator[Round]:
@@ -82,6 +93,6 @@ def recordings(rows: int, languages: Collection[str]) -> list[list[Audio]]:
     return [[Audio(silence, language, timestamps=times)] * rows for times in (True, False)]
 
 
-def prompts(rows: int, vocab: int, length: int = PROMPT) -> list[list[int]]:
-    """Prompts of different tokens."""
-    return [[(length * row + n) % vocab for n in range(length)] for row in range(rows)]
+def prompts(rows: int, vocab: int, length: int = PROMPT, number: int = 0) -> list[list[int]]:
+    """Prompts of different tokens. Those of another number have no common prefix with them, which would be stored."""
+    return [[(length * row + n * (number + 1)) % vocab for n in range(length)] for row in range(rows)]

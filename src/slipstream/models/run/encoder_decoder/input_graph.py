@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable
 
 from slipstream.core.array_types import Tensor
-from slipstream.models.run.gpu.passes import capture
+from slipstream.models.run.gpu.graphs import capture
 
 
 class InputGraph:

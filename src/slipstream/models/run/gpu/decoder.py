@@ -26,7 +26,8 @@ from slipstream.kernels.gpu.decoder import (
 )
 from slipstream.kernels.gpu.int8_weight import Weight, fused
 from slipstream.kernels.gpu.residual import Norm
-from slipstream.models.run.gpu.passes import GpuPasses, largest_of, prompt_tokens_of
+from slipstream.models.run.gpu.pass_sizes import largest_of, prompt_tokens_of
+from slipstream.models.run.gpu.passes import GpuPasses
 from slipstream.models.run.layer_parts import head_norms
 from slipstream.models.weights.int8_linear import RoundedLinear
 

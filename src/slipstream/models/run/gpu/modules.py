@@ -19,7 +19,9 @@ from slipstream.kernels.gpu.decoder import Held, Watched
 from slipstream.models.cache.packing import RowEntries, RowSlice
 from slipstream.models.cache.tensors import KVCache
 from slipstream.models.run.attention import AttentionPass, view
-from slipstream.models.run.gpu.passes import SIZES, GpuPasses, sync_forbidden
+from slipstream.models.run.gpu.graphs import sync_forbidden
+from slipstream.models.run.gpu.pass_sizes import SIZES
+from slipstream.models.run.gpu.passes import GpuPasses
 from slipstream.models.run.layers import CompiledLayers, ModuleRunner
 from slipstream.models.run.support_check import ModelAnatomy
 

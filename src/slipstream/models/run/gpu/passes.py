@@ -7,40 +7,28 @@ small that they take longer to launch than to run. Graphs hold addresses, so the
 
 from __future__ import annotations
 
-import gc
-import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from slipstream.core.array_types import Float, Int, Tensor
-from slipstream.core.device import next_power_of_two
-from slipstream.kernels.gpu.attention import LONG, PART, WORDS, AttentionHeads, Layout, PromptSlice
+from slipstream.kernels.gpu.attention import WORDS, AttentionHeads, Layout, PromptSlice
 from slipstream.kernels.gpu.decoder import Held, Watched
 from slipstream.models.cache.packing import RowSlice
 from slipstream.models.cache.tensors import KVCache
+from slipstream.models.run.gpu.graphs import capture
+from slipstream.models.run.gpu.pass_sizes import PROMPT, SIZES, chunks_of, is_large, parts_of, size_of
+from slipstream.models.run.gpu.pass_table import COLUMNS, layout_of, prompt_slices, table_of
 
 Where = tuple[Int[Tensor, " tokens"], Int[Tensor, " tokens"]]
-SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 128)  # tokens of captured passes
-LARGER = [step * n for step in (32, 64, 128, 256, 512, 1024) for n in range(5, 9)]  # 160 to 8192, for small models
-MANY = 8  # captured passes of the sizes in LARGER, at most
-SPARE = 1.25  # tokens of a captured pass that serves for one of fewer tokens, in multiples of these
-PROMPTS = 8  # tokens whose logits a pass of a size in LARGER has room for, at least
+MOST_TOKENS = 1 << 16  # of all captured passes over prompts together: they keep their buffers
+SPARE = 1.5  # tokens of a captured pass that serves for one of fewer tokens, in multiples of these
+KEPT = 8  # tokens whose logits a pass over prompts has room for, at least
 SCRATCH = 1 << 17  # tokens times parts of the cache of a captured pass, at most: it keeps its buffers
-EVEN = 16  # passes that are not captured have room for a multiple of this many tokens
 ONCE = 1  # uncaptured runs of a size before it is captured
-WORK = 1.2e12  # weights times tokens above which a pass runs longer than the host takes to launch it
-PROMPT, LONGEST_PROMPT = 2048, 8192  # tokens of a pass over prompts, at least and at most
-FEW_CHUNKS = 16  # of a pass that has room for a chunk per token
-LEAST = 8  # parts of the cache that a captured pass can read, at least
-COLUMNS = 7 + WORDS + 1  # of the table: layout of tokens and chunks, visibility bits, token ids
 
 
 @runtime_checkable
@@ -126,13 +114,15 @@ class GpuPasses(ABC):
         held = self.held(cache)
         tokens, slots = sum(map(len, pieces)), 0 if kept is None else len(kept)
         size = size_of(tokens, self.largest)
-        room = size_of(slots if size <= SIZES[-1] else max(PROMPTS, slots)) if slots else 0
+        large = is_large(size)
+        room = size_of(max(KEPT, slots) if large else slots) if slots else 0
         parts, tree = parts_of(used), any(piece.line.branched for piece in pieces)
         prompts = [] if self.heads.exact or size <= self.largest else prompt_slices(pieces)
-        chunk = self.heads.chunk(max(map(len, pieces)), tokens, parts, tree)
+        width = size if large else max(map(len, pieces))  # one graph serves for prompts of all lengths
+        chunk = self.heads.chunk(width, size if large else tokens, parts, tree)
         sliced = {prompt.first for prompt in prompts}
         table, count = table_of(pieces, size, chunk, sliced)
-        key = size, room, parts, span, tuple(watched), hidden is not None, tree, chunk, _chunks(count, size)
+        key = size, room, parts, span, tuple(watched), hidden is not None, tree, chunk, chunks_of(count, size, chunk)
         run = self._graphs.get(key)
         if run is None and (larger := self._larger(key)) is not None:
             run, (table, _) = self._graphs[larger], table_of(pieces, larger[0], chunk, sliced)
@@ -145,7 +135,7 @@ class GpuPasses(ABC):
         """The key of a captured pass over somewhat more tokens than these, if they are many and there is one: it takes
         less time than to launch the kernels of a pass that is not captured."""
         size, room, parts, *others, chunks = key
-        if not SIZES[-1] < size <= self.largest:
+        if not is_large(size) or size > self.largest:
             return None
         fitting = [
             known
@@ -161,8 +151,10 @@ class GpuPasses(ABC):
         A capture takes as long as several passes.
         """
         size, parts = key[0], key[2]
-        few = sum(captured[0] > SIZES[-1] for captured in self._graphs) < MANY and size * parts <= SCRATCH
-        sized = size <= SIZES[-1] or (size <= self.largest and few)
+        sized = size <= self.largest
+        if is_large(size):
+            taken = sum(captured[0] for captured in self._graphs if is_large(captured[0]))
+            sized = sized and taken + size <= MOST_TOKENS and size * parts <= SCRATCH
         recorded = sized and self._met[key] >= ONCE
         run = CapturedPass(self, key, held, recorded, prompts)
         if recorded:
@@ -214,136 +206,3 @@ class CapturedPass:
         watched = {layer: state.copy_ for layer, state in self.watched.items()}
         logits = (self.logits, self._kept) if len(self._kept) else ()
         self._pass.run(token, self._layout, self._held, self._span, watched, self._tree, *logits)
-
-
-def capture(run: Callable[[], None]) -> Callable[[], None]:
-    """Capture a function as one CUDA graph. Returns what replays it.
-
-    The function first runs twice uncaptured, so that all kernels are compiled. A capture that fails leaves its stream
-    unusable, so each one has a stream of its own. Garbage collection is off meanwhile: it might free an old graph,
-    which is not allowed during a capture.
-    """
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            run()
-        torch.cuda.synchronize()
-        collecting = gc.isenabled()
-        gc.disable()
-        graph.capture_begin(capture_error_mode="thread_local")  # other threads may go on
-        try:
-            run()
-        finally:
-            graph.capture_end()
-            if collecting:
-                gc.enable()
-    torch.cuda.current_stream().wait_stream(stream)
-    return graph.replay
-
-
-@contextmanager
-def sync_forbidden() -> Iterator[None]:
-    """Raise an error if code in this block reads a number back from the device, which no graph can record.
-
-    Failing here is better than failing within a capture.
-    """
-    if not torch.cuda.is_available():
-        yield
-        return
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns that the mode does not notice everything
-        try:
-            torch.cuda.set_sync_debug_mode("error")
-            yield
-        finally:
-            torch.cuda.set_sync_debug_mode(before)
-
-
-def layout_of(
-    table: Int[Tensor, "columns tokens"], chunk: int, chunks: int, prompts: Sequence[PromptSlice] = ()
-) -> Layout:
-    """The layout that a table describes, with up to `chunks` chunks of up to `chunk` tokens."""
-    position, row, place, limit, base, first, count = table[:7]
-    bits = table[7 : 7 + WORDS].view(-1, WORDS)
-    return Layout(position, row, place, limit, base, bits, first[:chunks], count[:chunks], chunk, prompts)
-
-
-def prompt_slices(pieces: Sequence[RowSlice]) -> list[PromptSlice]:
-    """The pieces that are long stretches of text."""
-    prompts, offset = [], 0
-    for piece in pieces:
-        if len(piece) >= LONG and not piece.line.branched:
-            prompts.append(PromptSlice(piece.line.row, offset, len(piece), piece.line.start + piece.skip))
-        offset += len(piece)
-    return prompts
-
-
-def table_of(
-    pieces: Sequence[RowSlice], size: int, chunk: int, sliced: Collection[int] = ()
-) -> tuple[Int[Tensor, "columns size"], int]:
-    """The position, place and visibility of each packed entry, on the host, and the number of chunks.
-
-    Padding entries have place -1. Pieces that begin at an entry in `sliced` are in no chunk."""
-    table = torch.zeros(COLUMNS, size, dtype=torch.long)
-    numbers = table.numpy()
-    first, count, words, offset = list[int](), list[int](), list[tuple[int, int, int]](), 0
-    for piece in pieces:
-        line, skip = piece.line, piece.skip
-        here = slice(offset, offset + len(piece))
-        numbers[0, here], numbers[1, here] = _array(line.position[skip:]), line.row
-        numbers[2, here] = np.arange(line.start + skip, line.start + len(line))
-        numbers[3, here] = numbers[4, here] = _array(line.limit[skip:])
-        numbers[-1, here] = line.token[skip:]
-        for i in range(skip, len(line)) if line.branched else ():
-            for place in line.seen[i]:
-                word, bit = divmod(place - line.limit[i], 64)
-                words.append((offset + i - skip, word, bit))
-        starts = range(offset, offset + (0 if offset in sliced else len(piece)), chunk)
-        first += starts
-        count += [min(chunk, offset + len(piece) - start) for start in starts]
-        offset += len(piece)
-    table[2, offset:] = -1
-    table[5:7, : len(first)] = torch.tensor([first, count])
-    bits = table[7 : 7 + WORDS].view(-1, WORDS)
-    for token, word, bit in words:
-        bits[token, word] |= 1 << bit if bit < 63 else -(1 << 63)
-    return table, len(first)
-
-
-def _array(values: Sequence[int]) -> NDArray[np.int64]:
-    return np.arange(values.start, values.stop) if isinstance(values, range) else np.array(values)
-
-
-@cache
-def parts_of(used: int) -> int:
-    """How many parts of the cache a pass may read. An empty part costs next to nothing."""
-    return next_power_of_two(max(LEAST, -(-used // PART)))
-
-
-def _chunks(count: int, size: int) -> int:
-    """How many chunks a pass has room for, at least one. Empty chunks take time, and few sizes mean few graphs."""
-    return 1 if count <= 1 else size if size <= FEW_CHUNKS else min(size, next_power_of_two(count))
-
-
-def size_of(tokens: int, largest: int = SIZES[-1]) -> int:
-    """How many tokens a pass has room for: a size that is captured, or `tokens` rounded up to a multiple of `EVEN`.
-
-    Tables of such sizes are aligned; for others the kernels would be compiled once more.
-    """
-    return next((size for size in (*SIZES, *LARGER) if tokens <= size <= largest), -(-tokens // EVEN) * EVEN)
-
-
-def largest_of(weights: int) -> int:
-    """The most tokens of a pass that is worth a graph, by the number of weights that each token passes."""
-    return max(SIZES[-1], min(LARGER[-1], int(WORK / weights)))
-
-
-def prompt_tokens_of(weights: int) -> int:
-    """How many tokens of prompts are worth reading in one pass, by the number of weights that each token passes.
-
-    Fewer take longer to launch than to run. More make the rows that decode meanwhile wait.
-    """
-    return max(PROMPT, min(LONGEST_PROMPT, int(WORK / weights)))
