@@ -42,22 +42,24 @@ def dflash(target: TorchModel, ids: Sequence[int] | None = None, **more: Any) ->
 
 
 def on_table(table: Table, hidden: int = 8) -> Dflash:
-    """A stack over a target that is a table, with one token fewer than it."""
+    """A stack with a Markov head over a target that is a table, with one token fewer than it."""
     words, ids = Words(table.vocab, hidden), range(table.vocab - 1)
-    net = random_stack(DflashConfig(hidden, 2, 1, 4, 8, 2, 5, (0, 1), len(ids)), words.layers[0, : len(ids)])
+    config = DflashConfig(hidden, 2, 1, 4, 8, 2, 5, (0, 1), len(ids), markov=16)
+    net = random_stack(config, words.layers[0, : len(ids)])
     return rounded(Dflash(net.double(), torch.tensor(ids), words.layers[1], words, table.vocab))
 
 
 def rounded(drafter: Dflash) -> Dflash:
     """The last bits of a matrix product depend on its size, and enumeration repeats decisions in other batches."""
-    logits = drafter.slots.logits
-    drafter.slots.logits = lambda rows, depth: logits(rows, depth).round(decimals=6)  # type: ignore[method-assign]
+    logits = drafter.slots.outputs
+    drafter.slots.outputs = lambda rows, depth: logits(rows, depth).round(decimals=6)  # type: ignore[method-assign]
     return drafter
 
 
 @torch.no_grad()
-def reference(plain: Any, drafter: Dflash, row: Row) -> torch.Tensor:
-    """The logits [block, draft_vocab] after a row's text, from the untouched target, without a cache."""
+def reference(plain: Any, drafter: Dflash, row: Row, token: int | None = None) -> torch.Tensor:
+    """The logits [block, draft_vocab] after a row's text, from the untouched target, without a cache. `token`: the one
+    before each slot, which matters to a Markov head."""
     net, known = drafter.slots.net, row.length - 1
     layers = [layer_output(plain, row.tokens, layer) for layer in net.config.features]
     fused = net.fuse(torch.cat(layers, -1)[:known])
@@ -71,4 +73,5 @@ def reference(plain: Any, drafter: Dflash, row: Row) -> torch.Tensor:
         keys, values = (torch.cat(parts).repeat_interleave(group, 1) for parts in zip(context, slots, strict=True))
         weights = (torch.einsum("qhd,khd->hqk", query, keys) / net.config.head_dim**0.5).softmax(-1)
         x = layer.finish(x, torch.einsum("hqk,khd->qhd", weights, values).flatten(1))
-    return net.logits(x[net.config.first :])
+    slots = x[net.config.first :]
+    return net.logits(slots, None if token is None else drafter.slots.embedding[token].expand_as(slots))

@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
 
-from slipstream.kernels.gpu import cycle, entries, logprobs, path, tree
+from slipstream.kernels.gpu import cycle, entries, logprobs, markov, path, tree
 from slipstream.kernels.gpu import matmul as products
 from slipstream.kernels.gpu import sample as draw
 from slipstream.kernels.gpu import verify as judge
@@ -199,6 +199,11 @@ KERNELS: list[Kernel] = [
         {"NAMED": True, "SURE": False, "BLOCK": 512, "EARLY": True},
     ),
     *((cycle._lay, [*[L] * 11, *[SOME] * 4], {"FIRST": on, "LONG": 16, "EARLY": True}) for on in (True, False)),
+    (
+        markov._correct,
+        [L, SOME, B, F, SOME, B, F, SOME, SOME, SOME],
+        {"WIDTH": 64, "ROWS": markov.ROWS, "BLOCK": markov.BLOCK, "EARLY": True},
+    ),
     (cycle._commit, [*[L] * 8, F, *[L] * 7, D, *[L] * 4, *[SOME] * 5], {"LONG": 16, "EARLY": True}),
     (
         cycle._hand_over,

@@ -46,8 +46,10 @@ def student(teacher: Teacher, **options) -> DflashMethod:
     return method
 
 
-def drafted(method: DflashMethod, tokens: list[int], depth: int) -> torch.Tensor:
-    """The log-probabilities [depth, draft_vocab] of the drafter after a text."""
+def drafted(method: DflashMethod, text: list[int], length: int, depth: int) -> torch.Tensor:
+    """The log-probabilities [depth, draft_vocab] of the drafter after the first tokens of a text. A Markov head is told
+    the tokens that follow there."""
+    tokens = text[:length]
     model = TorchModel(copy.deepcopy(letters.plain()))
     model.declare(method.layers)
     drafter = Dflash(method.net, IDS, model.model.get_input_embeddings().weight.detach(), model, model.vocab)
@@ -55,19 +57,23 @@ def drafted(method: DflashMethod, tokens: list[int], depth: int) -> torch.Tensor
     model.open([row]), drafter.open([row])
     model.prefill([row], len(tokens))
     with torch.inference_mode():
-        return drafter.slots.logits([row], depth)[0].log_softmax(-1)
+        logits = drafter.slots.outputs([row], depth)[0]
+        if drafter.markov is not None:
+            before = (text + [0] * depth)[length - 1 : length - 1 + depth]
+            logits = drafter.markov(logits, torch.tensor(before))
+        return logits.log_softmax(-1)
 
 
-@pytest.mark.parametrize("layout", ["joined", "masked"])
-def test_guesses_are_the_laws_of_the_drafter(teacher, data, layout):
-    method, depth = student(teacher, layout=layout), 3
+@pytest.mark.parametrize(("layout", "markov"), [("joined", 0), ("joined", 16), ("masked", 0)])
+def test_guesses_are_the_laws_of_the_drafter(teacher, data, layout, markov):
+    method, depth = student(teacher, layout=layout, markov=markov), 3
     batch = data.batch(list(range(len(data))))
     guesses = method.guesses(batch, teacher.read(batch, method.layers), depth)
     compared = 0
     for row in (0, 5):
         tokens, prompt, length = batch.tokens[row].tolist(), int(batch.prompt_length[row]), int(batch.length[row])
         for base in range(prompt - 1, length - 2):
-            laws = drafted(method, tokens[: base + 2], depth)
+            laws = drafted(method, tokens[:length], base + 2, depth)
             for step in range(min(depth, length - 2 - base)):
                 token, guess = tokens[base + 2 + step], guesses[step]
                 assert int(guess.position[row, base]) == base + 1 + step
@@ -80,16 +86,16 @@ def test_guesses_are_the_laws_of_the_drafter(teacher, data, layout):
     assert compared > 20
 
 
-@pytest.mark.parametrize("layout", ["joined", "masked"])
-def test_the_loss_is_the_weighted_cross_entropy_of_the_blocks(teacher, data, layout):
-    method = student(teacher, anchors=100, gamma=2.0, focus=0.25, layout=layout)
+@pytest.mark.parametrize(("layout", "markov"), [("joined", 0), ("joined", 16), ("masked", 0)])
+def test_the_loss_is_the_weighted_cross_entropy_of_the_blocks(teacher, data, layout, markov):
+    method = student(teacher, anchors=100, gamma=2.0, focus=0.25, layout=layout, markov=markov)
     batch = data.batch([3])
     output = teacher.read(batch, method.layers)
     tokens, prompt, length = batch.tokens[0].tolist(), int(batch.prompt_length[0]), int(batch.length[0])
     probs = teacher.log_probs(output.last[0], IDS).exp()
     total, weights = 0.0, 0.0
     for base in range(prompt - 1, length - 2):
-        laws, before = drafted(method, tokens[: base + 2], 4), 1.0
+        laws, before = drafted(method, tokens[:length], base + 2, 4), 1.0
         for step in range(min(4, length - 2 - base)):
             weight = float(torch.tensor(-step / 2.0).exp()) * (0.75 + 0.25 * before)
             total -= weight * float(probs[base + 1 + step] @ laws[step])

@@ -117,6 +117,15 @@ def test_its_first_loss_is_that_of_the_folder_and_its_tokens_are_too(method, pre
     assert config["training"]["start"] == f"from, sha256 {stored.read(folder, method)[0]['sha256']}"
 
 
+def test_a_markov_head_can_be_added_and_changes_nothing_at_first(begun, target, tmp_path):
+    run("dflash", target, tmp_path / "one", start=str(begun["dflash"]), markov=16, steps=1)
+    (entry,) = [json.loads(line) for line in (tmp_path / "one/work/journal.jsonl").read_text().splitlines()]
+    assert entry["loss"] == pytest.approx(loss_of("dflash", begun["dflash"], first_batch(tmp_path / "one")), rel=1e-5)
+    assert stored.read(tmp_path / "one", "dflash")[0]["markov"] == 16
+    with pytest.raises(ValueError, match=r"markov is 32, and the drafter in .*one has 16"):
+        run("dflash", target, tmp_path / "two", start=str(tmp_path / "one"), markov=32)
+
+
 @pytest.mark.parametrize("method", ["eagle", "draft_model"])
 def test_it_learns_on_and_goes_on_after_a_kill_but_not_from_another_drafter(method, begun, target, tmp_path):
     folder = str(begun[method])

@@ -101,6 +101,7 @@ class DflashTrainOptions:
         "joined", "joined, or masked: the layout of published checkpoints, which `models convert` writes for vLLM"
     )
     mask_token: int = _option(-1, "the token that stands for unknown ones in the layout masked", "the last one")
+    markov: int = _option(0, "width of the Markov head, by which a token depends on the one before it; 0: none")
     anchors: int = _option(96, "blocks of an answer in one step, at random positions")
     gamma: float = _option(4.0, "the n-th token of a block has the weight exp(-(n - 1) / gamma) in the loss")
     focus: float = _option(0.5, "share of a weight that is multiplied with the probability of the tokens before it")
@@ -109,7 +110,7 @@ class DflashTrainOptions:
         for name in ("layers", "block", "anchors"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
-        for name in ("intermediate", "kv_heads"):
+        for name in ("intermediate", "kv_heads", "markov"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more, or 0 for the default")
         if self.layout not in ("joined", "masked"):

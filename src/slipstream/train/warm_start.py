@@ -32,8 +32,10 @@ class TrainedDrafter:
         return str(self.config["sha256"])
 
     def with_sizes(self, options: Mapping[str, Any], method: Any) -> dict[str, Any]:
-        """Add the folder's sizes to the options; refuse options that name other sizes."""
+        """Add the folder's sizes to the options; refuse options that name other sizes. Parts that the folder does not
+        have may be added where the method says so."""
         names = {f.name for f in fields(method.options)} & self.config.keys()
+        names -= {name for name in method.can_add if not self.config.get(name)}
         sizes = {name: _as_text(self.config[name]) for name in names} | {"vocab": str(len(self.ids))}
         for name in sorted(sizes.keys() & options.keys()):
             if str(options[name]) != sizes[name]:
@@ -44,16 +46,19 @@ class TrainedDrafter:
         return sizes | dict(options)
 
     def copy_weights_to(self, student: Method) -> None:
-        """Load the weights into a network of the same shape."""
+        """Load the weights into a network of the same shape. Parts that the folder does not have keep theirs."""
+        added = {name for name in student.can_add if not self.config.get(name)}
         for name, needed in student.shape.items():
-            if (stored := self.config.get(name, needed)) != needed:
+            if (stored := self.config.get(name, needed)) != needed and name not in added:
                 raise self._mismatch(name, _as_text(stored), _as_text(needed))
         own = student.net.state_dict()
-        for name in sorted(own.keys() | self.weights.keys()):
+        new = {name for name in own if name.partition(".")[0] in added}
+        for name in sorted((own.keys() | self.weights.keys()) - new):
             stored, needed = (tuple(part[name].shape) if name in part else "absent" for part in (self.weights, own))
             if stored != needed:
                 raise self._mismatch(name, stored, needed)
-        student.net.load_state_dict({name: weight.float() for name, weight in self.weights.items()})
+        kept = {name: own[name] for name in new}
+        student.net.load_state_dict(kept | {name: weight.float() for name, weight in self.weights.items()})
 
     def check_ids(self, vocab: int) -> None:
         """The draft vocabulary must name tokens of the target."""

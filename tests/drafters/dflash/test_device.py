@@ -24,10 +24,11 @@ DEPTH = 3
 
 
 @torch.inference_mode()
-def test_a_captured_block_and_what_it_reads_are_those_of_the_host_path():
+@pytest.mark.parametrize("markov", [0, 16])
+def test_a_captured_block_and_what_it_reads_are_those_of_the_host_path(markov):
     target = TorchModel(build("llama", num_hidden_layers=2).to(DEVICE))
-    drafter = dflash(target, range(60), features=(0, 1), block=8)
-    drafter.slots.net.to(DEVICE)
+    drafter = dflash(target, range(60), features=(0, 1), block=8, markov=markov)
+    drafter.slots.net.to(DEVICE), drafter.markov and drafter.markov.to(DEVICE)
     drafter.slots._kernel, drafter.vocabulary.ids = None, drafter.vocabulary.ids.to(DEVICE)
     rows = [Row(Request([(7 * i + n) % VOCAB for i in range(n)], max_tokens=50)) for n in LENGTHS]
     target.open(rows), drafter.open(rows)
@@ -44,10 +45,15 @@ def test_a_captured_block_and_what_it_reads_are_those_of_the_host_path():
     control = CycleControl(*numbers)
     steps = part.steps(2, DEPTH, parts_of(max(LENGTHS) + DEPTH + 1), state.float())
     steps.begin(control)
-    out = torch.zeros(DEPTH, 2, 60, device=DEVICE)
+    out, token = torch.zeros(DEPTH, 2, 60, device=DEVICE), torch.tensor([[3, 50, 9, 4], [8, 8, 70, 5]], device=DEVICE)
     for n in range(DEPTH):
-        steps.run(n, torch.zeros(0), out[n])
-    torch.testing.assert_close(out.transpose(0, 1), drafter.slots.logits(rows, DEPTH), rtol=1e-3, atol=1e-3)
+        steps.run(n, token, out[n])
+    expected = drafter.slots.outputs(rows, DEPTH)
+    if drafter.markov is not None:
+        depths = [drafter.markov(expected[:, n], token[:, n]) for n in range(DEPTH)]
+        assert (depths[1] - expected[:, 1, :60]).abs().max() > 0.1, "the head changes nothing"
+        expected = torch.stack(depths, 1)
+    torch.testing.assert_close(out.transpose(0, 1), expected, rtol=1e-3, atol=1e-3)
 
     held = [[tensor.clone() for tensor in pair] for pair in part.held]
     reading = part.committed_read(2, 2, 1, like)  # the last two context positions of each row, once more

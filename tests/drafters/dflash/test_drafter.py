@@ -53,19 +53,23 @@ class Turns(Fixed):
 class CheckedDrafter:
     """A tiny target beside an untouched copy, and a dflash drafter every law of which is compared as it drafts."""
 
-    def __init__(self, dtype=torch.float64, **options):
+    def __init__(self, dtype=torch.float64, markov=0, **options):
         self.plain = build("llama").to(dtype)
         self.close = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float64 else {"rtol": 1e-3, "atol": 1e-4}
         self.target = TorchModel(copy.deepcopy(self.plain), **options)
-        self.drafter = dflash(self.target, SOME, block=BLOCK)
+        self.drafter = dflash(self.target, SOME, block=BLOCK, markov=markov)
         self.rng, self.compared = random.Random(0), 0
         self._propose, self.drafter.propose = self.drafter.propose, self.propose
 
     def propose(self, rows, budget, noise):
         draft = self._propose(rows, budget, noise)
         taken, laws, depth = defaultdict(list), draft.law.dense().double(), draft.tree.depth.tolist()
-        for i, ((r, parent), token) in enumerate(zip(draft.tree.lists, draft.token.tolist(), strict=True)):
-            expected = self.law(rows[r], depth[i], taken[r, parent] if draft.siblings is Siblings.DISTINCT else [])
+        tokens = draft.token.tolist()
+        for i, ((r, parent), token) in enumerate(zip(draft.tree.lists, tokens, strict=True)):
+            before = rows[r].tokens[-1] if parent < 0 else tokens[parent]
+            expected = self.law(
+                rows[r], depth[i], before, taken[r, parent] if draft.siblings is Siblings.DISTINCT else []
+            )
             taken[r, parent].append(token)
             if draft.siblings is Siblings.CHOSEN:
                 assert token in expected.topk(len(taken[r, parent])).indices
@@ -75,9 +79,9 @@ class CheckedDrafter:
         self.drafter.slots.check_integrity()
         return draft
 
-    def law(self, row, depth, taken):
+    def law(self, row, depth, before, taken):
         logits = torch.full((VOCAB,), -torch.inf, dtype=torch.float64)
-        logits[self.drafter.vocabulary.ids] = reference(self.plain, self.drafter, row)[depth].double()
+        logits[self.drafter.vocabulary.ids] = reference(self.plain, self.drafter, row, before)[depth].double()
         logits[taken] = -torch.inf
         return (logits / row.request.sampling.temperature).softmax(-1)
 
@@ -92,21 +96,23 @@ class CheckedDrafter:
             self.target.check_integrity()
 
 
+@pytest.mark.parametrize("markov", [0, 16])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_every_law_is_the_stacks_over_the_whole_text_in_ragged_batches_after_rejections_and_plain_steps(dtype):
-    checked = CheckedDrafter(dtype)
+def test_every_law_is_the_stacks_over_the_whole_text_in_ragged_batches_after_rejections_and_plain_steps(dtype, markov):
+    checked = CheckedDrafter(dtype, markov)
     checked.decode(checked.rows(2, 9, 1, 5), policy=Turns(*map(Budget, (3, 1, 0, 0, 4))))
     assert checked.compared > 30
 
 
+@pytest.mark.parametrize("markov", [0, 16])
 @pytest.mark.parametrize(
     "rule", ["replace", *(pytest.param(r, marks=pytest.mark.slow) for r in ("no_replace", "chosen"))]
 )
-def test_the_law_of_a_trees_node_depends_on_its_depth_only(rule):
+def test_the_law_of_a_trees_node_depends_on_its_depth_and_with_a_markov_head_on_its_parent(rule, markov):
     """Trees, chains and plain steps side by side."""
-    checked = CheckedDrafter()
+    checked = CheckedDrafter(markov=markov)
     tree, chain = Budget(3, shape=Shape(nodes=8, width=3)), Budget(2)
-    checked.decode(checked.rows(4, 7, 3, max_tokens=6), rule, Turns(tree, tree, chain, Budget(0)))
+    checked.decode(checked.rows(4, 7, 3, max_tokens=8), rule, Turns(tree, tree, chain, Budget(0)))
     assert checked.compared > 30
 
 
@@ -192,7 +198,7 @@ def test_chains_of_one_draw_are_those_that_grow_level_by_level(temperature, sibl
         noise = CounterNoise(rows, [shared] * len(rows))
         draft = drafter.propose(rows, budget, noise)
         drafting = [row for row, spend in zip(rows, budget, strict=True) if spend.depth]
-        logits = drafter.slots.logits(drafting, max(spend.depth for spend in budget))
+        logits = drafter.slots.outputs(drafting, max(spend.depth for spend in budget))
         grown = grow(rows, budget, noise, drafter.laws(rows, drafting, logits), VOCAB)
         assert draft.token.tolist() == grown.token.tolist()
         assert draft.tree.lists == grown.tree.lists
@@ -233,16 +239,17 @@ class Rounded(TorchModel):
         return replace(scores, logits=scores.logits.round(decimals=6))
 
 
+@pytest.mark.parametrize("markov", [0, 16])
 @pytest.mark.parametrize(
     ("rule", "shape"), [("token", None), ("block", None), ("replace", Shape.levels([2])), ("chosen", Shape.levels([2]))]
 )
-def test_several_cycles_with_real_networks_have_the_targets_joint_law(rule, shape):
+def test_several_cycles_with_real_networks_have_the_targets_joint_law(rule, shape, markov):
     """Every outcome of every draw through real caches, against the target's own forward pass. The drafter knows two of
     three tokens; in the first cycle it drafts nothing."""
     cycles, depth = 2, 1 if shape else 2
     plain = build("llama", **SMALL).double()
     target = Rounded(copy.deepcopy(plain))
-    drafter, policy = rounded(dflash(target, (0, 2))), Turns(Budget(depth, shape=shape))
+    drafter, policy = rounded(dflash(target, (0, 2), markov=markov)), Turns(Budget(depth, shape=shape))
 
     def run(rows, noise):
         loop = decode(rows, target, drafter, rules.get(rule)(), policy, noise)
@@ -291,8 +298,19 @@ def test_one_seed_gives_the_tokens_of_plain_decoding(rule, temperature, shape):
     assert texts[0][1] > 40
 
 
-def letters_stack(folder, **about):
-    save_stack(folder, stack(letters.plain(), range(3, 19), features=(0, 1)), torch.arange(3, 19), "bf16", about)
+def letters_stack(folder, markov=0, **about):
+    net = stack(letters.plain(), range(3, 19), features=(0, 1), markov=markov)
+    save_stack(folder, net, torch.arange(3, 19), "bf16", about)
+
+
+def test_a_markov_head_is_stored_with_its_stack_and_its_width_is_checked(tmp_path):
+    letters_stack(tmp_path / "stack", markov=16, target="letters")
+    drafter = build_drafter(str(tmp_path / "stack"), letters.target())
+    assert drafter.markov is not None
+    config = tmp_path / "stack" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"markov": 7}))
+    with pytest.raises(ValueError, match="markov is 7; it must be 0 or, in the layout joined, one of 16, 32"):
+        build_drafter(str(tmp_path / "stack"), letters.target())
 
 
 def test_it_is_built_from_its_folder(tmp_path):

@@ -172,7 +172,7 @@ def test_the_laws_of_a_masked_stack_are_those_over_the_whole_text(anchor_predict
     target = TorchModel(copy.deepcopy(plain))
     layout = MASKED | {"anchor_predicts": anchor_predicts}
     drafter = dflash(target, range(3, VOCAB), features=(0, 1), block=3, **layout)
-    compared, logits = 0, drafter.slots.logits
+    compared, logits = 0, drafter.slots.outputs
 
     def checked(rows, depth):
         nonlocal compared
@@ -182,7 +182,7 @@ def test_the_laws_of_a_masked_stack_are_those_over_the_whole_text(anchor_predict
             compared += 1
         return found
 
-    drafter.slots.logits = checked
+    drafter.slots.outputs = checked
     rows = [Row(Request([3 + n, 4, 5], Sampling(1.0, seed=n), 8 + n)) for n in range(2)]
     for _ in decode(rows, target, drafter, rules.get("token")(), Fixed(3)):
         drafter.slots.check_integrity()

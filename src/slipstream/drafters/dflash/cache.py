@@ -83,8 +83,9 @@ class BlockCache:
         assert len(states) == len(rows), "the target has not read all rows"
         return torch.cat(states), unread
 
-    def logits(self, rows: Sequence[Row], depth: int) -> Float[Tensor, "rows depth draft_vocab"]:
-        """The logits of the next `depth` tokens of each row, at most a block. All rows must be ready."""
+    def outputs(self, rows: Sequence[Row], depth: int) -> Float[Tensor, "rows depth draft_vocab_and_width"]:
+        """The network's `outputs` for the next `depth` tokens of each row, at most a block; without a Markov head these
+        are logits. All rows must be ready."""
         device, slots, first = self.embedding.device, self.net.config.slots, self.net.config.first
         state, _ = self.last_states(rows)
         anchor = torch.tensor([row.tokens[-1] for row in rows], device=device)
@@ -94,10 +95,10 @@ class BlockCache:
         row_index, position = torch.tensor(place, device=device).T.contiguous()
         kept = torch.tensor([n * slots + first + d for n in range(len(rows)) for d in range(depth)], device=device)
         if self._kernel is not None:
-            logits = self._kernel.block(self.cache, pieces, inputs, row_index, position, kept)
+            outputs = self._kernel.block(self.cache, pieces, inputs, row_index, position, kept)
         else:
-            logits = self.net.logits(self._block(pieces, inputs, position)[kept])
-        return logits.view(len(rows), depth, -1)
+            outputs = self.net.outputs(self._block(pieces, inputs, position)[kept])
+        return outputs.view(len(rows), depth, -1)
 
     def _block(
         self, pieces: Sequence[RowSlice], x: Float[Tensor, "n hidden"], position: Tensor

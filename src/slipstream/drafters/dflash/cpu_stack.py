@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from slipstream.core.array_types import Float, Int, Tensor
+from slipstream.drafters.dflash.markov import with_slot_rows
 from slipstream.drafters.dflash.network import DflashLayer, DflashNet
 from slipstream.kernels.cpu import decoder as cpu_decoder
 from slipstream.kernels.cpu.decoder import CachePointers, CpuLayer, CpuNetwork, DecoderKernel, LayerSizes, PassArgs
@@ -30,7 +31,7 @@ class CpuStack:
         c = net.config
         self._kernel, self._frequency, self._layers = kernel, net.frequency, c.layers
         blocks = [_packed_layer(layer, kernel.row_bits) for layer in net.stack]
-        head = pack(net.output, integers=True, row_bits=kernel.row_bits)
+        head = pack(with_slot_rows(net.output, net.markov), integers=True, row_bits=kernel.row_bits)
         sizes = LayerSizes(c.heads, c.kv_heads, c.head_dim, c.eps, c.head_dim**-0.5)
         self._net = CpuNetwork(blocks, net.norm.weight.detach(), head, sizes)
         self._like = torch.empty(1, c.kv_heads, 1, c.head_dim)
@@ -51,13 +52,13 @@ class CpuStack:
         row: Int[Tensor, " n"],
         position: Int[Tensor, " n"],
         kept: Int[Tensor, " kept"],
-    ) -> Float[Tensor, "kept draft_vocab"]:
-        """Run the slots of one block per piece. Returns the logits of the kept slots."""
+    ) -> Float[Tensor, "kept draft_vocab_and_width"]:
+        """Run the slots of one block per piece. Returns the network's `outputs` at the kept slots."""
         used = max(piece.line.start + len(piece.line) for piece in pieces)
         mask = AttentionMask(pieces, inputs.device).visible(None, used)
-        logits = self._run(cache, inputs.contiguous(), row, position, used, mask, kept)
-        assert logits is not None, "slots were kept"
-        return logits
+        outputs = self._run(cache, inputs.contiguous(), row, position, used, mask, kept)
+        assert outputs is not None, "slots were kept"
+        return outputs
 
     def _run(
         self,

@@ -47,7 +47,7 @@ class StackState(DeviceDraft):
 
 
 class BlockSteps:
-    """The tokens of a chain in each row. The first step runs the block."""
+    """The tokens of a chain in each row. The first step runs the block; a Markov head runs in every step."""
 
     def __init__(self, stack: StackState, rows: int, depth: int, parts: int, state: Tensor) -> None:
         self._stack, self._rows, self._state = stack, rows, state
@@ -59,7 +59,7 @@ class BlockSteps:
         self._both = kernels.embedding.new_zeros(rows, 2 * state.shape[1])
         self._index = torch.tensor([r * block + n for n in range(depth) for r in range(rows)], device=device)
         self._drafted = ResidualStream(depth * rows, state.shape[1], net.head)
-        self._logits = torch.zeros(depth * rows, len(net.head), device=device)
+        self._outputs = torch.zeros(depth * rows, len(net.head), device=device)
 
     def begin(self, control: CycleControl) -> None:
         kernels = self._stack.kernels
@@ -67,10 +67,14 @@ class BlockSteps:
         kernels.run(control.last, self._state, self._both, self._room, self._layout, self._stack.held)
         torch.index_select(self._room.hidden, 0, self._index, out=self._drafted.hidden)
         self._drafted.begin(kernels.net.norm)
-        logits(kernels.net, self._drafted, self._logits)
+        logits(kernels.net, self._drafted, self._outputs)
 
     def run(self, n: int, token: Tensor, out: Tensor) -> None:
-        out.copy_(self._logits[n * self._rows : (n + 1) * self._rows])
+        outputs, markov = self._outputs[n * self._rows : (n + 1) * self._rows], self._stack.kernels.markov
+        if markov is None:
+            out.copy_(outputs)
+        else:
+            markov(outputs, token[:, n], out)
 
 
 class ContextRead(CommittedRead):

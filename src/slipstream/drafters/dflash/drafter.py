@@ -1,8 +1,9 @@
 """The DFlash drafter: one pass of a small stack gives the laws of a whole block of tokens.
 
-The law of a drafted token depends on its depth only, so chains and trees use the same laws. A row drafts nothing until
-the target has read its prompt. The cache holds committed positions only, so verdicts are not used. `observe` reads
-prompts as soon as the target has read them, so that the first draft takes no longer than later ones.
+The law of a drafted token depends on its depth only, so chains and trees use the same laws. With a Markov head it also
+depends on the token before it, and drafts grow level by level. A row drafts nothing until the target has read its
+prompt. The cache holds committed positions only, so verdicts are not used. `observe` reads prompts as soon as the
+target has read them, so that the first draft takes no longer than later ones.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from slipstream.drafters.device.interface import DeviceDrafter
 from slipstream.drafters.dflash.cache import BlockCache
 from slipstream.drafters.dflash.chain import draft_chains, independent_chains
 from slipstream.drafters.dflash.folder import KIND, load_stack
+from slipstream.drafters.dflash.markov import MarkovLogits
 from slipstream.drafters.dflash.network import DflashNet
 from slipstream.drafters.files.net_folder import check_target, trained_folder
 from slipstream.drafters.levels.grow import NextLaw, grow
@@ -57,6 +59,9 @@ class Dflash(Drafter):
         self.block = net.config.block
         self.vocabulary = DraftVocabulary(draft_ids, vocab)
         self.slots = BlockCache(net, embedding, target)
+        self.markov: MarkovLogits | None = None
+        if net.markov is not None:
+            self.markov = MarkovLogits(net.markov, net.norm_embedding, embedding, net.output)
 
     @classmethod
     def build(cls, target: TargetModel, options: DflashOptions) -> Dflash:
@@ -66,6 +71,8 @@ class Dflash(Drafter):
         net, draft_ids = load_stack(folder, target.embedding, target.output, options.vocab)
         pack_as_target(net, target.model.model)
         drafter = cls(net, draft_ids, target.embedding, target.features, target.vocab)
+        if drafter.markov is not None:
+            pack_as_target(drafter.markov, target.model.model)
         drafter.draft_temperature = options.draft_temperature
         return drafter
 
@@ -96,29 +103,31 @@ class Dflash(Drafter):
         if not depth:
             return empty_draft(len(rows), self.vocabulary.size)
         drafting = [row for row, spend in zip(rows, budget, strict=True) if spend.depth]
-        logits = self.slots.logits(drafting, depth)
-        if independent_chains(rows, budget):
-            return draft_chains(rows, budget, noise, logits, self.vocabulary, self.draft_temperature)
+        outputs = self.slots.outputs(drafting, depth)
+        if self.markov is None and independent_chains(rows, budget):
+            return draft_chains(rows, budget, noise, outputs, self.vocabulary, self.draft_temperature)
         ranking = any(spend.shape and spend.siblings is Siblings.CHOSEN for spend in budget)
-        return grow(rows, budget, noise, self.laws(rows, drafting, logits, ranking), self.vocabulary.size)
+        return grow(rows, budget, noise, self.laws(rows, drafting, outputs, ranking), self.vocabulary.size)
 
     def laws(
         self,
         rows: Sequence[Row],
         drafting: Sequence[Row],
-        logits: Float[Tensor, "drafting depth draft_vocab"],
+        outputs: Float[Tensor, "drafting depth draft_vocab_and_width"],
         ranking: bool = False,
     ) -> NextLaw:
-        """The laws for a draft of these rows that grows level by level. `drafting`: the rows of the logits."""
-        line, depth, flat = {row: n for n, row in enumerate(drafting)}, logits.shape[1], logits.flatten(0, 1)
+        """The laws for a draft of these rows that grows level by level. `drafting`: the rows of the outputs."""
+        line, depth, flat = {row: n for n, row in enumerate(drafting)}, outputs.shape[1], outputs.flatten(0, 1)
 
         def next_law(tree: Tree, token: Tensor, slots: list[int]) -> Law:
             slot_places = places(rows, tree, token.tolist())
             where = [slot_places[slot] for slot in slots]
             index = [line[row] * depth + len(path) for row, path in where]
-            return self.vocabulary.law_at(
-                flat[torch.tensor(index, device=flat.device)], where, ranking, self.draft_temperature
-            )
+            logits = flat[torch.tensor(index, device=flat.device)]
+            if self.markov is not None:
+                before = [path[-1] if path else row.tokens[-1] for row, path in where]
+                logits = self.markov(logits, torch.tensor(before, device=flat.device))
+            return self.vocabulary.law_at(logits, where, ranking, self.draft_temperature)
 
         return next_law
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 
 from slipstream.core.array_types import Float, Int, Tensor
+from slipstream.drafters.dflash.markov import with_slot_rows
 from slipstream.drafters.dflash.network import DflashLayer, DflashNet
 from slipstream.kernels.gpu.attention import AttentionHeads, Layout, turn
 from slipstream.kernels.gpu.block import BlockLayout
 from slipstream.kernels.gpu.cycle import pair
 from slipstream.kernels.gpu.decoder import GpuLayer, GpuNetwork, Held, PassBuffers, walk
+from slipstream.kernels.gpu.markov import correct, token_table
 from slipstream.kernels.gpu.matmul import product
 from slipstream.kernels.gpu.residual import Norm
 
@@ -25,7 +27,8 @@ class GpuStack:
         angle = torch.arange(positions + c.block, device=embedding.device)[:, None] * net.frequency.float()
         heads = AttentionHeads(c.heads, c.kv_heads, c.head_dim, c.head_dim**-0.5)
         blocks = [_gpu_layer(layer, c.eps) for layer in net.stack]
-        output = net.output.detach()
+        output = with_slot_rows(net.output.detach(), net.markov)
+        self.draft_vocab, self.markov = len(net.output), None if net.markov is None else GpuMarkov(net, embedding)
         self.net = GpuNetwork(blocks, Norm(net.norm.weight, c.eps), output, heads, (angle.cos(), angle.sin()))
 
     def read(self, stacked: Float[Tensor, "n stacked"], room: PassBuffers, layout: Layout, held: Held) -> None:
@@ -57,6 +60,25 @@ class GpuStack:
         torch.add(joined[:, None], self.slots, out=room.hidden.view(rows, -1, size))
         span = 0, len(self.net.blocks)
         walk(self.net, room, layout.reads, held, span, {}, False, writes=layout.writes)
+
+
+class GpuMarkov:
+    """The Markov head on its GPU kernel."""
+
+    def __init__(self, net: DflashNet, embedding: Float[Tensor, "vocab hidden"]) -> None:
+        head = net.markov
+        assert head is not None
+        self._columns = (net.output @ head.correction.weight).detach().contiguous()
+        self._table = token_table(head.previous.weight, net.norm_embedding, embedding)
+
+    def __call__(
+        self,
+        outputs: Float[Tensor, "rows draft_vocab_and_width"],
+        token: Int[Tensor, " rows"],
+        out: Float[Tensor, "rows draft_vocab"],
+    ) -> None:
+        """Write the logits of one slot of each row. `token`: the tokens before them."""
+        correct(token, self._table, outputs, self._columns, out)
 
 
 def _gpu_layer(layer: DflashLayer, eps: float) -> GpuLayer:

@@ -14,7 +14,8 @@ The layout `masked` is that of published checkpoints. Slot 0 starts from the anc
 embedding of a mask token. The fused state is normalised once and not in every layer, and so are queries and keys. Slot
 0 may predict nothing (`anchor_predicts`); then slot k predicts the token at its own position.
 
-The tokens of a block are predicted independently of each other. The law of a draft is the product of the slots' laws.
+Without a Markov head the tokens of a block are predicted independently of each other, and the law of a draft is the
+product of the slots' laws. With one (`markov`), the law of a token depends on the token before it in the draft, too.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from torch import nn
 from torch.nn import functional
 
 from slipstream.core.array_types import Float, Int, Tensor
+from slipstream.drafters.dflash.markov import WIDTHS, MarkovHead, with_slot_rows
 from slipstream.drafters.eagle.network import RMSNorm, frequencies, rotate
 from slipstream.drafters.files.net_folder import StoredConfig
 
@@ -52,10 +54,14 @@ class DflashConfig(StoredConfig):
     anchor_predicts: bool = True
     mask_token: int = -1  # of the layout `masked`
     own_output: bool = False  # whether the stack has its own output rows, which are stored with it
+    markov: int = 0  # width of the Markov head; 0: none
 
     def __post_init__(self) -> None:
         if self.layout not in LAYOUTS:
             raise ValueError(f"layout is {self.layout!r}; it must be one of {', '.join(LAYOUTS)}")
+        if self.markov and (self.markov not in WIDTHS or self.layout != "joined"):
+            widths = ", ".join(map(str, WIDTHS))
+            raise ValueError(f"markov is {self.markov}; it must be 0 or, in the layout joined, one of {widths}")
 
     @property
     def first(self) -> int:
@@ -137,6 +143,7 @@ class DflashNet(nn.Module):
             self.norm_embedding = RMSNorm(c.hidden, c.eps)
             self.join = nn.Linear(2 * c.hidden, c.hidden, bias=False)
             self.slots = nn.Parameter(torch.zeros(c.slots, c.hidden))
+        self.markov = MarkovHead(c.hidden, c.markov) if c.markov else None
         self.register_buffer("mask", torch.zeros(c.hidden), persistent=False)
         self.layers = nn.ModuleList(DflashLayer(c) for _ in range(c.layers))
         self.norm = RMSNorm(c.hidden, c.eps)
@@ -164,5 +171,16 @@ class DflashNet(nn.Module):
         joined: Tensor = self.join(torch.cat([self.norm_embedding(anchor), self.norm_state(state)], -1))
         return joined[..., None, :] + self.slots.to(joined.dtype)
 
-    def logits(self, x: Float[Tensor, "*n hidden"]) -> Float[Tensor, "*n draft_vocab"]:
-        return functional.linear(self.norm(x), self.output)
+    def logits(
+        self, x: Float[Tensor, "*n hidden"], previous: Float[Tensor, "*n hidden"] | None = None
+    ) -> Float[Tensor, "*n draft_vocab"]:
+        """The logits of slots. `previous`: embeddings of the tokens before them, for the Markov head."""
+        state = self.norm(x)
+        if self.markov is not None:
+            assert previous is not None, "the law of a slot depends on the token before it"
+            state = self.markov(state, self.norm_embedding(previous))
+        return functional.linear(state, self.output)
+
+    def outputs(self, x: Float[Tensor, "*n hidden"]) -> Float[Tensor, "*n draft_vocab_and_width"]:
+        """The logits of slots without the Markov head's correction, and after them what that head reads of them."""
+        return functional.linear(self.norm(x), with_slot_rows(self.output, self.markov))

@@ -44,6 +44,7 @@ class DflashMethod(Method):
     name: ClassVar[str] = "dflash"
     options: ClassVar[type] = DflashTrainOptions
     drafts_in_prefill: ClassVar[bool] = False
+    can_add: ClassVar[tuple[str, ...]] = ("markov",)
     net: DflashNet
 
     def __init__(self, teacher: Teacher, ids: Int[Tensor, " draft_vocab"], options: DflashTrainOptions) -> None:
@@ -58,6 +59,8 @@ class DflashMethod(Method):
         initialise(self.net)
         if config.layout == "joined":
             torch.nn.init.normal_(self.net.slots, std=0.3)  # slots differ clearly from the start
+        if self.net.markov is not None:
+            torch.nn.init.zeros_(self.net.markov.correction.weight)  # it changes nothing at first
         self._scores = AnswerScores(self.ids, len(teacher.output))
 
     @torch.no_grad()
@@ -78,11 +81,18 @@ class DflashMethod(Method):
         target = self.teacher.label_probs(batch, output, self.ids)
         row = torch.arange(len(position), device=position.device)[:, None, None].expand_as(position)[exists]
         target_probs = target[number[row, position[exists]]]
-        logits = self.net.logits(states[exists]).float()
+        logits = self._logits(states[exists], batch.tokens[row, position[exists]])
         losses = functional.cross_entropy(logits, target_probs, reduction="none")
         token = batch.tokens[row, position[exists] + 1]
         weight = self._weights(logits.detach(), token, exists)
         return (weight * losses).sum() / weight.sum().clamp(min=1e-6)  # short answers may have no block at all
+
+    def _logits(self, states: Float[Tensor, "n hidden"], before: Int[Tensor, " n"]) -> Float[Tensor, "n draft_vocab"]:
+        """The logits of slots. `before`: the answer's tokens before the ones that they predict."""
+        if self.net.markov is None:
+            return self.net.logits(states).float()
+        embedding = functional.embedding(before, self.teacher.embedding.weight)
+        return self.net.logits(states, embedding.to(states.dtype)).float()
 
     @torch.no_grad()
     def _weights(
@@ -141,7 +151,8 @@ class DflashMethod(Method):
             states, position = states[:, :, :depth], position[:, :, :depth]
             exists = position >= 0
             token = batch.tokens.gather(1, position.clamp(min=0).flatten(1) + 1).view(position.shape)
-            scores = self._scores(self.net.logits(states[exists]).float(), token[exists])
+            before = batch.tokens.gather(1, position.clamp(min=0).flatten(1)).view(position.shape)
+            scores = self._scores(self._logits(states[exists], before[exists]), token[exists])
             step, base = torch.arange(depth, device=right.device), bases[..., None].expand_as(position)
             index = step.expand_as(position)[exists], row[..., None].expand_as(position)[exists], base[exists]
             right[index], log_prob[index] = scores
@@ -214,6 +225,7 @@ def _config(teacher: Teacher, options: DflashTrainOptions, features: tuple[int, 
         layout=options.layout,
         anchor_predicts=options.layout == "joined",  # vLLM samples from the other slots only
         mask_token=_mask_token(options, len(teacher.embedding.weight)),
+        markov=options.markov,
     )
 
 

@@ -1,0 +1,66 @@
+"""The Markov head of a DFlash stack: the law of a slot also depends on the token before it in the draft.
+
+A block's slots do not know the tokens that are drafted before them. This small network adds to the logits of a slot a
+correction by the previous token and the slot's own state:
+
+    logits = output · (x + correction · silu(previous · e + slot · x))
+
+x is the normalised state of the slot and e the normalised embedding of the previous token. The stack still runs once
+for a block. Per drafted token, one product with `output · correction` remains, which has `width` columns. The product
+with `slot` is part of the stack's own: its rows follow the output rows (`outputs`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from slipstream.core.array_types import Float, Int, Tensor
+
+WIDTHS = (16, 32, 64, 128, 256)
+
+
+class MarkovHead(nn.Module):
+    def __init__(self, hidden: int, width: int) -> None:
+        super().__init__()
+        self.previous = nn.Linear(hidden, width, bias=False)
+        self.slot = nn.Linear(hidden, width, bias=False)
+        self.correction = nn.Linear(width, hidden, bias=False)
+
+    def forward(
+        self, x: Float[Tensor, "*n hidden"], embedding: Float[Tensor, "*n hidden"]
+    ) -> Float[Tensor, "*n hidden"]:
+        """The corrected state of slots. `embedding`: of the tokens before them, normalised."""
+        corrected: Tensor = x + self.correction(functional.silu(self.previous(embedding) + self.slot(x)))
+        return corrected
+
+
+class MarkovLogits(nn.Module):
+    """The logits of slots, one depth after the other, from what the stack gave for the whole block.
+
+    `embedding`: the target's. `norm`: of embeddings. The columns of `output · correction` are computed once."""
+
+    def __init__(
+        self, head: MarkovHead, norm: nn.Module, embedding: Float[Tensor, "vocab hidden"], output: Tensor
+    ) -> None:
+        super().__init__()
+        self.previous, self._norm, self._embedding = head.previous, norm, embedding
+        columns = output @ head.correction.weight
+        self.columns = nn.Linear(columns.shape[1], len(output), bias=False, device="meta")
+        self.columns.weight = nn.Parameter(columns, requires_grad=False)
+        self._vocab = len(output)
+
+    def forward(
+        self, outputs: Float[Tensor, "n draft_vocab_and_width"], token: Int[Tensor, " n"]
+    ) -> Float[Tensor, "n draft_vocab"]:
+        """`outputs`: of the stack for these slots. `token`: the token before each of them."""
+        embedding = self._norm(functional.embedding(token, self._embedding))
+        inner = functional.silu(self.previous(embedding) + outputs[:, self._vocab :])
+        logits: Tensor = outputs[:, : self._vocab] + self.columns(inner)
+        return logits
+
+
+def with_slot_rows(output: Float[Tensor, "draft_vocab hidden"], head: MarkovHead | None) -> Float[Tensor, "n hidden"]:
+    """The output rows, and after them those of the Markov head's slots, if there is one."""
+    return output if head is None else torch.cat([output, head.slot.weight.detach().to(output)])
