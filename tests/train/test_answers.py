@@ -65,3 +65,28 @@ def test_answers_with_other_settings_are_refused_before_anything_is_written(chan
     with pytest.raises(ValueError, match=rf"work holds answers with other settings \({name} was .*; use those"):
         run("eagle", target, tmp_path / "out", answers=str(first), **change)
     assert not (tmp_path / "out").exists()
+
+
+def test_prompts_that_do_not_fit_into_memory_are_answered_in_halves(target, tmp_path, monkeypatch):
+    asked, seeds = [], []
+    generate = answers.generate_answers
+
+    def limited(model, anatomy, prompts, temperatures, ends, tokens, seed):
+        asked.append(len(prompts))
+        if len(prompts) > 1:
+            raise torch.cuda.OutOfMemoryError("out of memory")
+        seeds.append(seed)
+        return generate(model, anatomy, prompts, temperatures, ends, tokens, seed)
+
+    monkeypatch.setattr(answers, "generate_answers", limited)
+    run("eagle", target, tmp_path / "halves")
+    assert max(asked) == 4
+    assert len(set(seeds)) == len(seeds) >= 6, "no two of them draw the same numbers"
+    assert json.loads((tmp_path / "halves/config.json").read_text())["answered_tokens"] > 20
+
+    def never(*_):
+        raise torch.cuda.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(answers, "generate_answers", never)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        run("eagle", target, tmp_path / "none")

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from slipstream.train.batch_decode import generate_answers
 from slipstream.train.corpus import Answer, Corpus, Shard, collect, joined, pack, shards
 from slipstream.train.options import CommonOptions
@@ -20,6 +22,7 @@ from slipstream.train.prompts import TrainingPrompt, split
 from slipstream.train.teacher import Teacher
 
 HELD_OUT = 0.05  # share of the prompts
+LATER = 1 << 40  # added to a seed for every prompt that a part of a batch begins after; no batch has such a seed
 PHASES = {"answers": "answers to train on", "held": "held-out answers"}
 
 Progress = Callable[[str, int, int, dict[str, Any]], None]
@@ -73,10 +76,19 @@ def _rows(teacher: Teacher, common: CommonOptions) -> int:
 
 
 def _answering(teacher: Teacher, ends: frozenset[int], common: CommonOptions) -> Answer:
-    """A function that answers prompts with the target."""
+    """A function that answers prompts with the target: all of them together, or in halves where they do not fit into
+    the memory of a GPU."""
 
     def answer(batch: Sequence[TrainingPrompt], temperatures: Sequence[float], noise: int) -> list[list[int]]:
         tokens = [prompt.tokens for prompt in batch]
-        return generate_answers(teacher.model, teacher.anatomy, tokens, temperatures, ends, common.answer, noise)
+        try:
+            return generate_answers(teacher.model, teacher.anatomy, tokens, temperatures, ends, common.answer, noise)
+        except torch.cuda.OutOfMemoryError:
+            if len(batch) == 1:
+                raise
+        torch.cuda.empty_cache()  # here, since the error held on to what did not fit
+        half = len(batch) // 2
+        first = answer(batch[:half], temperatures[:half], noise)
+        return first + answer(batch[half:], temperatures[half:], noise + half * LATER)
 
     return answer

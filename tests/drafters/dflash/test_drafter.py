@@ -171,6 +171,7 @@ def test_one_kernel_call_reads_all_contexts_and_one_runs_all_blocks(monkeypatch)
 CHAINS = [Budget(1), Budget(4), Budget(4, 0.05), Budget(3), Budget(3, 0.06), Budget(2)]
 
 
+@pytest.mark.parametrize("markov", [0, 16])
 @pytest.mark.parametrize(
     ("temperature", "siblings", "shared"),
     [
@@ -182,10 +183,10 @@ CHAINS = [Budget(1), Budget(4), Budget(4, 0.05), Budget(3), Budget(3, 0.06), Bud
         (1.0, Siblings.DISTINCT, True),
     ],
 )
-def test_chains_of_one_draw_are_those_that_grow_level_by_level(temperature, siblings, shared):
+def test_chains_of_one_draw_are_those_that_grow_level_by_level(temperature, siblings, shared, markov):
     """Rows of different lengths, budgets and end tokens side by side, one of which drafts nothing; several cycles."""
     target = TorchModel(build("llama"))
-    drafter, sizes = dflash(target, SOME, block=BLOCK), set()
+    drafter, sizes = dflash(target, SOME, block=BLOCK, markov=markov), set()
     ends = [frozenset(), frozenset(SOME[::3]), frozenset(), frozenset(SOME[1::4])]
     prompts = [range(1, 9), range(5, 8), range(2, 22), range(30, 41)]
     sampling = Sampling(temperature, top_k=0 if shared else 17, seed=3)

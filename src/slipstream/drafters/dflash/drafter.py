@@ -1,7 +1,7 @@
 """The DFlash drafter: one pass of a small stack gives the laws of a whole block of tokens.
 
 The law of a drafted token depends on its depth only, so chains and trees use the same laws. With a Markov head it also
-depends on the token before it, and drafts grow level by level. A row drafts nothing until the target has read its
+depends on the token before it, and drafts grow depth by depth. A row drafts nothing until the target has read its
 prompt. The cache holds committed positions only, so verdicts are not used. `observe` reads prompts as soon as the
 target has read them, so that the first draft takes no longer than later ones.
 """
@@ -26,6 +26,7 @@ from slipstream.drafters.dflash.cache import BlockCache
 from slipstream.drafters.dflash.chain import draft_chains, independent_chains
 from slipstream.drafters.dflash.folder import KIND, load_stack
 from slipstream.drafters.dflash.markov import MarkovLogits
+from slipstream.drafters.dflash.markov_chain import draft_markov_chains, noise_is_fixed
 from slipstream.drafters.dflash.network import DflashNet
 from slipstream.drafters.files.net_folder import check_target, trained_folder
 from slipstream.drafters.levels.grow import NextLaw, grow
@@ -104,8 +105,12 @@ class Dflash(Drafter):
             return empty_draft(len(rows), self.vocabulary.size)
         drafting = [row for row, spend in zip(rows, budget, strict=True) if spend.depth]
         outputs = self.slots.outputs(drafting, depth)
-        if self.markov is None and independent_chains(rows, budget):
-            return draft_chains(rows, budget, noise, outputs, self.vocabulary, self.draft_temperature)
+        if independent_chains(rows, budget):
+            last = self.vocabulary, self.draft_temperature
+            if self.markov is None:
+                return draft_chains(rows, budget, noise, outputs, *last)
+            if noise_is_fixed(budget, noise):
+                return draft_markov_chains(rows, budget, noise, outputs, self.markov, *last)
         ranking = any(spend.shape and spend.siblings is Siblings.CHOSEN for spend in budget)
         return grow(rows, budget, noise, self.laws(rows, drafting, outputs, ranking), self.vocabulary.size)
 
@@ -126,7 +131,7 @@ class Dflash(Drafter):
             logits = flat[torch.tensor(index, device=flat.device)]
             if self.markov is not None:
                 before = [path[-1] if path else row.tokens[-1] for row, path in where]
-                logits = self.markov(logits, torch.tensor(before, device=flat.device))
+                logits = self.markov.after(*self.markov.parts(logits), before)
             return self.vocabulary.law_at(logits, where, ranking, self.draft_temperature)
 
         return next_law
