@@ -39,7 +39,7 @@ PROMPTS = [
 # tau of a chain of five, greedy, 24 tokens each
 GOLDEN = {
     "smollm2-135m-eagle": 2.88,
-    "smollm2-135m-dflash": 2.40,
+    "smollm2-135m-dflash": 2.67,
     "smollm2-135m-draft": 2.77,
     "smollm2-135m-exit": 2.06,
     "smollm2-135m-medusa": 1.85,

@@ -39,6 +39,15 @@ def test_a_captured_block_and_what_it_reads_are_those_of_the_host_path(markov):
     part = device.part(max(LENGTHS) + DEPTH + 1)
     state, read = device.begin(rows, [Budget(DEPTH)] * 2, SimpleNamespace(key=DraftSize(DEPTH)))
     assert read == sum(LENGTHS) - 2
+    mine = [[tensor.clone() for tensor in pair] for pair in part.held]
+    for pair in part.held:
+        for tensor in pair:
+            tensor.zero_()
+    for row in rows:
+        drafter.slots._rows[row].held = 0
+    torch.testing.assert_close(state.float(), drafter.slots.last_states(rows)[0].float(), rtol=1e-3, atol=1e-3)
+    for before, after in zip(mine, part.held, strict=True):
+        torch.testing.assert_close(tuple(before), after, rtol=1e-3, atol=1e-3)
     numbers = torch.tensor([[0] * 2, LENGTHS, [DEPTH] * 2, [target.index(row) for row in rows],
                             [device.index(row) for row in rows], [row.tokens[-1] for row in rows], *[[0] * 2] * 5],
                            device=DEVICE)  # fmt: skip

@@ -75,6 +75,13 @@ class BlockCache:
         """Context positions of a row that are not cached."""
         return row.length - 1 - self._rows[row].held
 
+    def take_unread(self, row: Row) -> RowSlice:
+        """The unread positions of a row, at least the last one. The caller reads them, so they count as cached."""
+        block_row = self._rows[row]
+        start = min(block_row.held, row.length - 2)
+        block_row.held, block_row.state = row.length - 1, None
+        return RowSlice(RowEntries.of(block_row.index, start, row.tokens[start + 1 :]))
+
     def last_states(self, rows: Sequence[Row]) -> tuple[Float[Tensor, "rows hidden"], int]:
         """The fused state before each row's last token, and how many positions were read. All rows must be ready."""
         unread = sum(map(self.unread, rows))

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from slipstream.core.array_types import Float, Tensor
+from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.core.types import Row
 from slipstream.drafters.device.interface import CommittedRead, DeviceDraft, DraftSteps, inverse
+from slipstream.drafters.device.prompt_read import PromptReads
 from slipstream.drafters.device.state_drafter import StateDrafter
 from slipstream.drafters.dflash.gpu_stack import GpuStack
+from slipstream.kernels.gpu.attention import AttentionHeads, Layout
 from slipstream.kernels.gpu.block import BlockLayout
 from slipstream.kernels.gpu.cycle import CycleControl
 from slipstream.kernels.gpu.decoder import Held, PassBuffers, logits
@@ -38,6 +40,18 @@ class StackState(DeviceDraft):
     ) -> None:
         self.kernels, self.held = kernels, held
         self.features, self.feature_scale, self.ids, self.slot_of = features, kernels.scale, ids, slot_of
+
+    @property
+    def heads(self) -> AttentionHeads:
+        return self.kernels.net.heads
+
+    def read(
+        self, stacked: Float[Tensor, "slots stacked"], token: Int[Tensor, " slots"], layout: Layout, parts: int
+    ) -> Float[Tensor, "slots hidden"]:
+        """Write the context keys and values of positions. The tokens after them do not matter."""
+        room = PassBuffers(self.kernels.net, len(stacked), 1)
+        self.kernels.read(stacked, room, layout, self.held)
+        return room.hidden
 
     def steps(self, rows: int, depth: int, parts: int, state: Tensor) -> DraftSteps:
         return BlockSteps(self, rows, depth, parts, state)
@@ -98,6 +112,7 @@ class DflashDeviceDrafter(StateDrafter):
         self._kernels = GpuStack(slots.net, slots.embedding, target.context)
         self._slot_of = inverse(vocabulary.ids, vocabulary.size, target.device)
         self.max_depth = drafter.block
+        self._reads = PromptReads()
 
     @property
     def version(self) -> int:
@@ -128,4 +143,8 @@ class DflashDeviceDrafter(StateDrafter):
         self._drafter.slots.record_cached(row, tokens)
 
     def read_states(self, rows: Sequence[Row]) -> tuple[Tensor, int]:
-        return self._drafter.slots.last_states(rows)
+        """Read all unread positions. Returns the fused states of the rows' last ones, and how many were read."""
+        stack = self.part(max(row.length for row in rows))
+        pieces, index = [self._drafter.slots.take_unread(row) for row in rows], list(map(self._target.index, rows))
+        version = self._target.cache.version, self.version
+        return self._reads.read(stack, version, pieces, index), sum(map(len, pieces))

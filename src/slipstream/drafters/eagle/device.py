@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from slipstream.core.array_types import Float, Tensor
+from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.core.types import Row
 from slipstream.drafters.device.interface import CommittedRead, DraftSteps, TreeDraft, inverse
+from slipstream.drafters.device.prompt_read import PromptReads
 from slipstream.drafters.device.state_drafter import StateDrafter
 from slipstream.drafters.eagle.gpu_layer import GpuEagleLayer
-from slipstream.drafters.eagle.prompt_read import MAX_SLOTS, PromptReads
+from slipstream.kernels.gpu.attention import AttentionHeads, Layout
 from slipstream.kernels.gpu.cycle import CycleControl, chain_layout, lay_steps, part
 from slipstream.kernels.gpu.decoder import Held, PassBuffers
 
@@ -37,6 +38,19 @@ class HeadState(TreeDraft):
         self.kernels: GpuEagleLayer = kernels
         self.held = held
         self.features, self.feature_scale, self.ids, self.slot_of = features, kernels.scale, ids, slot_of
+
+    @property
+    def heads(self) -> AttentionHeads:
+        return self.kernels.net.heads
+
+    def read(
+        self, stacked: Float[Tensor, "slots stacked"], token: Int[Tensor, " slots"], layout: Layout, parts: int
+    ) -> Float[Tensor, "slots hidden"]:
+        room = PassBuffers(self.kernels.net, len(stacked), parts)
+        self.kernels.fuse(stacked, room.hidden)
+        both = stacked.new_empty(len(stacked), 2 * room.hidden.shape[1])
+        self.kernels.step(token, room, both, layout, self.held)
+        return room.hidden
 
     def steps(self, rows: int, depth: int, parts: int, state: Tensor) -> DraftSteps:
         return HeadSteps(self, rows, depth, parts, state)
@@ -93,7 +107,7 @@ class EagleDeviceDrafter(StateDrafter):
         slots, vocabulary = drafter.slots, drafter.vocabulary
         self._kernels = GpuEagleLayer(slots.net, slots.embedding, target.context)
         self._slot_of = inverse(vocabulary.ids, vocabulary.size, target.device)
-        self.reads = PromptReads()
+        self._reads = PromptReads()
 
     @property
     def version(self) -> int:
@@ -126,14 +140,6 @@ class EagleDeviceDrafter(StateDrafter):
     def read_states(self, rows: Sequence[Row]) -> tuple[Tensor, int]:
         """Read all unread slots. Returns the head's states at the rows' last slots, and the number of slots read."""
         head = self.part(max(row.length for row in rows))
+        pieces, index = [self._drafter.slots.take_unread(row) for row in rows], list(map(self._target.index, rows))
         version = self._target.cache.version, self.version
-        pieces = [self._drafter.slots.take_unread(row) for row in rows]
-        states, begin = list[Tensor](), 0
-        while begin < len(rows):
-            end, slots = begin + 1, len(pieces[begin])
-            while end < len(rows) and slots + len(pieces[end]) <= MAX_SLOTS:
-                slots, end = slots + len(pieces[end]), end + 1
-            index = [self._target.index(row) for row in rows[begin:end]]
-            states.append(self.reads.read(head, version, pieces[begin:end], index))
-            begin = end
-        return torch.cat(states), sum(map(len, pieces))
+        return self._reads.read(head, version, pieces, index), sum(map(len, pieces))

@@ -205,7 +205,7 @@ def test_a_head_reads_prompts_of_a_size_that_it_has_met_by_the_same_graph():
         jobs = [job(batch, n, plan, 4) for n in range(3)]
         finish(batch, target)
         assert [each.row.output for each in jobs] == [each.row.output for each in alone]
-        kept.append(dict(device.reads.graphs))
+        kept.append(dict(device._reads.graphs))
     assert not kept[0], "it is captured when it is met again"
     assert kept[1]
     assert kept[2] == kept[1]
@@ -213,4 +213,4 @@ def test_a_head_reads_prompts_of_a_size_that_it_has_met_by_the_same_graph():
     jobs = [job(batch, n, plan, 4) for n in range(3)]
     finish(batch, target)
     assert [each.row.output for each in jobs] == [each.row.output for each in alone]
-    assert not kept[2].items() & device.reads.graphs.items(), "old graphs hold old addresses"
+    assert not kept[2].items() & device._reads.graphs.items(), "old graphs hold old addresses"
