@@ -15,12 +15,13 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
 
-from slipstream.kernels.gpu import cycle, entries, logprobs, markov, path, tree
+from slipstream.kernels.gpu import cycle, entries, logprobs, path, tree
 from slipstream.kernels.gpu import matmul as products
 from slipstream.kernels.gpu import sample as draw
 from slipstream.kernels.gpu import verify as judge
 from slipstream.kernels.gpu.attention import parts as attention
 from slipstream.kernels.gpu.attention import rotary, splits
+from slipstream.kernels.gpu.blocks import markov
 from slipstream.kernels.gpu.lossy import kernels as lossy
 
 F, L, I = "*fp32", "*i64", "*i32"  # noqa: E741

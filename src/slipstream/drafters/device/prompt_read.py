@@ -27,7 +27,7 @@ ONCE = 1  # uncaptured passes of a size before it is captured
 
 
 @runtime_checkable
-class PromptReader(Protocol):
+class StateReader(Protocol):
     """A drafter's part of captured graphs that can read slots in a pass of their own."""
 
     @property
@@ -67,7 +67,7 @@ class PromptReads:
         self._pool: Any = None  # the memory that all graphs share, since they run one after the other
 
     def read(
-        self, reader: PromptReader, version: tuple[int, int], pieces: Sequence[RowSlice], rows: Sequence[int]
+        self, reader: StateReader, version: tuple[int, int], pieces: Sequence[RowSlice], rows: Sequence[int]
     ) -> Float[Tensor, "pieces hidden"]:
         """The drafter's state at the last slot of each piece. `rows`: the pieces' rows in the target's cache."""
         states, begin = list[Tensor](), 0
@@ -80,7 +80,7 @@ class PromptReads:
         return torch.cat(states)
 
     def _pass(
-        self, reader: PromptReader, version: tuple[int, int], pieces: Sequence[RowSlice], rows: Sequence[int]
+        self, reader: StateReader, version: tuple[int, int], pieces: Sequence[RowSlice], rows: Sequence[int]
     ) -> Float[Tensor, "pieces hidden"]:
         if version != self._version:
             self.graphs.clear()
@@ -114,7 +114,7 @@ def _sized(heads: AttentionHeads, pieces: Sequence[RowSlice]) -> tuple[ReadKey, 
 class PromptRead:
     """A pass of one size: what it reads from and, where it is recorded, a graph over it."""
 
-    def __init__(self, reader: PromptReader, key: ReadKey, recorded: bool, pool: Any = None) -> None:
+    def __init__(self, reader: StateReader, key: ReadKey, recorded: bool, pool: Any = None) -> None:
         like = next(iter(reader.features.values()))
         device, self._reader, self._key = like.device, reader, key
         self._table = torch.zeros(COLUMNS, key.slots, dtype=torch.long, device=device)

@@ -18,7 +18,7 @@ from slipstream.drafters.device.prompt_read import PromptReads
 from slipstream.drafters.device.state_drafter import StateDrafter
 from slipstream.drafters.dflash.gpu_stack import GpuStack
 from slipstream.kernels.gpu.attention import AttentionHeads, Layout
-from slipstream.kernels.gpu.block import BlockLayout
+from slipstream.kernels.gpu.blocks.layout import BlockLayout
 from slipstream.kernels.gpu.cycle import CycleControl
 from slipstream.kernels.gpu.decoder import Held, PassBuffers, logits
 from slipstream.kernels.gpu.residual import ResidualStream

@@ -8,10 +8,10 @@ from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.drafters.dflash.markov import with_slot_rows
 from slipstream.drafters.dflash.network import DflashLayer, DflashNet
 from slipstream.kernels.gpu.attention import AttentionHeads, Layout, turn
-from slipstream.kernels.gpu.block import BlockLayout
+from slipstream.kernels.gpu.blocks.layout import BlockLayout
+from slipstream.kernels.gpu.blocks.markov import correct, token_table
 from slipstream.kernels.gpu.cycle import pair
 from slipstream.kernels.gpu.decoder import GpuLayer, GpuNetwork, Held, PassBuffers, walk
-from slipstream.kernels.gpu.markov import correct, token_table
 from slipstream.kernels.gpu.matmul import product
 from slipstream.kernels.gpu.residual import Norm
 

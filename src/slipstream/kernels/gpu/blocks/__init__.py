@@ -1,0 +1,1 @@
+"""Kernels of DFlash stacks: the layout of blocks, and the Markov head."""
