@@ -76,8 +76,7 @@ class TextCodec:
         """Ids of a prompt: through the chat template where there is one and `raw` is off, else unchanged. `tools` are
         for the chat template (`tool_template`), and `begin` is how the answer begins. A text that is far too long for
         `context` tokens is refused by its beginning."""
-        text = self._prompt_text(prompt, raw, tools, begin, context)
-        return self._with_bos(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
+        return self._encoded(self._prompt_text(prompt, raw, tools, begin, context))
 
     def encode_all(
         self, prompts: Sequence[str | Messages], raw: bool = False, context: int | None = None
@@ -85,7 +84,7 @@ class TextCodec:
         """The ids of several prompts (`encode`). They are tokenized side by side."""
         texts = [self._prompt_text(prompt, raw, context=context) for prompt in prompts]
         if len(texts) < 2:
-            return [self.encode(prompt, raw, context=context) for prompt in prompts]
+            return list(map(self._encoded, texts))
         encoded = self.tokenizer(texts, add_special_tokens=False, verbose=False, return_attention_mask=False)
         return [self._with_bos(list(ids)) for ids in encoded["input_ids"]]
 
@@ -116,6 +115,9 @@ class TextCodec:
         if context is not None and len(text) > LONG_TOKEN * context:
             self._check_length(text, context)
         return text
+
+    def _encoded(self, text: str) -> list[int]:
+        return self._with_bos(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
     def _with_bos(self, ids: list[int]) -> list[int]:
         if self._bos is not None and ids[:1] != [self._bos]:
