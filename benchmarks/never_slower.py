@@ -7,8 +7,9 @@
 Both take [--model smollm2-135m] [--device auto] [--dtype auto] [--processor-time] [--bar 0.97] [--out FILE].
 
 hopeless: prompts of random letters at temperature 1.5, whole calls, prompts included. An engine whose policy chooses
-what to draft and an engine without a drafter take turns. Printed is the ratio of their speeds with its 95 % interval.
-On a GPU both capture the usual sizes first (`warm_up`). Before each batch both run for `--warm-seconds` (3).
+what to draft and an engine without a drafter take turns. All requests of a batch are submitted at once. Printed is the
+ratio of their speeds with its 95 % interval. On a GPU both capture the usual sizes first (`warm_up`). Before each batch
+both run for `--warm-seconds` (3).
 
 start: an engine with a profile is opened again and again. Its first tokens are compared with the same request after
 1,000 further tokens. One request of a few tokens (`--warm`) comes before: it loads weights and, on a GPU, captures the

@@ -36,8 +36,7 @@ class Method(ABC):
     defaults: ClassVar[dict[str, Any]] = {}  # of the options of every method, where the method needs other ones
     drafts_in_prefill: ClassVar[bool]  # can draft in the pass that reads the prompt
     joint: ClassVar[bool] = True  # whether its loss can train the target, too
-    can_add: ClassVar[tuple[str, ...]] = ()  # parts, by option, that a drafter to start from may lack: they do nothing
-    # at first
+    can_add: ClassVar[tuple[str, ...]] = ()  # options whose part a drafter to start from may lack
     net: nn.Module
     layers: tuple[int, ...]  # of the teacher, whose hidden states the method reads
     ids: Int[Tensor, " draft_vocab"]  # tokens that can be drafted

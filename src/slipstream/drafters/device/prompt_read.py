@@ -1,7 +1,7 @@
 """Passes of a drafter over slots that it has not read, which are most often prompts.
 
-Slot t reads the target's hidden states of position t and the token after it. A pass is captured as a CUDA graph when
-its size is met for the second time: it has few kernels, and they take longer to launch than to run.
+Slot t reads the target's hidden states of position t and, in an EAGLE head, the token after it. A pass is captured as a
+CUDA graph when its size is met for the second time: it has few kernels, and they take longer to launch than to run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slipstream.models.run.gpu.pass_sizes import EVEN, LARGER, PROMPTS, chunks_o
 from slipstream.models.run.gpu.pass_table import COLUMNS, layout_of, table_of
 
 MAX_SLOTS = LARGER[-1]  # slots that are read in one pass
-SIZES = (16, 32, 64, 128, *LARGER)  # slots of a pass
+READ_SIZES = (16, 32, 64, 128, *LARGER)  # slots of a pass
 ONCE = 1  # uncaptured passes of a size before it is captured
 
 
@@ -37,9 +37,6 @@ class StateReader(Protocol):
     @property
     def feature_scale(self) -> Tensor | None:
         """The factor of each layer's states."""
-
-    @property
-    def heads(self) -> AttentionHeads: ...
 
     def read(
         self, stacked: Float[Tensor, "slots stacked"], token: Int[Tensor, " slots"], layout: Layout, parts: int
@@ -58,9 +55,12 @@ class ReadKey(NamedTuple):
 
 
 class PromptReads:
-    """The passes of one drafter. Graphs hold the addresses of caches, so they are dropped when these move."""
+    """The passes of one drafter. Graphs hold the addresses of caches, so they are dropped when these move.
 
-    def __init__(self) -> None:
+    `heads`: of the drafter's attention."""
+
+    def __init__(self, heads: AttentionHeads) -> None:
+        self._heads = heads
         self.graphs: dict[ReadKey, PromptRead] = {}
         self._met: Counter[ReadKey] = Counter()
         self._version: tuple[int, int] | None = None  # of the caches whose addresses the graphs hold
@@ -85,7 +85,7 @@ class PromptReads:
         if version != self._version:
             self.graphs.clear()
             self._version = version
-        key, table = _sized(reader.heads, pieces)
+        key, table = _sized(self._heads, pieces)
         run = self.graphs.get(key)
         if run is None:
             recorded = self._met[key] >= ONCE and key.slots <= MAX_SLOTS
@@ -103,7 +103,7 @@ class PromptReads:
 def _sized(heads: AttentionHeads, pieces: Sequence[RowSlice]) -> tuple[ReadKey, Int[Tensor, "columns slots"]]:
     """The size of a pass over these slots, and its table."""
     count = sum(map(len, pieces))
-    slots = next((size for size in SIZES if count <= size), -(-count // EVEN) * EVEN)
+    slots = next((size for size in READ_SIZES if count <= size), -(-count // EVEN) * EVEN)
     chunk = heads.chunk(slots, slots)
     table, chunks = table_of(pieces, slots, chunk)
     parts = parts_of(max(piece.line.start + len(piece.line) for piece in pieces))

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from slipstream.core.array_types import Float, Tensor
 from slipstream.core.types import Budget, Row
 from slipstream.drafters.device.interface import DeviceDrafter
+
+if TYPE_CHECKING:
+    from slipstream.drafters.device.prompt_read import PromptReads, StateReader
+    from slipstream.models.cache.packing import RowSlice
 
 
 class StateDrafter(DeviceDrafter):
@@ -68,3 +72,24 @@ class StateDrafter(DeviceDrafter):
             self.record_cached(row, length - 1)
         places = {row: (line, length) for row, line, length in zip(rows, lines, lengths, strict=True)}
         self._last_cycle = places, cycle
+
+
+class PromptReadingDrafter(StateDrafter):
+    """A state drafter that reads what it missed in passes of its own (`prompt_read`)."""
+
+    _reads: PromptReads
+    _target: Any  # the `TorchModel` that it drafts for
+
+    @abstractmethod
+    def reader(self, places: int) -> StateReader:
+        """What reads, with at least `places` places in the drafter's cache."""
+
+    @abstractmethod
+    def take_unread(self, row: Row) -> RowSlice:
+        """The unread slots of a row, at least the last one. They count as cached from now on."""
+
+    def read_states(self, rows: Sequence[Row]) -> tuple[Tensor, int]:
+        reader = self.reader(max(row.length for row in rows))
+        pieces, index = list(map(self.take_unread, rows)), list(map(self._target.index, rows))
+        version = self._target.cache.version, self.version
+        return self._reads.read(reader, version, pieces, index), sum(map(len, pieces))

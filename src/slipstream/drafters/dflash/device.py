@@ -6,7 +6,7 @@ state of the last one, which the next block starts from. A cycle without drafts 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,13 +15,14 @@ from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.core.types import Row
 from slipstream.drafters.device.interface import CommittedRead, DeviceDraft, DraftSteps, inverse
 from slipstream.drafters.device.prompt_read import PromptReads
-from slipstream.drafters.device.state_drafter import StateDrafter
+from slipstream.drafters.device.state_drafter import PromptReadingDrafter
 from slipstream.drafters.dflash.gpu_stack import GpuStack
-from slipstream.kernels.gpu.attention import AttentionHeads, Layout
+from slipstream.kernels.gpu.attention import Layout
 from slipstream.kernels.gpu.blocks.layout import BlockLayout
 from slipstream.kernels.gpu.cycle import CycleControl
 from slipstream.kernels.gpu.decoder import Held, PassBuffers, logits
 from slipstream.kernels.gpu.residual import ResidualStream
+from slipstream.models.cache.packing import RowSlice
 
 if TYPE_CHECKING:
     from slipstream.drafters.dflash.drafter import Dflash
@@ -40,10 +41,6 @@ class StackState(DeviceDraft):
     ) -> None:
         self.kernels, self.held = kernels, held
         self.features, self.feature_scale, self.ids, self.slot_of = features, kernels.scale, ids, slot_of
-
-    @property
-    def heads(self) -> AttentionHeads:
-        return self.kernels.net.heads
 
     def read(
         self, stacked: Float[Tensor, "slots stacked"], token: Int[Tensor, " slots"], layout: Layout, parts: int
@@ -103,7 +100,7 @@ class ContextRead(CommittedRead):
         torch.index_select(self._room.hidden, 0, self.end, out=self.state)
 
 
-class DflashDeviceDrafter(StateDrafter):
+class DflashDeviceDrafter(PromptReadingDrafter):
     """A DFlash stack between captured cycles."""
 
     def __init__(self, drafter: Dflash, target: TorchModel, like: Float[Tensor, "1 hidden"]) -> None:
@@ -112,7 +109,7 @@ class DflashDeviceDrafter(StateDrafter):
         self._kernels = GpuStack(slots.net, slots.embedding, target.context)
         self._slot_of = inverse(vocabulary.ids, vocabulary.size, target.device)
         self.max_depth = drafter.block
-        self._reads = PromptReads()
+        self._reads = PromptReads(self._kernels.net.heads)
 
     @property
     def version(self) -> int:
@@ -142,9 +139,8 @@ class DflashDeviceDrafter(StateDrafter):
     def record_cached(self, row: Row, tokens: int) -> None:
         self._drafter.slots.record_cached(row, tokens)
 
-    def read_states(self, rows: Sequence[Row]) -> tuple[Tensor, int]:
-        """Read all unread positions. Returns the fused states of the rows' last ones, and how many were read."""
-        stack = self.part(max(row.length for row in rows))
-        pieces, index = [self._drafter.slots.take_unread(row) for row in rows], list(map(self._target.index, rows))
-        version = self._target.cache.version, self.version
-        return self._reads.read(stack, version, pieces, index), sum(map(len, pieces))
+    def reader(self, places: int) -> StackState:
+        return self.part(places)
+
+    def take_unread(self, row: Row) -> RowSlice:
+        return self._drafter.slots.take_unread(row)

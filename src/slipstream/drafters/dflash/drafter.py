@@ -1,9 +1,9 @@
 """The DFlash drafter: one pass of a small stack gives the laws of a whole block of tokens.
 
 The law of a drafted token depends on its depth only, so chains and trees use the same laws. With a Markov head it also
-depends on the token before it, and drafts grow depth by depth. A row drafts nothing until the target has read its
-prompt. The cache holds committed positions only, so verdicts are not used. `observe` reads prompts as soon as the
-target has read them, so that the first draft takes no longer than later ones.
+depends on the token before it (`markov`), and chains are drafted by `markov_chain`. A row drafts nothing until the
+target has read its prompt. The cache holds committed positions only, so verdicts are not used. `observe` reads prompts
+as soon as the target has read them, so that the first draft takes no longer than later ones.
 """
 
 from __future__ import annotations

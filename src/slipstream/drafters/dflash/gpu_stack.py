@@ -28,7 +28,7 @@ class GpuStack:
         heads = AttentionHeads(c.heads, c.kv_heads, c.head_dim, c.head_dim**-0.5)
         blocks = [_gpu_layer(layer, c.eps) for layer in net.stack]
         output = with_slot_rows(net.output.detach(), net.markov)
-        self.draft_vocab, self.markov = len(net.output), None if net.markov is None else GpuMarkov(net, embedding)
+        self.markov = None if net.markov is None else GpuMarkov(net, embedding)
         self.net = GpuNetwork(blocks, Norm(net.norm.weight, c.eps), output, heads, (angle.cos(), angle.sin()))
 
     def read(self, stacked: Float[Tensor, "n stacked"], room: PassBuffers, layout: Layout, held: Held) -> None:

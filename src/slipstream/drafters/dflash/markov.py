@@ -25,6 +25,8 @@ KEPT = 1 << 13  # tokens whose products with `previous` are kept
 
 
 class MarkovHead(nn.Module):
+    """The weights of the head, as they are trained and stored."""
+
     def __init__(self, hidden: int, width: int) -> None:
         super().__init__()
         self.previous = nn.Linear(hidden, width, bias=False)

@@ -7,7 +7,7 @@ what plain decoding costs, and the next cycle with drafts first reads what was m
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,11 +16,12 @@ from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.core.types import Row
 from slipstream.drafters.device.interface import CommittedRead, DraftSteps, TreeDraft, inverse
 from slipstream.drafters.device.prompt_read import PromptReads
-from slipstream.drafters.device.state_drafter import StateDrafter
+from slipstream.drafters.device.state_drafter import PromptReadingDrafter
 from slipstream.drafters.eagle.gpu_layer import GpuEagleLayer
-from slipstream.kernels.gpu.attention import AttentionHeads, Layout
+from slipstream.kernels.gpu.attention import Layout
 from slipstream.kernels.gpu.cycle import CycleControl, chain_layout, lay_steps, part
 from slipstream.kernels.gpu.decoder import Held, PassBuffers
+from slipstream.models.cache.packing import RowSlice
 
 if TYPE_CHECKING:
     from slipstream.drafters.eagle.drafter import Eagle
@@ -38,10 +39,6 @@ class HeadState(TreeDraft):
         self.kernels: GpuEagleLayer = kernels
         self.held = held
         self.features, self.feature_scale, self.ids, self.slot_of = features, kernels.scale, ids, slot_of
-
-    @property
-    def heads(self) -> AttentionHeads:
-        return self.kernels.net.heads
 
     def read(
         self, stacked: Float[Tensor, "slots stacked"], token: Int[Tensor, " slots"], layout: Layout, parts: int
@@ -97,7 +94,7 @@ class HeadRead(CommittedRead):
         torch.index_select(self._room.hidden, 0, self.end, out=self.state)
 
 
-class EagleDeviceDrafter(StateDrafter):
+class EagleDeviceDrafter(PromptReadingDrafter):
     """An EAGLE head between captured cycles."""
 
     branches = True
@@ -107,7 +104,7 @@ class EagleDeviceDrafter(StateDrafter):
         slots, vocabulary = drafter.slots, drafter.vocabulary
         self._kernels = GpuEagleLayer(slots.net, slots.embedding, target.context)
         self._slot_of = inverse(vocabulary.ids, vocabulary.size, target.device)
-        self._reads = PromptReads()
+        self._reads = PromptReads(self._kernels.net.heads)
 
     @property
     def version(self) -> int:
@@ -137,9 +134,8 @@ class EagleDeviceDrafter(StateDrafter):
     def record_cached(self, row: Row, tokens: int) -> None:
         self._drafter.slots.record_cached(row, tokens)
 
-    def read_states(self, rows: Sequence[Row]) -> tuple[Tensor, int]:
-        """Read all unread slots. Returns the head's states at the rows' last slots, and the number of slots read."""
-        head = self.part(max(row.length for row in rows))
-        pieces, index = [self._drafter.slots.take_unread(row) for row in rows], list(map(self._target.index, rows))
-        version = self._target.cache.version, self.version
-        return self._reads.read(head, version, pieces, index), sum(map(len, pieces))
+    def reader(self, places: int) -> HeadState:
+        return self.part(places)
+
+    def take_unread(self, row: Row) -> RowSlice:
+        return self._drafter.slots.take_unread(row)
