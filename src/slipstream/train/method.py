@@ -37,6 +37,7 @@ class Method(ABC):
     drafts_in_prefill: ClassVar[bool]  # can draft in the pass that reads the prompt
     joint: ClassVar[bool] = True  # whether its loss can train the target, too
     can_add: ClassVar[tuple[str, ...]] = ()  # options whose part a drafter to start from may lack
+    overlap: float = 0.0  # share of the loss that is -log of the probability of acceptance
     net: nn.Module
     layers: tuple[int, ...]  # of the teacher, whose hidden states the method reads
     ids: Int[Tensor, " draft_vocab"]  # tokens that can be drafted

@@ -26,6 +26,9 @@ class CommonOptions:
     rows: int = _option(0, "prompts answered in one batch", "8192 on a GPU, 16 on a CPU")
     seed: int = _option(0, "seed of the answers, the first weights and the order of the batches")
     precision: str = _option("int8", "type of the stored weights: int8, int6 or bf16")
+    overlap: float = _option(
+        0.0, "share of the loss that is -log of the probability of acceptance; the rest is cross-entropy"
+    )
     start: str = _option(
         "", "trained drafter to start from: a folder, a shipped drafter or the method's name", "new weights"
     )
@@ -47,6 +50,8 @@ class CommonOptions:
         for name in ("rate", "target_rate"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
+        if not 0 <= self.overlap <= 1:
+            raise ValueError(f"overlap is {self.overlap}; it must be between 0 and 1")
         if self.joint not in (0, 1):
             raise ValueError(f"joint is {self.joint}; it must be 0 or 1")
         if self.joint and self.answers:

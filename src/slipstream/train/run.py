@@ -93,6 +93,7 @@ def train(
     ends = frozenset(end for end in text.ends if end < len(teacher.output))
     corpus, held = _answers(answers, prompts, teacher, ends, common, on_progress)
     student = student or _fresh(kind, teacher, own, common, corpus)
+    student.overlap = common.overlap
     loop = _train(student, teacher, common, work, corpus, held, until, on_progress)
     if common.joint:
         target = save_target(teacher.model, text, folder / "target")

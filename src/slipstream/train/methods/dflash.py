@@ -4,9 +4,9 @@ Base s is the last position that the target has read, and token s + 1 is the anc
 target's distribution at position s + 1 + k. Many blocks of a row run side by side. A slot attends to the fused states
 of positions 0 to s and to the slots of its own block.
 
-The loss is the cross-entropy to the target's distribution on the draft vocabulary. A drafted token counts only if all
-tokens before it are accepted. So slot k has the weight exp(-k / gamma), and the share `focus` of that weight is
-multiplied with the probability that the drafter gives to the k answer tokens before it.
+The loss is that of draft_loss.py. A drafted token counts only if all tokens before it are accepted. So slot k has the
+weight exp(-k / gamma), and the share `focus` of that weight is multiplied with the probability that the drafter gives
+to the k answer tokens before it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from slipstream.core.array_types import Bool, Float, Int, Tensor
 from slipstream.drafters.dflash.folder import save_stack
 from slipstream.drafters.dflash.network import DflashConfig, DflashNet
 from slipstream.train.corpus import SampleBatch
+from slipstream.train.draft_loss import draft_losses
 from slipstream.train.method import Guess, Method
 from slipstream.train.methods.rollout import AnswerScores, attention_sizes, feature_layers, initialise, unit_scales
 from slipstream.train.options import DflashTrainOptions
@@ -82,7 +83,7 @@ class DflashMethod(Method):
         row = torch.arange(len(position), device=position.device)[:, None, None].expand_as(position)[exists]
         target_probs = target[number[row, position[exists]]]
         logits = self._logits(states[exists], batch.tokens[row, position[exists]])
-        losses = functional.cross_entropy(logits, target_probs, reduction="none")
+        losses = draft_losses(logits, target_probs, self.overlap)
         token = batch.tokens[row, position[exists] + 1]
         weight = self._weights(logits.detach(), token, exists)
         return (weight * losses).sum() / weight.sum().clamp(min=1e-6)  # short answers may have no block at all

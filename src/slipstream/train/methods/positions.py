@@ -9,10 +9,10 @@ from __future__ import annotations
 from abc import abstractmethod
 
 import torch
-from torch.nn import functional
 
 from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.train.corpus import SampleBatch
+from slipstream.train.draft_loss import draft_losses
 from slipstream.train.method import Guess, Method
 from slipstream.train.methods.rollout import AnswerScores
 from slipstream.train.teacher import Teacher, TeacherOutput
@@ -31,7 +31,7 @@ class PositionMethod(Method):
 
     def loss(self, batch: SampleBatch, output: TeacherOutput) -> Tensor:
         labels = self.teacher.label_probs(batch, output, self.ids)
-        return functional.cross_entropy(self.logits(batch, output).float(), labels)
+        return draft_losses(self.logits(batch, output).float(), labels, self.overlap).mean()
 
     @torch.no_grad()
     def guesses(self, batch: SampleBatch, output: TeacherOutput, depth: int) -> list[Guess]:

@@ -1,8 +1,8 @@
 """The loss and the guesses of drafters that predict several tokens from one base.
 
 Base s is the last position that the target has read, and token s + 1 is known. Step j predicts the target's
-distribution at position s + j + 1. Arrays are indexed by base, so nothing is shifted. The loss is the cross-entropy to
-the target's distribution on the draft vocabulary, with the weight decay^j for step j.
+distribution at position s + j + 1. Arrays are indexed by base, so nothing is shifted. The loss is that of
+draft_loss.py, with the weight decay^j for step j.
 
 A drafted token counts only if all tokens before it are accepted. So the share `focus` of a base's weight in step j is
 multiplied with the probability that the network gives to the j answer tokens before. A network that does not see these
@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from slipstream.core.array_types import Bool, Float, Int, Tensor
 from slipstream.train.corpus import SampleBatch
+from slipstream.train.draft_loss import draft_losses
 from slipstream.train.method import Guess, Method
 from slipstream.train.teacher import Teacher, TeacherOutput
 
@@ -72,7 +73,7 @@ class RolloutMethod(Method):
             exists = position >= 0
             row = torch.arange(len(position), device=position.device)[:, None].expand_as(position)[exists]
             logits = self.logits(state[exists]).float()
-            losses = functional.cross_entropy(logits, target[number[row, position[exists]]], reduction="none")
+            losses = draft_losses(logits, target[number[row, position[exists]]], self.overlap)
             share = 1 - self._focus + self._focus * before[exists]
             # short answers may have no position this far
             total = total + weight * (share * losses).sum() / share.sum().clamp(min=1e-6)
