@@ -1,10 +1,11 @@
 """Every drafter on five workloads: tau, the cost of a drafted token, and speed compared with plain decoding.
 
     python benchmarks/drafters.py [--model NAME] [--drafters NAME …] [--workloads chat:2,code:2,…] [--device auto]
-                                  [--temperatures 0 1] [--shapes chain tree] [--tokens 48] [--repeats 3] [--out FOLDER]
+                                  [--temperatures 0 1] [--shapes chain tree] [--depth 5] [--tokens 48] [--repeats 3]
+                                  [--out FOLDER]
 
-NAME may be a folder. A drafter that cannot be built for the model is left out, with the reason. `chain` drafts 5
-tokens, `tree` up to 24 nodes where the drafter has trees. Each drafter runs in an engine of its own, interleaved with
+NAME may be a folder. A drafter that cannot be built for the model is left out, with the reason. `chain` drafts
+`--depth` tokens, `tree` up to 24 nodes where the drafter has trees. Each drafter runs in an engine of its own, interleaved with
 plain decoding of the same requests. The order turns round with every repeat, and the first repeat warms up. Above
 temperature 0, chains are verified by block, and trees by no_replace, or by chosen where the drafter does not sample.
 
@@ -35,9 +36,9 @@ from slipstream.drafters import drafters
 from slipstream.drafters.build import drafter_kind
 from slipstream.engines.native.engine import NativeEngine
 
-DEPTH, NODES = 5, 24
+NODES = 24
 FIGURES = ("tau", "cost", "tokens_per_second", "against_plain")
-RESUMABLE = ("model", "device", "tokens", "repeats")  # settings that all records of a folder share
+RESUMABLE = ("model", "device", "depth", "tokens", "repeats")  # settings that all records of a folder share
 
 
 def main() -> None:
@@ -48,6 +49,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--shapes", nargs="+", choices=("chain", "tree"), default=["chain", "tree"])
+    parser.add_argument("--depth", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("drafters-results"))
@@ -100,7 +102,7 @@ def measure_drafter(name: str, results: dict, args: argparse.Namespace) -> None:
     with engine:
         for work, heat, shape in cells:
             try:
-                figures = measure(engine, work, speculation(name, shape, heat), heat, args)
+                figures = measure(engine, work, speculation(name, shape, heat, args.depth), heat, args)
             except ValueError as error:  # the drafter has no trees
                 results["left_out"][f"{name}, {shape}, T = {heat:g}"] = str(error)
             else:
@@ -109,10 +111,10 @@ def measure_drafter(name: str, results: dict, args: argparse.Namespace) -> None:
             save(results, args.out)
 
 
-def speculation(name: str, shape: str, heat: float) -> ss.Speculation:
+def speculation(name: str, shape: str, heat: float, depth: int) -> ss.Speculation:
     """The settings of a request. At temperature 0 the rule is the greedy one."""
     if shape == "chain":
-        return ss.Speculation(depth=DEPTH, verify="block" if heat else None)
+        return ss.Speculation(depth=depth, verify="block" if heat else None)
     kind = drafters.get(drafter_kind(name))
     fitting = [rule for rule in ("no_replace", "chosen") if sibling_mode(rules.get(rule)(), kind)]
     if not fitting:
