@@ -5,9 +5,10 @@
                                   [--out FOLDER]
 
 NAME may be a folder. A drafter that cannot be built for the model is left out, with the reason. `chain` drafts
-`--depth` tokens, `tree` up to 24 nodes where the drafter has trees. Each drafter runs in an engine of its own, interleaved with
-plain decoding of the same requests. The order turns round with every repeat, and the first repeat warms up. Above
-temperature 0, chains are verified by block, and trees by no_replace, or by chosen where the drafter does not sample.
+`--depth` tokens, `tree` up to 24 nodes where the drafter has trees. Each drafter runs in an engine of its own,
+interleaved with plain decoding of the same requests. The order turns round with every repeat, and the first repeat
+warms up. Above temperature 0, chains are verified by block, and trees by no_replace, or by chosen where the drafter
+does not sample.
 
 The cost of a drafted token is the time of a drafting cycle beyond that of a plain cycle, per drafted token, as a share
 of a plain cycle. It includes the longer score pass. Intervals are 95 % by Student's distribution over the repeats.

@@ -21,7 +21,7 @@ from slipstream.kernels.gpu.attention import Layout
 from slipstream.kernels.gpu.blocks.layout import BlockLayout
 from slipstream.kernels.gpu.cycle import CycleControl
 from slipstream.kernels.gpu.decoder import Held, PassBuffers, logits
-from slipstream.kernels.gpu.residual import ResidualStream
+from slipstream.kernels.gpu.residual import ROWS, ResidualStream
 from slipstream.models.cache.packing import RowSlice
 
 if TYPE_CHECKING:
@@ -61,27 +61,29 @@ class BlockSteps:
     """The tokens of a chain in each row. The first step runs the block; a Markov head runs in every step."""
 
     def __init__(self, stack: StackState, rows: int, depth: int, parts: int, state: Tensor) -> None:
-        self._stack, self._rows, self._state = stack, rows, state
+        self._stack, self._state = stack, state
         kernels, device = stack.kernels, state.device
         net, block = kernels.net, kernels.config.block
         # the block may reach one part of the cache further than the chain
         self._room = PassBuffers(net, rows * block, parts + 1)
         self._layout = BlockLayout.of(rows, block, net.heads.chunk(block, rows * block), device)
         self._both = kernels.embedding.new_zeros(rows, 2 * state.shape[1])
-        self._index = torch.tensor([r * block + n for n in range(depth) for r in range(rows)], device=device)
-        self._drafted = ResidualStream(depth * rows, state.shape[1], net.head)
-        self._outputs = torch.zeros(depth * rows, len(net.head), device=device)
+        self._index = torch.tensor([r * block + n for r in range(rows) for n in range(depth)], device=device)
+        all_slots = depth == block or rows * block <= ROWS  # logits of slots beyond the chain cost nothing, or are few
+        self._drafted = None if all_slots else ResidualStream(rows * depth, state.shape[1], net.head)
+        self._outputs = torch.zeros(rows, block if all_slots else depth, len(net.head), device=device)
 
     def begin(self, control: CycleControl) -> None:
         kernels = self._stack.kernels
         self._layout.lay(control)
         kernels.run(control.last, self._state, self._both, self._room, self._layout, self._stack.held)
-        torch.index_select(self._room.hidden, 0, self._index, out=self._drafted.hidden)
-        self._drafted.begin(kernels.net.norm)
-        logits(kernels.net, self._drafted, self._outputs)
+        if self._drafted is not None:
+            torch.index_select(self._room.hidden, 0, self._index, out=self._drafted.hidden)
+            self._drafted.begin(kernels.net.norm)
+        logits(kernels.net, self._drafted or self._room.stream, self._outputs.flatten(0, 1))
 
     def run(self, n: int, token: Tensor, out: Tensor) -> None:
-        outputs, markov = self._outputs[n * self._rows : (n + 1) * self._rows], self._stack.kernels.markov
+        outputs, markov = self._outputs[:, n], self._stack.kernels.markov
         if markov is None:
             out.copy_(outputs)
         else:

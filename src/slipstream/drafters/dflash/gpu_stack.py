@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from slipstream.core.array_types import Float, Int, Tensor
@@ -30,18 +32,21 @@ class GpuStack:
         output = with_slot_rows(net.output.detach(), net.markov)
         self.markov = None if net.markov is None else GpuMarkov(net, embedding)
         self.net = GpuNetwork(blocks, Norm(net.norm.weight, c.eps), output, heads, (angle.cos(), angle.sin()))
+        self._context = torch.cat([_normed_keys_values(layer) for layer in net.stack])
+        self._context_norm = Norm(torch.ones_like(net.norm.weight), c.eps)
+        self._context_heads = replace(heads, heads=0)
 
     def read(self, stacked: Float[Tensor, "n stacked"], room: PassBuffers, layout: Layout, held: Held) -> None:
         """Write the context keys and values of positions; `room.hidden` then holds their fused states.
 
         `stacked`: the target's scaled states of several layers, concatenated per position."""
-        net, tile_rows = self.net, self.net.tile_rows(len(stacked))
+        tile_rows, angles, heads = self.net.tile_rows(len(stacked)), self.net.angles, self._context_heads
         product(stacked, self._fc, room.hidden, tile_rows=tile_rows)
-        for block, (keys, values) in zip(net.blocks, held, strict=True):
-            assert block.before is not None, "every layer norms what it reads"
-            room.stream.begin(block.before)
-            product(room.stream, block.qkv, room.given, tile_rows=tile_rows)
-            turn(room.given, net.angles, layout, keys, values, room.space.query, net.heads)
+        room.stream.begin(self._context_norm)
+        given = room.given.new_empty(len(stacked), len(self._context))  # of all layers
+        product(room.stream, self._context, given, tile_rows=tile_rows)
+        for own, (keys, values) in zip(given.chunk(len(held), 1), held, strict=True):
+            turn(own, angles, layout, keys, values, room.space.query, heads)
 
     def run(
         self,
@@ -52,14 +57,17 @@ class GpuStack:
         layout: BlockLayout,
         held: Held,
     ) -> None:
-        """Run one block per row, from its last token and the fused state before it. `room.hidden` holds the outputs."""
+        """Run one block per row, from its last token and the fused state before it. The final norm may read
+        `room.stream` then, which holds the outputs."""
         rows, size = state.shape
         pair(token, 1, self.embedding, state, self._norms, both)
         joined = state.new_empty(rows, size)
         product(both, self._join, joined, tile_rows=self.net.tile_rows(rows))
-        torch.add(joined[:, None], self.slots, out=room.hidden.view(rows, -1, size))
+        first = self.net.blocks[0].before
+        assert first is not None, "every layer norms what it reads"
+        room.stream.begin_sums(joined, self.slots, first)
         span = 0, len(self.net.blocks)
-        walk(self.net, room, layout.reads, held, span, {}, False, writes=layout.writes)
+        walk(self.net, room, layout.reads, held, span, {}, False, writes=layout.writes, begun=True)
 
 
 class GpuMarkov:
@@ -79,6 +87,13 @@ class GpuMarkov:
     ) -> None:
         """Write the logits of one slot of each row. `token`: the tokens before them."""
         correct(token, self._table, outputs, self._columns, out)
+
+
+@torch.no_grad()
+def _normed_keys_values(layer: DflashLayer) -> Float[Tensor, "keys_values hidden"]:
+    """The weights of a layer's keys and values of the context, multiplied with its norm's. All layers read the same
+    states, which are then divided by the same root."""
+    return layer.key_value.weight * layer.norm_attention.weight
 
 
 def _gpu_layer(layer: DflashLayer, eps: float) -> GpuLayer:

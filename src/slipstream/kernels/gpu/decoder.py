@@ -114,13 +114,16 @@ def walk(
     watched: Watched,
     tree: bool,
     writes: Layout | None = None,
+    begun: bool = False,
 ) -> None:
     """Take what lies in `room.hidden` through the layers of a span; the final norm may read it then.
 
-    `writes`: where keys and values are written, if tokens see more than the places up to their own."""
+    `writes`: where keys and values are written, if tokens see more than the places up to their own. `begun`: whether
+    the stream is prepared for the first norm already."""
     tile_rows, (first, last) = net.tile_rows(len(room.hidden)), span
     if first < last:
-        room.stream.begin(_norm_before(net, first))
+        if not begun:
+            room.stream.begin(_norm_before(net, first))
         survey(layout, room.space, net.heads, tree)
     for i in range(first, last):
         after = _norm_before(net, i + 1)

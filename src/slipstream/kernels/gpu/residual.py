@@ -36,6 +36,23 @@ def _ready(x, weight, ready, left, size, SIZE: tl.constexpr, MOST: tl.constexpr,
 
 
 @triton.jit
+def _sums_ready(
+    left, right, weight, out, ready, squares, size, count,
+    SIZE: tl.constexpr, MOST: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    if EARLY:
+        wait()
+    row, at = tl.program_id(0), tl.arange(0, SIZE)
+    inside = at < size
+    piece = tl.load(left + row // count * size + at, mask=inside, other=0.0).to(tl.float32)
+    piece += tl.load(right + row % count * size + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * size + at, piece, mask=inside)
+    scaled = piece * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(ready + row * size + at, scaled.to(ready.dtype.element_ty), mask=inside)
+    tl.store(squares + row * MOST, tl.sum(piece * piece, 0))
+
+
+@triton.jit
 def _norm(x, weight, out, size, epsilon, SIZE: tl.constexpr, EARLY: tl.constexpr):
     if EARLY:
         wait()
@@ -93,6 +110,15 @@ class ResidualStream:
         (tokens, size), hidden = self.hidden.shape, self.hidden
         wide = triton.next_power_of_2(size)
         _ready[(tokens,)](hidden, norm.weight, self.ready, self.squares, size, wide, MOST, **early(hidden, tokens))
+        self.norm, self.parts, self.normed = norm, 1, False
+
+    def begin_sums(self, left: Tensor, right: Tensor, norm: Norm) -> None:
+        """Set `hidden` to all sums of a row of `left` and a row of `right`, for a first read through this norm."""
+        (tokens, size), wide = self.hidden.shape, triton.next_power_of_2(self.hidden.shape[1])
+        _sums_ready[(tokens,)](
+            *(left, right, norm.weight, self.hidden, self.ready, self.squares, size, len(right), wide, MOST),
+            **early(left, tokens),
+        )
         self.norm, self.parts, self.normed = norm, 1, False
 
     def through_norm(self) -> Tensor:

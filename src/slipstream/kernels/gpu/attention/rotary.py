@@ -15,7 +15,8 @@ TURNED = 8  # heads of a program
 
 @triton.jit
 def _turn(
-    given, cos, sin, position, row, place, query, keys, values, row_step, head_step, query_norm, key_norm, epsilon,
+    given, given_step, cos, sin, position, row, place, query, keys, values, row_step, head_step, query_norm, key_norm,
+    epsilon,
     HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, NORMED: tl.constexpr,
     TURNED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -27,7 +28,7 @@ def _turn(
     at = tl.arange(0, HALF)
     inside = at < DIM // 2
     mask = (head < HEADS + 2 * KV)[:, None] & inside[None, :]
-    source = given + (token * (HEADS + 2 * KV) + head)[:, None] * DIM + at[None, :]
+    source = given + token * given_step + head[:, None] * DIM + at[None, :]
     left = tl.load(source, mask=mask, other=0.0).to(tl.float32)
     right = tl.load(source + DIM // 2, mask=mask, other=0.0).to(tl.float32)
     there = tl.load(place + token)
@@ -88,14 +89,16 @@ def turn(
     heads: AttentionHeads,
     norms: tuple[Norm, Norm] | None = None,
 ) -> None:
-    """`given` holds query, key and value of each token side by side; `angles` one line per position, half as wide as a
-    head; `norms` are those of each head's query and key, where there are any."""
+    """`given` holds query, key and value of each token side by side, or key and value if there are no query heads;
+    `angles` one line per position, half as wide as a head; `norms` are those of each head's query and key, where there
+    are any."""
     grid = len(given), triton.cdiv(heads.heads + 2 * heads.kv_heads, TURNED)
     steps = keys.stride(0), keys.stride(1)
     half = triton.next_power_of_2(heads.dim // 2)
     weights = (given, given, 0.0) if norms is None else (norms[0].weight, norms[1].weight, norms[0].epsilon)
     _turn[grid](
-        *(given, *angles, layout.position, layout.row, layout.place, out, keys, values, *steps, *weights),
+        *(given, given.stride(0), *angles, layout.position, layout.row, layout.place, out, keys, values),
+        *(*steps, *weights),
         *(heads.heads, heads.kv_heads, heads.dim, half, norms is not None, TURNED),
         num_warps=1,
         **early(given, len(given)),
