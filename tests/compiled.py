@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
 
-from slipstream.kernels.gpu import cycle, entries, logprobs, path, tree
+from slipstream.kernels.gpu import cycle, entries, logprobs, path, residual, tree
 from slipstream.kernels.gpu import matmul as products
 from slipstream.kernels.gpu import sample as draw
 from slipstream.kernels.gpu import verify as judge
@@ -81,11 +81,12 @@ KERNELS: list[Kernel] = [
     *(
         (
             rotary._turn,
-            [B, F, F, L, L, L, B, B, B, SOME, SOME, B, B, "fp32"],
-            {**HEADS, "HALF": 32, "NORMED": on, "TURNED": 8, "EARLY": on},
+            [B, SOME, F, F, L, L, L, B, B, B, SOME, SOME, B, B, "fp32"],
+            {**HEADS, **heads, "HALF": 32, "NORMED": on, "TURNED": 8, "EARLY": on},
         )
-        for on in (True, False)
+        for on, heads in ((True, {}), (False, {}), (False, {"HEADS": 0}))
     ),
+    (residual._sums_ready, [F, B, B, F, B, F, SOME, SOME], {"SIZE": 1024, "MOST": 512, "EARLY": True}),
     (rotary._put, [B, B, L, L, B, B, *[SOME] * 6], {"DIM": 64, "WIDE": 64, "EARLY": True}),
     *(
         (
