@@ -148,7 +148,7 @@ def main() -> None:
         return NativeEngine(build_target(asked.model), asked.head, asked.verify, limits=limits)
 
     mixed = opened()
-    lines = asked.prompts.read_text().splitlines()
+    lines = [line for line in asked.prompts.read_text().split("\n") if line]
     prompts = mixed.text.encode_all([json.loads(line)["prompt"] for line in lines])
     peer = Theirs(asked.vllm, full_folder(mixed.target.files.path), prompts, asked) if asked.vllm else None
     ways: dict[str, Run] = {}

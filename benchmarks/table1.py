@@ -82,7 +82,7 @@ def prompt_sets(args: argparse.Namespace, instruct: bool) -> list[PromptSet]:
 
 
 def xsum(path: Path) -> list[dict[str, Any]]:
-    entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    entries = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     return [{"id": f"xsum/{number}", **entry} for number, entry in enumerate(entries)]
 
 

@@ -60,7 +60,7 @@ def main() -> None:
 
 def read(path: Path, count: int) -> list[str]:
     """The first prompts of a file."""
-    lines = [line for line in path.read_text().splitlines() if line.strip()]
+    lines = [line for line in path.read_text().split("\n") if line.strip()]
     return [json.loads(line)["prompt"] for line in lines[:count]]
 
 

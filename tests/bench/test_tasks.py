@@ -72,6 +72,13 @@ def test_published_files_are_read():
     assert problem_of({"prompt": "?", "checker": "number", "reference": 4}, "x").answer == "4"
 
 
+def test_a_line_ends_at_its_newline_and_at_no_other_separator(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    line = json.dumps({"prompt": "one\u2028line?", "checker": "exact", "answer": "1"}, ensure_ascii=False)
+    path.write_text(f"{line}\n{line}\n", encoding="utf-8")
+    assert [problem.prompt for problem in load_task(str(path)).problems] == ["one\u2028line?"] * 2
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

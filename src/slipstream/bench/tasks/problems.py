@@ -103,7 +103,7 @@ def _path(name: str) -> Path:
 
 def _read(path: Path) -> list[Problem]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text (byte {error.start})") from error
     problems = []

@@ -119,7 +119,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     if whole != text:
         path.write_text(whole, encoding="utf-8")
     try:
-        lines = [json.loads(line) for line in whole.splitlines()]
+        lines = [json.loads(line) for line in whole.split("\n") if line]
         if lines and "settings" in lines[0] and "origin" in lines[0]:
             return lines
     except ValueError:

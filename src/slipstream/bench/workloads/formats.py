@@ -41,7 +41,7 @@ class Item:
 
 def read_items(path: Path) -> list[Item]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except OSError as error:
         raise ValueError(f"cannot read the workload {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
