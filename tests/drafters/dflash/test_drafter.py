@@ -25,11 +25,14 @@ from slipstream.core.tree import Shape, Siblings
 from slipstream.core.types import Budget, Request, Row
 from slipstream.drafters.build import build_drafter
 from slipstream.drafters.dflash import cache
+from slipstream.drafters.dflash.cpu_chain import cpu_chains
 from slipstream.drafters.dflash.folder import save_stack
 from slipstream.drafters.levels.grow import grow
 from slipstream.drafters.none import NoDrafter
+from slipstream.kernels.cpu.linear import has_integers
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.target import Target
+from slipstream.models.weights.linears import pack_linears
 from slipstream.plan.policy.policies import Fixed
 from tiny import VOCAB, build
 
@@ -171,45 +174,81 @@ def test_one_kernel_call_reads_all_contexts_and_one_runs_all_blocks(monkeypatch)
 CHAINS = [Budget(1), Budget(4), Budget(4, 0.05), Budget(3), Budget(3, 0.06), Budget(2)]
 
 
-@pytest.mark.parametrize("markov", [0, 16])
-@pytest.mark.parametrize(
-    ("temperature", "siblings", "shared"),
-    [
-        (0.0, None, False),
-        (0.0, Siblings.CHOSEN, False),
-        (0.7, Siblings.CHOSEN, False),
-        (0.7, None, False),
-        (1.5, Siblings.IID, False),
-        (1.0, Siblings.DISTINCT, True),
-    ],
-)
-def test_chains_of_one_draw_are_those_that_grow_level_by_level(temperature, siblings, shared, markov):
+KINDS = [
+    (0.0, None, False),
+    (0.0, Siblings.CHOSEN, False),
+    (0.7, Siblings.CHOSEN, False),
+    (0.7, None, False),
+    (1.5, Siblings.IID, False),
+    (1.0, Siblings.DISTINCT, True),
+]  # temperature, siblings, shared noise
+
+
+def compare_with_grow(drafter, target, sampling, siblings, shared, tolerance, propose=None):
     """Rows of different lengths, budgets and end tokens side by side, one of which drafts nothing; several cycles."""
-    target = TorchModel(build("llama"))
-    drafter, sizes = dflash(target, SOME, block=BLOCK, markov=markov), set()
     ends = [frozenset(), frozenset(SOME[::3]), frozenset(), frozenset(SOME[1::4])]
     prompts = [range(1, 9), range(5, 8), range(2, 22), range(30, 41)]
-    sampling = Sampling(temperature, top_k=0 if shared else 17, seed=3)
     rows = [Row(Request(list(p), sampling, 60, e)) for p, e in zip(prompts, ends, strict=True)]
+    sizes = set()
     target.open(rows), drafter.open(rows)
     for turn in range(6):
         target.prefill(rows, 40)
         budget = [replace(CHAINS[(turn + r) % len(CHAINS)], siblings=siblings) for r in range(len(rows))]
         budget[turn % len(rows)] = replace(budget[0], depth=0)
-        noise = CounterNoise(rows, [shared] * len(rows))
-        draft = drafter.propose(rows, budget, noise)
-        drafting = [row for row, spend in zip(rows, budget, strict=True) if spend.depth]
-        logits = drafter.slots.outputs(drafting, max(spend.depth for spend in budget))
-        grown = grow(rows, budget, noise, drafter.laws(rows, drafting, logits), VOCAB)
-        assert draft.token.tolist() == grown.token.tolist()
-        assert draft.tree.lists == grown.tree.lists
-        assert draft.siblings is grown.siblings
-        torch.testing.assert_close(draft.law.dense(), grown.law.dense(), rtol=1e-5, atol=1e-30)
-        torch.testing.assert_close(draft.chance, grown.chance, rtol=1e-5, atol=0)
-        sizes.add(len(draft.tree))
+        alone = (turn + 1) % len(rows)
+        for some in (slice(None), slice(alone, alone + 1)):
+            noise = CounterNoise(rows[some], [shared] * len(rows[some]))
+            drafting = [row for row, spend in zip(rows[some], budget[some], strict=True) if spend.depth]
+            outputs = drafter.slots.outputs(drafting, max(spend.depth for spend in budget[some]))
+            draft = (propose or drafter.propose)(rows[some], budget[some], noise, *([outputs] if propose else []))
+            with torch.inference_mode():
+                grown = grow(rows[some], budget[some], noise, drafter.laws(rows[some], drafting, outputs), VOCAB)
+            assert draft.token.tolist() == grown.token.tolist()
+            assert draft.tree.lists == grown.tree.lists
+            assert draft.siblings is grown.siblings
+            torch.testing.assert_close(draft.law.dense(), grown.law.dense(), rtol=tolerance, atol=1e-30)
+            torch.testing.assert_close(draft.chance, grown.chance, rtol=tolerance, atol=0)
+            sizes.add(len(draft.tree))
         for row in rows:
             row.tokens += [SOME[turn], 3, 17 + turn][: 1 + turn % 3]
-    assert len(sizes) > 1
+    assert len(sizes) > 2
+
+
+@pytest.mark.parametrize(("temperature", "siblings", "shared"), KINDS)
+def test_chains_of_one_draw_are_those_that_grow_level_by_level(temperature, siblings, shared):
+    target = TorchModel(build("llama"))
+    sampling = Sampling(temperature, top_k=0 if shared else 17, seed=3)
+    compare_with_grow(dflash(target, SOME, block=BLOCK), target, sampling, siblings, shared, 1e-5)
+
+
+@pytest.mark.parametrize(("width", "integers"), [(16, False), (32, True)])
+@pytest.mark.parametrize(("temperature", "siblings", "shared"), KINDS)
+def test_chains_of_a_markov_head_in_one_call_are_those_that_grow(temperature, siblings, shared, width, integers):
+    """With float weights, and with integer weights, whose activations the kernel and torch may round differently."""
+    target = TorchModel(build("llama"))
+    drafter = dflash(target, SOME, block=BLOCK, markov=width)
+    pack_linears(drafter.markov, integers=integers, rounded=integers)
+    drafter.cpu_chains = cpu_chains(drafter.markov, drafter.vocabulary)
+    if drafter.cpu_chains is None:
+        pytest.skip("no kernel here")
+    assert drafter.cpu_chains._tables.columns.is_integer == (integers and has_integers())
+    torch.testing.assert_close(drafter.markov.previous, drafter.slots.net.markov.previous.weight.detach())
+    sampling, tolerance = Sampling(temperature, seed=3), 2e-3 if integers else 1e-4  # of probabilities of e^-35, too
+    compare_with_grow(drafter, target, sampling, siblings, shared, tolerance, drafter.cpu_chains.draft)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.8, top_k=5), Sampling(0.8, top_p=0.5)])
+def test_truncated_chains_of_a_markov_head_grow_level_by_level(sampling):
+    target = TorchModel(build("llama"))
+    drafter = dflash(target, SOME, block=BLOCK, markov=16)
+    drafter.pack_markov(target.model)
+    rows = [Row(Request([4, 5, 6], sampling, 9))]
+    target.open(rows), drafter.open(rows)
+    target.prefill(rows, 9)
+    noise, budget = CounterNoise(rows, [False]), [Budget(3)]
+    if drafter.cpu_chains is not None:
+        assert drafter.cpu_chains.draft(rows, budget, noise, drafter.slots.outputs(rows, 3)) is None
+    assert len(drafter.propose(rows, budget, noise).tree) == 3
 
 
 def test_a_grammar_that_leaves_the_draft_vocabulary_ends_the_draft_and_not_the_row():

@@ -22,10 +22,10 @@ from slipstream.core.tree import Shape, Siblings
 from slipstream.core.types import Budget, Request, Row
 from slipstream.drafters.build import build_drafter
 from slipstream.drafters.eagle import cache as slots
-from slipstream.drafters.eagle.cpu_draft import candidate_mode
 from slipstream.drafters.eagle.folder import save_head
 from slipstream.drafters.eagle.network import EagleConfig, EagleNet
 from slipstream.drafters.levels.grow import grow
+from slipstream.drafters.levels.one_call import candidate_mode
 from slipstream.drafters.none import NoDrafter
 from slipstream.kernels.cpu.draft import CandidateMode
 from slipstream.models.run.torch_model import TorchModel

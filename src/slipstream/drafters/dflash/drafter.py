@@ -1,9 +1,9 @@
 """The DFlash drafter: one pass of a small stack gives the laws of a whole block of tokens.
 
 The law of a drafted token depends on its depth only, so chains and trees use the same laws. With a Markov head it also
-depends on the token before it (`markov`), and chains are drafted by `markov_chain`. A row drafts nothing until the
-target has read its prompt. The cache holds committed positions only, so verdicts are not used. `observe` reads prompts
-as soon as the target has read them, so that the first draft takes no longer than later ones.
+depends on the token before it (`markov`); on a CPU chains are then drafted by `cpu_chain`. A row drafts nothing until
+the target has read its prompt. The cache holds committed positions only, so verdicts are not used. `observe` reads
+prompts as soon as the target has read them, so that the first draft takes no longer than later ones.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
 from slipstream.drafters.device.interface import DeviceDrafter
 from slipstream.drafters.dflash.cache import BlockCache
 from slipstream.drafters.dflash.chain import draft_chains, independent_chains
+from slipstream.drafters.dflash.cpu_chain import CpuChains, cpu_chains
 from slipstream.drafters.dflash.folder import KIND, load_stack
 from slipstream.drafters.dflash.markov import MarkovLogits
-from slipstream.drafters.dflash.markov_chain import draft_markov_chains, noise_is_fixed
 from slipstream.drafters.dflash.network import DflashNet
 from slipstream.drafters.files.net_folder import check_target, trained_folder
 from slipstream.drafters.levels.grow import NextLaw, grow
@@ -63,6 +63,7 @@ class Dflash(Drafter):
         self.markov: MarkovLogits | None = None
         if net.markov is not None:
             self.markov = MarkovLogits(net.markov, net.norm_embedding, embedding, net.output)
+        self.cpu_chains: CpuChains | None = None  # the Markov head on its kernel
 
     @classmethod
     def build(cls, target: TargetModel, options: DflashOptions) -> Dflash:
@@ -73,9 +74,15 @@ class Dflash(Drafter):
         pack_as_target(net, target.model.model)
         drafter = cls(net, draft_ids, target.embedding, target.features, target.vocab)
         if drafter.markov is not None:
-            pack_as_target(drafter.markov, target.model.model)
+            drafter.pack_markov(target.model.model)
         drafter.draft_temperature = options.draft_temperature
         return drafter
+
+    def pack_markov(self, target: torch.nn.Module) -> None:
+        """Pack the large weights of the Markov head as the target's, if it runs on a CPU, and use its kernel."""
+        assert self.markov is not None
+        pack_as_target(self.markov, target)
+        self.cpu_chains = cpu_chains(self.markov, self.vocabulary)
 
     def open(self, rows: Sequence[Row]) -> None:
         self.slots.open(rows)
@@ -106,11 +113,12 @@ class Dflash(Drafter):
         drafting = [row for row, spend in zip(rows, budget, strict=True) if spend.depth]
         outputs = self.slots.outputs(drafting, depth)
         if independent_chains(rows, budget):
-            last = self.vocabulary, self.draft_temperature
             if self.markov is None:
-                return draft_chains(rows, budget, noise, outputs, *last)
-            if noise_is_fixed(budget, noise):
-                return draft_markov_chains(rows, budget, noise, outputs, self.markov, *last)
+                return draft_chains(rows, budget, noise, outputs, self.vocabulary, self.draft_temperature)
+            if self.cpu_chains is not None and self.draft_temperature is None:
+                draft = self.cpu_chains.draft(rows, budget, noise, outputs)
+                if draft is not None:
+                    return draft
         ranking = any(spend.shape and spend.siblings is Siblings.CHOSEN for spend in budget)
         return grow(rows, budget, noise, self.laws(rows, drafting, outputs, ranking), self.vocabulary.size)
 
@@ -131,7 +139,7 @@ class Dflash(Drafter):
             logits = flat[torch.tensor(index, device=flat.device)]
             if self.markov is not None:
                 before = [path[-1] if path else row.tokens[-1] for row, path in where]
-                logits = self.markov.after(*self.markov.parts(logits), before)
+                logits = self.markov(logits, torch.tensor(before, device=logits.device))
             return self.vocabulary.law_at(logits, where, ranking, self.draft_temperature)
 
         return next_law

@@ -180,6 +180,7 @@ class DecoderKernel:
         self._call = function(path, "slipstream_decode", POINTER, POINTER, ctypes.c_uint, POINTER, POINTER)
         function(path, "slipstream_products", POINTER)(work(row_bits))
         self._draft = function(path, "slipstream_draft", *(POINTER,) * 3, ctypes.c_uint, POINTER, POINTER)
+        self._markov = function(path, "slipstream_markov", POINTER, ctypes.c_uint, POINTER, POINTER)
         self._team = parallel(), symbol("omp_get_num_threads")
 
     def run(self, net: CpuNetwork, cache: CachePointers, args: PassArgs) -> Tensor | None:
@@ -201,6 +202,11 @@ class DecoderKernel:
         call = _PassArgs(keys=next(tables), values=next(tables), features=ctypes.addressof(features))
         call.rotated, call.places, call.last = rotated, cache.places, net.layers
         self._draft(net.address, ctypes.addressof(call), draft_args, _threads(net.work, tokens), *self._team)
+
+    def markov(self, markov_args: int, products: int) -> None:
+        """Run chains. `markov_args`: address of a `_MarkovArgs` (`kernels.cpu.markov`). `products`: multiplications of
+        a level."""
+        self._markov(markov_args, _threads(products, 1), *self._team)
 
 
 def _call(cache: CachePointers, args: PassArgs, logits: Tensor | None) -> tuple[_PassArgs, object]:

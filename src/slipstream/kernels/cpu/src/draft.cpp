@@ -11,27 +11,12 @@
 // width 1, either of likeliest tokens or of sampled tokens; for sampled tokens the distributions are returned too.
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <vector>
 
 #include "decoder.hpp"
-#include "noise.hpp"
-#include "vectors.hpp"
+#include "ranking.hpp"
 
 namespace {
-
-using vectors::Floats;
-using vectors::load;
-using vectors::store;
-
-// How candidates are made; numbered as `CandidateMode` in draft.py.
-enum CandidateMode : int64_t {
-    LIKELY,  // the likeliest tokens
-    RACED,   // the tokens that are likeliest to win the race on the position's noise
-    SURE,    // the likeliest token, without its probability
-    DRAWN,   // a token sampled from the distribution
-};
 
 // What is drafted for each row, and the results; laid out as `_DraftArgs` in draft.py.
 struct DraftArgs {
@@ -97,101 +82,6 @@ struct DraftScratch {
     std::vector<const uint8_t*> masks;  // by layer
 };
 
-// Whether any number of four vectors is above a bound.
-inline bool above(const float* x, Floats bound) {
-    constexpr int L = vectors::LANES;
-    const auto any = (load(x) > bound) | (load(x + L) > bound) | (load(x + 2 * L) > bound) | (load(x + 3 * L) > bound);
-    uint64_t words[sizeof any / 8], all = 0;
-    std::memcpy(words, &any, sizeof any);
-    for (uint64_t word : words) all |= word;
-    return all != 0;
-}
-
-// The `count` largest of n numbers, largest first, of equal ones the first; returns how many, fewer where some are NaN.
-int64_t largest(const float* x, int64_t n, int64_t count, float* value, int64_t* index) {
-    constexpr int64_t STEP = 4 * vectors::LANES;
-    int64_t filled = 0;
-    float least = -std::numeric_limits<float>::infinity();
-    const auto scan = [&](int64_t from, int64_t to) {
-        for (int64_t i = from; i < to; ++i) {
-            if (!(x[i] > least)) continue;
-            int64_t at = filled < count ? filled++ : count - 1;
-            for (; at > 0 && x[i] > value[at - 1]; --at) value[at] = value[at - 1], index[at] = index[at - 1];
-            value[at] = x[i], index[at] = i;
-            if (filled == count) least = value[count - 1];
-        }
-    };
-    int64_t i = 0;
-    for (; i + STEP <= n; i += STEP)
-        if (above(x + i, Floats{} + least)) scan(i, i + STEP);
-    scan(i, n);
-    return filled;
-}
-
-// The sum of e^((x - best) / temperature); the terms go to `each` unless it is null. Terms are summed in float32 only within
-// a span, and spans in double.
-double exp_sum(const float* x, int64_t n, float best, float temperature, float* each = nullptr) {
-    constexpr int64_t SPAN = 64 * vectors::LANES;
-    double sum_of_spans = 0;
-    for (int64_t from = 0; from < n; from += SPAN) {
-        const int64_t to = std::min(n, from + SPAN);
-        Floats sum = {};
-        int64_t i = from;
-        for (; i + vectors::LANES <= to; i += vectors::LANES) {
-            const Floats line = vectors::exponential((load(x + i) - best) / temperature);
-            if (each) store(each + i, line);
-            sum += line;
-        }
-        sum_of_spans += vectors::total(sum);
-        for (; i < to; ++i) {
-            const float term = std::exp((x[i] - best) / temperature);
-            if (each) each[i] = term;
-            sum_of_spans += term;
-        }
-    }
-    return sum_of_spans;
-}
-
-// The natural logarithm of positive numbers that are not tiny, to about one unit in the last place.
-inline Floats logarithm(Floats x) {
-    using vectors::Words;
-    const Words bits = (Words)x, shifted = bits - 0x3f3504f3;  // the rest lies between the roots of 1/2 and 2
-    const Words power = shifted >> 23;
-    const Floats rest = (Floats)(bits - (power << 23)) - 1.0f, square = rest * rest;
-    Floats p = rest * 7.0376836292e-2f - 1.1514610310e-1f;
-    p = p * rest + 1.1676998740e-1f;
-    p = p * rest - 1.2420140846e-1f;
-    p = p * rest + 1.4249322787e-1f;
-    p = p * rest - 1.6668057665e-1f;
-    p = p * rest + 2.0000714765e-1f;
-    p = p * rest - 2.4999993993e-1f;
-    p = p * rest + 3.3333331174e-1f;
-    const Floats n = __builtin_convertvector(power, Floats);
-    return n * 0.693359375f + (rest + (p * square * rest - 0.5f * square - n * 2.12194440e-4f));
-}
-
-// The weight of every token in the race: e^((x - best) / temperature) / E, where E = -log(u). For u near 1, the logarithm is
-// corrected for the rounding of u to float32.
-void race_weights(const float* x, const int64_t* ids, int64_t n, float best, float temperature, uint64_t key, float* y) {
-    constexpr int L = vectors::LANES;
-    const uint64_t mixed = noise::mix(key);
-    for (int64_t i = 0; i < n; i += L) {
-        const int count = static_cast<int>(std::min<int64_t>(L, n - i));
-        Floats own = Floats{} - std::numeric_limits<float>::infinity(), u = Floats{} + 0.5f, rest = u;
-        for (int j = 0; j < count; ++j) {
-            const double exact = noise::uniform(mixed, static_cast<uint64_t>(ids[i + j]));
-            u[j] = static_cast<float>(exact), rest[j] = static_cast<float>(1 - exact), own[j] = x[i + j];
-        }
-        const Floats one = Floats{} + 1.0f, gap = one - u;
-        const vectors::Words near = gap < one * 1e-7f;
-        const Floats safe = (Floats)(((vectors::Words)one & near) | ((vectors::Words)gap & ~near));
-        const Floats less = Floats{} - logarithm(u) * (rest / safe);
-        const Floats wait = (Floats)(((vectors::Words)rest & near) | ((vectors::Words)less & ~near));
-        const Floats line = vectors::exponential((own - best) / temperature) / wait;
-        std::memcpy(y + i, &line, count * sizeof(float));
-    }
-}
-
 // One call: a team of threads ranks the slots of a level, one of them opens the next level, all run the head's pass.
 struct DraftRun {
     decoder::Pass& pass;
@@ -210,50 +100,13 @@ struct DraftRun {
 
     // Rank the tokens that may follow one slot.
     void rank(int64_t slot) {
-        const int64_t r = scratch.slots[slot].row, count = std::min(vocab, args.width[r]);
+        const int64_t r = scratch.slots[slot].row, line = r * args.levels + level;
+        const ranking::Slot own{logits + slot * vocab, args.ids, vocab, static_cast<float>(args.temperature[r]),
+                                args.key ? args.key[line] : 0, args.law + line * vocab};
+        const int64_t count = std::min(vocab, args.width[r]);
         float* prob = scratch.prob.data() + slot * widest;
-        int64_t* index = scratch.index.data() + slot * widest;
-        const float *x = logits + slot * vocab, temperature = static_cast<float>(args.temperature[r]);
         std::fill(prob, prob + widest, 0.0f);
-        scratch.peak[slot] = 0;
-        if (!largest(x, vocab, 1, prob, index)) return;
-        const float best = prob[0];
-        const int64_t line = r * args.levels + level;
-        if (args.mode == LIKELY) likely(x, best, temperature, count, prob, index);
-        if (args.mode == RACED) raced(x, best, temperature, count, args.key[line], prob, index);
-        if (args.mode == SURE) prob[0] = 1;
-        scratch.peak[slot] = prob[0];
-        if (args.mode == DRAWN)
-            scratch.peak[slot] = drawn(x, best, temperature, args.key[line], args.law + line * vocab, prob, index);
-    }
-
-    void likely(const float* x, float best, float temperature, int64_t count, float* prob, int64_t* index) const {
-        const int64_t filled = largest(x, vocab, count, prob, index);
-        const float total = static_cast<float>(exp_sum(x, vocab, best, temperature));
-        for (int64_t k = 0; k < filled; ++k) prob[k] = std::exp((prob[k] - best) / temperature) / total;
-    }
-
-    // By the race on the noise of the position.
-    void raced(const float* x, float best, float temperature, int64_t count, int64_t key, float* prob, int64_t* index) const {
-        static thread_local std::vector<float> weights;
-        weights.resize(vocab);
-        race_weights(x, args.ids, vocab, best, temperature, static_cast<uint64_t>(key), weights.data());
-        const int64_t filled = largest(weights.data(), vocab, count, prob, index);
-        double total = 0;
-        for (float weight : weights) total += weight;
-        for (int64_t k = 0; k < filled; ++k) prob[k] /= static_cast<float>(total);
-    }
-
-    // Sample one token from the distribution, which is written to `law`; returns its largest probability. No token where the
-    // distribution has NaN.
-    float drawn(const float* x, float best, float temperature, int64_t key, float* law, float* prob, int64_t* index) const {
-        const float total = static_cast<float>(exp_sum(x, vocab, best, temperature, law));
-        for (int64_t i = 0; i < vocab; ++i) law[i] /= total;
-        const int64_t first = noise::winner(static_cast<uint64_t>(key), args.ids, law, vocab);
-        if (first < 0) return prob[0] = 0;
-        index[0] = first;
-        prob[0] = law[first];
-        return 1 / total;
+        scratch.peak[slot] = ranking::rank(own, args.mode, count, prob, scratch.index.data() + slot * widest);
     }
 
     bool ends(int64_t r, int64_t token) const {
