@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slipstream.train.draft_loss import draft_losses
+from slipstream.train.methods.draft_loss import draft_losses
 from slipstream.train.options import CommonOptions
 
 

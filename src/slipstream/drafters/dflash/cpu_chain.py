@@ -54,7 +54,9 @@ def _arguments(row: Row, budget: Budget, keys: Sequence[int]) -> RowChainArgs:
 
 def cpu_chains(markov: MarkovLogits, vocabulary: DraftVocabulary) -> CpuChains | None:
     """The head on the CPU kernel; None if its columns are not packed or there is no kernel."""
-    if not isinstance(markov.columns, PackedLinear) or markov.embedding.dtype != torch.float32:
+    if not isinstance(markov.columns, PackedLinear):
+        return None
+    if {markov.embedding.dtype, markov.previous.dtype, markov.norm.weight.dtype} != {torch.float32}:
         return None
     kernel = cpu_decoder.kernel(markov.columns.packed.row_bits)
     return None if kernel is None else CpuChains(markov, kernel, vocabulary)

@@ -22,8 +22,8 @@ from slipstream.core.array_types import Bool, Float, Int, Tensor
 from slipstream.drafters.dflash.folder import save_stack
 from slipstream.drafters.dflash.network import DflashConfig, DflashNet
 from slipstream.train.corpus import SampleBatch
-from slipstream.train.draft_loss import draft_losses
 from slipstream.train.method import Guess, Method
+from slipstream.train.methods.draft_loss import draft_losses
 from slipstream.train.methods.rollout import AnswerScores, attention_sizes, feature_layers, initialise, unit_scales
 from slipstream.train.options import DflashTrainOptions
 from slipstream.train.teacher import Teacher, TeacherOutput

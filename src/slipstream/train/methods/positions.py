@@ -12,8 +12,8 @@ import torch
 
 from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.train.corpus import SampleBatch
-from slipstream.train.draft_loss import draft_losses
 from slipstream.train.method import Guess, Method
+from slipstream.train.methods.draft_loss import draft_losses
 from slipstream.train.methods.rollout import AnswerScores
 from slipstream.train.teacher import Teacher, TeacherOutput
 

@@ -21,8 +21,8 @@ from torch.nn import functional
 
 from slipstream.core.array_types import Bool, Float, Int, Tensor
 from slipstream.train.corpus import SampleBatch
-from slipstream.train.draft_loss import draft_losses
 from slipstream.train.method import Guess, Method
+from slipstream.train.methods.draft_loss import draft_losses
 from slipstream.train.teacher import Teacher, TeacherOutput
 
 RESIDUAL = frozenset({"o", "down", "blocks"})  # modules that write to a residual stream
