@@ -49,6 +49,7 @@ def opened(monkeypatch, tmp_path) -> list[tuple[str, str, int]]:
         return made
 
     monkeypatch.setattr(engine_pool, "open_engine", watched)
+    monkeypatch.setattr(engine_pool, "release_memory", gc.collect)
     monkeypatch.setattr(session, "probe_machine", lambda dtype, device: Machine(1e9, 1e11))
     monkeypatch.setattr(session, "html", lambda results: "")
     (tmp_path / "abc.jsonl").write_text('{"prompt": "abcabc"}\n')
@@ -100,7 +101,9 @@ def test_the_least_recently_used_makes_room(folder, opened):
         ships.close()
 
 
-def test_the_native_target_is_shared_and_let_go(folder, opened):
+def test_the_native_target_is_shared_and_let_go(folder, opened, monkeypatch):
+    released = []  # engines that were opened before each release
+    monkeypatch.setattr(engine_pool, "release_memory", lambda: released.append(len(opened)) or gc.collect())
     ships = EnginePool(EngineSettings(folder), Matrix(), hold=1)
     try:
         target = weakref.ref(ships.open(NATIVE).target)
@@ -108,6 +111,7 @@ def test_the_native_target_is_shared_and_let_go(folder, opened):
         ships.open(THEIRS)
         assert target() is None
         assert [count for *_, count in opened] == [0, 0, 0]  # whoever made room was gone before the next was loaded
+        assert released == [0, 1, 2]
     finally:
         ships.close()
 
