@@ -178,6 +178,7 @@ def show(results: dict) -> None:
 def draw(results: dict, path: Path) -> None:
     """A point for each drafter, shape and temperature: mean tau and mean cost of a drafted token over the workloads."""
     try:
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
         print("matplotlib is not installed, so no picture is drawn")
@@ -197,7 +198,8 @@ def draw(results: dict, path: Path) -> None:
                 axis.scatter([cost], [tau], marker="o" if shape == "chain" else "^", label=f"{name}, {shape}")
         axis.set(title=f"T = {heat:g}", xlabel="cost of a drafted token, share of a target pass", ylabel="tau")
         axis.legend(fontsize="small")
-    figure.savefig(path)
+    with rc_context({"svg.fonttype": "none"}):
+        figure.savefig(path)
 
 
 if __name__ == "__main__":
