@@ -86,7 +86,7 @@ def test_our_own_format(tmp_path):
 def test_a_line_ends_at_its_newline_and_at_no_other_separator(tmp_path):
     texts = ["one\u2028line", "next\x85 line", "form\x0cfeed"]
     path = tmp_path / "mine.jsonl"
-    path.write_text("\r\n".join(json.dumps({"prompt": text}, ensure_ascii=False) for text in texts))
+    path.write_text("\r\n".join(json.dumps({"prompt": text}, ensure_ascii=False) for text in texts), encoding="utf-8")
     assert [item.turns for item in read_items(path)] == [(text,) for text in texts]
 
 

@@ -185,7 +185,8 @@ KINDS = [
 
 
 def compare_with_grow(drafter, target, sampling, siblings, shared, tolerance, propose=None):
-    """Rows of different lengths, budgets and end tokens side by side, one of which drafts nothing; several cycles."""
+    """Compare drafts with those of `grow`, and return the sizes of their trees. Rows of different lengths, budgets and
+    end tokens side by side, one of which drafts nothing; several cycles."""
     ends = [frozenset(), frozenset(SOME[::3]), frozenset(), frozenset(SOME[1::4])]
     prompts = [range(1, 9), range(5, 8), range(2, 22), range(30, 41)]
     rows = [Row(Request(list(p), sampling, 60, e)) for p, e in zip(prompts, ends, strict=True)]
@@ -211,14 +212,15 @@ def compare_with_grow(drafter, target, sampling, siblings, shared, tolerance, pr
             sizes.add(len(draft.tree))
         for row in rows:
             row.tokens += [SOME[turn], 3, 17 + turn][: 1 + turn % 3]
-    assert len(sizes) > 2
+    return sizes
 
 
 @pytest.mark.parametrize(("temperature", "siblings", "shared"), KINDS)
 def test_chains_of_one_draw_are_those_that_grow_level_by_level(temperature, siblings, shared):
     target = TorchModel(build("llama"))
     sampling = Sampling(temperature, top_k=0 if shared else 17, seed=3)
-    compare_with_grow(dflash(target, SOME, block=BLOCK), target, sampling, siblings, shared, 1e-5)
+    sizes = compare_with_grow(dflash(target, SOME, block=BLOCK), target, sampling, siblings, shared, 1e-5)
+    assert len(sizes) > 2
 
 
 @pytest.mark.parametrize(("width", "integers"), [(16, False), (32, True)])
@@ -234,7 +236,8 @@ def test_chains_of_a_markov_head_in_one_call_are_those_that_grow(temperature, si
     assert drafter.cpu_chains._tables.columns.is_integer == (integers and has_integers())
     torch.testing.assert_close(drafter.markov.previous, drafter.slots.net.markov.previous.weight.detach())
     sampling, tolerance = Sampling(temperature, seed=3), 2e-3 if integers else 1e-4  # of probabilities of e^-35, too
-    compare_with_grow(drafter, target, sampling, siblings, shared, tolerance, drafter.cpu_chains.draft)
+    sizes = compare_with_grow(drafter, target, sampling, siblings, shared, tolerance, drafter.cpu_chains.draft)
+    assert len(sizes) > 2
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.8, top_k=5), Sampling(0.8, top_p=0.5)])

@@ -69,7 +69,7 @@ class BlockSteps:
         self._layout = BlockLayout.of(rows, block, net.heads.chunk(block, rows * block), device)
         self._both = kernels.embedding.new_zeros(rows, 2 * state.shape[1])
         self._index = torch.tensor([r * block + n for r in range(rows) for n in range(depth)], device=device)
-        all_slots = depth == block or rows * block <= ROWS  # logits of slots beyond the chain cost nothing, or are few
+        all_slots = depth == block or rows * block <= ROWS  # few or no slots beyond the chain
         self._drafted = None if all_slots else ResidualStream(rows * depth, state.shape[1], net.head)
         self._outputs = torch.zeros(rows, block if all_slots else depth, len(net.head), device=device)
 

@@ -102,7 +102,7 @@ struct DraftRun {
     void rank(int64_t slot) {
         const int64_t r = scratch.slots[slot].row, line = r * args.levels + level;
         const ranking::Slot own{logits + slot * vocab, args.ids, vocab, static_cast<float>(args.temperature[r]),
-                                args.key ? args.key[line] : 0, args.law + line * vocab};
+                                args.key[line], args.law + line * vocab};
         const int64_t count = std::min(vocab, args.width[r]);
         float* prob = scratch.prob.data() + slot * widest;
         std::fill(prob, prob + widest, 0.0f);
