@@ -17,11 +17,13 @@ from slipstream.drafters.heads.prophet import Prophet, ProphetConfig, prophet_ne
 from slipstream.models.run.table_model import Table
 from slipstream.models.run.torch_model import TorchModel
 
-SIZES: dict[str, dict[str, Any]] = {  # by kind; a kind with a projection is written after a comma
+SIZES: dict[str, dict[str, Any]] = {  # by kind; a variant is written after a comma
     "medusa": {"blocks": 2},
     "mlp": {"inner": 24},
     "prophet": {"window": 4, "attention_heads": 4, "kv_heads": 2, "head_dim": 8, "intermediate": 24},
     "prophet,linear": {"projection": "linear"},
+    "medusa,recurrent": {"blocks": 1, "recurrent": 12},
+    "prophet,recurrent": {"window": 4, "head_dim": 8, "intermediate": 24, "recurrent": 12},
 }
 DRAFTERS: dict[str, type[HeadsDrafter]] = {"medusa": Medusa, "mlp": Mlp, "prophet": Prophet}
 NETS: dict[str, tuple[type, Callable[..., HeadsNet]]] = {
@@ -63,7 +65,9 @@ def heads_on_table(kind: str) -> Callable[[Table], HeadsDrafter]:
     def make(table: Table, hidden: int = 8) -> HeadsDrafter:
         words, ids = Words(table.vocab, hidden), range(table.vocab - 1)
         net = random_net(kind, hidden, (0, 1), len(ids)).double()
-        drafter = DRAFTERS[kind](net, torch.tensor(ids), words.layers[1], words.layers[0], words, table.vocab)
+        drafter = DRAFTERS[kind.partition(",")[0]](
+            net, torch.tensor(ids), words.layers[1], words.layers[0], words, table.vocab
+        )
         logits = drafter.logits
         drafter.logits = lambda vector: logits(vector).round(decimals=6)  # type: ignore[method-assign]  # see `rounded`
         return drafter

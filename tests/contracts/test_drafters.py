@@ -35,7 +35,7 @@ def staged(table: Table) -> Drafter:
     return two_stages(table, second_token(table))
 
 
-HEADS = {kind: heads_on_table(kind) for kind in ("medusa", "mlp", "prophet")}
+HEADS = {kind: heads_on_table(kind) for kind in ("medusa", "medusa,recurrent", "mlp", "prophet")}
 # drafters that need weights to be built by name
 CORPUS = CorpusIndex.build([[1, 2, 1, 2, 3, 0, 1, 2, 0], [2, 0, 3, 3, 2, 1, 2, 2]], 4)
 WEIGHTS = {

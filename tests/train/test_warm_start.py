@@ -126,6 +126,16 @@ def test_a_markov_head_can_be_added_and_changes_nothing_at_first(begun, target, 
         run("dflash", target, tmp_path / "two", start=str(tmp_path / "one"), markov=32)
 
 
+@pytest.mark.parametrize("method", ["medusa", "prophet"])
+def test_a_recurrent_part_can_be_added_and_changes_nothing_at_first_but_is_trained(method, begun, target, tmp_path):
+    run(method, target, tmp_path, start=str(begun[method]), recurrent=16, steps=2)
+    first = json.loads((tmp_path / "work/journal.jsonl").read_text().split("\n")[0])
+    assert first["loss"] == pytest.approx(loss_of(method, begun[method], first_batch(tmp_path)), rel=1e-5)
+    config, weights, _ = stored.read(tmp_path, method)
+    assert config["recurrent"] == 16
+    assert weights["recurrent.down.weight"].abs().max() > 0
+
+
 @pytest.mark.parametrize("method", ["eagle", "draft_model"])
 def test_it_learns_on_and_goes_on_after_a_kill_but_not_from_another_drafter(method, begun, target, tmp_path):
     folder = str(begun[method])

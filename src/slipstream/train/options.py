@@ -165,6 +165,9 @@ class DraftModelTrainOptions:
     layers: str = _option("", "layers of the target that are kept, such as 0,1,28,29", "the first two and the last two")
 
 
+SEES_TOKENS = "width of the part by which heads see the tokens drafted before them; 0: none"
+
+
 @dataclass(frozen=True)
 class HeadsTrainOptions:
     """Options of the methods `medusa`, `mlp` and `prophet`."""
@@ -176,8 +179,9 @@ class HeadsTrainOptions:
 
     def __post_init__(self) -> None:
         for option in fields(self):
-            if option.type == "int" and getattr(self, option.name) < 1:
-                raise ValueError(f"{option.name} is {getattr(self, option.name)}; it must be 1 or more")
+            least = 0 if option.name == "recurrent" else 1
+            if option.type == "int" and getattr(self, option.name) < least:
+                raise ValueError(f"{option.name} is {getattr(self, option.name)}; it must be {least} or more")
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay is {self.decay}; it must be above 0 and at most 1")
         if not 0 <= self.focus <= 1:
@@ -189,6 +193,7 @@ class MedusaTrainOptions(HeadsTrainOptions):
     """Options of the method `medusa`."""
 
     blocks: int = _option(2, "residual blocks of a head")
+    recurrent: int = _option(0, SEES_TOKENS)
 
 
 @dataclass(frozen=True)
@@ -205,11 +210,14 @@ class ProphetTrainOptions(HeadsTrainOptions):
     projection: str = _option("transformer", "transformer, or linear: one matrix for each head, the plain baseline")
     window: int = _option(16, "positions that the transformer layer attends to")
     intermediate: int = _option(512, "width of its feed-forward part")
+    recurrent: int = _option(0, SEES_TOKENS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.projection not in ("transformer", "linear"):
             raise ValueError(f"projection is {self.projection!r}; it must be transformer or linear")
+        if self.projection == "linear" and self.recurrent:
+            raise ValueError("heads of projection=linear see no drafted tokens; leave recurrent out")
 
 
 GROUPS: dict[str, type] = {

@@ -46,7 +46,13 @@ def test_every_law_is_the_networks_over_the_whole_text_in_ragged_batches(kind, d
     assert subject.compared > 10
 
 
-TREES = [("medusa", "no_replace"), ("mlp", "replace"), ("mlp", "chosen"), slow("prophet", "no_replace")]
+TREES = [
+    ("medusa", "no_replace"),
+    ("medusa,recurrent", "no_replace"),
+    ("mlp", "replace"),
+    ("mlp", "chosen"),
+    slow("prophet", "no_replace"),
+]
 
 
 @pytest.mark.parametrize(("kind", "rule"), TREES)

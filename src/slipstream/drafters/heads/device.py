@@ -50,7 +50,7 @@ class StateHeadSteps:
         net, device = part.drafter.net, window.device
         self._heads = min(depth, net.config.heads)
         self._offset = torch.arange(window.shape[1], device=device) - window.shape[1] - 1
-        self._parallel = part.drafter.parallel
+        self._parallel = net.parallel
         sample = next(iter(part.features.values()))
         self._state = sample.new_zeros(rows, net.inner)
         shape = (self._heads if self._parallel else 1) * rows, len(part.drafter.vocabulary.ids)

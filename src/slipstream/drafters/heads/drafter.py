@@ -49,7 +49,6 @@ class HeadsDrafter(Drafter):
     draft_temperature: float | None = None
     kind: ClassVar[str]  # the registered name
     config_type: ClassVar[Any]
-    parallel: ClassVar[bool]  # whether no head sees a drafted token
 
     def __init__(
         self,
@@ -134,9 +133,9 @@ class HeadsDrafter(Drafter):
 
         return next_law
 
-    @abstractmethod
     def level_logits(self, rows: Sequence[Row], depth: int) -> LevelLogits:
         """The logits of one draft."""
+        return self._parallel_logits(rows, depth) if self.net.parallel else self._recurrent_logits(rows)
 
     def end_states(self, rows: Sequence[Row]) -> Float[Tensor, "rows inner"]:
         """The network's states at the ends of rows."""
@@ -161,13 +160,8 @@ class HeadsDrafter(Drafter):
         logits: Tensor = self.output(vector)
         return logits
 
-
-class ParallelHeads(HeadsDrafter):
-    """Heads that do not see drafted tokens. The logits of all heads are computed at once."""
-
-    parallel = True
-
-    def level_logits(self, rows: Sequence[Row], depth: int) -> LevelLogits:
+    def _parallel_logits(self, rows: Sequence[Row], depth: int) -> LevelLogits:
+        """Of heads that do not see drafted tokens: the logits of all heads are computed at once."""
         by_head: list[Tensor] = []
         index: dict[int, int] = {}  # row -> index in the logits of a head
         level = 0
@@ -185,13 +179,8 @@ class ParallelHeads(HeadsDrafter):
 
         return logits
 
-
-class RecurrentHeads(HeadsDrafter):
-    """Heads that see the token drafted by the head before them."""
-
-    parallel = False
-
-    def level_logits(self, rows: Sequence[Row], depth: int) -> LevelLogits:
+    def _recurrent_logits(self, rows: Sequence[Row]) -> LevelLogits:
+        """Of heads that see the tokens drafted before them."""
         states = SlotStates()
         level = 0
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from slipstream.core.array_types import Float, Tensor
 from slipstream.drafters.eagle.network import RMSNorm
-from slipstream.drafters.heads.drafter import RecurrentHeads
+from slipstream.drafters.heads.drafter import HeadsDrafter
 from slipstream.drafters.heads.network import EPS, HeadsConfig, HeadsNet, StateInput
 
 
@@ -27,6 +27,8 @@ class MlpConfig(HeadsConfig):
 
 class MlpNet(HeadsNet):
     """A recurrent state and a projection of it to the width of the output rows."""
+
+    parallel = False
 
     def __init__(self, config: MlpConfig) -> None:
         super().__init__()
@@ -66,7 +68,7 @@ class MlpNet(HeadsNet):
         return vector
 
 
-class Mlp(RecurrentHeads):
+class Mlp(HeadsDrafter):
     """The drafter `mlp`."""
 
     kind = "mlp"

@@ -35,6 +35,7 @@ class HeadsNet(nn.Module, ABC):
 
     config: HeadsConfig
     window: int = 1  # positions that are read
+    parallel: bool = True  # whether no head sees a drafted token
 
     @property
     def inner(self) -> int:
@@ -84,6 +85,26 @@ class StateInput(nn.Module):
         return state
 
 
+class TokenStep(nn.Module):
+    """Adds what a token says to a state: x + down(silu(state(norm x) + token(norm e))), e being its embedding.
+
+    The heads that follow depend on the tokens drafted before them, as in Hydra (arXiv 2402.05109), and share it."""
+
+    def __init__(self, hidden: int, width: int) -> None:
+        super().__init__()
+        self.norm_state, self.norm_token = RMSNorm(hidden, EPS), RMSNorm(hidden, EPS)
+        self.state = nn.Linear(hidden, width, bias=False)
+        self.token = nn.Linear(hidden, width, bias=False)
+        self.down = nn.Linear(width, hidden, bias=False)
+
+    def forward(
+        self, x: Float[Tensor, "*n hidden"], embedding: Float[Tensor, "*n hidden"]
+    ) -> Float[Tensor, "*n hidden"]:
+        inner = self.state(self.norm_state(x)) + self.token(self.norm_token(embedding))
+        moved: Tensor = x + self.down(nn.functional.silu(inner))
+        return moved
+
+
 class ResidualHead(nn.Module):
     """Residual SiLU blocks, x + silu(W x), and a norm: one head of Medusa (arXiv 2401.10774)."""
 
@@ -96,4 +117,24 @@ class ResidualHead(nn.Module):
         for block in self.blocks:
             x = x + nn.functional.silu(block(x))
         vector: Tensor = self.norm(x)
+        return vector
+
+
+class ResidualHeads(HeadsNet):
+    """Residual heads on one state. With a `recurrent` part, the state moves on with every drafted token."""
+
+    def __init__(self, config: HeadsConfig, blocks: int, recurrent: int) -> None:
+        super().__init__()
+        self.config, self.parallel = config, not recurrent
+        self.heads = nn.ModuleList(ResidualHead(config.hidden, blocks) for _ in range(config.heads))
+        self.recurrent = TokenStep(config.hidden, recurrent) if recurrent else None
+
+    def step(
+        self, state: Float[Tensor, "*n hidden"], embedding: Float[Tensor, "*n hidden"], head: int
+    ) -> Float[Tensor, "*n hidden"]:
+        moved: Tensor = state if self.recurrent is None else self.recurrent(state, embedding)
+        return moved
+
+    def vector(self, state: Float[Tensor, "*n hidden"], head: int) -> Float[Tensor, "*n hidden"]:
+        vector: Tensor = self.heads[head](state)
         return vector

@@ -2,7 +2,8 @@
 
 The idea is ProphetNet's (arXiv 2001.04063), as a draft head. A slot reads the target's state of a position and the
 embedding of the token after it. The last slot attends to a window of slots before it. Each head is a residual block on
-the layer's output there. As with Medusa, the law of a draft is the product of the heads' laws.
+the layer's output there. As with Medusa, the law of a draft is the product of the heads' laws. With `recurrent`, heads
+also see the tokens drafted before them.
 
 With the projection `linear` there is no layer: each head is a matrix on the target's last hidden state. This is the
 plain baseline.
@@ -18,8 +19,8 @@ from torch.nn import functional
 
 from slipstream.core.array_types import Bool, Float, Int, Tensor
 from slipstream.drafters.eagle.network import EagleConfig, EagleNet
-from slipstream.drafters.heads.drafter import ParallelHeads
-from slipstream.drafters.heads.network import HeadsConfig, HeadsNet, ResidualHead, StateInput
+from slipstream.drafters.heads.drafter import HeadsDrafter
+from slipstream.drafters.heads.network import HeadsConfig, HeadsNet, ResidualHeads, StateInput
 
 PROJECTIONS = ("transformer", "linear")
 
@@ -34,22 +35,24 @@ class ProphetConfig(HeadsConfig):
     kv_heads: int = 1
     head_dim: int = 64
     intermediate: int = 512
+    recurrent: int = 0  # width of the part by which heads see drafted tokens; 0: they see none
 
     def __post_init__(self) -> None:
         if self.projection not in PROJECTIONS:
             raise ValueError(f"projection is {self.projection!r}; it must be one of {', '.join(PROJECTIONS)}")
+        if self.projection == "linear" and self.recurrent:
+            raise ValueError("heads of the projection linear see no drafted tokens; leave recurrent out")
 
 
-class ProphetNet(HeadsNet):
+class ProphetNet(ResidualHeads):
     """A layer with a sliding window, and residual heads on its output."""
 
     def __init__(self, config: ProphetConfig) -> None:
-        super().__init__()
-        self.config, self.window, c = config, config.window, config
+        super().__init__(config, 1, config.recurrent)
+        self.window, c = config.window, config
         self.layer = EagleNet(
             EagleConfig(c.hidden, c.attention_heads, c.kv_heads, c.head_dim, c.intermediate, c.features, draft_vocab=0)
         )
-        self.heads = nn.ModuleList(ResidualHead(c.hidden, 1) for _ in range(c.heads))
 
     def states(
         self, features: Float[Tensor, "rows n stacked"], embedding: Float[Tensor, "rows n hidden"]
@@ -87,10 +90,6 @@ class ProphetNet(HeadsNet):
         out: Tensor = layer.norm(layer.finish(state[:, start:], attended.transpose(1, 2).flatten(2)))
         return out
 
-    def vector(self, state: Float[Tensor, "*n hidden"], head: int) -> Float[Tensor, "*n hidden"]:
-        vector: Tensor = self.heads[head](state)
-        return vector
-
 
 class LinearProphetNet(HeadsNet):
     """One matrix for each head, on the target's last hidden state."""
@@ -117,7 +116,7 @@ def prophet_net(config: ProphetConfig) -> HeadsNet:
     return LinearProphetNet(config) if config.projection == "linear" else ProphetNet(config)
 
 
-class Prophet(ParallelHeads):
+class Prophet(HeadsDrafter):
     """The drafter `prophet`."""
 
     kind = "prophet"

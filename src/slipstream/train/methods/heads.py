@@ -18,7 +18,7 @@ from slipstream.core.array_types import Bool, Float, Int, Tensor
 from slipstream.drafters.files.net_folder import save_net
 from slipstream.drafters.heads.medusa import MedusaConfig, MedusaNet
 from slipstream.drafters.heads.mlp import MlpConfig, MlpNet
-from slipstream.drafters.heads.network import HeadsNet
+from slipstream.drafters.heads.network import HeadsNet, ResidualHeads
 from slipstream.drafters.heads.prophet import ProphetConfig, ProphetNet, prophet_net
 from slipstream.train.corpus import SampleBatch
 from slipstream.train.methods.rollout import (
@@ -37,7 +37,6 @@ class HeadsMethod(RolloutMethod):
     """Training of several heads on the target's last hidden state."""
 
     drafts_in_prefill: ClassVar[bool] = False
-    parallel: ClassVar[bool] = True  # whether one pass gives the tokens of all heads
     net: HeadsNet
 
     def __init__(self, teacher: Teacher, ids: Int[Tensor, " draft_vocab"], options: Any) -> None:
@@ -51,6 +50,8 @@ class HeadsMethod(RolloutMethod):
         }
         self.net = self.make_net(sizes, options).to(teacher.device)
         initialise(self.net)
+        if isinstance(self.net, ResidualHeads) and self.net.recurrent is not None:
+            torch.nn.init.zeros_(self.net.recurrent.down.weight)  # it changes nothing at first
         self.follow_target()
 
     def follow_target(self) -> None:
@@ -82,7 +83,7 @@ class HeadsMethod(RolloutMethod):
     def weights_read(self) -> int:
         """Parallel heads read all weights once for a draft of all heads, which is its cost per token."""
         weights = sum(p.numel() for p in self.net.parameters()) + self._output.numel()
-        return weights // self.net.config.heads if self.parallel else weights
+        return weights // self.net.config.heads if self.net.parallel else weights
 
 
 class MedusaMethod(HeadsMethod):
@@ -90,9 +91,10 @@ class MedusaMethod(HeadsMethod):
 
     name: ClassVar[str] = "medusa"
     options: ClassVar[type] = MedusaTrainOptions
+    can_add: ClassVar[tuple[str, ...]] = ("recurrent",)
 
     def make_net(self, sizes: dict[str, Any], options: MedusaTrainOptions) -> MedusaNet:
-        return MedusaNet(MedusaConfig(**sizes, blocks=options.blocks))
+        return MedusaNet(MedusaConfig(**sizes, blocks=options.blocks, recurrent=options.recurrent))
 
 
 class MlpMethod(HeadsMethod):
@@ -100,7 +102,6 @@ class MlpMethod(HeadsMethod):
 
     name: ClassVar[str] = "mlp"
     options: ClassVar[type] = MlpTrainOptions
-    parallel: ClassVar[bool] = False
 
     def make_net(self, sizes: dict[str, Any], options: MlpTrainOptions) -> MlpNet:
         return MlpNet(MlpConfig(**sizes, inner=options.inner))
@@ -111,6 +112,7 @@ class ProphetMethod(HeadsMethod):
 
     name: ClassVar[str] = "prophet"
     options: ClassVar[type] = ProphetTrainOptions
+    can_add: ClassVar[tuple[str, ...]] = ("recurrent",)
 
     def make_net(self, sizes: dict[str, Any], options: ProphetTrainOptions) -> HeadsNet:
         attention_heads, kv_heads, head_dim = attention_sizes(self.teacher)
@@ -122,6 +124,7 @@ class ProphetMethod(HeadsMethod):
             kv_heads=kv_heads,
             head_dim=head_dim,
             intermediate=options.intermediate,
+            recurrent=options.recurrent,
         )
         return prophet_net(config)
 

@@ -161,7 +161,7 @@ def decoded(
 
 
 EXITS = {"early_exit": 0, "early_exit, window of 4": 4, "early_exit, window of 16": 16}
-HEADS = ("medusa", "mlp", "prophet", "prophet,linear")  # of four tokens each
+HEADS = ("medusa", "medusa,recurrent", "mlp", "prophet", "prophet,linear")  # of four tokens each
 CUT = Sampling(temperature=0.9, top_k=20, top_p=0.8, min_p=0.05)
 
 
