@@ -7,8 +7,8 @@
 NAME may be a folder. A drafter that cannot be built for the model is left out, with the reason. `chain` drafts
 `--depth` tokens, `tree` up to 24 nodes where the drafter has trees. Each drafter runs in an engine of its own,
 interleaved with plain decoding of the same requests. The order turns round with every repeat, and the first repeat
-warms up. Above temperature 0, chains are verified by block, and trees by no_replace, or by chosen where the drafter
-does not sample.
+warms up. Above temperature 0, chains are verified by block, and trees by chosen, or by no_replace where the drafter
+has no chosen candidates.
 
 The cost of a drafted token is the time of a drafting cycle beyond that of a plain cycle, per drafted token, as a share
 of a plain cycle. It includes the longer score pass. Intervals are 95 % by Student's distribution over the repeats.
@@ -117,7 +117,7 @@ def speculation(name: str, shape: str, heat: float, depth: int) -> ss.Speculatio
     if shape == "chain":
         return ss.Speculation(depth=depth, verify="block" if heat else None)
     kind = drafters.get(drafter_kind(name))
-    fitting = [rule for rule in ("no_replace", "chosen") if sibling_mode(rules.get(rule)(), kind)]
+    fitting = [rule for rule in ("chosen", "no_replace") if sibling_mode(rules.get(rule)(), kind)]
     if not fitting:
         raise ValueError("it drafts chains only")
     return ss.Speculation(shape=NODES, verify=fitting[0] if heat else None)

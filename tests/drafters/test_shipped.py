@@ -43,7 +43,7 @@ GOLDEN = {
     "smollm2-135m-draft": 2.77,
     "smollm2-135m-exit": 2.40,
     "smollm2-135m-medusa": 2.67,
-    "smollm2-135m-mlp": 2.40,
+    "smollm2-135m-mlp": 2.48,
     "smollm2-135m-prophet": 2.57,
     "smollm2-135m-skip": 2.32,
 }

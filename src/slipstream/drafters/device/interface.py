@@ -18,7 +18,6 @@ from slipstream.core.types import Budget, Row
 if TYPE_CHECKING:
     from slipstream.kernels.gpu.attention import Layout
     from slipstream.kernels.gpu.cycle import CycleControl
-    from slipstream.kernels.gpu.decoder import GpuNetwork, Held, PassBuffers
 
 
 @runtime_checkable
@@ -73,34 +72,30 @@ class DeviceDraft:
 
 
 @runtime_checkable
-class TreeKernels(Protocol):
-    """One decoder layer on the GPU that runs over the open nodes of a tree."""
+class TreeSteps(Protocol):
+    """The steps that draft a tree in each row, one level per step."""
 
-    net: GpuNetwork
-    embedding: Tensor
+    chunk: int  # slots of a program of attention, in the layouts of open nodes
 
-    def begin(self, room: PassBuffers, state: Tensor) -> None: ...
+    def begin(self, control: CycleControl) -> Float[Tensor, "rows draft_vocab"]:
+        """The logits after the committed end of each row."""
 
-    def step(
-        self,
-        token: Tensor,
-        room: PassBuffers,
-        both: Tensor,
-        layout: Layout,
-        held: Sequence[tuple[Tensor, Tensor]],
-        stride: int = 1,
-        tree: bool = False,
-    ) -> None: ...
+    def run(
+        self, level: int, token: Int[Tensor, " nodes"], source: Int[Tensor, " nodes"], layout: Layout
+    ) -> Float[Tensor, "nodes draft_vocab"]:
+        """The logits after the open nodes of a level, from 1 on; each row has as many as the tree is wide.
 
-    def logits(self, room: PassBuffers, out: Tensor) -> None: ...
+        `token`: of the nodes. `source`: the open node of the level before that each follows; at level 1, its row."""
 
 
-class TreeDraft(DeviceDraft):
+class TreeDraft(DeviceDraft, ABC):
     """A part that can also draft trees. `DeviceDrafter.part` returns one if `branches` is True."""
 
-    kernels: TreeKernels
-    held: Held
     ids: Tensor
+
+    @abstractmethod
+    def tree_steps(self, rows: int, width: int, depth: int, parts: int, state: Tensor) -> TreeSteps:
+        """The steps of trees of so many levels. `width`: the open nodes of a row at each level."""
 
 
 class DeviceDrafter(ABC):

@@ -1,4 +1,4 @@
-"""The device form of a DFlash stack: a chain in each row, drafted by one pass of the stack.
+"""The device form of a DFlash stack: a chain or a tree in each row, drafted by one pass of the stack.
 
 At the end of a cycle with drafts the stack reads the committed positions: their context keys and values, and the fused
 state of the last one, which the next block starts from. A cycle without drafts reads nothing.
@@ -13,7 +13,7 @@ import torch
 
 from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.core.types import Row
-from slipstream.drafters.device.interface import CommittedRead, DeviceDraft, DraftSteps, inverse
+from slipstream.drafters.device.interface import CommittedRead, DraftSteps, TreeDraft, TreeSteps, inverse
 from slipstream.drafters.device.prompt_read import PromptReads
 from slipstream.drafters.device.state_drafter import PromptReadingDrafter
 from slipstream.drafters.dflash.gpu_stack import GpuStack
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 DEEPEST = 8  # tokens of the deepest captured chain; a smaller block has no device form
 
 
-class StackState(DeviceDraft):
+class StackState(TreeDraft):
     """The stack's part of one captured graph.
 
     `features`: cache tensors of the target's hidden states by layer, [rows, 1, places, hidden]."""
@@ -53,6 +53,9 @@ class StackState(DeviceDraft):
     def steps(self, rows: int, depth: int, parts: int, state: Tensor) -> DraftSteps:
         return BlockSteps(self, rows, depth, parts, state)
 
+    def tree_steps(self, rows: int, width: int, depth: int, parts: int, state: Tensor) -> TreeSteps:
+        return BlockTreeSteps(self, rows, width, depth, parts, state)
+
     def committed_read(self, rows: int, width: int, parts: int, like: Tensor) -> CommittedRead:
         return ContextRead(self, rows, width, like) if width > 1 else super().committed_read(rows, width, parts, like)
 
@@ -71,7 +74,7 @@ class BlockSteps:
         self._index = torch.tensor([r * block + n for r in range(rows) for n in range(depth)], device=device)
         all_slots = depth == block or rows * block <= ROWS  # few or no slots beyond the chain
         self._drafted = None if all_slots else ResidualStream(rows * depth, state.shape[1], net.head)
-        self._outputs = torch.zeros(rows, block if all_slots else depth, len(net.head), device=device)
+        self.outputs = torch.zeros(rows, block if all_slots else depth, len(net.head), device=device)
 
     def begin(self, control: CycleControl) -> None:
         kernels = self._stack.kernels
@@ -80,14 +83,41 @@ class BlockSteps:
         if self._drafted is not None:
             torch.index_select(self._room.hidden, 0, self._index, out=self._drafted.hidden)
             self._drafted.begin(kernels.net.norm)
-        logits(kernels.net, self._drafted or self._room.stream, self._outputs.flatten(0, 1))
+        logits(kernels.net, self._drafted or self._room.stream, self.outputs.flatten(0, 1))
 
     def run(self, n: int, token: Tensor, out: Tensor) -> None:
-        outputs, markov = self._outputs[:, n], self._stack.kernels.markov
+        outputs, markov = self.outputs[:, n], self._stack.kernels.markov
         if markov is None:
             out.copy_(outputs)
         else:
             markov(outputs, token[:, n], out)
+
+
+class BlockTreeSteps:
+    """The tokens of a tree in each row. All nodes of a level follow from the same slot of the block, and by a Markov
+    head from the token before them."""
+
+    def __init__(self, stack: StackState, rows: int, width: int, depth: int, parts: int, state: Tensor) -> None:
+        self.chunk = width
+        self._last = min(depth, stack.kernels.config.block) - 1  # no row drafts beyond the block
+        self._block, self._markov = BlockSteps(stack, rows, self._last + 1, parts, state), stack.kernels.markov
+        self._row = torch.arange(rows * width, device=state.device) // width
+        self._ends = torch.zeros(rows, 1, dtype=torch.long, device=state.device)
+        self._logits = torch.zeros(rows * width, len(stack.ids), device=state.device)
+
+    def begin(self, control: CycleControl) -> Tensor:
+        self._block.begin(control)
+        self._ends.copy_(control.last[:, None])
+        logits = self._logits[: len(self._ends)]
+        self._block.run(0, self._ends, logits)
+        return logits
+
+    def run(self, level: int, token: Tensor, source: Tensor, layout: Layout) -> Tensor:
+        outputs = self._block.outputs[:, min(level, self._last)][self._row]
+        if self._markov is None:
+            return outputs
+        self._markov(outputs, token, self._logits)
+        return self._logits
 
 
 class ContextRead(CommittedRead):
@@ -104,6 +134,8 @@ class ContextRead(CommittedRead):
 
 class DflashDeviceDrafter(PromptReadingDrafter):
     """A DFlash stack between captured cycles."""
+
+    branches = True
 
     def __init__(self, drafter: Dflash, target: TorchModel, like: Float[Tensor, "1 hidden"]) -> None:
         self._drafter, self._target, self._like = drafter, target, like

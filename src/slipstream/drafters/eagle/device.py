@@ -14,7 +14,7 @@ import torch
 
 from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.core.types import Row
-from slipstream.drafters.device.interface import CommittedRead, DraftSteps, TreeDraft, inverse
+from slipstream.drafters.device.interface import CommittedRead, DraftSteps, TreeDraft, TreeSteps, inverse
 from slipstream.drafters.device.prompt_read import PromptReads
 from slipstream.drafters.device.state_drafter import PromptReadingDrafter
 from slipstream.drafters.eagle.gpu_layer import GpuEagleLayer
@@ -52,6 +52,9 @@ class HeadState(TreeDraft):
     def steps(self, rows: int, depth: int, parts: int, state: Tensor) -> DraftSteps:
         return HeadSteps(self, rows, depth, parts, state)
 
+    def tree_steps(self, rows: int, width: int, depth: int, parts: int, state: Tensor) -> TreeSteps:
+        return HeadTreeSteps(self, rows, width, depth, parts, state)
+
     def committed_read(self, rows: int, width: int, parts: int, like: Tensor) -> CommittedRead:
         drafts = width > 1
         return HeadRead(self, rows, width, parts, like) if drafts else super().committed_read(rows, width, parts, like)
@@ -77,6 +80,35 @@ class HeadSteps:
             layout = part(self._layout, (n - 1) * self._rows, self._rows)
             kernels.step(token[:, n:], self._room, self._both, layout, self._head.held, token.shape[1])
         kernels.logits(self._room, out)
+
+
+class HeadTreeSteps:
+    """The steps of a tree in each row."""
+
+    def __init__(self, head: HeadState, rows: int, width: int, depth: int, parts: int, state: Tensor) -> None:
+        self._head, self._state = head, state
+        net, opened = head.kernels.net, rows * width
+        self.chunk = net.heads.chunk(width, opened)
+        self._ends = PassBuffers(net, rows, parts)
+        self._levels = [PassBuffers(net, opened, parts) for _ in range(min(2, depth - 1))]  # taken in turns
+        self._logits = torch.zeros(opened, len(net.head), device=state.device)
+        self._both = head.kernels.embedding.new_zeros(opened, 2 * state.shape[1])
+
+    def begin(self, control: CycleControl) -> Tensor:
+        self._room = self._ends
+        self._head.kernels.begin(self._room, self._state)
+        return self._read()
+
+    def run(self, level: int, token: Tensor, source: Tensor, layout: Layout) -> Tensor:
+        before, self._room = self._room.hidden, self._levels[level % len(self._levels)]
+        torch.index_select(before, 0, source, out=self._room.hidden)
+        self._head.kernels.step(token, self._room, self._both, layout, self._head.held, tree=True)
+        return self._read()
+
+    def _read(self) -> Tensor:
+        logits = self._logits[: len(self._room.hidden)]
+        self._head.kernels.logits(self._room, logits)
+        return logits
 
 
 class HeadRead(CommittedRead):

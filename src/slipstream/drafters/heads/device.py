@@ -1,4 +1,4 @@
-"""The device form of medusa, mlp and prophet: a chain in each row, drafted from the target's own states.
+"""The device form of medusa, mlp and prophet: a chain or a tree in each row, drafted from the target's own states.
 
 The heads keep no cache. The target's states are in its feature cache, which the score pass of a captured cycle writes.
 The tokens beside them are kept on the device as a window for each row: the host sends it with a cycle that it starts,
@@ -15,7 +15,15 @@ from torch.nn import functional
 
 from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.core.types import Budget, Row
-from slipstream.drafters.device.interface import CommittedRead, DeviceDraft, DeviceDrafter, DraftSteps, inverse
+from slipstream.drafters.device.interface import (
+    CommittedRead,
+    DeviceDrafter,
+    DraftSteps,
+    TreeDraft,
+    TreeSteps,
+    inverse,
+)
+from slipstream.kernels.gpu.attention import Layout
 from slipstream.kernels.gpu.cycle import CycleControl
 
 if TYPE_CHECKING:
@@ -23,7 +31,7 @@ if TYPE_CHECKING:
     from slipstream.models.run.torch_model import TorchModel
 
 
-class HeadsState(DeviceDraft):
+class HeadsState(TreeDraft):
     """The heads' part of one captured graph.
 
     `features`: cache tensors of the target's hidden states by layer, [rows, 1, places, hidden]."""
@@ -35,6 +43,9 @@ class HeadsState(DeviceDraft):
 
     def steps(self, rows: int, depth: int, parts: int, state: Tensor) -> DraftSteps:
         return StateHeadSteps(self, rows, depth, state)
+
+    def tree_steps(self, rows: int, width: int, depth: int, parts: int, state: Tensor) -> TreeSteps:
+        return StateHeadTreeSteps(self, rows, width, depth, state)
 
     def committed_read(self, rows: int, width: int, parts: int, like: Tensor) -> CommittedRead:
         if width == 1:
@@ -52,9 +63,9 @@ class StateHeadSteps:
         self._offset = torch.arange(window.shape[1], device=device) - window.shape[1] - 1
         self._parallel = net.parallel
         sample = next(iter(part.features.values()))
-        self._state = sample.new_zeros(rows, net.inner)
+        self.state = sample.new_zeros(rows, net.inner)
         shape = (self._heads if self._parallel else 1) * rows, len(part.drafter.vocabulary.ids)
-        self._logits = torch.zeros(shape, device=device)
+        self.logits = torch.zeros(shape, device=device)
 
     def begin(self, control: CycleControl) -> None:
         drafter = self._part.drafter
@@ -64,20 +75,45 @@ class StateHeadSteps:
         length = (control.start - 1).clamp(max=self._window.shape[1])
         embedded = functional.embedding(self._window.long(), drafter.embedding)
         state = drafter.net.end_states(features, embedded, length)
-        self._state.copy_(state)
+        self.state.copy_(state)
         if self._parallel:
             vectors = torch.cat([drafter.net.vector(state, head) for head in range(self._heads)])
-            self._logits.copy_(drafter.logits(vectors))
+            self.logits.copy_(drafter.logits(vectors))
 
     def run(self, n: int, token: Int[Tensor, "rows width"], out: Float[Tensor, "rows draft_vocab"]) -> None:
         drafter, head = self._part.drafter, min(n, self._heads - 1)  # no row drafts beyond the last head
         if self._parallel:
-            out.copy_(self._logits[head * self._rows : (head + 1) * self._rows])
+            out.copy_(self.logits[head * self._rows : (head + 1) * self._rows])
             return
         if n:
             embedded = functional.embedding(token[:, n], drafter.embedding)
-            self._state.copy_(drafter.net.step(self._state, embedded, head))
-        out.copy_(drafter.logits(drafter.net.vector(self._state, head)))
+            self.state.copy_(drafter.net.step(self.state, embedded, head))
+        out.copy_(drafter.logits(drafter.net.vector(self.state, head)))
+
+
+class StateHeadTreeSteps:
+    """The tokens of a tree in each row."""
+
+    def __init__(self, part: HeadsState, rows: int, width: int, depth: int, window: Tensor) -> None:
+        self.chunk = width
+        self._part, self._rows, self._chain = part, rows, StateHeadSteps(part, rows, depth, window)
+        self._last = min(depth, part.drafter.net.config.heads) - 1  # no row drafts beyond the last head
+        self._row = torch.arange(rows * width, device=window.device) // width
+        self._ends = torch.zeros(rows, len(part.ids), device=window.device)
+
+    def begin(self, control: CycleControl) -> Tensor:
+        self._chain.begin(control)
+        self._states = self._chain.state  # of the open nodes of the level before
+        self._chain.run(0, control.last[:, None], self._ends)
+        return self._ends
+
+    def run(self, level: int, token: Tensor, source: Tensor, layout: Layout) -> Tensor:
+        drafter, head = self._part.drafter, min(level, self._last)
+        if drafter.net.parallel:
+            return self._chain.logits[head * self._rows + self._row]
+        embedded = functional.embedding(token, drafter.embedding)
+        self._states = drafter.net.step(self._states[source], embedded, head)
+        return drafter.logits(drafter.net.vector(self._states, head))
 
 
 class TokenWindow(CommittedRead):
@@ -98,6 +134,8 @@ class TokenWindow(CommittedRead):
 
 class HeadsDeviceDrafter(DeviceDrafter):
     """Heads between captured cycles."""
+
+    branches = True
 
     def __init__(self, drafter: HeadsDrafter, target: TorchModel, like: Float[Tensor, "1 hidden"]) -> None:
         self._drafter, self._target, self._like = drafter, target, like

@@ -15,7 +15,7 @@ from slipstream.drafters.none import NoDrafter
 from slipstream.engines.native.captured import graph_cache
 from slipstream.engines.native.captured.capture_budget import COUNTED
 from slipstream.engines.native.captured.graph_cache import MIN_CAPTURE, GraphCache
-from slipstream.engines.native.captured.sizes import DEPTHS, GROWN, PLAIN, BatchShape
+from slipstream.engines.native.captured.sizes import DEPTHS, GROWN, LEVELS, PLAIN, BatchShape, up_to
 
 RULE, ROOM = Greedy.device_rule, 1 << 12
 SIZES = [*map(DraftSize, DEPTHS), *GROWN]
@@ -50,6 +50,13 @@ def test_a_larger_one_serves_until_it_has_cost_as_much_as_capturing():
     assert find(stock, few, DraftSize(3)) == found[-1]
     assert find(stock, few, DraftSize(2)) == found[-1], "the cheapest of those that are large enough"
     assert find(stock, BatchShape(5, 100, False), DraftSize(2)) == large
+
+
+def test_a_drafter_with_few_levels_is_offered_a_size_that_has_room_for_them_and_none_beyond():
+    assert up_to(DEPTHS, 5) == (0, 1, 2, 3, 5)
+    assert up_to(DEPTHS, 4) == (0, 1, 2, 3, 5)
+    assert up_to(LEVELS, 5) == (3, 6)
+    assert up_to(LEVELS, 2) == (3,)
 
 
 def test_what_does_not_hold_the_rows_does_not_serve():

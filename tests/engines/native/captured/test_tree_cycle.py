@@ -12,9 +12,10 @@ import torch
 
 pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
 
+import blocks
 from heads import random_head
 from slipstream.core.device import DraftSize
-from slipstream.core.interfaces import Policy
+from slipstream.core.interfaces import Drafter, Policy
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Shape
@@ -35,6 +36,7 @@ from slipstream.kernels.gpu import sample as draw
 from slipstream.models.run.gpu import pass_sizes
 from slipstream.models.run.gpu.decoder import GpuDecoder
 from slipstream.models.run.torch_model import TorchModel
+from state_heads import drafter_for
 from tiny import VOCAB, build
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -115,7 +117,9 @@ def noted(found: tuple[ChainCycle | TreeCycle, bool], policy: Noting) -> tuple[C
     return cycle, captured
 
 
-def run(fast: bool, rule: str, warm: float, rows: Sequence[Wanted], overlap: bool = True) -> Run:
+def run(
+    fast: bool, rule: str, warm: float, rows: Sequence[Wanted], overlap: bool = True, drafter: str = "eagle"
+) -> Run:
     """Decode rows together. Without `overlap` no cycle is launched before the last one's record was read, so that the
     weights are still on the device when they are noted."""
     model = build("llama", **SMALL)
@@ -126,15 +130,8 @@ def run(fast: bool, rule: str, warm: float, rows: Sequence[Wanted], overlap: boo
     model = model.to(DEVICE)
     target = TorchModel(model)
     target.forward_pass.decoder = GpuDecoder(model, target.anatomy.layers, target.anatomy.windows) if fast else None
-    net = random_head(EagleConfig(32, 1, 1, 16, 24, (0, 1), len(IDS)), model.lm_head.weight.detach()[IDS] / SCALE)
-    with torch.no_grad():
-        net.o.weight *= 25.0  # what a node sees must matter
-    target.declare(net.config.features)
-    head = Eagle(
-        net.to(DEVICE), torch.tensor(IDS, device=DEVICE), model.model.embed_tokens.weight.detach(), target, VOCAB
-    )
-    head.slots._kernel = None
-    parts = {"none": NoDrafter(VOCAB), "eagle": head}
+    head = eagle(target) if drafter == "eagle" else other(target, drafter)
+    parts = {"none": NoDrafter(VOCAB), drafter: head}
     whole = CapturedRunner(target, target.decoder) if fast else None
     policy = Noting()
     batch = Batch(target, parts.__getitem__, lambda name: rules.get(name)(), policy, Limits(), runner=whole)
@@ -146,7 +143,7 @@ def run(fast: bool, rule: str, warm: float, rows: Sequence[Wanted], overlap: boo
     jobs, rng = [], random.Random(1)
     for n, (length, tokens, depth, shape) in enumerate(rows):
         prompt = [rng.randrange(VOCAB) for _ in range(length)]
-        plan = DecodingPlan("eagle", rule, depth, shape)
+        plan = DecodingPlan(drafter, rule, depth, shape)
         jobs.append(Job(Request(prompt, Sampling(temperature=warm, seed=n), tokens), plan))
         batch.check(jobs[-1])
         batch.add(jobs[-1])
@@ -154,7 +151,8 @@ def run(fast: bool, rule: str, warm: float, rows: Sequence[Wanted], overlap: boo
     with torch.inference_mode():
         while batch.step():
             target.check_integrity()
-            head.slots.check_integrity()
+            if isinstance(head, Eagle):
+                head.slots.check_integrity()
             held |= {row: contents(target, head, row) for row in target.rows}
     assert not batch.failures
     stats = [job.stats for job in jobs]
@@ -165,10 +163,33 @@ def run(fast: bool, rule: str, warm: float, rows: Sequence[Wanted], overlap: boo
     return Run(outputs, *counts, whole.cycles if whole else 0, kinds, policy.drafts, policy.weights, caches)
 
 
-def contents(target: TorchModel, head: Eagle, row: Row) -> list[torch.Tensor]:
+def eagle(target: TorchModel) -> Eagle:
+    model = target.model
+    net = random_head(EagleConfig(32, 1, 1, 16, 24, (0, 1), len(IDS)), model.lm_head.weight.detach()[IDS] / SCALE)
+    with torch.no_grad():
+        net.o.weight *= 25.0  # what a node sees must matter
+    target.declare(net.config.features)
+    ids, embedding = torch.tensor(IDS, device=DEVICE), model.model.embed_tokens.weight.detach()
+    head = Eagle(net.to(DEVICE), ids, embedding, target, VOCAB)
+    head.slots._kernel = None
+    return head
+
+
+def other(target: TorchModel, name: str) -> Drafter:
+    if not name.startswith("dflash"):
+        return drafter_for(name)(target, IDS, (0, 1))
+    drafter = blocks.dflash(target, IDS, features=(0, 1), block=8, markov=16 if name == "dflash,markov" else 0)
+    drafter.slots.net.to(DEVICE)
+    drafter.slots._kernel, drafter.vocabulary.ids = None, drafter.vocabulary.ids.to(DEVICE)
+    return drafter
+
+
+def contents(target: TorchModel, head: Drafter, row: Row) -> list[torch.Tensor]:
     """What the caches hold of a row's text."""
     mine, count = target.index(row), target.cached(row)
     found = [part[mine, :, :count].clone() for _, parts in target.cache.all_tensors() for part in parts]
+    if not isinstance(head, Eagle):
+        return found
     mine, count = head.slots.index(row), head.slots._head_rows[row].held
     return found + [part[mine, :, :count].clone() for _, parts in head.slots.cache.all_tensors() for part in parts]
 
@@ -207,6 +228,33 @@ def test_captured_trees_say_what_the_others_say(rule, warm, rows):
         assert mine.accepted > chains.accepted, "siblings bring nothing"
         assert chains.tokens == mine.tokens
         assert len(mine.kinds) < mine.whole, "every cycle was captured anew"
+
+
+OTHERS = ["dflash", "dflash,markov", "medusa", "medusa,recurrent", "mlp", "prophet"]
+OFTEN = {"dflash,markov", "medusa", "medusa,recurrent"}  # the others run with the slow tests
+
+
+@pytest.mark.parametrize(
+    ("drafter", "rule"),
+    [
+        pytest.param(drafter, rule, marks=() if drafter in OFTEN and rule == "chosen" else pytest.mark.slow)
+        for drafter in OTHERS
+        for rule in ("greedy", "chosen", "coupled")
+    ],
+)
+def test_captured_trees_of_other_drafters_say_what_the_others_say(drafter, rule):
+    warm, rows = 0.0 if rule == "greedy" else 0.7, [(9, 9, 3, TREE), (3, 4, 2, LESS)]
+    wanted, mine = (run(fast, rule, warm, rows, drafter=drafter) for fast in (False, True))
+    assert mine.tokens == wanted.tokens
+    assert mine.drafts == wanted.drafts
+    assert (mine.cycles, mine.accepted) == (wanted.cycles, wanted.accepted)
+    assert any(key.nodes for key in mine.kinds), "no tree was captured"
+    assert mine.accepted >= 1, "no accepted path was read again"
+    assert min(run.held[0][0].shape[1] for run in (mine, wanted)) > 9, "nothing beyond the prompt is compared"
+    for one, other in zip(mine.held, wanted.held, strict=True):
+        for part, known in zip(one, other, strict=True):
+            count = min(part.shape[1], known.shape[1])  # seen after the last cycle but one, which is not the same one
+            torch.testing.assert_close(part[:, :count], known[:, :count], atol=1e-4, rtol=1e-4)
 
 
 def test_what_is_not_grown_or_too_large_goes_the_other_way(monkeypatch):

@@ -26,7 +26,7 @@ from slipstream.engines.native.captured.flight import Flight
 from slipstream.engines.native.captured.graph_cache import GraphCache
 from slipstream.engines.native.captured.result import CycleResult
 from slipstream.engines.native.captured.room import device_limits, reserve
-from slipstream.engines.native.captured.sizes import GROWN, LEVELS, WIDEST, BatchShape, chain_depths, size_for
+from slipstream.engines.native.captured.sizes import GROWN, LEVELS, WIDEST, BatchShape, chain_depths, size_for, up_to
 from slipstream.engines.native.captured.tree_cycle import TreeCycle
 from slipstream.engines.native.scheduler import CPU, DeviceLimits
 from slipstream.kernels.gpu.decoder import Held
@@ -118,11 +118,13 @@ class CapturedRunner:
     def _menu(self, rows: Sequence[Row], drafter: Drafter, device: DeviceDrafter, rule: DeviceRule) -> SizeMenu:
         shape = BatchShape.of(rows)
         depths = chain_depths(drafter.longest_chain)
-        if (deepest := device.max_depth) is not None:  # a size that has room for it, and none beyond
-            depths = tuple(depth for n, depth in enumerate(depths) if n == 0 or depths[n - 1] < deepest)
+        grown: Sequence[DraftSize] = GROWN
+        if (deepest := device.max_depth) is not None:
+            depths, levels = up_to(depths, deepest), up_to(LEVELS, deepest)
+            grown = [size for size in GROWN if size.depth in levels]
         chains = [DraftSize(depth) for depth in depths if not depth or rule.chains]
         only_chains = rows[0].request.processor is not None or _mixed(rows, rule)
-        sizes = [size for size in (*chains, *GROWN) if self._fits(shape, size, drafter, rule, only_chains)]
+        sizes = [size for size in (*chains, *grown) if self._fits(shape, size, drafter, rule, only_chains)]
         may_capture = partial(self.capture_budget.left, shape.lines(sizes[0], self.expected_rows))
         graphs = self._graphs_of(drafter, rows[0])
         options = graphs.menu(shape, rule, sizes, may_capture)

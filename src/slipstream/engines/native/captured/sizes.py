@@ -71,6 +71,12 @@ def chain_depths(longest_chain: int | None) -> tuple[int, ...]:
     return (*DEPTHS, *(depth for depth in LONG_DEPTHS if depth <= (longest_chain or 0)))
 
 
+def up_to(depths: tuple[int, ...], deepest: int) -> tuple[int, ...]:
+    """Of ascending depths, those that a drafter uses which drafts at most `deepest` levels: the last has room for
+    them."""
+    return tuple(depth for n, depth in enumerate(depths) if n == 0 or depths[n - 1] < deepest)
+
+
 def size_for(budget: Sequence[Budget], rule: DeviceRule, longest_chain: int | None = None) -> DraftSize | None:
     """None where it is too large, or is not the drafter's to choose. Of trees that would make a pass too wide only the
     likeliest nodes are drafted: so many as there is room for."""

@@ -1,9 +1,9 @@
 """A captured cycle that drafts a tree. Its reference is the ordinary cycle of `Batch`.
 
-The head runs over the most likely open nodes of each row, one level at a time. The most likely nodes of all levels form
-the draft (`kernels.gpu.tree`). The target scores them in one pass. The cache entries of the accepted path move to the
-places after the committed ones, and the head reads the path (`kernels.gpu.path`). Rows that draft a chain or nothing
-are trees of width 1 or without nodes.
+The drafter runs over the most likely open nodes of each row, one level at a time. The most likely nodes of all levels
+form the draft (`kernels.gpu.tree`). The target scores them in one pass. The cache entries of the accepted path move to
+the places after the committed ones, and the drafter reads the path (`kernels.gpu.path`). Rows that draft a chain or
+nothing are trees of width 1 or without nodes.
 
 The draft is the one that `drafters.growth.TopTreeGrowth` grows, in its order. Under `coupled`, tokens are weighted by
 the odds that they win the race given the noise of their position (`Noise.odds`). End tokens are unknown here, so nodes
@@ -22,7 +22,7 @@ from slipstream.core.noise import Purpose
 from slipstream.drafters.device.interface import TreeDraft
 from slipstream.engines.native.captured.parts import CapturedCycle, CycleInputs, PendingRecord, ScorePass
 from slipstream.engines.native.captured.result import CycleResult, told_trees
-from slipstream.kernels.gpu.decoder import Held, PassBuffers
+from slipstream.kernels.gpu.decoder import Held
 from slipstream.kernels.gpu.path import CacheBundle, CommittedTokens, carry, follow, offer, report
 from slipstream.kernels.gpu.sample import choose
 from slipstream.kernels.gpu.tree import CandidatePool, PackedTree, open_level, plant, rank
@@ -47,19 +47,9 @@ class TreeCycle:
         self._stack = self._scoring.stack.new_zeros(len(self._fused), self._scoring.stack.shape[1])
         self._result = torch.zeros(rows, 2 + 2 * slots + key.depth, dtype=torch.long, device=device)
         self.state = self._reading.state
-        self._prepare(head)
+        self._steps = head.tree_steps(rows, key.width, key.depth, key.parts, self.state)
+        self._pool = CandidatePool(rows, key.width, key.depth, len(head.ids), self._steps.chunk, device)
         self.whole = CapturedCycle(self._all, self._result)
-
-    def _prepare(self, head: TreeDraft) -> None:
-        key, net, device = self.key, head.kernels.net, self.state.device
-        opened = key.rows * key.width
-        self._pool = CandidatePool(
-            key.rows, key.width, key.depth, len(net.head), net.heads.chunk(key.width, opened), device
-        )
-        self._ends = PassBuffers(net, key.rows, key.parts)
-        self._levels = [PassBuffers(net, opened, key.parts) for _ in range(min(2, key.depth - 1))]  # taken in turns
-        self._logits = torch.zeros(opened, len(net.head), device=device)
-        self._both = head.kernels.embedding.new_zeros(opened, 2 * self.state.shape[1])
 
     repeats = True  # the next cycle of the same rows needs nothing from the host
 
@@ -72,8 +62,7 @@ class TreeCycle:
     def launch(
         self, words: Sequence[Sequence[int]], numbers: Sequence[Sequence[float]], state: Tensor | None
     ) -> PendingRecord:
-        """One cycle; `state` is what the head gave at the last slot of each row, where this is not what the last cycle
-        left."""
+        """One cycle; `state` is what the drafter starts from in each row, unless the last cycle left it."""
         self._inputs.load(words, numbers)
         if state is not None:
             self.state[: len(state)].copy_(state)
@@ -87,17 +76,13 @@ class TreeCycle:
         self._second()
 
     def _first(self) -> None:
-        inputs, kernels, pool, race = self._inputs, self._head.kernels, self._pool, self.key.rule.shared
-        control, room = inputs.control, self._ends
-        kernels.begin(room, self.state)
+        inputs, pool, race = self._inputs, self._pool, self.key.rule.shared
+        control = inputs.control
+        logits = self._steps.begin(control)
         for level in range(self.key.depth):
             if level:
-                layout, before = open_level(pool, level - 1, control), room.hidden
-                room = self._levels[level % len(self._levels)]
-                torch.index_select(before, 0, pool.source, out=room.hidden)
-                kernels.step(pool.word, room, self._both, layout, self._head.held, tree=True)
-            logits = self._logits[: len(room.hidden)]
-            kernels.logits(room, logits)
+                layout = open_level(pool, level - 1, control)
+                logits = self._steps.run(level, pool.word, pool.source, layout)
             rank(pool, level, logits, self._head.ids, inputs.sampling, control, race)
         plant(pool, control, self._tree, self._scoring.layout)
 
