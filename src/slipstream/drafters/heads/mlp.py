@@ -47,6 +47,10 @@ class MlpNet(HeadsNet):
     def inner(self) -> int:
         return self.config.inner
 
+    @property
+    def step_weights(self) -> int:
+        return sum(layer.weight.numel() for layer in (self.state, self.embedding, self.projection))
+
     def states(
         self, features: Float[Tensor, "*n stacked"], embedding: Float[Tensor, "*n hidden"]
     ) -> Float[Tensor, "*n inner"]:

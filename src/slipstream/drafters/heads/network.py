@@ -42,6 +42,11 @@ class HeadsNet(nn.Module, ABC):
         """The width of a state."""
         return self.config.hidden
 
+    @property
+    def step_weights(self) -> int:
+        """Weights that every head reads: those of `step`, and those that the heads share."""
+        return 0
+
     @abstractmethod
     def states(
         self, features: Float[Tensor, "*n stacked"], embedding: Float[Tensor, "*n hidden"]
@@ -128,6 +133,10 @@ class ResidualHeads(HeadsNet):
         self.config, self.parallel = config, not recurrent
         self.heads = nn.ModuleList(ResidualHead(config.hidden, blocks) for _ in range(config.heads))
         self.recurrent = TokenStep(config.hidden, recurrent) if recurrent else None
+
+    @property
+    def step_weights(self) -> int:
+        return 0 if self.recurrent is None else sum(p.numel() for p in self.recurrent.parameters())
 
     def step(
         self, state: Float[Tensor, "*n hidden"], embedding: Float[Tensor, "*n hidden"], head: int

@@ -81,9 +81,13 @@ class HeadsMethod(RolloutMethod):
 
     @property
     def weights_read(self) -> int:
-        """Parallel heads read all weights once for a draft of all heads, which is its cost per token."""
-        weights = sum(p.numel() for p in self.net.parameters()) + self._output.numel()
-        return weights // self.net.config.heads if self.net.parallel else weights
+        """A draft of all heads reads every weight once, but those of steps once for each head. Parallel heads read the
+        output rows once, the others once for each head."""
+        net, output = self.net, self._output.numel()
+        once = sum(p.numel() for p in net.parameters()) - net.step_weights
+        if net.parallel:
+            return (once + output) // net.config.heads
+        return once // net.config.heads + net.step_weights + output
 
 
 class MedusaMethod(HeadsMethod):
