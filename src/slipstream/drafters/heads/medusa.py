@@ -2,7 +2,7 @@
 
 The law of a token does not depend on the tokens drafted before it, so the law of a draft is the product of the heads'
 laws. All heads run at once, and the output rows are read once for a whole draft. The heads read the output of the
-target's last layer and have a norm of their own in front, in place of the target's final norm.
+target's last layer, or of several layers, with norms of their own in place of the target's final norm.
 
 With `recurrent` the heads see the last token of the text and the tokens drafted before them, as those of Hydra do
 (arXiv 2402.05109). They then run one after the other.

@@ -31,8 +31,7 @@ NextLaw = Callable[[Tree, Int[Tensor, " nodes"], list[int]], Law]
 - The tree holds the opened nodes (those that get successors), in the order in which they were opened.
 - The first call of a `propose` has an empty tree. Its slots are the committed ends of all rows that draft.
 - Each later call has the previous tree with new nodes appended. Its slots are exactly the new nodes. In chains these
-are
-  the tokens drawn last, at most one per row.
+  are the tokens drawn last, at most one per row.
 - A law whose probabilities are all 0 means that no candidate is possible.
 - If candidates are chosen (`Siblings.CHOSEN`), laws are used for ranking only. A request at temperature 0 has a one-hot
   law, so `law_at(…, ranking=True)` gives its law at temperature 1.

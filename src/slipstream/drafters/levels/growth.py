@@ -3,10 +3,9 @@
 - A static shape fixes both beforehand.
 - A best-first shape follows the drafter's path probability, the product of its probabilities along a path.
 - Chosen candidates are not random: more are ranked than needed, and the best are kept, as in EAGLE-2 (arXiv
-2406.16858).
+  2406.16858).
 - Sampled candidates must not be dropped. So the number of each level is fixed first, and then distributed over its
-slots
-  by their expected gain.
+  slots by their expected gain.
 """
 
 from __future__ import annotations
