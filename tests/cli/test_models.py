@@ -26,7 +26,7 @@ def test_a_model_and_its_drafters_are_inspected(slipstream):
     assert facts["layers"] == 30
     assert facts["vocabulary"] == 49152
     head = slipstream("models", "inspect", HEAD, "--json").report
-    assert (head["kind"], head["target"], head["precision"]) == ("eagle", "smollm2-135m", "int8")
+    assert (head["kind"], head["target"], head["precision"]) == ("eagle", "smollm2-135m", "int6")
     assert head["tau"]["code"]["greedy"] > 3
     by_folder = slipstream("models", "inspect", head["path"], "--json").report
     assert by_folder["sha256"] == head["sha256"]
