@@ -56,7 +56,8 @@ def make(name: str, table: Table) -> Drafter:
     return WEIGHTS[name](table) if name in WEIGHTS else build_drafter(name, TableTarget(table))
 
 
-PARAMS = [pytest.param(name, marks=pytest.mark.slow if name == "prophet" else ()) for name in NAMES]  # medusa is alike
+ALIKE = {"prophet", "medusa,recurrent"}  # as medusa and mlp are
+PARAMS = [pytest.param(name, marks=pytest.mark.slow if name in ALIKE else ()) for name in NAMES]
 
 
 @pytest.fixture(params=PARAMS)
