@@ -5,8 +5,8 @@
                                [--tokens 64] [--repeats 3] [--out FILE]
 
 One engine, prompts of five workloads, the same ones for every way of drafting, one interleaved run whose order turns
-round every time; the first round warms up and teaches the policy. `chain 3` drafts three tokens, `tree 24` grows up to
-24 nodes where the drafter thinks best, `policy` is left to itself (chain, tree or nothing, every cycle). At temperature
+round every time; the first round warms up and teaches the policy. `chain N` drafts N tokens, `tree N` grows up to N
+nodes where the drafter thinks best, `policy` is left to itself (chain, tree or nothing, every cycle). At temperature
 0 the rule is greedy; above it, chains are verified by block and trees by --verify, since block takes chains only, so
 `policy` is asked for both. Ratios are of neighbouring calls of one repeat: to plain decoding, and to the best chain.
 """
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--verify", default="no_replace")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--workloads", default="chat:2,code:2,maths:2,summary:2,translation:2")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--ways", nargs="+", type=way, metavar="WAY", default=list(WAYS))
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
@@ -56,6 +56,14 @@ def main() -> None:
     if args.out:
         save(args.out, engine, records, args)
     engine.close()
+
+
+def way(text: str) -> str:
+    """One of the ways to draft, of any size."""
+    kind, _, size = text.partition(" ")
+    if text not in WAYS and not (kind in ("chain", "tree") and size.isdecimal() and int(size)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not plain, policy, 'policy, chains', 'chain N' or 'tree N'")
+    return text
 
 
 def speculation(way: str, verify: str) -> ss.Speculation:
