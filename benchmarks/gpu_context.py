@@ -29,6 +29,7 @@ from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
 from slipstream.kernels.gpu.attention import shapes, splits
 from slipstream.models.cache.packing import RowEntries, RowSlice
+from slipstream.models.cache.segments import round_up
 from slipstream.models.cache.tensors import KVCache
 from slipstream.models.run.gpu.passes import GpuPasses
 from slipstream.models.run.torch_model import TorchModel
@@ -50,8 +51,9 @@ Decoder = GpuPasses
 
 def run_pass(decoder: Decoder, rows: int, tokens: int, context: int, count: int = 20) -> float:
     """Milliseconds of one captured pass."""
-    cache = KVCache(context + tokens + 8, rows)
-    lines = [RowSlice(RowEntries.of(cache.take(), context, range(tokens))) for _ in range(rows)]
+    places = context + tokens + 8
+    cache = KVCache(rows * round_up(places))
+    lines = [RowSlice(RowEntries.of(cache.take(places), context, range(tokens))) for _ in range(rows)]
     kept = torch.arange(rows * tokens, device="cuda")
     decoder._graphs.clear()
     decoder._met.clear()
@@ -82,8 +84,8 @@ def prompts(decoder: Decoder, read: int, speed: float) -> dict[str, Any]:
     told = {}
     weights = read // 2 - BIG["hidden_size"] * BIG["vocab_size"]
     for tokens in PROMPTS:
-        cache, kept = KVCache(tokens + 8, 1), torch.tensor([tokens - 1], device="cuda")
-        line = [RowSlice(RowEntries.of(cache.take(), 0, range(tokens)))]
+        cache, kept = KVCache(tokens + 8), torch.tensor([tokens - 1], device="cuda")
+        line = [RowSlice(RowEntries.of(cache.take(tokens + 8), 0, range(tokens)))]
         ms = timed(lambda: decoder.forward(cache, line, (0, decoder.layers), None, (), kept), 3)  # noqa: B023
         attention = 2 * tokens**2 * BIG["hidden_size"] * BIG["num_hidden_layers"]
         flops = 2 * weights * tokens + attention

@@ -87,8 +87,8 @@ def _big(**more: Any) -> Any:
 
 
 def _pass(decoder: GpuPasses, rows: int, tokens: int) -> float:
-    cache = KVCache(1024, max(16, rows))
-    lines = [RowEntries.of(cache.take(), CONTEXT, range(tokens)) for _ in range(rows)]
+    cache = KVCache(1024 * max(16, rows))
+    lines = [RowEntries.of(cache.take(1024), CONTEXT, range(tokens)) for _ in range(rows)]
     kept = torch.arange(rows * tokens, device="cuda")
     with torch.inference_mode():
         for _ in range(2):  # what is met again is captured
@@ -147,9 +147,8 @@ def cycle(asked: argparse.Namespace, results: dict[str, Any]) -> dict[str, Any]:
     sides = []
     for model in (target, draft):
         assert isinstance(model.decoder, GpuPasses)
-        cache = KVCache(1024, 4)
-        cache.take()
-        cache.reserve(CONTEXT + 16)
+        cache = KVCache(4096)
+        cache.take(CONTEXT + 16)
         sides.append((model.decoder, model.decoder.held(cache)))
     (passes_, held), (partner, partner_held) = sides
     ids = torch.arange(partner.vocab, device="cuda")

@@ -75,7 +75,9 @@ class Job(RequestHandle):
         self.state_layer: int | None = None  # the layer whose outputs at the prompt's tokens are wanted
         self.states: list[Tensor] = []  # those outputs, chunk by chunk
         self.budget = Budget(0)  # of the next cycle
-        self.prefilled = 0  # prompt tokens that were read
+        self.prefilled = 0  # tokens that were read before it decodes
+        self.to_read = len(request.prompt)  # tokens that it has to read before it decodes
+        self._cycles_before = 0  # that it had decoded when it was preempted
         self.seated = False  # whether its row is open in the model
         self.capturable = False  # whether its cycles can run as captured cycles
         self.cancelled = False
@@ -91,6 +93,11 @@ class Job(RequestHandle):
     def admit(self) -> None:
         """Its row begins: it waits no longer."""
         self.queue_seconds = time.perf_counter() - self.submitted
+
+    def preempt(self) -> None:
+        """Its row has lost its places in the cache, and waits again. All of its text is read again."""
+        self.seated, self.prefilled, self.to_read = False, 0, self.row.length
+        self._cycles_before = self.stats.cycles
 
     def take(
         self,
@@ -207,8 +214,8 @@ class Job(RequestHandle):
 
     @property
     def unread(self) -> int:
-        """Prompt tokens that were not read yet; 0 when the row decodes."""
-        return 0 if self.stats.cycles else max(0, len(self.row.request.prompt) - self.prefilled)
+        """Tokens that must be read before the row decodes and were not read yet; 0 when it decodes."""
+        return 0 if self.stats.cycles > self._cycles_before else max(0, self.to_read - self.prefilled)
 
     @property
     def scored(self) -> int:

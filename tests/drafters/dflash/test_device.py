@@ -36,7 +36,7 @@ def test_a_captured_block_and_what_it_reads_are_those_of_the_host_path(markov):
     like = torch.zeros(1, 32, device=DEVICE)
     device = DflashDeviceDrafter(drafter, target, like)
     assert device.max_depth == 8
-    part = device.part(max(LENGTHS) + DEPTH + 1)
+    part = device.part()
     state, read = device.begin(rows, [Budget(DEPTH)] * 2, SimpleNamespace(key=DraftSize(DEPTH)))
     assert read == sum(LENGTHS) - 2
     mine = [[tensor.clone() for tensor in pair] for pair in part.held]
@@ -76,7 +76,7 @@ def test_a_captured_block_and_what_it_reads_are_those_of_the_host_path(markov):
     for row, places in zip(numbers[4], position, strict=True):
         for pair in part.held:
             for tensor in pair:
-                tensor[row, :, places] = 0
+                tensor[0, :, row + places] = 0
     reading.run(torch.cat(scaled))
     torch.testing.assert_close(reading.state, state.float(), rtol=1e-3, atol=1e-3)
     for before, after in zip(held, part.held, strict=True):

@@ -256,11 +256,11 @@ def test_a_request_whose_own_code_raises(part):
 
 
 def test_out_of_room_is_waiting_and_too_large_is_refused():
-    limits = Limits(rows=8, tokens=64)  # places for four rows of at most sixteen
+    limits = Limits(rows=8, tokens=320)  # places for four rows of at most eighty, with those for drafts
     batch = batches.batch(limits)
     jobs = [batches.send(batch, replace(GOOD, sample=i), "table", "token", 2) for i in range(9)]
-    with pytest.raises(ValueError, match="need 103 places of the cache; the memory budget holds 64"):
-        batches.send(batch, replace(GOOD, max_tokens=100))
+    with pytest.raises(ValueError, match="need 403 places of the cache; the memory budget holds 320"):
+        batches.send(batch, replace(GOOD, max_tokens=400))
     batch.step()
     assert (len(batch.scheduler.running), len(batch.scheduler.waiting)) == (4, 5)
     unharmed(batch, jobs)

@@ -9,14 +9,13 @@ from slipstream.kernels.cpu.move import CacheBlocks, kernel
 from slipstream.models.cache import tensors as cache
 from slipstream.models.cache.tensors import KVCache
 
-MOVES = [(0, 5, 3), (2, 9, 4), (0, 6, 5), (0, 3, 6), (2, 4, 9), (1, 63, 0)]  # some targets are others' sources
+MOVES = [(0, 5, 3), (128, 9, 4), (0, 6, 5), (0, 3, 6), (128, 4, 9), (64, 63, 0)]  # some targets are others' sources
 
 
 def filled(seed=0):
-    """Rectangles of several widths and types."""
+    """Three rows of several widths and types."""
     made = KVCache()
-    for _ in range(3):
-        made.take()
+    assert [made.take() for _ in range(3)] == [0, 64, 128]
     torch.manual_seed(seed)
     for name, heads, dim, dtype in (
         ("a", 2, 5, torch.float32),
@@ -29,7 +28,7 @@ def filled(seed=0):
 
 
 def tensors(made):
-    return [held for _, rectangles in made.all_tensors() for held in rectangles]
+    return [held for _, layer in made.all_tensors() for held in layer]
 
 
 def test_all_layers_at_once_are_each_by_itself(monkeypatch):
@@ -48,19 +47,20 @@ def test_all_layers_at_once_are_each_by_itself(monkeypatch):
 def test_a_cache_that_grew_is_moved_where_it_lies_now():
     one = filled()
     one.move(MOVES[:1])
-    one.reserve(200)
+    row = one.reserve(64, 200)
+    assert row not in (0, 64, 128), "there is no room for it where it was"
     before = [held.clone() for held in tensors(one)]
-    one.move([(0, 5, 150)])
+    one.move([(row, 5, 150)])
     for mine, old in zip(tensors(one), before, strict=True):
-        assert torch.equal(mine[0, :, 150], old[0, :, 5])
-        old[0, :, 150] = old[0, :, 5]
+        assert torch.equal(mine[0, :, row + 150], old[0, :, row + 5])
+        old[0, :, row + 150] = old[0, :, row + 5]
         assert torch.equal(mine, old)
 
 
 def test_what_is_not_there_is_not_moved():
     if (found := kernel()) is None:
         pytest.skip("no kernel here")
-    rectangles = CacheBlocks(tensors(filled()))
-    for move in ((4, 0, 1), (0, 64, 1), (0, 1, 64)):
-        with pytest.raises(AssertionError, match="4 rows and 64 places"):
-            found.move(rectangles, [move])
+    blocks = CacheBlocks(tensors(filled()))
+    for move in ((256, 0, 1), (192, 64, 1), (0, 1, 256)):
+        with pytest.raises(AssertionError, match="beyond the cache"):
+            found.move(blocks, [move])

@@ -88,16 +88,17 @@ class DraftModelDevice(DeviceDrafter):
     def version(self) -> int:
         return self._drafter.model.cache.version
 
-    @property
-    def places(self) -> int:
-        return self._drafter.model.cache.places
+    def places(self, row: Row) -> int:
+        return self._drafter.model.places(row)
 
-    def reserve(self, rows: int, places: int) -> None:
-        self._drafter.model.cache.grow(rows, places)
+    def make_room(self, row: Row, places: int) -> None:
+        self._drafter.model.make_room(row, places)
 
-    def part(self, places: int) -> DraftModelState:
+    def grow(self, places: int) -> None:
+        self._drafter.model.cache.grow(places)
+
+    def part(self) -> DraftModelState:
         model = self._drafter.model
-        model.make_room(places)
         return DraftModelState(self._passes, self._passes.held(model.cache), self._ids, self._slot_of)
 
     def index(self, row: Row) -> int:

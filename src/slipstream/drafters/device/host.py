@@ -49,7 +49,7 @@ class HostDeviceDrafter(DeviceDrafter):
         self._tokens = [tokens[: row_budget.depth] for tokens, row_budget in zip(drafted, budget, strict=True)]
         return [replace(row_budget, depth=len(tokens)) for row_budget, tokens in zip(budget, self._tokens, strict=True)]
 
-    def part(self, places: int) -> HostDraft:
+    def part(self) -> HostDraft:
         return HostDraft()
 
     def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, int]:

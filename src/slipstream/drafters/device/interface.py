@@ -106,18 +106,20 @@ class DeviceDrafter(ABC):
     max_depth: int | None = None  # of a chain that it can draft; None: any
     whole_vocabulary = False  # whether its logits are those of the target's tokens, all of them and in their order
 
-    @property
-    def places(self) -> int:
-        """Places of each row in its cache at present."""
+    def places(self, row: Row) -> int:
+        """Places of a row in its cache at present."""
         return 1 << 62
+
+    def make_room(self, row: Row, places: int) -> None:
+        """Let a row have at least so many places in its cache. The row may move there."""
 
     @property
     def version(self) -> int:
         """Changes when its cache moves in memory. Graphs with the old addresses are then dropped."""
         return 0
 
-    def reserve(self, rows: int, places: int) -> None:
-        """Make room in its cache for so many rows and places, which the target's cache has, too."""
+    def grow(self, places: int) -> None:
+        """Let its cache have as many places as the target's, if it is one of places."""
 
     def ready(self, rows: Sequence[Row], depth: int) -> list[int] | None:
         """The number of tokens that each row can draft, at most `depth`; None if that is not known beforehand."""
@@ -131,12 +133,12 @@ class DeviceDrafter(ABC):
         """Draft now, if it drafts on the host. Returns the budgets with the depths that were drafted."""
         return budget
 
-    def part(self, places: int) -> DeviceDraft:
-        """Its part of a graph, with at least `places` places in its cache."""
+    def part(self) -> DeviceDraft:
+        """Its part of a graph."""
         return DeviceDraft()
 
     def index(self, row: Row) -> int:
-        """The row's index in its cache."""
+        """The row's first place in its cache."""
         return 0
 
     def forget(self) -> None:

@@ -32,7 +32,7 @@ class StateReader(Protocol):
 
     @property
     def features(self) -> Mapping[int, Tensor]:
-        """The target's hidden states by layer, [rows, 1, places, hidden]."""
+        """The target's hidden states by layer, [1, 1, places, hidden]."""
 
     @property
     def feature_scale(self) -> Tensor | None:
@@ -94,7 +94,7 @@ class PromptReads:
                 self.graphs[key], self._pool = run, run.pool
             self._met[key] += 1
         sizes = list(map(len, pieces))
-        owner = np.zeros(key.slots + key.rows, np.int64)  # padding reads row 0; then the last slots
+        owner = np.zeros(key.slots + key.rows, np.int64)  # padding reads place 0; then the last slots
         owner[: sum(sizes)] = np.repeat(rows, sizes)
         owner[key.slots : key.slots + len(rows)] = np.cumsum(sizes) - 1
         return run(table, torch.from_numpy(owner))[: len(rows)].clone()
@@ -138,7 +138,7 @@ class PromptRead:
     def _run(self) -> None:
         reader, (slots, _, chunk, chunks, parts) = self._reader, self._key
         row, ends, layout = self._owner[:slots], self._owner[slots:], layout_of(self._table, chunk, chunks)
-        states = [held[row, 0, layout.place] for held in reader.features.values()]
+        states = [held[0, 0, (row + layout.place).clamp(min=0)] for held in reader.features.values()]
         assert reader.feature_scale is not None, "a drafter that reads states says how large they are"
         scale = reader.feature_scale.to(states[0].dtype)
         stacked = torch.cat([state * factor for state, factor in zip(states, scale, strict=True)], -1)

@@ -81,15 +81,15 @@ class PromptReadingDrafter(StateDrafter):
     _target: Any  # the `TorchModel` that it drafts for
 
     @abstractmethod
-    def reader(self, places: int) -> StateReader:
-        """What reads, with at least `places` places in the drafter's cache."""
+    def reader(self) -> StateReader:
+        """What reads."""
 
     @abstractmethod
     def take_unread(self, row: Row) -> RowSlice:
         """The unread slots of a row, at least the last one. They count as cached from now on."""
 
     def read_states(self, rows: Sequence[Row]) -> tuple[Tensor, int]:
-        reader = self.reader(max(row.length for row in rows))
         pieces, index = list(map(self.take_unread, rows)), list(map(self._target.index, rows))
+        reader = self.reader()
         version = self._target.cache.version, self.version
         return self._reads.read(reader, version, pieces, index), sum(map(len, pieces))

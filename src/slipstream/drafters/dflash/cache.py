@@ -18,7 +18,7 @@ from slipstream.core.types import Row
 from slipstream.drafters.dflash.cpu_stack import cpu_stack
 from slipstream.drafters.dflash.network import DflashNet
 from slipstream.models.cache.packing import RowEntries, RowSlice
-from slipstream.models.cache.tensors import KVCache
+from slipstream.models.cache.tensors import KVCache, row_places
 from slipstream.models.run.attention import view
 
 LAG = 32  # unread positions of a row above which `catch_up` reads them
@@ -27,7 +27,7 @@ CHUNK = 512  # committed positions of a row per pass
 
 @dataclass(eq=False)
 class BlockRow:
-    """A row's index in the cache, its cached context positions, and the fused state of the last one."""
+    """A row's first place in the cache, its cached context positions, and the fused state of the last one."""
 
     index: int
     held: int = 0
@@ -47,7 +47,7 @@ class BlockCache:
     def open(self, rows: Sequence[Row]) -> None:
         for row in rows:
             assert row not in self._rows, "the row is open already"
-            self._rows[row] = BlockRow(self.cache.take())
+            self._rows[row] = BlockRow(self.cache.take(row_places(row)))
 
     def close(self, rows: Sequence[Row]) -> None:
         for row in rows:
@@ -64,8 +64,18 @@ class BlockCache:
                 self._read([row])
 
     def index(self, row: Row) -> int:
-        """A row's index in the cache."""
+        """A row's first place in the cache."""
         return self._rows[row].index
+
+    def places(self, row: Row) -> int:
+        """How many places a row has."""
+        return self.cache.capacity(self._rows[row].index)
+
+    def make_room(self, row: Row, places: int) -> int:
+        """Let a row have at least so many places. Returns its first place, which is another one if it had to move."""
+        block_row = self._rows[row]
+        block_row.index = self.cache.make_room(block_row.index, row, places)
+        return block_row.index
 
     def record_cached(self, row: Row, positions: int) -> None:
         """Record that a captured cycle wrote the first context positions of a row."""
@@ -77,10 +87,10 @@ class BlockCache:
 
     def take_unread(self, row: Row) -> RowSlice:
         """The unread positions of a row, at least the last one. The caller reads them, so they count as cached."""
-        block_row = self._rows[row]
+        block_row, index = self._rows[row], self.make_room(row, row.length)
         start = min(block_row.held, row.length - 2)
         block_row.held, block_row.state = row.length - 1, None
-        return RowSlice(RowEntries.of(block_row.index, start, row.tokens[start + 1 :]))
+        return RowSlice(RowEntries.of(index, start, row.tokens[start + 1 :]))
 
     def last_states(self, rows: Sequence[Row]) -> tuple[Float[Tensor, "rows hidden"], int]:
         """The fused state before each row's last token, and how many positions were read. All rows must be ready."""
@@ -97,7 +107,9 @@ class BlockCache:
         state, _ = self.last_states(rows)
         anchor = torch.tensor([row.tokens[-1] for row in rows], device=device)
         inputs = self.net.inputs(functional.embedding(anchor, self.embedding), state).flatten(0, 1)
-        pieces = [RowSlice(_block_entries(self._rows[row].index, row.length - 1, slots)) for row in rows]
+        pieces = [
+            RowSlice(_block_entries(self.make_room(row, row.length + slots), row.length - 1, slots)) for row in rows
+        ]
         place = [(piece.line.row, n) for piece in pieces for n in piece.line.position]
         row_index, position = torch.tensor(place, device=device).T.contiguous()
         kept = torch.tensor([n * slots + first + d for n in range(len(rows)) for d in range(depth)], device=device)
@@ -137,11 +149,11 @@ class BlockCache:
             block_row = self._rows[row]
             states = self.target.states(row, block_row.held)
             features.append(torch.cat([states[layer][:count] for layer in self.net.config.features], -1))
-            place += [(block_row.index, n) for n in range(block_row.held, block_row.held + count)]
+            index = self.make_room(row, block_row.held + count)
+            place += [(index, n) for n in range(block_row.held, block_row.held + count)]
             block_row.held += count
         fused = self.net.fuse(features[0] if len(features) == 1 else torch.cat(features))
         row_index, position = torch.tensor(place, device=fused.device).T.contiguous()
-        self.cache.reserve(max(n for _, n in place) + 1)
         if self._kernel is not None:
             self._kernel.read(self.cache, fused, row_index, position)
         else:
@@ -155,7 +167,7 @@ class BlockCache:
         for number, layer in enumerate(self.net.stack):
             key, value = layer.context_keys_values(fused, position, self.net.frequency)
             keys, values = self.cache.layer(number, key.transpose(0, 1)[None], value.transpose(0, 1)[None])
-            keys[row, :, position], values[row, :, position] = key, value
+            keys[0, :, row + position], values[0, :, row + position] = key.transpose(0, 1), value.transpose(0, 1)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless no row holds more positions than it committed and the cache agrees."""

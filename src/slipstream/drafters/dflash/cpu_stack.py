@@ -71,7 +71,6 @@ class CpuStack:
         kept: Int[Tensor, " kept"] | None,
     ) -> Tensor | None:
         """One kernel call. `kept` None: only keys and values are computed, those of every layer from `hidden`."""
-        cache.reserve(used)
         cos, sin = self._angles(used)[:, position]
         masks, features, span = [mask] * self._layers, [None] * self._layers, (0, self._layers)
         args = PassArgs(hidden, (cos, sin), row, position, used, masks, features, *span, kept, None, kept is None)

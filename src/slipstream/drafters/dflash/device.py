@@ -149,17 +149,18 @@ class DflashDeviceDrafter(PromptReadingDrafter):
     def version(self) -> int:
         return self._drafter.slots.cache.version
 
-    @property
-    def places(self) -> int:
-        return self._drafter.slots.cache.places - self._drafter.block
+    def places(self, row: Row) -> int:
+        return self._drafter.slots.places(row) - self._drafter.block
 
-    def reserve(self, rows: int, places: int) -> None:
-        self._drafter.slots.cache.grow(rows, places)
+    def make_room(self, row: Row, places: int) -> None:
+        self._drafter.slots.make_room(row, places + self._drafter.block)
 
-    def part(self, places: int) -> StackState:
+    def grow(self, places: int) -> None:
+        self._drafter.slots.cache.grow(places)
+
+    def part(self) -> StackState:
         slots, heads = self._drafter.slots, self._kernels.net.heads
         like = slots.embedding.new_empty(1, heads.kv_heads, 1, heads.dim)
-        slots.cache.reserve(places + self._drafter.block)
         features = self._target.feature_places(self._drafter.needs.features, self._like)
         held = [slots.cache.layer(layer, like, like) for layer in range(slots.net.config.layers)]
         return StackState(self._kernels, held, features, self._drafter.vocabulary.ids, self._slot_of)
@@ -173,8 +174,8 @@ class DflashDeviceDrafter(PromptReadingDrafter):
     def record_cached(self, row: Row, tokens: int) -> None:
         self._drafter.slots.record_cached(row, tokens)
 
-    def reader(self, places: int) -> StackState:
-        return self.part(places)
+    def reader(self) -> StackState:
+        return self.part()
 
     def take_unread(self, row: Row) -> RowSlice:
         return self._drafter.slots.take_unread(row)

@@ -23,7 +23,7 @@ from slipstream.drafters.eagle.cpu_layer import cpu_layer
 from slipstream.drafters.eagle.network import EagleNet
 from slipstream.kernels.cpu.draft import CandidateMode, DraftedNodes, RowDraftArgs
 from slipstream.models.cache.packing import Entry, RowEntries, RowSlice
-from slipstream.models.cache.tensors import KVCache
+from slipstream.models.cache.tensors import KVCache, row_places
 from slipstream.models.run.attention import view
 
 LAG = 32  # unread slots of a row above which `catch_up` reads them
@@ -36,7 +36,7 @@ WINDOWS: dict[int, int | None] = {0: None}  # one layer without a sliding window
 
 @dataclass(eq=False)
 class HeadRow:
-    """A row's index in the cache, and how many committed slots of it are cached."""
+    """A row's first place in the cache, and how many committed slots of it are cached."""
 
     index: int
     held: int = 0
@@ -61,7 +61,7 @@ class HeadCache:
     def open(self, rows: Sequence[Row]) -> None:
         for row in rows:
             assert row not in self._head_rows, "the row is open already"
-            self._head_rows[row] = HeadRow(self.cache.take())
+            self._head_rows[row] = HeadRow(self.cache.take(row_places(row)))
 
     def close(self, rows: Sequence[Row]) -> None:
         for row in rows:
@@ -72,8 +72,18 @@ class HeadCache:
         self._head_rows[row].held = min(self._head_rows[row].held, max(0, length - 1))
 
     def index(self, row: Row) -> int:
-        """A row's index in the cache."""
+        """A row's first place in the cache."""
         return self._head_rows[row].index
+
+    def places(self, row: Row) -> int:
+        """How many places a row has."""
+        return self.cache.capacity(self._head_rows[row].index)
+
+    def make_room(self, row: Row, places: int) -> int:
+        """Let a row have at least so many places. Returns its first place, which is another one if it had to move."""
+        head_row = self._head_rows[row]
+        head_row.index = self.cache.make_room(head_row.index, row, places)
+        return head_row.index
 
     def record_cached(self, row: Row, slots: int) -> None:
         """Record that a captured cycle wrote the first `slots` committed slots of a row."""
@@ -85,9 +95,9 @@ class HeadCache:
 
     def take_unread(self, row: Row) -> RowSlice:
         """The unread slots of a row, at least the last one. The caller reads them, so they count as cached."""
-        head_row = self._head_rows[row]
+        head_row, index = self._head_rows[row], self.make_room(row, row.length)
         start, head_row.held = min(head_row.held, row.length - 2), row.length - 1
-        return RowSlice(RowEntries.of(head_row.index, start, row.tokens[start + 1 :]))
+        return RowSlice(RowEntries.of(index, start, row.tokens[start + 1 :]))
 
     def ready(self, row: Row) -> bool:
         """Whether the target has read all tokens of a row but the last, which it reads together with the draft."""
@@ -121,7 +131,7 @@ class HeadCache:
 
         `state`: the head's states at the slots before the new ones."""
         lines = [
-            RowEntries.of(self._head_rows[row].index, row.length - 1, (), nodes)
+            RowEntries.of(self.make_room(row, row.length + len(nodes)), row.length - 1, (), nodes)
             for row, nodes in zip(rows, drafted, strict=True)
         ]
         pieces = [RowSlice(line, skipped) for line, skipped in zip(lines, skip, strict=True)]
@@ -147,7 +157,7 @@ class HeadCache:
     def _arguments(self, row: Row, budget: Budget, keys: Sequence[int]) -> RowDraftArgs:
         width, nodes = (1, budget.depth) if budget.shape is None else (budget.shape.width, budget.shape.nodes)
         temperature, ends = ranking_sampling(row).temperature, tuple(row.request.ends)
-        place = self._head_rows[row].index, row.length - 1
+        place = self.make_room(row, row.length + budget.depth * width), row.length - 1
         return RowDraftArgs(*place, budget.depth, width, nodes, budget.stop_below, temperature, ends, keys)
 
     def logits(self, state: Float[Tensor, "n hidden"]) -> Float[Tensor, "n draft_vocab"]:
@@ -164,7 +174,8 @@ class HeadCache:
         for row, count in zip(rows, counts, strict=True):
             head_row = self._head_rows[row]
             tokens = row.tokens[head_row.held + 1 : head_row.held + 1 + count]
-            pieces.append(RowSlice(RowEntries.of(head_row.index, head_row.held, tokens)))
+            index = self.make_room(row, head_row.held + count)
+            pieces.append(RowSlice(RowEntries.of(index, head_row.held, tokens)))
             states = self.target.states(row, head_row.held)
             features.append(torch.cat([states[layer][:count] for layer in self.net.config.features], -1))
             head_row.held += count

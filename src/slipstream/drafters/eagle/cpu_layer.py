@@ -56,7 +56,7 @@ class CpuEagleLayer:
 
         `kept` None: only the cache is written."""
         used = max(piece.line.start + len(piece.line) for piece in pieces)
-        cache.reserve(used)
+        cache.check_room(pieces)
         where = [
             (piece.line.row, place)
             for piece in pieces
@@ -80,7 +80,6 @@ class CpuEagleLayer:
         """Drafts after the committed ends. `ends`: states and logits there. `tables`: embedding, and token id of each
         logit."""
         used = max(row_args.start + (row_args.depth - 1) * row_args.width for row_args in arguments)
-        cache.reserve(used)
         cos, sin = self._angles(used)
         lookup = EmbeddingTables(tables[0], cos, sin, tables[1])
         state, logits = (x.contiguous() for x in ends)

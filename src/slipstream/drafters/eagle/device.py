@@ -142,17 +142,18 @@ class EagleDeviceDrafter(PromptReadingDrafter):
     def version(self) -> int:
         return self._drafter.slots.cache.version
 
-    @property
-    def places(self) -> int:
-        return self._drafter.slots.cache.places
+    def places(self, row: Row) -> int:
+        return self._drafter.slots.places(row)
 
-    def reserve(self, rows: int, places: int) -> None:
-        self._drafter.slots.cache.grow(rows, places)
+    def make_room(self, row: Row, places: int) -> None:
+        self._drafter.slots.make_room(row, places)
 
-    def part(self, places: int) -> HeadState:
+    def grow(self, places: int) -> None:
+        self._drafter.slots.cache.grow(places)
+
+    def part(self) -> HeadState:
         slots, heads = self._drafter.slots, self._kernels.net.heads
         like = slots.embedding.new_empty(1, heads.kv_heads, 1, heads.dim)
-        slots.cache.reserve(places)
         features = self._target.feature_places(self._drafter.needs.features, self._like)
         held = [slots.cache.layer(0, like, like)]
         return HeadState(self._kernels, held, features, self._drafter.vocabulary.ids, self._slot_of)
@@ -166,8 +167,8 @@ class EagleDeviceDrafter(PromptReadingDrafter):
     def record_cached(self, row: Row, tokens: int) -> None:
         self._drafter.slots.record_cached(row, tokens)
 
-    def reader(self, places: int) -> HeadState:
-        return self.part(places)
+    def reader(self) -> HeadState:
+        return self.part()
 
     def take_unread(self, row: Row) -> RowSlice:
         return self._drafter.slots.take_unread(row)

@@ -108,7 +108,7 @@ class ExitAttention:
 
     def begin(self, control: CycleControl) -> None:
         place = (control.start[:, None] + self._offset).clamp(min=0)
-        keys, values = self._head.net.keys_values(self._stored[control.row[:, None], 0, place], place)
+        keys, values = self._head.net.keys_values(self._stored[0, 0, control.row[:, None] + place], place)
         self._keys[:, : self._window].copy_(keys)
         self._values[:, : self._window].copy_(values)
         self._length.copy_((control.start - 1).clamp(max=self._window))
@@ -137,7 +137,7 @@ class ExitDeviceDrafter(DeviceDrafter):
         self._vocabulary = ids, inverse(ids, target.vocab, device)
         self.whole_vocabulary = head is None
 
-    def part(self, places: int) -> ExitState:
+    def part(self) -> ExitState:
         head, layers = self._drafter.head, self._drafter.layers
         features = {} if head is None else self._target.feature_places((layers - 1,), self._passes.like)
         held = self._passes.held(self._target.cache)

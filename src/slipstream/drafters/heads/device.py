@@ -70,7 +70,7 @@ class StateHeadSteps:
     def begin(self, control: CycleControl) -> None:
         drafter = self._part.drafter
         place = control.start[:, None] + self._offset  # of the window, up to the last position that the target has read
-        where = control.row[:, None], 0, place.clamp(min=0)
+        where = 0, 0, control.row[:, None] + place.clamp(min=0)
         features = torch.cat([held[where] for held in self._part.features.values()], -1)
         length = (control.start - 1).clamp(max=self._window.shape[1])
         embedded = functional.embedding(self._window.long(), drafter.embedding)
@@ -142,7 +142,7 @@ class HeadsDeviceDrafter(DeviceDrafter):
         self._slot_of = inverse(drafter.vocabulary.ids, drafter.vocabulary.size, target.device)
         self.max_depth = drafter.net.config.heads
 
-    def part(self, places: int) -> HeadsState:
+    def part(self) -> HeadsState:
         layers = self._drafter.net.config.features
         return HeadsState(self._drafter, self._target.feature_places(layers, self._like), self._slot_of)
 

@@ -133,6 +133,7 @@ class Batch:
             if job.cancelled and not job.done:
                 job.end("cancelled")
         self._close(plan.leave())
+        self._preempt()
         for job in plan.admit():
             with job.blamed():
                 self._open(job)
@@ -144,6 +145,13 @@ class Batch:
         for job in ready:
             job.budget = job.plan.budget
         return ready
+
+    def _preempt(self) -> None:
+        """Take the places of rows that must wait again."""
+        for job in self.scheduler.preempt():
+            self.publisher.catch_up()
+            self._close([job])
+            job.preempt()
 
     def decide(self, jobs: Sequence[Job]) -> None:
         """How far to draft, where a request leaves that to the policy, which is asked even for nobody: it will be told

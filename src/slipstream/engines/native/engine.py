@@ -133,7 +133,7 @@ class NativeEngine(JobEngine):
         self._batch = Batch(self.target.model, self.drafter, self._rule, self._policy, limits, runner=runner)
         if runner is not None:
             with turns_of(self.target.model):
-                runner.reserve(self._batch.scheduler.rows)
+                runner.reserve(self._batch.scheduler.tokens)
         self._building = threading.Lock()
         self._worker = Worker(self._batch)
         if warm_up:
@@ -285,6 +285,7 @@ class NativeEngine(JobEngine):
             "running": len(scheduler.running),
             "waiting": len(scheduler.waiting),
             "cache_use": scheduler.use,
+            "preemptions": scheduler.preemptions,
             "row_cycles": totals.cycles,
             "tokens": totals.emitted,
             "tau": totals.tau,

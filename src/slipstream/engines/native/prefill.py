@@ -40,7 +40,7 @@ class PromptReader:
         """Read up to `limit` tokens, or copy a stored prefix. With limit 0, only the latter."""
         read = self._model.prefill([job.row], limit)[0]
         unsupported = not read and limit == self._limit  # a model without prefill: the score pass reads the prompt
-        job.prefilled += len(job.row.request.prompt) if unsupported else read
+        job.prefilled += job.to_read if unsupported else read
 
     def read_ahead(self, jobs: Sequence[Job]) -> None:
         """Read all tokens of these prompts but the last ones, in shared passes."""

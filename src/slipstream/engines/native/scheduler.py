@@ -1,9 +1,10 @@
 """The scheduler: first come, first served, within the limits of rows and memory. Where requests of several tenants
 wait, the next row goes to the one that has the fewest.
 
-The KV cache is a rectangle of rows times places. Both grow by doubling. A request is admitted if the rectangle that
-holds all requests is within the memory budget. The model has the same budget, and compacts its rows before it would
-exceed it. The prefix store has a separate budget and evicts entries by itself.
+A row has places of the KV cache for its text and some more, and gets further ones as it grows. A request is admitted if
+the places of all rows are within the memory budget. When rows have outgrown it, the one that came last gives its places
+back and waits until there is room again; then its text is read again. The model has the same budget, and moves rows
+together before it would exceed it. The prefix store has a separate budget and evicts entries by itself.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from collections import Counter, deque
 from dataclasses import dataclass
 
 from slipstream.core.checks import integer
-from slipstream.core.device import next_power_of_two
 from slipstream.engines.job import Job
+from slipstream.models.cache.tensors import row_places
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,8 @@ class Limits:
     """The limits of an engine."""
 
     rows: int | None = None  # requests that decode at the same time; None: 16 on a CPU, 256 on a GPU
-    tokens: int | None = None  # places of the KV cache: rows times the longest row; None: 2^17 on a CPU, and as many as
-    # fit 40 % of the memory that is free on a GPU once the model is loaded
+    tokens: int | None = None  # places of the KV cache, all rows together; None: 2^17 on a CPU, and as many as fit 65 %
+    # of the memory that is free on a GPU once the model is loaded
     prefill: int | None = None  # prompt tokens per step, all rows together; None: a default for the device
     retained: int = 1 << 15  # tokens in the prefix store, which prompts with a common prefix reuse; 0: no reuse
     retained_bytes: int | None = None  # bytes of the prefix store; None: 512 MB or 5 % of memory, 10 % of a GPU's free
@@ -60,6 +61,7 @@ class Scheduler:
         self.chunk = limits.prefill or device.prefill  # prompt tokens of a step
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
+        self.preemptions = 0  # so far
 
     @property
     def expected_rows(self) -> int:
@@ -68,33 +70,33 @@ class Scheduler:
 
     def check(self, job: Job) -> None:
         """Raise ValueError for a job that could never be admitted."""
-        if self.footprint(1, self.places(job)) > self.tokens:
-            need, have = self.places(job), self.tokens
+        need = job.row.length + job.row.room(self.context)
+        if need > self.tokens:
+            have = self.tokens
             raise ValueError(f"prompt and max_tokens need {need} places of the cache; the memory budget holds {have}")
 
     def places(self, job: Job) -> int:
-        request = job.row.request
-        return min(len(request.prompt) + request.max_tokens, self.context)
+        """Places that a row has, or gets with its next token."""
+        return row_places(job.row, self.context)
 
-    def footprint(self, rows: int, longest: int) -> int:
-        """Places of the rectangle that holds so many rows, the longest of so many places."""
-        return next_power_of_two(rows) * next_power_of_two(longest)
+    @property
+    def taken(self) -> int:
+        """Places of all running rows."""
+        return sum(map(self.places, list(self.running)))  # the worker's thread changes it
 
     def admits(self) -> bool:
         """Whether a job of the queue can have a row."""
         if not self.waiting or len(self.running) >= self.rows:
             return False
+        if not self.running:
+            return True
         job = self._next(Counter(job.tenant for job in self.running))
-        longest = max(map(self.places, [*self.running, job]))
-        return self.footprint(len(self.running) + 1, longest) <= self.tokens
+        return self.taken + self.places(job) <= self.tokens
 
     @property
     def use(self) -> float:
         """Share of the cache's places that the rows take."""
-        running = list(self.running)  # the worker's thread changes it
-        if not running:
-            return 0.0
-        return self.footprint(len(running), max(map(self.places, running))) / self.tokens
+        return min(1.0, self.taken / self.tokens)
 
     def admit(self) -> list[Job]:
         """Admit waiting jobs while they fit. Returns the admitted jobs."""
@@ -103,11 +105,11 @@ class Scheduler:
             return new
         self.waiting = deque(job for job in self.waiting if not job.done)
         rows = Counter(job.tenant for job in self.running)
-        longest = max(map(self.places, self.running), default=0)
+        taken = self.taken
         while self.waiting and len(self.running) < self.rows:
             job = self._next(rows)
-            longest = max(longest, self.places(job))
-            if self.footprint(len(self.running) + 1, longest) > self.tokens:
+            taken += self.places(job)
+            if taken > self.tokens and self.running:
                 break
             self.waiting.remove(job)
             job.admit()
@@ -115,6 +117,16 @@ class Scheduler:
             self.running.append(job)
             rows[job.tenant] += 1
         return new
+
+    def preempt(self) -> list[Job]:
+        """Let the rows that came last wait again, while the rows together have outgrown the budget. Returns them."""
+        preempted: list[Job] = []
+        while len(self.running) > 1 and self.taken > self.tokens:
+            job = self.running.pop()
+            self.waiting.appendleft(job)
+            preempted.append(job)
+        self.preemptions += len(preempted)
+        return preempted
 
     def _next(self, rows: Counter[str]) -> Job:
         """The first job that waits, of the tenant with the fewest rows. `rows` counts the rows of each tenant."""

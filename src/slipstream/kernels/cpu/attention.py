@@ -17,6 +17,7 @@ from torch import Tensor
 
 from slipstream.kernels.cpu.compile import Unavailable, function, load
 from slipstream.kernels.cpu.linear import POINTER, parallel
+from slipstream.kernels.cpu.move import steps
 
 SOURCE = Path(__file__).parent / "src" / "attention.cpp"
 SMALL = 1 << 15  # multiplications that one thread does faster than a team, which must be woken first
@@ -60,13 +61,12 @@ class AttentionKernel:
         used: int | None = None,
     ) -> Tensor:
         """As `reference`. Without `seen`, tokens attend to the first `used` places."""
-        assert keys.is_contiguous(), "the cache is read in place"
-        assert values.is_contiguous(), "the cache is read in place"
+        assert steps(keys) == steps(values), "keys and values have one layout"
         tokens, heads, dim = query.shape
         kv_heads, places = keys.shape[1:3]
         width = used or places if seen is None else seen.shape[1]
         out = torch.empty(tokens, heads, values.shape[3])
-        sizes = (ctypes.c_int64 * 7)(tokens, heads, kv_heads, dim, values.shape[3], places, width)
+        sizes = (ctypes.c_int64 * 8)(tokens, heads, kv_heads, dim, values.shape[3], *steps(keys), width)
         query = query.contiguous()
         look = None if seen is None else seen.contiguous().data_ptr()
         threads = torch.get_num_threads() if tokens * heads * dim * width > SMALL else 1

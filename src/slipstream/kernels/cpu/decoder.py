@@ -18,6 +18,7 @@ from torch import Tensor
 
 from slipstream.kernels.cpu.compile import function, load_or_none
 from slipstream.kernels.cpu.linear import POINTER, SIZE, PackedWeight, parallel, symbol, work
+from slipstream.kernels.cpu.move import steps
 
 SOURCE = Path(__file__).parent / "src" / "decoder.cpp"
 SMALL = 1 << 16  # multiplications of a layer that take no longer than waking a second thread
@@ -38,11 +39,14 @@ class _Network(ctypes.Structure):
     )
 
 
+PASS_SIZES = ("tokens", "slots", "rotated", "row_step", "head_step", "used", "first", "last", "keys_only")
+
+
 class _PassArgs(ctypes.Structure):
     _fields_ = (
         *((name, POINTER) for name in ("hidden", "second", "cos", "sin", "keys", "values", "mask", "features")),
         *((name, POINTER) for name in ("row", "place", "scored", "logits")),
-        *((name, SIZE) for name in ("tokens", "slots", "rotated", "places", "used", "first", "last", "keys_only")),
+        *((name, SIZE) for name in PASS_SIZES),
     )
 
 
@@ -89,8 +93,8 @@ class CachePointers:
     values: Sequence[Tensor]
 
     def __post_init__(self) -> None:
-        assert all(x.is_contiguous() for x in (*self.keys, *self.values)), "the kernel reads the cache in place"
-        self.places = self.keys[0].shape[2]
+        self.steps = steps(self.keys[0])
+        assert all(steps(x) == self.steps for x in (*self.keys, *self.values)), "all tensors have one layout"
         self.tables = addresses(self.keys), addresses(self.values)
 
 
@@ -200,7 +204,7 @@ class DecoderKernel:
         features = addresses([None] * net.layers)
         tables = map(ctypes.addressof, cache.tables)
         call = _PassArgs(keys=next(tables), values=next(tables), features=ctypes.addressof(features))
-        call.rotated, call.places, call.last = rotated, cache.places, net.layers
+        call.rotated, call.last, (call.row_step, call.head_step) = rotated, net.layers, cache.steps
         self._draft(net.address, ctypes.addressof(call), draft_args, _threads(net.work, tokens), *self._team)
 
     def markov(self, markov_args: int, products: int) -> None:
@@ -216,7 +220,7 @@ def _call(cache: CachePointers, args: PassArgs, logits: Tensor | None) -> tuple[
         *(args.hidden.data_ptr(), _address(args.second), cos.data_ptr(), sin.data_ptr()),
         *(*map(ctypes.addressof, cache.tables), ctypes.addressof(mask), ctypes.addressof(features)),
         *(args.row.data_ptr(), args.place.data_ptr(), _address(args.scored), _address(logits)),
-        *(len(args.hidden), 0 if logits is None else len(logits), cos.shape[1], cache.places),
+        *(len(args.hidden), 0 if logits is None else len(logits), cos.shape[1], *cache.steps),
         *(args.used, args.first, args.last, args.keys_only),
     )
     return call, (mask, features, logits)

@@ -1,7 +1,7 @@
 """Moves KV cache entries to other places in all layers, in one call (`move.cpp`).
 
-The reference is `cache[row, :, target] = cache[row, :, source]` for each tensor, which `models.cache.tensors` runs
-without a kernel. For the few entries of an accepted path, these sixty torch calls take much longer than the copies.
+The reference is a copy tensor by tensor, which `models.cache.tensors` runs without a kernel. For the few entries of an
+accepted path, these sixty torch calls take much longer than the copies.
 """
 
 from __future__ import annotations
@@ -23,21 +23,31 @@ Move = tuple[int, int, int]
 
 
 class _CacheTensor(ctypes.Structure):
-    _fields_ = (("data", POINTER), *((name, SIZE) for name in ("heads", "places", "bytes")))
+    _fields_ = (("data", POINTER), *((name, SIZE) for name in ("heads", "row_step", "head_step", "bytes")))
 
 
 class CacheBlocks:
     """Cache tensors [rows, heads, places, dim] as the kernel reads them. Keeps references to the tensors."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        assert all(tensor.is_contiguous() for tensor in tensors), "the kernel reads the cache in place"
         self._tensors = tensors
         self.count = len(tensors)
-        self.rows, self.places = (min(tensor.shape[axis] for tensor in tensors) for axis in (0, 2))
+        self._last = [(x.shape[0] - 1, x.shape[2] - 1, *steps(x)) for x in tensors]
         self._table = (_CacheTensor * self.count)(
-            *(_CacheTensor(x.data_ptr(), *x.shape[1:3], x.shape[3] * x.element_size()) for x in tensors)
+            *(_CacheTensor(x.data_ptr(), x.shape[1], *steps(x), x.shape[3] * x.element_size()) for x in tensors)
         )
         self.address = ctypes.addressof(self._table)
+
+    def holds(self, row: int, place: int) -> bool:
+        """Whether a place of a row is in every tensor."""
+        return all(0 <= row * step + place <= last * step + end for last, end, step, _ in self._last)
+
+
+def steps(cache: Tensor) -> tuple[int, int]:
+    """Places from one row, and from one head, to the next in a cache tensor [rows, heads, places, dim]."""
+    dim = cache.shape[3]
+    assert cache.stride()[2:] == (dim, 1), "places lie side by side"
+    return cache.stride(0) // dim, cache.stride(1) // dim
 
 
 class MoveKernel:
@@ -47,8 +57,8 @@ class MoveKernel:
         self._call = function(path, "slipstream_move", POINTER, SIZE, POINTER, SIZE)
 
     def move(self, blocks: CacheBlocks, moves: Sequence[Move]) -> None:
-        inside = all(row < blocks.rows and max(places) < blocks.places for row, *places in moves)
-        assert inside, f"{moves} go beyond the {blocks.rows} rows and {blocks.places} places of the cache"
+        inside = all(blocks.holds(row, place) for row, *places in moves for place in places)
+        assert inside, f"{moves} go beyond the cache"
         table = torch.tensor(moves, dtype=torch.long)
         self._call(blocks.address, blocks.count, table.data_ptr(), len(moves))
 

@@ -1,7 +1,7 @@
 """Packing: rows and drafted nodes as one sequence.
 
 The entries that a row reads in a pass are its *line*: the committed tokens that are not cached yet (at least the last
-one), then its drafted nodes. Entry i of a line lies at place start + i of the row's cache, whatever the tree. Its
+one), then its drafted nodes. Entry i of a line lies at place start + i of the row, whatever the tree. Its
 position is that of a token in the text, so siblings have the same position. An entry attends to the places below its
 `limit` and to the places listed in `seen`. For a chain the limit is enough. A node on a branch lists its ancestors
 beyond the limit, because the places between belong to other branches.
@@ -22,7 +22,7 @@ Entry = tuple[int, int]
 class RowEntries:
     """The entries that one row reads in a pass, and the places that each may see."""
 
-    row: int  # its index in the cache
+    row: int  # its first place in the cache
     start: int  # places cached before
     pending: int  # committed entries; the rest are drafted nodes
     token: Sequence[int]
@@ -70,9 +70,10 @@ class RowSlice:
         return len(self.line) - self.skip
 
     @property
-    def stretch(self) -> tuple[int, int, slice]:
-        """The index of its entries in a cache tensor with one head."""
-        return self.line.row, 0, slice(self.line.start + self.skip, self.line.start + len(self.line))
+    def stretch(self) -> slice:
+        """The places of the cache that its entries are written to."""
+        first = self.line.row + self.line.start
+        return slice(first + self.skip, first + len(self.line))
 
 
 def entries_of(pending: Sequence[int], nodes: Sequence[Entry]) -> list[Entry]:

@@ -73,14 +73,14 @@ class PrefixStore:
         places = self._pages.find(tokens)
         if len(places) - held < WORTH:
             return held
-        self._cache.reserve(len(places))
+        assert len(places) <= self._cache.capacity(row), "the row has no room for its own text"
         new = places[held:]
         if (copier := self._entry_copier()) is not None:
             copier.recall(row, held, new)
         else:
             index = torch.tensor(new, device=self._cache.device)
-            for rectangle, kept in self._pairs():
-                rectangle[row, :, held : len(places)] = kept.index_select(1, index)
+            for cached, kept in self._pairs():
+                cached[0, :, row + held : row + len(places)] = kept.index_select(1, index)
         self._hits += 1
         self._reused += len(new)
         return len(places)
@@ -116,15 +116,15 @@ class PrefixStore:
             copier.keep(row, start, places)
             return
         index = torch.tensor(places, device=self._cache.device)
-        for rectangle, kept in self._pairs():
-            kept.index_copy_(1, index, rectangle[row, :, start : start + len(places)])
+        for cached, kept in self._pairs():
+            kept.index_copy_(1, index, cached[0, :, row + start : row + start + len(places)])
 
     def _pairs(self) -> list[tuple[Tensor, Tensor]]:
         """The tensors of the cache with those of the store that hold the same entries."""
         return [
             pair
-            for name, rectangles in self._cache.all_tensors()
-            for pair in zip(rectangles, self._layers[name], strict=True)
+            for name, tensors in self._cache.all_tensors()
+            for pair in zip(tensors, self._layers[name], strict=True)
         ]
 
     def _entry_copier(self) -> EntryCopier | None:
@@ -148,10 +148,10 @@ class PrefixStore:
         least = limit if self._cache.device.type == "cpu" else 4 * PAGE
         while self._places < self._pages.high * PAGE:
             self._places = min(max(2 * self._places, least), limit)
-        for name, rectangles in self._cache.all_tensors():
+        for name, tensors in self._cache.all_tensors():
             old = self._layers.get(name)
             if old is None or old[0].shape[1] < self._places:
-                self._layers[name] = tuple(self._grown(like, n, old) for n, like in enumerate(rectangles))
+                self._layers[name] = tuple(self._grown(like, n, old) for n, like in enumerate(tensors))
 
     def _grown(self, like: Tensor, n: int, old: tuple[Tensor, ...] | None) -> Tensor:
         new = like.new_empty(like.shape[1], self._places, like.shape[3])

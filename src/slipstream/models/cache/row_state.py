@@ -13,7 +13,7 @@ from slipstream.models.cache.packing import Entry, agree
 
 @dataclass(eq=False)
 class RowState:
-    """A row's index in the cache, its cached tokens, and the entries that ran after them and are not committed."""
+    """A row's first place in the cache, its cached tokens, and the entries that ran after them, not committed."""
 
     index: int
     tokens: list[int] = field(default_factory=list)

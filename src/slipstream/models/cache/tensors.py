@@ -1,18 +1,18 @@
 """The KV cache: keys and values of every layer, in tensors that outlive the passes.
 
-Two tensors per layer, [rows, kv_heads, places, head_dim], and one with a single head for each layer whose hidden states
-a drafter declared. A row keeps its index from open to close. The entry at place i belongs to the i-th token of the row.
-A roll-back only shortens a row's length, since a place beyond it is never read before it is written again.
-Rows and places grow by doubling, so growing costs a constant per token. A sliding-window layer keeps everything too:
-tokens that left the window are visible again when a draft is rolled back.
+Two tensors per layer, and one with a single head for each layer whose hidden states a drafter declared. All rows share
+one axis of places (`segments`): a row is known by its first place, and the entry of its i-th token is at that place
+plus i. A tensor is [1, heads, places, dim] with the stride of a place on the first axis, so that kernels for tensors
+[rows, heads, places, dim] read the row that begins at any place.
 
-Rows and places may have grown for different requests, so that the tensors are larger than the open rows need. If
-growing would exceed the limit, the rows in use are compacted into the smallest tensors that hold them.
+A roll-back only shortens a row's length, since a place beyond it is never read before it is written again. The tensors
+grow by doubling, so growing costs a constant per token. A sliding-window layer keeps everything too: tokens that left
+the window are visible again when a draft is rolled back. Where growing would exceed the limit, the rows are moved
+together (`compact`).
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -20,23 +20,26 @@ import numpy as np
 import torch
 
 from slipstream.core.array_types import Float, Tensor
-from slipstream.core.device import next_power_of_two
+from slipstream.core.types import Row
 from slipstream.kernels.cpu.move import CacheBlocks, Move, kernel
+from slipstream.models.cache.packing import RowSlice
+from slipstream.models.cache.segments import UNIT, Segments, round_up
 
-SMALLEST = 64  # places of a new cache
+SMALLEST = 64  # places of a new cache, and of a row whose length nobody knows
+AHEAD = 512  # tokens that a row has room for beyond its text, at least; or a quarter of its text
+ENDLESS = 1 << 62  # tokens of a text
+SPARE = 64  # places of a row beyond its text: drafted nodes, and cycles that are under way when it ends
 LINE = 64  # bytes of a cache line, where tensors begin
-PLACES, ROWS = 1024, 16  # of a new cache on a GPU, where all graphs are captured again when it grows
+ON_GPU = 1 << 14  # places of a new cache on a GPU, where all graphs are captured again when it grows
 
 
 class KVCache:
-    """Rows are allocated lowest first, so that the rows in use are mostly adjacent."""
+    """Entries of all rows. Rows are known by their first place, which changes when they are moved."""
 
-    def __init__(self, places: int = SMALLEST, rows: int = 0) -> None:
-        self.rows = rows
-        self.places = places
+    def __init__(self, places: int = SMALLEST) -> None:
         self.version = 0  # increases whenever tensors are replaced
-        self.limit: int | None = None  # rows times places; exceeded only if the rows in use need more
-        self._free: list[int] = list(range(rows))
+        self.limit: int | None = None  # places of all rows together; exceeded only if the rows in use need more
+        self._segments = Segments(round_up(places))
         self._layers: dict[object, tuple[Tensor, ...]] = {}
         self._table: CacheBlocks | None = None  # addresses of all tensors; None after one is replaced
         self._token_bytes = 0
@@ -44,62 +47,106 @@ class KVCache:
     @staticmethod
     def on(device: torch.device) -> KVCache:
         """A cache with the initial size for a device."""
-        return KVCache(PLACES, ROWS) if device.type == "cuda" else KVCache()
+        return KVCache(ON_GPU if device.type == "cuda" else SMALLEST)
 
-    def grow(self, rows: int, places: int) -> None:
-        """Make room for at least so many rows and places, if the limit allows it. The tensors grow when they are next
-        written."""
-        rows, places = max(rows, self.rows), max(places, self.places)
-        if (rows, places) != (self.rows, self.places) and (self.limit is None or rows * places <= self.limit):
-            self._free += range(self.rows, rows)  # larger than all others, so this is still a heap
-            self.rows, self.places = rows, places
+    @property
+    def places(self) -> int:
+        """Places of all rows together, taken or not."""
+        return self._segments.size
+
+    def grow(self, places: int) -> None:
+        """Make room for at least so many places, if the limit allows it. Tensors grow when they are next written."""
+        places = round_up(places)
+        if places > self.places and (self.limit is None or places <= self.limit):
+            self._segments.grow(places)
             self.version += 1
 
-    def take(self) -> int:
-        """An index for a new row."""
-        if not self._free:
-            grown = max(1, 2 * self.rows)
-            self._free = list(range(self.rows, grown))
-            self.rows = grown
-            self.version += 1
-        return heapq.heappop(self._free)
+    def take(self, places: int = SMALLEST) -> int:
+        """The first place of a new row of up to so many places."""
+        start = self._segments.take(places)
+        while start is None:
+            self._enlarge(places)
+            start = self._segments.take(places)
+        return start
 
     def give(self, row: int) -> None:
-        assert row not in self._free, f"row {row} was given back twice"
-        heapq.heappush(self._free, row)
+        self._segments.give(row)
 
-    def reserve(self, places: int) -> None:
-        """Make room for this many tokens in every row. The tensors grow when they are next written."""
-        while self.places < places:
-            self.places *= 2
+    def capacity(self, row: int) -> int:
+        """How many places a row has."""
+        return self._segments.capacity(row)
+
+    def reserve(self, row: int, places: int) -> int:
+        """Make room for this many tokens in a row. Returns its first place, which is another one if it had to move."""
+        if self._segments.extend(row, places):
+            return row
+        held = self.capacity(row)
+        moved = self.take(places)
+        self._copy([(row, moved, held)])
+        self._segments.give(row)
+        return moved
+
+    def make_room(self, index: int, row: Row, places: int) -> int:
+        """`reserve` for a row's text, with room for more of it."""
+        if places <= self.capacity(index):
+            return index
+        return self.reserve(index, max(places, row_places(row)))
+
+    def extends(self, row: int, places: int) -> bool:
+        """Whether a row can have so many places where it is. If so, it has them."""
+        return self._segments.extend(row, places)
+
+    def would_exceed_limit(self, places: int) -> bool:
+        """Whether a new row of so many places fits only if the cache exceeds its limit, or rows are moved together."""
+        if self.limit is None:
+            return False
+        start = self._segments.take(places)
+        if start is not None:
+            self._segments.give(start)
+        return start is None and self._enlarged(places) > self.limit
+
+    def compact(self, grown: int | None = None, places: int = 0) -> dict[int, int]:
+        """Move all rows together; the row `grown` gets so many places. Returns the new first place of each row that
+        moved."""
+        held = {row: self.capacity(row) for row in self._segments.starts}
+        need = self._segments.used + (0 if grown is None else round_up(places) - held[grown])
+        if need > self.places:
+            self._segments.grow(max(need, (self.limit or need) // UNIT * UNIT))
             self.version += 1
+        moves = self._segments.compact(grown, places)
+        for row, moved in moves.items():
+            self._copy([(row, moved, held[row])])
+        return moves
 
-    def would_exceed_limit(self, more: int, places: int) -> bool:
-        """Whether growing by `more` rows, and to `places` places, would exceed the limit."""
-        wide, grown = self.places, self.rows
-        while wide < places:
-            wide *= 2
-        while grown - self.rows + len(self._free) < more:
-            grown = max(1, 2 * grown)
-        return self.limit is not None and (grown, wide) != (self.rows, self.places) and grown * wide > self.limit
+    def check_room(self, pieces: Sequence[RowSlice]) -> None:
+        """Raise AssertionError where a pass would write beyond its rows."""
+        for piece in pieces:
+            need, have = piece.line.start + len(piece.line), self.capacity(piece.line.row)
+            assert need <= have, f"the row at place {piece.line.row} has {have} places and needs {need}"
 
-    def compact(self, taken: Sequence[int], places: int) -> None:
-        """Move the rows in use to the front and resize to `places` places. Row `taken[n]` becomes row n."""
-        assert len(taken) + len(self._free) == self.rows, "a row is neither free nor taken"
-        self.rows, self.places = next_power_of_two(max(1, len(taken))), next_power_of_two(places)
+    def _enlarge(self, places: int) -> None:
+        """Double the cache until there is a gap of so many places at its end."""
+        self._segments.grow(self._enlarged(places))
         self.version += 1
-        self._free = list(range(len(taken), self.rows))
-        self._table = None
-        for name, held in self._layers.items():
-            self._layers[name] = tuple(self._compacted(old, taken) for old in held)
 
-    def _compacted(self, old: Tensor, taken: Sequence[int]) -> Tensor:
-        new = old.new_zeros(self.rows, old.shape[1], self.places, old.shape[3])
-        places = min(self.places, old.shape[2])
-        for n, row in enumerate(taken):
-            if row < old.shape[0]:  # a layer that was not written since the rows grew lacks the new rows
-                new[n, :, :places] = old[row, :, :places]
-        return new
+    def _enlarged(self, places: int) -> int:
+        """The size of the cache after it has grown for a row of so many places."""
+        need = self._segments.size - self._segments.last_gap + round_up(places)
+        grown = 2 * self.places
+        while grown < need:
+            grown *= 2
+        if self.limit is not None and grown > self.limit:  # the last bit of the limit is worth having, too
+            grown = max(need, self.limit // UNIT * UNIT)
+        return grown
+
+    def _copy(self, moves: Sequence[tuple[int, int, int]]) -> None:
+        """Copy the entries of rows to other places: from, to, and how many."""
+        for name, _ in self._layers.items():
+            for held in self.hold(name, *self._layers[name]):
+                for source, target, count in moves:
+                    part = held[0, :, source : source + count]
+                    overlap = abs(source - target) < count
+                    held[0, :, target : target + count] = part.clone() if overlap else part
 
     def layer(
         self, index: int, key: Float[Tensor, "1 kv_heads tokens dim"], value: Float[Tensor, "1 kv_heads tokens dim_v"]
@@ -111,7 +158,7 @@ class KVCache:
     def hold(self, name: object, *like: Float[Tensor, "_ _ _ _"]) -> tuple[Tensor, ...]:
         """The tensors of a name, made or grown on demand. `like` gives shapes and type."""
         held = self._layers.get(name)
-        if held is None or held[0].shape[0] < self.rows or held[0].shape[2] < self.places:
+        if held is None or held[0].shape[2] < self.places:
             old = held or [None] * len(like)
             if held is None:
                 self._token_bytes += sum(entry.shape[1] * entry.shape[3] * entry.element_size() for entry in like)
@@ -120,14 +167,14 @@ class KVCache:
         return held
 
     def all_tensors(self) -> Iterator[tuple[object, tuple[Tensor, ...]]]:
-        """All tensors by name, grown to hold every row and place."""
+        """All tensors by name, grown to hold every place."""
         for name, held in list(self._layers.items()):
             yield name, self.hold(name, *held)
 
     def row(self, name: object, row: int, start: int, end: int) -> Float[Tensor, "heads tokens dim"]:
-        """The places from `start` up to `end` of one row, in the first tensor of a name."""
+        """The entries of one row from `start` up to `end`, in the first tensor of a name."""
         assert name in self._layers, f"nothing was written to {name} yet"
-        return self._layers[name][0][row, :, start:end]
+        return self._layers[name][0][0, :, row + start : row + end]
 
     @property
     def token_bytes(self) -> int:
@@ -140,38 +187,49 @@ class KVCache:
 
     def _grown(self, like: Tensor, old: Tensor | None) -> Tensor:
         # zeros, not empty: a masked place has weight 0, and 0 times a stray NaN would not be 0
-        new = _zeros(like, (self.rows, like.shape[1], self.places, like.shape[3]))
+        heads, dim = like.shape[1], like.shape[3]
+        new = _zeros(like, (1, heads, self.places, dim))
         if old is not None:
-            new[: old.shape[0], :, : old.shape[2]] = old
-        return new
+            for start in self._segments.starts:
+                end = min(start + self.capacity(start), old.shape[2])
+                new[:, :, start:end] = old[:, :, start:end]
+        return new.as_strided(new.shape, (dim, self.places * dim, dim, 1))
 
     def move(self, moves: Sequence[Move]) -> None:
         """Copy entries from place to place within their rows, in every layer. All reads come before the writes."""
         copier = kernel() if self.device.type == "cpu" else None
         if copier is not None:
             if self._table is None:
-                self._table = CacheBlocks([held for rectangles in self._layers.values() for held in rectangles])
+                self._table = CacheBlocks([held for tensors in self._layers.values() for held in tensors])
             copier.move(self._table, moves)
             return
         row, source, target = torch.tensor(moves, device=self.device).T
-        for rectangles in self._layers.values():
-            for held in rectangles:
-                held[row, :, target] = held[row, :, source]
+        for tensors in self._layers.values():
+            for held in tensors:
+                held[0, :, row + target] = held[0, :, row + source]
 
     def check_integrity(self, taken: Iterable[int], lengths: Sequence[int]) -> None:
-        """Raise AssertionError unless every row is either free or taken, once, and fits the places."""
-        rows = sorted([*self._free, *taken])
-        assert rows == list(range(self.rows)), f"free and taken rows are {rows}, not 0 to {self.rows - 1}"
-        assert max(lengths, default=0) <= self.places, f"a row of {max(lengths)} does not fit {self.places} places"
+        """Raise AssertionError unless every place is either free or of one row, and the rows' tokens fit them."""
+        rows = list(taken)
+        self._segments.check_integrity(rows)
+        for row, length in zip(rows, lengths, strict=True):
+            assert length <= self.capacity(row), f"{length} tokens do not fit the {self.capacity(row)} places of a row"
         for name, held in self._layers.items():
-            shapes = [(tensor.shape[0], tensor.shape[2]) for tensor in held]
-            assert len(set(shapes)) == 1, f"layer {name} holds rectangles of {shapes}"
+            sizes = [tensor.shape[2] for tensor in held]
+            assert len(set(sizes)) == 1, f"layer {name} holds tensors of {sizes} places"
             assert all(bool(torch.isfinite(tensor).all()) for tensor in held), f"layer {name} is not finite"
 
 
 def hidden(layer: int) -> str:
     """The cache's name for the output of a layer."""
     return f"hidden {layer}"
+
+
+def row_places(row: Row, context: int = ENDLESS) -> int:
+    """Places that a row has, or gets when it needs more: for its text and some more of it, up to its end, and for
+    drafted nodes."""
+    longest = row.length + row.room(context)
+    return round_up(min(longest, row.length + max(AHEAD, row.length // 4)) + SPARE)
 
 
 def _zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -37,15 +37,17 @@ class AttentionPass:
 
     cache: KVCache
     windows: dict[int, int | None]  # by layer; None sees everything
-    rows: slice | Int[Tensor, " rows"]
+    rows: Sequence[int]  # that attention reads, by their first places
     used: int  # places any row reads
     shape: tuple[int, int]  # rows, queries
-    where: tuple[Any, slice, Any]  # row, heads and place each packed token is written to
+    owner: Int[Tensor, " tokens"]  # row of each packed token
+    places: slice | Int[Tensor, " tokens"]  # of the cache that they are written to
     spread: Int[Tensor, " rectangle"] | None  # packed token at each place of the rectangle; None: as packed
     gather: Int[Tensor, " tokens"] | None
     visibility: AttentionMask
     kernel: AttentionKernel | None = None  # computes each token by itself; None: torch's attention over the rectangle
     masks: dict[tuple[int | None, int], Tensor | None] = field(default_factory=dict)
+    _index: Int[Tensor, "rows used"] | None = None  # places that are read
 
     def notice(self, module: nn.Module, mask: Any, others: dict[str, Any]) -> None:
         """Called with the arguments that only the probe of `support_check` uses."""
@@ -57,12 +59,11 @@ class AttentionPass:
             key, value = key.float(), value.float()
         keys, values = self.cache.layer(layer, key, value)
         single_row = self.shape[0] == 1
-        keys[self.where] = key[0] if single_row else key[0].transpose(0, 1)
-        values[self.where] = value[0] if single_row else value[0].transpose(0, 1)
+        keys[0, :, self.places], values[0, :, self.places] = key[0], value[0]
         if self.kernel is not None:
             assert sink is None, "models with sinks are refused in invariant mode"
             return self._attend_by_token(self.kernel, layer, query, keys, values, scale, cap)
-        keys, values = keys[self.rows, :, : self.used], values[self.rows, :, : self.used]
+        keys, values = self._read(keys), self._read(values)
         rows, queries = self.shape
         heads, group = query.shape[1], query.shape[1] // keys.shape[1]
         if not single_row:
@@ -96,16 +97,30 @@ class AttentionPass:
         window = window if window is not None and window < self.used else None
         if (window, 0) not in self.masks:
             self.masks[window, 0] = self.visibility.visible(window, self.used)
-        owner = self.where[0] if isinstance(self.where[0], Tensor) else torch.full((len(packed),), self.where[0])
         factor = packed.shape[-1] ** -0.5 if scale is None else scale
         seen = self.masks[window, 0]
-        out = kernel.attend(packed.float(), keys, values, seen, owner, factor, cap or 0.0, self.used)
+        out = kernel.attend(packed.float(), keys, values, seen, self.owner, factor, cap or 0.0, self.used)
         return out.to(query.dtype)[None]
 
     def store_output(self, layer: int, state: Float[Tensor, "tokens hidden"]) -> None:
         """Store a layer's output for every packed token in the cache, at the places of its keys and values."""
         (held,) = self.cache.hold(hidden(layer), state[None, None])
-        held[self.where] = state[None] if self.shape[0] == 1 else state[:, None]
+        held[0, 0, self.places] = state
+
+    def _read(self, held: Float[Tensor, "1 heads places dim"]) -> Float[Tensor, "rows heads used dim"]:
+        """The first `used` entries of every row; of shorter rows also what lies behind them, which is masked.
+
+        Rows at equal distances are a view of the cache."""
+        heads, places, dim = held.shape[1:]
+        first, step = self.rows[0], self.rows[1] - self.rows[0] if len(self.rows) > 1 else 0
+        even = all(row == first + n * step for n, row in enumerate(self.rows))
+        if even and step >= 0 and self.rows[-1] + self.used <= places:
+            shape, strides = (len(self.rows), heads, self.used, dim), (step * dim, places * dim, dim, 1)
+            return held.as_strided(shape, strides, held.storage_offset() + first * dim)
+        if self._index is None:
+            place = ints(self.rows, held.device)[:, None] + torch.arange(self.used, device=held.device)
+            self._index = place.clamp(max=places - 1)
+        return held[0][:, self._index].transpose(0, 1)
 
     def mask(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor | None:
         """0 if a query attends to a place, otherwise -inf, [rows, 1, group x queries, used]; None: all are visible."""
@@ -148,40 +163,30 @@ def view(
     kernel: AttentionKernel | None = None,
 ) -> AttentionPass:
     """Lay out one pass over the cache."""
+    cache.check_room(pieces)
     used = max(piece.line.start + len(piece.line) for piece in pieces)
-    cache.reserve(used)
     mask = AttentionMask(pieces, device)
+    owner = ints([piece.line.row for piece in pieces for _ in range(len(piece))], device)
     if len(pieces) == 1:
         row, start = pieces[0].line.row, pieces[0].line.start + pieces[0].skip
-        one_row = (row, slice(None), slice(start, used))
-        return AttentionPass(
-            cache, windows, slice(row, row + 1), used, (1, len(pieces[0])), one_row, None, None, mask, kernel
-        )
-    index = [piece.line.row for piece in pieces]
+        places = slice(row + start, row + used)
+        return AttentionPass(cache, windows, [row], used, (1, len(pieces[0])), owner, places, None, None, mask, kernel)
     queries = max(map(len, pieces))
-    order, rows = _rows(index, device)
-    spread, gather, offset = [0] * (len(order) * queries), list[int](), 0
-    for piece, base in zip(pieces, (order[row] * queries for row in index), strict=True):
+    rows = sorted(piece.line.row for piece in pieces)
+    order = {row: r for r, row in enumerate(rows)}
+    spread, gather, offset = [0] * (len(rows) * queries), list[int](), 0
+    for piece in pieces:
+        base = order[piece.line.row] * queries
         spread[base : base + len(piece)] = range(offset, offset + len(piece))
         gather += range(base, base + len(piece))
         offset += len(piece)
     packed = gather == list(range(len(spread)))
-    owner = [piece.line.row for piece in pieces for _ in range(len(piece))]
-    place = [piece.line.start + i for piece in pieces for i in range(piece.skip, len(piece.line))]
-    where = (ints(owner, device), slice(None), ints(place, device))
-    shape = (len(order), queries)
+    place = [piece.line.row + piece.line.start + i for piece in pieces for i in range(piece.skip, len(piece.line))]
+    shape = (len(rows), queries)
     to_rectangle, to_packed = (None, None) if packed else (ints(spread, device), ints(gather, device))
-    return AttentionPass(cache, windows, rows, used, shape, where, to_rectangle, to_packed, mask, kernel)
-
-
-def _rows(index: list[int], device: torch.device) -> tuple[dict[int, int], slice | Tensor]:
-    """The position of each cache row in the rectangle, and the rows to read.
-
-    Rows that lie close together are read as one slice, including the few rows between; otherwise they are gathered."""
-    low, high = min(index), max(index) + 1
-    if high - low <= 2 * len(index):
-        return {row: row - low for row in range(low, high)}, slice(low, high)
-    return {row: r for r, row in enumerate(index)}, ints(index, device)
+    return AttentionPass(
+        cache, windows, rows, used, shape, owner, ints(place, device), to_rectangle, to_packed, mask, kernel
+    )
 
 
 def attend(

@@ -69,7 +69,7 @@ class CpuDecoder:
         in `skipped` do not run.
         """
         used = max(piece.line.start + len(piece.line) for piece in pieces)
-        cache.reserve(used)
+        cache.check_room(pieces)
         token, position, row, place = packed(pieces)
         state = self._embed(token) if hidden is None else hidden.clone()
         angles = self._angles(state, position, used)

@@ -99,7 +99,8 @@ class DraftScorer:
         assert rows, "there is nothing to read"
         assert draft.tree.rows == len(rows), f"the draft speaks of {draft.tree.rows} rows, not {len(rows)}"
         drafted = local_nodes(draft)
-        self._rows.reserve(0, max(row.length + len(nodes) for row, nodes in zip(rows, drafted, strict=True)))
+        for row, nodes in zip(rows, drafted, strict=True):
+            self._rows.reserve(row, row.length + len(nodes))
         pending = [self._rows.pending(row) for row in rows]
         if self._reader.is_behind(pending):
             pending = self._reader.catch_up(rows)

@@ -18,7 +18,7 @@ class FeatureStore:
         self.layers: tuple[int, ...] = ()  # in effect: their outputs are kept
         self._cache, self._layer_count = cache, layer_count
         self._declared: tuple[int, ...] = ()
-        self._flat: dict[int, Float[Tensor, "places hidden"]] = {}  # cache tensors by layer, all rows end to end
+        self._flat: dict[int, Float[Tensor, "places hidden"]] = {}  # cache tensors by layer
         self._flat_version = -1  # of the cache they belong to
 
     def declare(self, layers: Iterable[int]) -> None:
@@ -46,11 +46,9 @@ class FeatureStore:
             return None
         if any(layer not in self.layers for layer in layers):
             return None
-        row, _, stretch = pieces[0].stretch
-        self._cache.reserve(stretch.stop)
-        offset = row * self._cache.places
+        self._cache.check_room(pieces)
         flat = self._flattened(layers, like)
-        return {layer: flat[layer][offset + stretch.start : offset + stretch.stop] for layer in layers}
+        return {layer: flat[layer][pieces[0].stretch] for layer in layers}
 
     def _flattened(
         self, layers: Sequence[int], like: Float[Tensor, "1 hidden"]
@@ -60,7 +58,7 @@ class FeatureStore:
             self._flat, self._flat_version = {}, self._cache.version
         missing = [layer for layer in layers if layer not in self._flat]
         if missing:
-            self._flat |= {layer: held.view(-1, held.shape[3]) for layer, held in self.tensors(missing, like).items()}
+            self._flat |= {layer: held[0, 0] for layer, held in self.tensors(missing, like).items()}
         return self._flat
 
     def write(
@@ -73,12 +71,12 @@ class FeatureStore:
         """Keep a layer's output for packed entries. `where` holds the cache row and the place of each entry."""
         held = self._cache.hold(hidden(layer), state[None, None])[0]
         if len(pieces) == 1:
-            held[pieces[0].stretch] = state
+            held[0, 0, pieces[0].stretch] = state
         elif held.is_cpu and held.dtype == torch.float32:  # numpy takes a third of torch's time for a few numbers
             row, place = where
-            held.numpy()[row.numpy(), 0, place.numpy()] = state.numpy()
+            held[0, 0].numpy()[row.numpy() + place.numpy()] = state.numpy()
         else:
-            held[where[0], 0, where[1]] = state
+            held[0, 0, where[0] + where[1]] = state
 
     def read(
         self, layers: Iterable[int], index: int, start: int, end: int
@@ -88,6 +86,6 @@ class FeatureStore:
 
     def tensors(
         self, layers: Iterable[int], like: Float[Tensor, "1 hidden"]
-    ) -> dict[int, Float[Tensor, "rows 1 places hidden"]]:
+    ) -> dict[int, Float[Tensor, "1 1 places hidden"]]:
         """The cache tensors of these layers, for a writer outside this class. `like` gives width, type and device."""
         return {layer: self._cache.hold(hidden(layer), like[None, None])[0] for layer in layers}

@@ -27,7 +27,8 @@ class PendingReader:
         """
         if not limit and not self._prefixes.store.open:
             return [0] * len(rows)
-        self._rows.reserve(0, max(row.length for row in rows))
+        for row in rows:
+            self._rows.reserve(row, row.length)
         recalled = [self._prefixes.recall(row) for row in rows]
         counts = [
             0 if gained else min(limit, len(self._rows.pending(row)) - 1)

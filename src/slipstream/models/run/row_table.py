@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from slipstream.core.types import Row
 from slipstream.models.cache.packing import Entry, entries_of
 from slipstream.models.cache.row_state import RowState
-from slipstream.models.cache.tensors import KVCache
+from slipstream.models.cache.tensors import KVCache, row_places
 
 
 class RowTable:
     """A `RowState` for each open row. Iterating yields the rows."""
 
-    def __init__(self, cache: KVCache) -> None:
-        self.cache = cache
+    def __init__(self, cache: KVCache, context: int) -> None:
+        self.cache, self._context = cache, context
         self.states: dict[Row, RowState] = {}
 
     def __len__(self) -> int:
@@ -24,19 +24,27 @@ class RowTable:
         return iter(self.states)
 
     def open(self, row: Row, features: tuple[int, ...]) -> None:
-        """Give a new row an index in the cache. `features` are the layers whose output is kept for it."""
+        """Give a new row places in the cache. `features` are the layers whose output is kept for it."""
         assert row not in self.states, "the row is open already"
-        self.reserve(1, 1)
-        self.states[row] = RowState(self.cache.take(), features=features)
+        places = row_places(row, self._context)
+        if self.cache.would_exceed_limit(places):
+            self._compact()
+        self.states[row] = RowState(self.cache.take(places), features=features)
 
-    def reserve(self, more_rows: int, places: int) -> None:
-        """Compact the cache if growing by `more_rows`, and to `places` places, would exceed its limit."""
-        if self.cache.would_exceed_limit(more_rows, places):
-            states = list(self.states.values())
-            held = max((len(state.tokens) + len(state.uncommitted) for state in states), default=1)
-            self.cache.compact([state.index for state in states], max(held, places))
-            for n, state in enumerate(states):
-                state.index = n
+    def reserve(self, row: Row, places: int) -> None:
+        """Make room for so many entries of a row. It may move, and so may others."""
+        state = self.states[row]
+        if places <= self.cache.capacity(state.index):
+            return
+        places = max(places, row_places(row, self._context))
+        if not self.cache.extends(state.index, places) and self.cache.would_exceed_limit(places):
+            self._compact(state.index, places)
+        state.index = self.cache.reserve(state.index, places)
+
+    def _compact(self, grown: int | None = None, places: int = 0) -> None:
+        moves = self.cache.compact(grown, places)
+        for state in self.states.values():
+            state.index = moves.get(state.index, state.index)
 
     def pending(self, row: Row) -> list[int]:
         """Committed tokens that are not cached yet. The last token is always among them: its logits are needed."""

@@ -76,7 +76,7 @@ class TorchModel(Model):
         self.device, self.dtype = torch.device(model.device), model.dtype
         self.invariant = invariant
         self.cache = KVCache.on(self.device)
-        self.rows = RowTable(self.cache)
+        self.rows = RowTable(self.cache, self.context)
         self._features = FeatureStore(self.cache, self.layers)
         self.declare(features)
         self._features.apply_declared()
@@ -208,17 +208,20 @@ class TorchModel(Model):
         return self._reader.chunk
 
     def index(self, row: Row) -> int:
-        """A row's index in the cache."""
+        """A row's first place in the cache."""
         return self.rows.states[row].index
 
-    def make_room(self, places: int) -> None:
-        """Make the cache long enough for rows of `places` tokens."""
-        self.rows.reserve(0, places)
-        self.cache.reserve(places)
+    def make_room(self, row: Row, places: int) -> None:
+        """Let a row have at least so many places. It may move in the cache, and so may others."""
+        self.rows.reserve(row, places)
+
+    def places(self, row: Row) -> int:
+        """How many places a row has."""
+        return self.cache.capacity(self.index(row))
 
     def feature_places(
         self, layers: Iterable[int], like: Float[Tensor, "1 hidden"]
-    ) -> dict[int, Float[Tensor, "rows 1 places hidden"]]:
+    ) -> dict[int, Float[Tensor, "1 1 places hidden"]]:
         """The cache tensors that hold the outputs of these layers. `like` is one such output."""
         return self._features.tensors(layers, like)
 

@@ -187,11 +187,13 @@ def other(target: TorchModel, name: str) -> Drafter:
 def contents(target: TorchModel, head: Drafter, row: Row) -> list[torch.Tensor]:
     """What the caches hold of a row's text."""
     mine, count = target.index(row), target.cached(row)
-    found = [part[mine, :, :count].clone() for _, parts in target.cache.all_tensors() for part in parts]
+    found = [part[0, :, mine : mine + count].clone() for _, parts in target.cache.all_tensors() for part in parts]
     if not isinstance(head, Eagle):
         return found
     mine, count = head.slots.index(row), head.slots._head_rows[row].held
-    return found + [part[mine, :, :count].clone() for _, parts in head.slots.cache.all_tensors() for part in parts]
+    return found + [
+        part[0, :, mine : mine + count].clone() for _, parts in head.slots.cache.all_tensors() for part in parts
+    ]
 
 
 TREE, LESS = Shape(nodes=6, width=3), Shape(nodes=4, width=2)

@@ -13,6 +13,8 @@ from slipstream.engines.native.captured.graph_cache import GraphCache
 from slipstream.engines.native.captured.parts import PendingRecord
 from slipstream.engines.native.captured.tree_cycle import TreeCycle
 
+FAR = 1 << 62  # places
+
 
 @dataclass(frozen=True, eq=False)
 class Flight:
@@ -32,7 +34,8 @@ class Flight:
     read: int = 0  # tokens that the drafter had to read first
     captured: bool = False  # whether the graph was captured for it
     version: tuple[int, int] = (0, 0)  # of the target's and the drafter's caches: the graph holds their addresses
-    ended: int = 0  # most tokens that a row which ended earlier may have on the device by now
+    room: Sequence[int] = ()  # places that the row of each line has
+    ended: int = FAR  # places that rows which ended earlier have left on the device by now, at least
     overlapped: bool = False  # whether it was launched before the record of the last cycle was read
 
     @property
@@ -47,12 +50,17 @@ class Flight:
     def rule(self) -> DeviceRule:
         return self.cycle.key.rule
 
-    def ended_places(self, step: int) -> int:
-        """`ended` of the next cycle, 0 if no row has ended. A cycle adds up to `step` tokens to a row. Of a row that
-        has just ended, some were cut off, and this cycle adds more."""
-        gone = [row.length + 2 * step for _, row, _ in self.lines if row.finish_reason is not None]
-        longest = max([self.ended, *gone])
-        return longest + step if longest else 0
+    def rooms(self, step: int) -> tuple[int, int]:
+        """The fewest places that are left of a row once this cycle has landed: of rows that go on, and of those that
+        have ended, with which the device goes on. A cycle adds up to `step` tokens to a row. Of a row that has just
+        ended, some were cut off, and this cycle adds more."""
+        live, ended = FAR, self.ended
+        for line, row, _ in self.lines:
+            if row.finish_reason is None:
+                live = min(live, self.room[line] - row.length - step)
+            else:
+                ended = min(ended, self.room[line] - row.length - 2 * step)
+        return live, ended - step if ended < FAR else FAR
 
     def landed(self, context: int) -> tuple[list[int], list[Row], list[int]]:
         """Lines, rows and depths of the rows that have not finished since the launch."""

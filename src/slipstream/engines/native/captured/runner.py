@@ -22,7 +22,7 @@ from slipstream.drafters.device.interface import DeviceDraft, DeviceDrafter, Pla
 from slipstream.engines.native.captured.capture_budget import CaptureBudget
 from slipstream.engines.native.captured.chain_cycle import ChainCycle
 from slipstream.engines.native.captured.control_words import control_words
-from slipstream.engines.native.captured.flight import Flight
+from slipstream.engines.native.captured.flight import FAR, Flight
 from slipstream.engines.native.captured.graph_cache import GraphCache
 from slipstream.engines.native.captured.result import CycleResult
 from slipstream.engines.native.captured.room import device_limits, reserve
@@ -57,9 +57,9 @@ class CapturedRunner:
             return replace(CPU, prefill=self._passes.prompt_tokens)
         return device_limits(self._model, self._passes)
 
-    def reserve(self, rows: int) -> None:
-        """Let the target's cache begin with room, for up to so many rows. Drafters take as much."""
-        reserve(self._model, self._passes, rows)
+    def reserve(self, tokens: int) -> None:
+        """Let the target's cache begin with room, for up to so many tokens. Drafters take as much."""
+        reserve(self._model, self._passes, tokens)
 
     @property
     def prompt_sizes(self) -> list[int]:
@@ -192,6 +192,8 @@ class CapturedRunner:
         key = shape.key(size, rule, shape.lines(size))
         if not self.captures_all:
             key = graphs.find(shape, size, rule, self.expected_rows, self._context(shape, size, device), exact)
+        for row in rows:
+            self._make_room(row, row.length + key.size.places + 1, device)
         cycle, captured = self._cycle(graphs, key, shape, device, by_policy and size.depth > 0, processor)
         if isinstance(cycle, ChainCycle) and processor is not None:
             cycle.load_shaping([cast(DeviceProcessor, row.request.processor).row_state(row.tokens) for row in rows])
@@ -204,9 +206,9 @@ class CapturedRunner:
         words = control_words(rows, depths, goals, goal, indices, self._model.context, size, key.rows)
         record = cycle.launch(*words, state)
         lines = list(zip(range(len(rows)), rows, goal, strict=True))
-        version = self._model.cache.version, device.version
+        version, room = (self._model.cache.version, device.version), [self._room(row, device) for row in rows]
         return Flight(
-            lines, depths, cycle, graphs, device, record, shape.cut, by_policy, began, read, captured, version
+            lines, depths, cycle, graphs, device, record, shape.cut, by_policy, began, read, captured, version, room
         )
 
     def launch_next(self, flight: Flight, chosen: Budget | None = None) -> Flight | None:
@@ -224,11 +226,12 @@ class CapturedRunner:
             or flight.version != (self._model.cache.version, device.version)
         ):
             return None
-        longest = max(row.length for _, row, _ in lines) + flight.size.depth + 1  # if all under way is accepted
-        shape = BatchShape(len(lines), longest, flight.cut, flight.key.logprobs)
-        ended = flight.ended_places(flight.size.depth + 1)
-        used = max(shape.used(size), ended + size.places + 1 if ended else 0)
-        if used > self._model.cache.places or used > device.places or not self._in_context(shape, size, device):
+        under_way = flight.size.depth + 1  # if all of it is accepted
+        shape = BatchShape(
+            len(lines), max(row.length for _, row, _ in lines) + under_way, flight.cut, flight.key.logprobs
+        )
+        room, ended = flight.rooms(under_way)
+        if min(room, ended) < size.places + 1 or not self._in_context(shape, size, device):
             return None
         context = self._context(shape, size, device)
         best = flight.graphs.find(shape, size, flight.rule, self.expected_rows, context, exact=True)
@@ -244,7 +247,8 @@ class CapturedRunner:
         (goal,) = goals
         record = cycle.launch_after(flight.cycle, [line for line, _, _ in lines], goal)
         rows = [(n, row, goal) for n, (_, row, _) in enumerate(lines)]
-        return replace(following, lines=rows, cycle=cycle, record=record, began=perf_counter(), ended=0)
+        kept = [flight.room[line] for line, _, _ in lines]
+        return replace(following, lines=rows, cycle=cycle, record=record, began=perf_counter(), ended=FAR, room=kept)
 
     def land(self, flight: Flight) -> list[tuple[Row, CycleResult]] | None:
         """Wait for a cycle and commit it to the caches; None where it must be repeated on the ordinary path, nothing
@@ -283,6 +287,15 @@ class CapturedRunner:
         if not flight.captured and not flight.read:
             flight.graphs.costs.learn(flight.key, rows, seconds)
 
+    def _make_room(self, row: Row, places: int, device: DeviceDrafter) -> None:
+        """Let a row have so many places in both caches."""
+        self._model.make_room(row, places)
+        device.make_room(row, places)
+
+    def _room(self, row: Row, device: DeviceDrafter) -> int:
+        """Places that a row has in both caches."""
+        return min(self._model.places(row), device.places(row))
+
     def _in_context(self, shape: BatchShape, size: DraftSize, device: DeviceDrafter) -> bool:
         return device.context is None or shape.used(size) <= device.context
 
@@ -302,7 +315,7 @@ class CapturedRunner:
         if id(drafter) not in self._device_drafters:
             device: DeviceDrafter | None = drafter.device_form(self._model)
             if device is not None:
-                device.reserve(self._model.cache.rows, self._model.cache.places)
+                device.grow(self._model.cache.places)
             self._device_drafters[id(drafter)] = drafter, device
         return self._device_drafters[id(drafter)][1]
 
@@ -316,9 +329,7 @@ class CapturedRunner:
         processor: Any,
     ) -> tuple[ChainCycle | TreeCycle, bool]:
         """The cycle of a key, and whether it had to be captured. `counted`: in the policy's capture budget."""
-        used = shape.used(key.size)
-        self._model.make_room(used)
-        part, held = device.part(used), self._passes.held(self._model.cache)
+        part, held = device.part(), self._passes.held(self._model.cache)
         for (identity, _), cache in self._graphs.items():  # graphs must not hold on to caches that have moved
             own = self._device_drafters[identity][1] if identity else None
             cache.set_version((self._model.cache.version, own.version if own else 0))

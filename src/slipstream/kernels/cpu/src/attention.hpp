@@ -2,6 +2,7 @@
 //
 //   query  [tokens, heads, dim]                   out [tokens, heads, dim_v]     row-major
 //   keys   [rows, kv_heads, places, dim]          values [rows, kv_heads, places, dim_v]
+//   row_step, head_step: places from one row, and from one head, to the next
 //   seen   [tokens, used], bytes                  the places of its row that a token attends to; null: all of them
 //
 // A token's sums run over its visible places in their order, and over nothing else. So its result does not depend on the
@@ -38,7 +39,7 @@ struct Job {
     const uint8_t* seen;
     const int64_t* row;
     float* out;
-    int64_t tokens, heads, kv_heads, dim, dim_v, places, used;
+    int64_t tokens, heads, kv_heads, dim, dim_v, row_step, head_step, used;
     float scale, cap;  // cap 0: none
     int64_t threads;
     const int64_t* start;  // where each run of tokens begins, and the end
@@ -234,7 +235,7 @@ void work(void* data) {
     for (int64_t next; (next = job.next.fetch_add(1, std::memory_order_relaxed)) < whole + rest * pieces;) {
         const int64_t item = next < whole ? next : whole + (next - whole) / pieces, kv = item % job.kv_heads;
         const int64_t first = job.start[item / job.kv_heads], tokens = job.start[item / job.kv_heads + 1] - first;
-        const int64_t base = (job.row[first] * job.kv_heads + kv) * job.places;
+        const int64_t base = job.row[first] * job.row_step + kv * job.head_step;
         const int64_t piece = next < whole ? 0 : (next - whole) % pieces, count = next < whole ? 1 : pieces;
         const int64_t from = (piece * size + count - 1) / count, to = ((piece + 1) * size + count - 1) / count;
         bench.look(job, first, tokens);

@@ -144,7 +144,7 @@ void store_keys(Pass& pass, int64_t layer, int64_t token) {
     }
     for (int64_t h = 0; h < net.kv_heads; ++h) {
         const int64_t from = (token * net.kv_heads + h) * net.dim;
-        const int64_t to = ((args.row[token] * net.kv_heads + h) * args.places + args.place[token]) * net.dim;
+        const int64_t to = (args.row[token] * args.row_step + h * args.head_step + args.place[token]) * net.dim;
         if (own.key_norm) normalise(pass.key + from, own.key_norm, pass.key + from, net.dim, net.epsilon, 0, net.dim);
         rotate(cos, sin, pass.key + from, args.rotated);
         std::memcpy(args.keys[layer] + to, pass.key + from, net.dim * sizeof(float));
@@ -249,7 +249,8 @@ void schedule_layer(Pass& pass, LayerWork& work, int64_t index) {
     attention::Job& job = work.attention;
     job.query = pass.query, job.keys = args.keys[index], job.values = args.values[index], job.seen = args.mask[index];
     job.row = args.row, job.out = pass.attended, job.tokens = args.tokens, job.heads = net.heads, job.kv_heads = net.kv_heads;
-    job.dim = job.dim_v = net.dim, job.places = args.places, job.used = args.used, job.scale = net.scale, job.cap = 0;
+    job.dim = job.dim_v = net.dim, job.row_step = args.row_step, job.head_step = args.head_step;
+    job.used = args.used, job.scale = net.scale, job.cap = 0;
     job.threads = pass.threads, job.start = pass.scratch.start.data();
     job.runs = static_cast<int64_t>(pass.scratch.start.size()) - 1;
     job.next = 0;

@@ -39,13 +39,13 @@ struct PassArgs {
     float* hidden;           // [tokens, hidden] what the first layer reads; in the end what the last one gave
     const float* second;     // [tokens, hidden] the second input of layers that have one
     const float *cos, *sin;  // [tokens, rotated]
-    float *const *keys, *const *values;  // [rows, kv_heads, places, dim]
+    float *const *keys, *const *values;  // [rows, kv_heads, places, dim]; steps of rows and heads in places
     const uint8_t* const* mask;          // [tokens, used] which places a token sees, or null for all
     float* const* features;              // [tokens, hidden] a copy of what the layer gave, or null
     const int64_t *row, *place;          // [tokens] where each token's keys and values go
     const int64_t* scored;               // [slots] tokens whose logits are wanted
     float* logits;                       // [slots, vocabulary]
-    int64_t tokens, slots, rotated, places, used, first, last;
+    int64_t tokens, slots, rotated, row_step, head_step, used, first, last;
     int64_t keys_only;  // whether only keys and values are wanted: each layer's, from the input of the first
 };
 

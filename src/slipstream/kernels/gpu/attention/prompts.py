@@ -38,9 +38,14 @@ def attend_prompts(
     for prompt in prompts:
         tokens, end = slice(prompt.first, prompt.first + prompt.count), prompt.start + prompt.count
         asked = query[tokens].transpose(0, 1)[None]
-        row = slice(prompt.row, prompt.row + 1)
-        attended = _causal(asked, keys[row, :, :end], values[row, :, :end], heads)
+        attended = _causal(asked, _entries(keys, prompt.row, end), _entries(values, prompt.row, end), heads)
         out[tokens].view(prompt.count, heads.heads, heads.dim).copy_(attended[0].transpose(0, 1))
+
+
+def _entries(held: Tensor, row: int, end: int) -> Tensor:
+    """The first entries of a row, [1, heads, end, dim]; rows may overlap."""
+    shape = 1, held.shape[1], end, held.shape[3]
+    return held.as_strided(shape, held.stride(), held.storage_offset() + row * held.stride(0))
 
 
 def _causal(query: Tensor, keys: Tensor, values: Tensor, heads: AttentionHeads) -> Tensor:

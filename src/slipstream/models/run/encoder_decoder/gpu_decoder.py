@@ -18,16 +18,18 @@ import torch
 from torch.nn import functional
 
 from slipstream.core.array_types import Float, Int, Tensor
+from slipstream.core.device import next_power_of_two
 from slipstream.core.types import Request, Row
 from slipstream.kernels.gpu.attention import PART, AttentionHeads, AttentionScratch, Layout, attend, put
 from slipstream.kernels.gpu.decoder import Held, Watched
 from slipstream.models.cache.packing import RowEntries, RowSlice
-from slipstream.models.cache.tensors import KVCache
+from slipstream.models.cache.tensors import ENDLESS, KVCache
 from slipstream.models.run.encoder_decoder.condition import Condition, CrossAttentionStates
 from slipstream.models.run.gpu.passes import GpuPasses
 from slipstream.models.run.row_table import RowTable
 from slipstream.models.run.support_check import PROBE
 
+SLOTS = 4  # rows that the first cross-attention tensors have room for
 RUNS = 3  # of the comparison: uncaptured, captured, replayed
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 1e-2}  # of the logits, relative to their norm
 ROUNDING = 1.5  # times the deviation of the model's own modules, which round as often
@@ -54,9 +56,11 @@ class GpuCrossDecoder(GpuPasses):
         entry = self.like.new_empty(1, heads, 1, size // heads)
         self.entries = [(entry, entry)] * self.layers
         self.row_bytes = 2 * self.layers * self.positions * self.like.nbytes
-        self.cross: Tensor | None = None  # keys and values of each layer in turns
+        self.cross: Tensor | None = None  # keys and values of each layer in turns, by slot
+        self.slot_of: Tensor | None = None  # slot of the row that begins at a place of the cache
         self._rows, self._states = rows, states
-        self._loaded = weakref.WeakValueDictionary[int, Condition]()  # by cache row
+        self._slots: dict[Row, tuple[int, int]] = {}  # slot and first place of each open row
+        self._loaded = weakref.WeakValueDictionary[int, Condition]()  # by slot
 
     def passing(self, tokens: int, parts: int) -> CrossPass:
         return CrossPass(self, tokens, parts)
@@ -73,26 +77,42 @@ class GpuCrossDecoder(GpuPasses):
         return logits
 
     def held(self, cache: KVCache) -> list[tuple[Tensor, Tensor]]:
+        slots = 0 if self.cross is None else self.cross.shape[1]
+        if slots < len(self._rows):
+            shape = self.heads.heads, self.positions, self.heads.dim
+            self.cross = None  # the states of all rows are loaded again
+            self.cross = self.like.new_zeros(2 * self.layers, max(SLOTS, next_power_of_two(len(self._rows))), *shape)
+            self._loaded.clear()
+            cache.version += 1  # graphs hold the addresses of both
         before = self._held
         layers = super().held(cache)
-        if self._held is not before:  # rows may have moved
-            self.cross = None
-            self._loaded.clear()
-            shape = cache.rows, self.heads.heads, self.positions, self.heads.dim
-            self.cross = self.like.new_zeros(2 * self.layers, *shape)
+        if self._held is not before:
+            self._slots.clear()
+            self.slot_of = torch.zeros(cache.places, dtype=torch.long, device=self.like.device)
+        for gone in self._slots.keys() - self._rows.states.keys():
+            del self._slots[gone]
         for row, state in self._rows.states.items():
-            if self._loaded.get(state.index) is not row.request.condition:
-                self._load(state.index, row.request.condition)
+            if self._slots.get(row, (0, -1))[1] != state.index:
+                self._place(row, state.index)
         return layers
 
-    def _load(self, index: int, condition: Condition) -> None:
-        """Copy the states of a condition to a row of the cross-attention tensors."""
+    def _place(self, row: Row, place: int) -> None:
+        """Note where a row begins, and give it a slot with the states of its condition if it has none."""
         assert self.cross is not None, "the tensors are made with the cache"
-        self.cross[:, index].copy_(self._states.stacked(condition))
-        self._loaded[index] = condition
+        assert self.slot_of is not None, "the tensors are made with the cache"
+        condition, slot = row.request.condition, self._slots.get(row, (None, 0))[0]
+        if slot is None:
+            taken = {slot for slot, _ in self._slots.values()}
+            free = [slot for slot in range(self.cross.shape[1]) if slot not in taken]
+            slot = next((slot for slot in free if self._loaded.get(slot) is condition), free[0])
+            if self._loaded.get(slot) is not condition:
+                self.cross[:, slot].copy_(self._states.stacked(condition))
+                self._loaded[slot] = condition
+        self._slots[row] = slot, place
+        self.slot_of[place] = slot
 
     def cross_states(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of all rows for cross-attention."""
+        """Keys and values of all slots for cross-attention."""
         assert self.cross is not None, "the tensors are made with the cache"
         return self.cross[2 * layer], self.cross[2 * layer + 1]
 
@@ -123,8 +143,9 @@ class CrossPass:
         owner = self._owner
         hidden = self.hidden if token is None else owner.embed(token, layout.position)
         # every token sees all positions of the encoder; padding tokens see none
+        assert owner.slot_of is not None, "the tensors are made with the cache"
         last = torch.where(layout.place >= 0, self._last, self._none)
-        audio = replace(layout, place=last, limit=self._limit)
+        audio = replace(layout, row=owner.slot_of[layout.row], place=last, limit=self._limit)
         for index in range(*span):
             hidden = self._layer(index, hidden, layout, audio, held[index], tree)
             if index in watched:
@@ -193,7 +214,7 @@ def _deviations(model: Any, states: CrossAttentionStates) -> tuple[float, float]
     encoded = torch.randn(shape, generator=generator).to(device, model.dtype)
     tokens = [(i * 977 + 13) % config.vocab_size for i in range(PROBE)]
     condition = states.given(torch.zeros(config.num_mel_bins, 1), encoded)
-    rows, row = RowTable(KVCache()), Row(Request(tokens, condition=condition))
+    rows, row = RowTable(KVCache(), ENDLESS), Row(Request(tokens, condition=condition))
     rows.open(row, ())
     passes = GpuCrossDecoder(model, rows, states)
     keep = torch.arange(PROBE, device=device)

@@ -10,7 +10,7 @@ import torch
 from slipstream.core.array_types import Tensor
 from slipstream.core.types import Request, Row
 from slipstream.models.cache.packing import RowEntries, RowSlice
-from slipstream.models.cache.tensors import KVCache
+from slipstream.models.cache.tensors import ENDLESS, KVCache
 from slipstream.models.run.encoder_decoder.condition import CrossAttentionStates
 from slipstream.models.run.encoder_decoder.decoder_pass import CrossDecoderPass
 from slipstream.models.run.features import FeatureStore
@@ -37,7 +37,7 @@ def check_numbers(model: Any, states: CrossAttentionStates) -> None:
     tokens = [(i * 977 + 13) % config.vocab_size for i in range(PROBE)]
     condition = states.given(torch.zeros(config.num_mel_bins, 1), encoded)
     cache = KVCache()
-    rows, row = RowTable(cache), Row(Request(tokens, condition=condition))
+    rows, row = RowTable(cache, ENDLESS), Row(Request(tokens, condition=condition))
     rows.open(row, ())
     run = CrossDecoderPass(
         model, rows, FeatureStore(cache, config.decoder_layers), states, invariant=False, captured=False

@@ -110,7 +110,7 @@ class GpuPasses(ABC):
         that each entry was written to.
         """
         used = max(piece.line.start + len(piece.line) for piece in pieces)
-        cache.reserve(used)
+        cache.check_room(pieces)
         held = self.held(cache)
         tokens, slots = sum(map(len, pieces)), 0 if kept is None else len(kept)
         size = size_of(tokens, self.largest)
