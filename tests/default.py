@@ -19,7 +19,7 @@ def build(
     trust_remote_code: bool = False,
 ) -> Target:
     """As `build_target`, once for all who ask for the same."""
-    kind = dtype if dtype in (*EIGHT_BIT_WEIGHTS, EIGHT_BIT_ACTIVATIONS) else str(choose(dtype))
+    kind = dtype if dtype in (*EIGHT_BIT_WEIGHTS, EIGHT_BIT_ACTIVATIONS) else str(choose(dtype, kernels=True))
     return _built(name, kind, device, context, invariant, package, trust_remote_code)
 
 
