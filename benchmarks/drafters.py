@@ -8,7 +8,8 @@ NAME may be a folder. A drafter that cannot be built for the model is left out, 
 `--depth` tokens, `tree` up to 24 nodes where the drafter has trees. Each drafter runs in an engine of its own,
 interleaved with plain decoding of the same requests. The order turns round with every repeat, and the first repeat
 warms up. Above temperature 0, chains are verified by block, and trees by chosen, or by no_replace where the drafter
-has no chosen candidates.
+has no chosen candidates. Requests neither read nor add to the history of outputs: `suffix` would find the same answers
+from the repeat before.
 
 The cost of a drafted token is the time of a drafting cycle beyond that of a plain cycle, per drafted token, as a share
 of a plain cycle. It includes the longer score pass. Intervals are 95 % by Student's distribution over the repeats.
@@ -38,6 +39,8 @@ from slipstream.drafters.build import drafter_kind
 from slipstream.engines.native.engine import NativeEngine
 
 NODES = 24
+MARKERS = {"chain": "o", "tree": "^"}  # of the picture
+TICKS = (0.03, 0.1, 0.3, 1.0)
 FIGURES = ("tau", "cost", "tokens_per_second", "against_plain")
 RESUMABLE = ("model", "device", "depth", "tokens", "repeats")  # settings that all records of a folder share
 
@@ -115,19 +118,19 @@ def measure_drafter(name: str, results: dict, args: argparse.Namespace) -> None:
 def speculation(name: str, shape: str, heat: float, depth: int) -> ss.Speculation:
     """The settings of a request. At temperature 0 the rule is the greedy one."""
     if shape == "chain":
-        return ss.Speculation(depth=depth, verify="block" if heat else None)
+        return ss.Speculation(depth=depth, verify="block" if heat else None, history=False)
     kind = drafters.get(drafter_kind(name))
     fitting = [rule for rule in ("chosen", "no_replace") if sibling_mode(rules.get(rule)(), kind)]
     if not fitting:
         raise ValueError("it drafts chains only")
-    return ss.Speculation(shape=NODES, verify=fitting[0] if heat else None)
+    return ss.Speculation(shape=NODES, verify=fitting[0] if heat else None, history=False)
 
 
 def measure(
     engine: NativeEngine, work: Workload, drafting: ss.Speculation, heat: float, args: argparse.Namespace
 ) -> dict:
     """Tau, cost of a drafted token and speed of one cell, each as (mean, half of its interval)."""
-    ways = {"plain": ss.Speculation(off=True), "draft": drafting}
+    ways = {"plain": ss.Speculation(off=True, history=False), "draft": drafting}
     runs: dict[str, list[tuple[float, int, int, int]]] = {way: [] for way in ways}  # seconds, cycles, emitted, drafted
     for repeat in range(args.repeats + 1):
         for way in list(ways) if repeat % 2 else list(ways)[::-1]:
@@ -178,8 +181,9 @@ def show(results: dict) -> None:
 def draw(results: dict, path: Path) -> None:
     """A point for each drafter, shape and temperature: mean tau and mean cost of a drafted token over the workloads."""
     try:
-        from matplotlib import rc_context
+        from matplotlib import colormaps, rc_context
         from matplotlib.figure import Figure
+        from matplotlib.lines import Line2D
     except ImportError:
         print("matplotlib is not installed, so no picture is drawn")
         return
@@ -190,16 +194,34 @@ def draw(results: dict, path: Path) -> None:
     heats = sorted({heat for _, _, heat in groups})
     if not heats:
         return
-    figure = Figure(figsize=(5 * len(heats), 4), layout="constrained")
-    for axis, heat in zip(figure.subplots(1, len(heats), squeeze=False)[0], heats, strict=True):
-        for (name, shape, own_heat), records in groups.items():
-            if own_heat == heat:
-                cost, tau = (statistics.mean(record[key][0] for record in records) for key in ("cost", "tau"))
-                axis.scatter([cost], [tau], marker="o" if shape == "chain" else "^", label=f"{name}, {shape}")
-        axis.set(title=f"T = {heat:g}", xlabel="cost of a drafted token, share of a target pass", ylabel="tau")
-        axis.legend(fontsize="small")
-    with rc_context({"svg.fonttype": "none"}):
-        figure.savefig(path)
+    means = {
+        group: [statistics.mean(record[key][0] for record in records) for key in ("cost", "tau")]
+        for group, records in groups.items()
+    }
+    shades = [*colormaps["tab10"].colors, *colormaps["Set2"].colors]
+    colours = dict(zip(drafters.names(), shades, strict=False))  # a drafter has the same one in every picture
+    names = [*dict.fromkeys(name for name, _, _ in groups)]
+    costs = [cost for cost, _ in means.values()]
+    scale = "log" if max(costs) > 5 * min(costs) else "linear"
+    figure = Figure(figsize=(4.3 * len(heats) + 1.4, 4), layout="constrained")
+    for axis, heat in zip(
+        figure.subplots(1, len(heats), sharex=True, sharey=True, squeeze=False)[0], heats, strict=True
+    ):
+        for shape, marker in MARKERS.items():
+            points = {name: mean for (name, own, own_heat), mean in means.items() if (own, own_heat) == (shape, heat)}
+            if points:
+                shades = [colours.get(name, "black") for name in points]
+                axis.scatter(*zip(*points.values(), strict=True), marker=marker, s=45, c=shades, alpha=0.8)
+        axis.set(title=f"T = {heat:g}", xlabel="cost of a drafted token, share of a target pass", xscale=scale)
+        if scale == "log":
+            axis.set_xticks(TICKS, [f"{tick:g}" for tick in TICKS])
+            axis.set_xticks([], minor=True)
+    figure.axes[0].set_ylabel("tau")
+    handles = [Line2D([], [], linestyle="", marker="s", color=colours.get(name, "black"), label=name) for name in names]
+    handles += [Line2D([], [], linestyle="", marker=MARKERS[s], color="black", mfc="none", label=s) for s in MARKERS]
+    figure.legend(handles=handles, loc="outside right upper", frameon=False)
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "drafters", "font.sans-serif": ["DejaVu Sans"]}):
+        figure.savefig(path, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
 
 
 if __name__ == "__main__":

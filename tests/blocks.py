@@ -29,7 +29,7 @@ def random_stack(config: DflashConfig, output: torch.Tensor, seed: int = 5) -> D
 def stack(model: Any, ids: Sequence[int], features: Sequence[int] = (0, 2), block: int = 4, **layout: Any) -> DflashNet:
     output = model.get_output_embeddings().weight.detach()[list(ids)]
     config = DflashConfig(output.shape[1], 4, 2, 8, 48, 2, block, tuple(features), len(ids), **layout)
-    net = random_stack(config, output).to(output.dtype)
+    net = random_stack(config, output).to(output)
     net.mask = model.get_input_embeddings().weight.detach()[config.mask_token]
     return net
 
@@ -38,7 +38,8 @@ def dflash(target: TorchModel, ids: Sequence[int] | None = None, **more: Any) ->
     ids = range(target.vocab) if ids is None else ids
     net = stack(target.model, ids, **more)
     target.declare(net.config.features)
-    return Dflash(net, torch.tensor(ids), target.model.get_input_embeddings().weight.detach(), target, target.vocab)
+    embedding = target.model.get_input_embeddings().weight.detach()
+    return Dflash(net, torch.tensor(ids, device=embedding.device), embedding, target, target.vocab)
 
 
 def on_table(table: Table, hidden: int = 8) -> Dflash:

@@ -28,8 +28,7 @@ DEPTH = 3
 def test_a_captured_block_and_what_it_reads_are_those_of_the_host_path(markov):
     target = TorchModel(build("llama", num_hidden_layers=2).to(DEVICE))
     drafter = dflash(target, range(60), features=(0, 1), block=8, markov=markov)
-    drafter.slots.net.to(DEVICE), drafter.markov and drafter.markov.to(DEVICE)
-    drafter.slots._kernel, drafter.vocabulary.ids = None, drafter.vocabulary.ids.to(DEVICE)
+    drafter.slots._kernel = None
     rows = [Row(Request([(7 * i + n) % VOCAB for i in range(n)], max_tokens=50)) for n in LENGTHS]
     target.open(rows), drafter.open(rows)
     target.prefill(rows, 130)

@@ -179,8 +179,7 @@ def other(target: TorchModel, name: str) -> Drafter:
     if not name.startswith("dflash"):
         return drafter_for(name)(target, IDS, (0, 1))
     drafter = blocks.dflash(target, IDS, features=(0, 1), block=8, markov=16 if name == "dflash,markov" else 0)
-    drafter.slots.net.to(DEVICE)
-    drafter.slots._kernel, drafter.vocabulary.ids = None, drafter.vocabulary.ids.to(DEVICE)
+    drafter.slots._kernel = None
     return drafter
 
 
