@@ -27,6 +27,7 @@ if find_spec("triton") and os.environ.get("TRITON_INTERPRET") == "1":
     import interpreted
 
     interpreted.make_faster()
+    interpreted.sum_rows_alike()
 
 if find_spec("beartype") and find_spec("jaxtyping"):  # shapes in signatures are checked while tests run
     import typecheck

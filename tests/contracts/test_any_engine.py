@@ -28,6 +28,7 @@ WARM = Sampling(temperature=0.8, seed=5)
 PYTHON = os.environ.get("SLIPSTREAM_VLLM_PYTHON", "")
 OPTIONS = {"vllm": {"python": PYTHON} if PYTHON else {}, "llamacpp": {"ngram": "2", "threads": "1"}}
 ROUNDING = {"llamacpp": 2e-2}  # it keeps keys and values in float16
+EXACT = {"transformers": {"dtype": "float32"}}  # on processors with bfloat16 it would take that
 BARE = {"vllm": OPTIONS["vllm"], "llamacpp": {"threads": "1"}}
 
 
@@ -47,13 +48,13 @@ def name(request) -> str:
 
 @pytest.fixture(scope="module")
 def fast(name, folder) -> Iterator[Engine]:
-    with open_engine(name, folder, "ngram", None, 3, OPTIONS.get(name)) as made:
+    with open_engine(name, folder, "ngram", None, 3, OPTIONS.get(name), **EXACT.get(name, {})) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def plain(name, folder) -> Iterator[Engine]:
-    with open_engine(name, folder, "none", options=BARE.get(name)) as made:
+    with open_engine(name, folder, "none", options=BARE.get(name), **EXACT.get(name, {})) as made:
         yield made
 
 

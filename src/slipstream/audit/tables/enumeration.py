@@ -23,6 +23,9 @@ Key = tuple[int, ...]  # the start of the cycle (an inner cycle adds its own fie
 LATER = -1  # part of the keys of draws that are made before their cycle begins
 
 
+IMPOSSIBLE = 1e-13  # a probability this small is rounding, which a replay may not repeat to the bit
+
+
 @dataclass
 class Universe:
     """One path through the tree of decisions."""
@@ -41,7 +44,7 @@ class Universe:
         if abs(sum(probs) - 1) > 1e-9:
             self.faults.add("a law that is drawn from does not sum to 1")
         self.keys.add(key)
-        options = [i for i, p in enumerate(probs) if p > 0]
+        options = [i for i, p in enumerate(probs) if p > IMPOSSIBLE]
         choice = options[0] if options else 0
         if len(options) > 1:
             depth = len(self.taken)
