@@ -1,10 +1,11 @@
 """An 8B-shaped model of random weights by context: passes, prompts, and steps through the engine.
 
-    python benchmarks/gpu_context.py --out results.json [--parts passes prompts engine tune]
+    python benchmarks/gpu_context.py --out results.json [--parts passes prompts engine mixed tune]
 
 `passes` times one captured pass against the bytes it must read, weights and cached keys and values, at the bandwidth of
 a large copy. `prompts` reads prompts in one pass and counts the arithmetic of the layers and of causal attention.
-`engine` runs plain decoding through the engine and divides by the number of steps. `tune` tries other sizes of the
+`engine` runs plain decoding through the engine and divides by the number of steps. `mixed` decodes prompts of 100 to
+4,000 tokens together, with the default limits, and says what memory the KV cache takes. `tune` tries other sizes of the
 attention kernel's tiles. Needs torch, triton and transformers alone.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,7 @@ from gpu_common import bandwidth, timed
 from gpu_passes import BIG, _big, _read
 
 from slipstream.bench.measure.provenance import commit
+from slipstream.core.device import next_power_of_two
 from slipstream.core.sampling import Sampling
 from slipstream.engines.base import GenerationOptions, Speculation
 from slipstream.engines.native.build import build_target
@@ -113,6 +116,42 @@ def engine(model: TorchModel, tokens: int, batches: list[int]) -> dict[str, Any]
     return told
 
 
+def mixed(model: TorchModel, rows: int, tokens: int) -> dict[str, Any]:
+    """Rows of very different lengths, side by side."""
+    small, draw = build_target("smollm2-135m"), random.Random(0)
+    prompts = [[(7 * i + n) % 1000 + 100 for n in range(draw.randint(100, 4000))] for i in range(rows)]
+    options = GenerationOptions(max_tokens=tokens, ignore_eos=True, speculation=Speculation(off=True))
+    torch.cuda.reset_peak_memory_stats()
+    seconds, most = list[float](), 0.0
+    with NativeEngine(Target(small.files, model, small.text), "none", limits=Limits(retained=0)) as run:
+        for _ in range(2):
+            began = time.perf_counter()
+            handles = run.submit_all(prompts, [Sampling(temperature=0.0)] * rows, options)
+            first = [next(iter(handle)) for handle in handles]
+            assert all(chunk.token_ids for chunk in first)
+            most = max(most, run.stats["running"])
+            ready = time.perf_counter()
+            for handle in handles:
+                handle.result()
+            seconds = [ready - began, time.perf_counter() - ready]
+        stats = run.stats
+    lengths, held = [len(prompt) + tokens for prompt in prompts], model.cache.places * model.cache.token_bytes
+    told = {
+        "rows": rows,
+        "running": most,
+        "tokens": sum(lengths),
+        "longest": max(lengths),
+        "cache_gb": held / 1e9,
+        "rectangle_gb": next_power_of_two(rows) * next_power_of_two(max(lengths)) * model.cache.token_bytes / 1e9,
+        "peak_gb": torch.cuda.max_memory_allocated() / 1e9,
+        "preemptions": stats["preemptions"],
+        "prompt_tokens_per_second": (sum(lengths) - rows * tokens) / seconds[0],
+        "tokens_per_second": rows * (tokens - 1) / seconds[1],
+    }
+    print("mixed:", {name: round(value, 1) for name, value in told.items()}, flush=True)
+    return told
+
+
 def tune(decoder: Decoder, read: int, speed: float) -> dict[str, Any]:
     told = {}
     for programs, tile, stages, warps in TILES:
@@ -134,6 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", default=["passes", "prompts", "engine"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 16, 64])
+    parser.add_argument("--rows", type=int, default=256, help="rows of different lengths")
     parser.add_argument("--tokens", type=int, default=64, help="steps through the engine")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
@@ -149,6 +189,7 @@ def main() -> None:
         "passes": lambda: passes(decoder, read, speed),
         "prompts": lambda: prompts(decoder, read, speed),
         "engine": lambda: engine(model, asked.tokens, asked.batches),
+        "mixed": lambda: mixed(model, asked.rows, asked.tokens),
         "tune": lambda: tune(decoder, read, speed),
     }
     with torch.inference_mode():

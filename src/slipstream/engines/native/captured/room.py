@@ -15,14 +15,16 @@ from slipstream.models.run.torch_model import TorchModel
 ROWS = 256  # rows that decode together by default
 CACHE_SHARE = 0.65  # of the memory that is free once the model is loaded; growing copies one layer after the other
 FIRST_SHARE = 0.1  # of it that a cache begins with
+OFFSETS = (1 << 31) - 1  # numbers of a tensor that kernels can tell apart
 USUAL = 1 << 18  # tokens that a cache begins with where there is room: 256 rows of 1,024
 
 
 def device_limits(model: TorchModel, passes: GpuPasses) -> DeviceLimits:
     """Rows and tokens that suit the device, now that the model is loaded."""
     free, token = _free_bytes(passes.like.device), _token_bytes(model, passes)
+    most = OFFSETS // max(part.shape[1] * part.shape[3] for entry in passes.entries for part in entry)
     rows = ROWS if not passes.row_bytes else int(CACHE_SHARE / 2 * free / passes.row_bytes)
-    return DeviceLimits(max(1, min(ROWS, rows)), int(CACHE_SHARE * free / token), passes.prompt_tokens)
+    return DeviceLimits(max(1, min(ROWS, rows)), min(int(CACHE_SHARE * free / token), most), passes.prompt_tokens)
 
 
 def reserve(model: TorchModel, passes: GpuPasses, tokens: int) -> None:
