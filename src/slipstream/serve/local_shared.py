@@ -102,6 +102,7 @@ class LocalShared(Shared):
                 "Share of the KV cache's places in use.",
                 max((float(model.engine.stats.get("cache_use", 0)) for model in self._loaded), default=0.0),
             ),
+            MetricGauge("num_preemptions", "Requests that had to wait again for room.", self._sum("preemptions")),
             MetricGauge("prefix_cache_hits", "Requests that began with a kept prefix.", self._sum("prefix_hits")),
             MetricGauge("prefix_cache_tokens", "Prompt tokens from kept prefixes.", self._sum("prefix_tokens_reused")),
             MetricGauge("prefix_cache_bytes", "Memory of kept prefixes.", self._sum("retained_bytes")),
