@@ -84,7 +84,7 @@ class PromptReads:
     ) -> Float[Tensor, "pieces hidden"]:
         if version != self._version:
             self.graphs.clear()
-            self._version = version
+            self._version, self._pool = version, None  # without graphs, their memory is gone
         key, table = _sized(self._heads, pieces)
         run = self.graphs.get(key)
         if run is None:

@@ -34,7 +34,7 @@ class Flight:
     read: int = 0  # tokens that the drafter had to read first
     captured: bool = False  # whether the graph was captured for it
     version: tuple[int, int] = (0, 0)  # of the target's and the drafter's caches: the graph holds their addresses
-    room: Sequence[int] = ()  # places that the row of each line has
+    room: Sequence[tuple[int, int]] = ()  # of the row of each line: its places, and those beyond its longest text
     ended: int = FAR  # places that rows which ended earlier have left on the device by now, at least
     overlapped: bool = False  # whether it was launched before the record of the last cycle was read
 
@@ -53,14 +53,18 @@ class Flight:
     def rooms(self, step: int) -> tuple[int, int]:
         """The fewest places that are left of a row once this cycle has landed: of rows that go on, and of those that
         have ended, with which the device goes on. A cycle adds up to `step` tokens to a row. Of a row that has just
-        ended, some were cut off, and this cycle adds more."""
+        ended, some were cut off, and this cycle adds more. On the device, too, no row outgrows its longest text."""
+        spare = min(beyond for _, beyond in self.room)
+        if spare > step + self.size.places:  # as most often
+            return spare, spare
         live, ended = FAR, self.ended
         for line, row, _ in self.lines:
+            places, beyond = self.room[line]
             if row.finish_reason is None:
-                live = min(live, self.room[line] - row.length - step)
+                live = min(live, max(beyond, places - row.length - step))
             else:
-                ended = min(ended, self.room[line] - row.length - 2 * step)
-        return live, ended - step if ended < FAR else FAR
+                ended = min(ended, places - row.length - 2 * step)
+        return live, max(spare, ended - step) if ended < FAR else FAR
 
     def landed(self, context: int) -> tuple[list[int], list[Row], list[int]]:
         """Lines, rows and depths of the rows that have not finished since the launch."""

@@ -292,9 +292,10 @@ class CapturedRunner:
         self._model.make_room(row, places)
         device.make_room(row, places)
 
-    def _room(self, row: Row, device: DeviceDrafter) -> int:
-        """Places that a row has in both caches."""
-        return min(self._model.places(row), device.places(row))
+    def _room(self, row: Row, device: DeviceDrafter) -> tuple[int, int]:
+        """Places that a row has in both caches, and those beyond its longest text."""
+        places = min(self._model.places(row), device.places(row))
+        return places, places - row.length - row.room(self._model.context)
 
     def _in_context(self, shape: BatchShape, size: DraftSize, device: DeviceDrafter) -> bool:
         return device.context is None or shape.used(size) <= device.context
