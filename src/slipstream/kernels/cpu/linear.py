@@ -127,7 +127,7 @@ class LinearKernel:
         self._call.argtypes, self._call.restype = ARGUMENTS, None
         self._unpack = library.slipstream_unpack
         self._unpack.argtypes, self._unpack.restype = (POINTER, POINTER, SIZE, POINTER), ctypes.c_int
-        self.work = ctypes.cast(library.slipstream_work, POINTER).value or 0
+        self.work = ctypes.cast(library.slipstream_compute, POINTER).value or 0
         self.path, self.row_bits, self.lanes = path, row_bits, int(library.slipstream_lanes())
         self.side = int(library.slipstream_side())  # outputs per group of quantised blocks; 0: not supported
         self._check()

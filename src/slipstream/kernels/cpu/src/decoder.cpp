@@ -18,9 +18,9 @@ using attention::load;
 using attention::store;
 using linear::Matrix;
 
-static void (*multiply)(linear::Job*);  // `slipstream_work` of linear.cpp
+static linear::Compute compute;  // `slipstream_compute` of linear.cpp
 
-extern "C" void slipstream_products(void (*work)(linear::Job*)) { multiply = work; }
+extern "C" void slipstream_products(linear::Compute given) { compute = given; }
 
 namespace decoder {
 namespace {
@@ -50,6 +50,15 @@ struct LayerWork {
     linear::Job query, key, value, output, gate, up, down;
     attention::Job attention;
     WorkQueue attention_norm, rotate, pack, mlp_norm, activate, copy;
+
+    // The products that a pass runs, in order.
+    template <class F>
+    void each(const Layer& own, bool keys_only, F f) {
+        if (own.query && !keys_only) f(query);
+        if (own.query) f(key), f(value);
+        if (own.query && !keys_only) f(output);
+        if (own.gate && !keys_only) f(gate), f(up), f(down);
+    }
 };
 
 // What a thread keeps from pass to pass.
@@ -68,9 +77,15 @@ struct Pass {
     TeamSize team_size;
     PassScratch& scratch;
     float *normed, *packed, *query, *key, *value, *attended, *gate, *up, *inner;
+    int64_t own_normed, own_packed;  // how far each thread's copies lie apart when there is one token
     linear::Job head;
     WorkQueue final_norm;
     Barrier barrier;
+    std::atomic<int64_t> joined{0};
+
+    // With one token, every thread normalises and packs it for itself, which takes less time than waiting for another.
+    // Keys alone are not done so: no barrier would keep a thread from the next layer's keys.
+    bool single() const { return args.tokens == 1 && args.slots <= 1 && !args.keys_only; }
 };
 
 namespace {
@@ -93,25 +108,27 @@ void normalise(const float* x, const float* weight, float* y, int64_t n, float e
 }
 
 // Normalises some tokens and packs them as products read them, the second input first. `scored`: which tokens, null for all.
-void normalise_rows(Pass& pass, const linear::Job& reader, const float* weight, int64_t index, const int64_t* scored = nullptr,
-                    const float* second_norm = nullptr) {
+void normalise_rows(Pass& pass, const linear::Job& reader, const float* weight, int64_t index, int64_t thread,
+                    const int64_t* scored = nullptr, const float* second_norm = nullptr) {
     const Piece piece(reader, index);
+    float *normed = pass.normed + (reader.own_x ? thread * pass.own_normed : 0), *packed = reader.x + thread * reader.own_x;
     const int64_t n = pass.net.hidden, before = second_norm ? n : 0;  // columns of the second input
     for (int64_t t = piece.row; t < std::min(reader.rows, piece.row + linear::MOST); ++t) {
-        float* to = pass.normed + t * reader.in;
+        float* to = normed + t * reader.in;
         if (piece.start < before)
             normalise(pass.args.second + t * n, second_norm, to, n, pass.net.epsilon, piece.start, std::min(piece.end, n));
         if (piece.end > before)
             normalise(pass.args.hidden + (scored ? scored[t] : t) * n, weight, to + before, n, pass.net.epsilon,
                       std::max(piece.start, before) - before, piece.end - before);
     }
-    linear::arrange(reader.kind, pass.normed, reader.x, reader.rows, reader.in, piece.row, piece.start, piece.end);
+    linear::arrange(reader.kind, normed, packed, reader.rows, reader.in, piece.row, piece.start, piece.end);
 }
 
 // Packs what attention gave for some tokens as the next product reads it.
-void pack_attention(Pass& pass, const linear::Job& reader, int64_t index) {
+void pack_attention(Pass& pass, const linear::Job& reader, int64_t index, int64_t thread) {
     const Piece piece(reader, index);
-    linear::arrange(reader.kind, pass.attended, reader.x, reader.rows, reader.in, piece.row, piece.start, piece.end);
+    float* packed = reader.x + thread * reader.own_x;
+    linear::arrange(reader.kind, pass.attended, packed, reader.rows, reader.in, piece.row, piece.start, piece.end);
 }
 
 // Rotary embedding: rotates the first `rotated` numbers of a head by the angles of the token's position.
@@ -162,9 +179,8 @@ Floats silu(Floats x) {
 }
 
 // silu(gate) * up for some columns of one block of tokens, packed as the next product reads them.
-void activate(Pass& pass, const linear::Job& reader, int64_t block, int64_t slice) {
+void activate(Pass& pass, const linear::Job& reader, int64_t block, int64_t start, int64_t end) {
     const int64_t n = pass.net.inner, first = block * linear::MOST, last = std::min(pass.args.tokens, first + linear::MOST);
-    const int64_t start = slice * SLICE, end = std::min(n, start + SLICE);
     for (int64_t t = first; t < last; ++t) {
         float* gate = pass.gate + t * n;
         const float* up = pass.up + t * n;
@@ -180,51 +196,82 @@ void activate(Pass& pass, const linear::Job& reader, int64_t block, int64_t slic
     linear::arrange(reader.kind, pass.gate, reader.x, reader.rows, n, first, start, end);
 }
 
-// Adds what attention gives to the hidden states.
-void run_attention(Pass& pass, LayerWork& work, int64_t index, int threads) {
-    const Layer& own = pass.net.layers[index];
-    work.attention_norm.share(Piece::count(work.query), [&](int64_t i) {
-        normalise_rows(pass, work.query, own.attention_norm, i, nullptr, own.second_norm);
-    });
+// Runs f(i) for all pieces of rows that a product reads. With one token every thread does so in its own memory.
+template <class F>
+void prepare_rows(Pass& pass, WorkQueue& queue, const linear::Job& reader, int threads, F f) {
+    if (reader.own_x) return f(0);
+    queue.share(Piece::count(reader), f);
     pass.barrier.wait(threads);
-    if (!pass.args.keys_only) multiply(&work.query);
-    multiply(&work.key);
-    multiply(&work.value);
+}
+
+// Adds what attention gives to the hidden states.
+void run_attention(Pass& pass, LayerWork& work, int64_t index, int threads, int64_t thread) {
+    const Layer& own = pass.net.layers[index];
+    prepare_rows(pass, work.attention_norm, work.query, threads, [&](int64_t i) {
+        normalise_rows(pass, work.query, own.attention_norm, i, thread, nullptr, own.second_norm);
+    });
+    if (!pass.args.keys_only) linear::run_product(work.query, thread, compute);
+    linear::run_product(work.key, thread, compute);
+    linear::run_product(work.value, thread, compute);
     pass.barrier.wait(threads);
     work.rotate.share(pass.args.tokens, [&](int64_t i) { store_keys(pass, index, i); });
     if (pass.args.keys_only) return;  // the next layer overwrites keys and values only after its first barrier
     pass.barrier.wait(threads);
     attention::work(&work.attention);
     pass.barrier.wait(threads);
-    work.pack.share(Piece::count(work.output), [&](int64_t i) { pack_attention(pass, work.output, i); });
-    pass.barrier.wait(threads);
-    multiply(&work.output);
+    prepare_rows(pass, work.pack, work.output, threads, [&](int64_t i) { pack_attention(pass, work.output, i, thread); });
+    linear::run_product(work.output, thread, compute);
     pass.barrier.wait(threads);
 }
 
-// Adds what the MLP gives to the hidden states.
-void run_mlp(Pass& pass, LayerWork& work, const Layer& own, int threads) {
-    const int64_t slices = (pass.net.inner + SLICE - 1) / SLICE;
-    work.mlp_norm.share(Piece::count(work.gate), [&](int64_t i) { normalise_rows(pass, work.gate, own.mlp_norm, i); });
-    pass.barrier.wait(threads);
-    multiply(&work.gate);
-    multiply(&work.up);
-    pass.barrier.wait(threads);
-    work.activate.share(blocks(work.down) * slices, [&](int64_t i) {
-        activate(pass, work.down, i / slices, i % slices);
+// Whether a thread can activate what it computed: whole spans of the same columns of gate and up.
+bool is_fused(const linear::Job& gate, const linear::Job& up) {
+    const bool integers = gate.kind >= linear::FOUR, both = integers == (up.kind >= linear::FOUR);
+    const bool same = both && gate.unit == up.unit && gate.chunks == up.chunks;
+    return gate.own_x && linear::has_claims(gate) && same && gate.unit * linear::group_outputs(gate) % linear::SPAN == 0;
+}
+
+// Gate, up and activation of one token, chunk by chunk.
+void run_gated(Pass& pass, LayerWork& work, int64_t thread) {
+    linear::Job &gate = work.gate, &up = work.up;
+    const int64_t size = linear::group_outputs(gate);
+    linear::share_chunks(gate, thread, [&](int64_t i, bool more) {
+        compute(&gate, i, thread, linear::weights_at(up, i));
+        compute(&up, i, thread, more ? linear::weights_at(gate, i + 1) : linear::own_weights(up.then, thread));
+        const int64_t end = std::min(gate.out, linear::chunk_start(gate, i + 1) * size);
+        activate(pass, work.down, 0, linear::chunk_start(gate, i) * size, end);
     });
+}
+
+// Adds what the MLP gives to the hidden states.
+void run_mlp(Pass& pass, LayerWork& work, const Layer& own, int threads, int64_t thread) {
+    const int64_t slices = (pass.net.inner + SLICE - 1) / SLICE;
+    prepare_rows(pass, work.mlp_norm, work.gate, threads, [&](int64_t i) {
+        normalise_rows(pass, work.gate, own.mlp_norm, i, thread);
+    });
+    if (is_fused(work.gate, work.up)) {
+        run_gated(pass, work, thread);
+    } else {
+        linear::run_product(work.gate, thread, compute);
+        linear::run_product(work.up, thread, compute);
+        pass.barrier.wait(threads);
+        work.activate.share(blocks(work.down) * slices, [&](int64_t i) {
+            const int64_t start = i % slices * SLICE;
+            activate(pass, work.down, i / slices, start, std::min(pass.net.inner, start + SLICE));
+        });
+    }
     pass.barrier.wait(threads);
-    multiply(&work.down);
+    linear::run_product(work.down, thread, compute);
     pass.barrier.wait(threads);
 }
 
 // A block without weights is skipped.
-void run_layer(Pass& pass, int64_t index, int threads) {
+void run_layer(Pass& pass, int64_t index, int threads, int64_t thread) {
     LayerWork& work = pass.scratch.layers[index - pass.args.first];
     const Layer& own = pass.net.layers[index];
-    if (own.query) run_attention(pass, work, index, threads);
+    if (own.query) run_attention(pass, work, index, threads, thread);
     if (pass.args.keys_only) return;
-    if (own.gate) run_mlp(pass, work, own, threads);
+    if (own.gate) run_mlp(pass, work, own, threads, thread);
     if (float* to = pass.args.features[index])
         work.copy.share(pass.args.tokens, [&](int64_t t) {
             std::memcpy(to + t * pass.net.hidden, pass.args.hidden + t * pass.net.hidden, pass.net.hidden * sizeof(float));
@@ -237,7 +284,9 @@ void schedule_layer(Pass& pass, LayerWork& work, int64_t index) {
     const PassArgs& args = pass.args;
     const Layer& own = net.layers[index];
     const auto product = [&](linear::Job& job, const Matrix* matrix, float* x, float* y, bool onto = false) {
-        if (matrix) linear::prepare(job, *matrix, x, x, y, args.tokens, pass.threads, onto);
+        if (!matrix) return;
+        linear::prepare(job, *matrix, x, x, y, args.tokens, pass.threads, onto);
+        if (x == pass.packed && pass.single()) job.own_x = pass.own_packed;
     };
     product(work.query, own.query, pass.packed, pass.query);
     product(work.key, own.key, pass.packed, pass.key);
@@ -260,8 +309,9 @@ void schedule_layer(Pass& pass, LayerWork& work, int64_t index) {
 
 Pass new_pass(const Network& net, const PassArgs& args, unsigned threads, TeamSize team_size) {
     static thread_local PassScratch scratch;
-    const int64_t n = std::max(args.tokens, args.slots), wide = std::max(2 * net.hidden, net.heads * net.dim);
-    const int64_t sizes[] = {2 * n * net.hidden, linear::room(n, wide), n * net.heads * net.dim, n * net.kv_heads * net.dim,
+    const int64_t n = std::max(args.tokens, args.slots), wide = std::max(2 * net.hidden, net.heads * net.dim), team = threads;
+    const int64_t line = (2 * net.hidden + 15) / 16 * 16, block = linear::room(1, wide);  // of one token
+    const int64_t sizes[] = {std::max(n, team) * line, std::max(linear::room(n, wide), team * block), n * net.heads * net.dim, n * net.kv_heads * net.dim,
                              n * net.kv_heads * net.dim, n * net.heads * net.dim, n * net.inner, n * net.inner,
                              linear::room(n, net.inner)};
     int64_t offset[10] = {};
@@ -270,7 +320,7 @@ Pass new_pass(const Network& net, const PassArgs& args, unsigned threads, TeamSi
     while (static_cast<int64_t>(scratch.layers.size()) < args.last - args.first) scratch.layers.emplace_back();
     return Pass{net, args, threads, team_size_of(threads, team_size), scratch, data, data + offset[1], data + offset[2],
                 data + offset[3], data + offset[4], data + offset[5], data + offset[6], data + offset[7], data + offset[8],
-                {}, {}, {}};
+                line, block, {}, {}, {}, {}};
 }
 
 }  // namespace
@@ -284,20 +334,33 @@ std::unique_ptr<Pass, PassDeleter> make_pass(const Network& net, const PassArgs&
 void schedule(Pass& pass) {
     const PassArgs& args = pass.args;
     attention::runs(args.row, args.tokens, pass.scratch.start);
-    for (int64_t i = args.first; i < args.last; ++i) schedule_layer(pass, pass.scratch.layers[i - args.first], i);
-    if (args.slots)
+    linear::Job* before = nullptr;
+    const auto follow = [&](linear::Job& job) {
+        if (before) before->then = &job;
+        before = &job;
+    };
+    for (int64_t i = args.first; i < args.last; ++i) {
+        LayerWork& work = pass.scratch.layers[i - args.first];
+        schedule_layer(pass, work, i);
+        work.each(pass.net.layers[i], args.keys_only, follow);
+    }
+    if (args.slots) {
         linear::prepare(pass.head, *pass.net.head, pass.packed, pass.packed, args.logits, args.slots, pass.threads);
+        if (pass.single()) pass.head.own_x = pass.own_packed;
+        follow(pass.head);
+    }
     pass.final_norm.next = 0;
 }
 
 void run_layers(Pass& pass) {
     const int threads = pass.team_size();
-    for (int64_t i = pass.args.first; i < pass.args.last; ++i) run_layer(pass, i, threads);
+    const int64_t thread = pass.joined.fetch_add(1, std::memory_order_relaxed) % threads;
+    for (int64_t i = pass.args.first; i < pass.args.last; ++i) run_layer(pass, i, threads, thread);
     if (!pass.args.slots) return;
-    pass.final_norm.share(Piece::count(pass.head),
-                          [&](int64_t i) { normalise_rows(pass, pass.head, pass.net.norm, i, pass.args.scored); });
-    pass.barrier.wait(threads);
-    multiply(&pass.head);
+    prepare_rows(pass, pass.final_norm, pass.head, threads, [&](int64_t i) {
+        normalise_rows(pass, pass.head, pass.net.norm, i, thread, pass.args.scored);
+    });
+    linear::run_product(pass.head, thread, compute);
 }
 
 }  // namespace decoder

@@ -71,7 +71,7 @@ using SixK = Block<8, 2, false, float>;
 INLINE void wholes(const float*, float*, int64_t, int64_t, int64_t, int64_t, int64_t) {}
 INLINE void nothing(float*, int64_t, int64_t, int64_t, int64_t) {}
 template <class Weight>
-void integers(const Job&, int64_t, int64_t, int64_t, int64_t) {}
+void integers(const Product&, int64_t, int64_t, int64_t, int64_t) {}
 
 #elif defined(__AVX512BW__) && defined(__AVX512VNNI__)
 #include "integers_avx512.hpp"
@@ -85,14 +85,14 @@ void integers(const Job&, int64_t, int64_t, int64_t, int64_t) {}
 INLINE void nothing(float*, int64_t, int64_t, int64_t, int64_t) {}
 
 template <class Weight, int ROWS = MOST>
-void block_of(const Job& job, const Weight* weight, int64_t row, int64_t group) {
+void block_of(const Product& job, const Weight* weight, int64_t row, int64_t group) {
     if constexpr (ROWS > 1)
         if (job.rows - row < ROWS) return block_of<Weight, ROWS - 1>(job, weight, row, group);
     rows_by<Weight, ROWS>(job, weight, row, group);
 }
 
 template <class Weight>
-void integers(const Job& job, int64_t top, int64_t bottom, int64_t first, int64_t last) {
+void integers(const Product& job, int64_t top, int64_t bottom, int64_t first, int64_t last) {
     const int64_t spans = job.in / SPAN;
     const Weight* weight = static_cast<const Weight*>(job.weight) + first * spans;
     int64_t group = first;

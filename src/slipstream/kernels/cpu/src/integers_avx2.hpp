@@ -122,7 +122,7 @@ template <class Weight>
 constexpr int AT_ONCE = 1;  // groups of outputs that a single row is multiplied with at a time
 
 template <class Weight, int ROWS, int GROUPS = 1>
-INLINE void rows_by(const Job& job, const Weight* weight, int64_t row, int64_t group) {
+INLINE void rows_by(const Product& job, const Weight* weight, int64_t row, int64_t group) {
     constexpr int PARTS = Weight::PARTS;
     const int64_t spans = job.in / SPAN;
     const Span* x = reinterpret_cast<const Span*>(job.x) + row * spans;

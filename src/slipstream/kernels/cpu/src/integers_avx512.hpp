@@ -55,8 +55,8 @@ INLINE __m512 wide(const uint16_t* half) {
 INLINE __m512 wide(const float* single) { return _mm512_loadu_ps(single); }
 
 template <class Weight>
-INLINE void send_for(const Weight* weight) {
-    const char* there = reinterpret_cast<const char*>(weight + AHEAD);
+INLINE void send_for(const Weight* weight, int64_t further = 0) {
+    const char* there = reinterpret_cast<const char*>(weight + AHEAD) + further;
     _Pragma("GCC unroll 16") for (size_t i = 0; i < (sizeof(Weight) + 63) / 64; ++i)
         _mm_prefetch(there + 64 * i, _MM_HINT_T0);  // not with `each`: some compilers remove it as a function without effect
 }
@@ -99,7 +99,7 @@ INLINE void settle(__m512& sum, __m512i whole, const Span& x, int r, __m512 scal
 }
 
 template <int ROWS>
-INLINE void finish_all(const Job& job, __m512 (&sum)[ROWS], int64_t row, int64_t group) {
+INLINE void finish_all(const Product& job, __m512 (&sum)[ROWS], int64_t row, int64_t group) {
     each<ROWS>([&](auto r) { finish<SIDE>(job, reinterpret_cast<float*>(&sum[r]), row + r, group * SIDE); });
 }
 
@@ -118,15 +118,15 @@ INLINE __m512i joined(__m512i high, __m512i low) {
 // Rows by vector instructions, which multiply unsigned by signed bytes. 128 is added to 8-bit weights, and its contribution
 // is subtracted afterwards.
 template <class Weight, int ROWS>
-INLINE void vectors(const Job& job, const Weight* weight, int64_t row, int64_t group) {
+INLINE void vectors(const Product& job, const Weight* weight, int64_t row, int64_t group) {
     constexpr int PARTS = Weight::PARTS;
     const int64_t spans = job.in / SPAN;
     const Span* x = reinterpret_cast<const Span*>(job.x) + row / HELD * spans;
     const int from = static_cast<int>(row % HELD);
     __m512 sum[ROWS];
     each<ROWS>([&](auto r) { sum[r] = _mm512_setzero_ps(); });
-    for (int64_t s = 0; s < spans; ++s) {
-        send_for(weight + s);
+    const auto add_span = [&](int64_t s, int64_t further) INLINED {
+        send_for(weight + s, further);
         constexpr bool eight = Weight::BITS == 8;
         __m512i number[STEPS];
         unpack(weight[s], number);
@@ -149,6 +149,13 @@ INLINE void vectors(const Job& job, const Weight* weight, int64_t row, int64_t g
                 settle<Weight, part>(sum[r], whole, x[s], from + r, scale, floor);
             });
         });
+    };
+    const char* here = reinterpret_cast<const char*>(weight + AHEAD);
+    const int64_t left = job.end ? (job.end - here) / static_cast<int64_t>(sizeof(Weight)) : spans;  // before prefetches jump
+    int64_t s = 0, further = 0;
+    for (const int64_t stop : {std::clamp<int64_t>(left, 0, spans), spans}) {
+        for (; s < stop; ++s) add_span(s, further);
+        further = job.jump;
     }
     finish_all(job, sum, row, group);
 }
@@ -190,7 +197,7 @@ using Sums = int32_t[2 * MOST][16];  // the sum of each line of bytes
 #define BARRIER asm volatile("" ::: "memory")  // memory that tiles read must be written first
 
 // Writes the finished sums of rows. Not inlined, because the loop around it needs the registers.
-__attribute__((noinline)) void hand_over(const Job& job, float (*line)[SIDE], int64_t row, int64_t rows, int64_t group) {
+__attribute__((noinline)) void hand_over(const Product& job, float (*line)[SIDE], int64_t row, int64_t rows, int64_t group) {
     for (int64_t r = 0; r < rows; ++r) finish<SIDE>(job, line[r], row + r, group * SIDE);
 }
 
@@ -256,7 +263,7 @@ struct Stream {
     alignas(64) Raised bytes[RING];
     alignas(64) Sums sums[RING][BLOCKS][PARTS];
 
-    Stream(const Job& job, const Weight* weight, int64_t row, int64_t groups) : weight(weight), spans(job.in / SPAN) {
+    Stream(const Product& job, const Weight* weight, int64_t row, int64_t groups) : weight(weight), spans(job.in / SPAN) {
         x = reinterpret_cast<const Span*>(job.x) + row / HELD * spans;
         count = groups * spans;
     }
@@ -286,7 +293,7 @@ struct Stream {
 
 // ROWS rows by some groups.
 template <class Weight, int ROWS>
-void stream(const Job& job, const Weight* weight, int64_t row, int64_t group, int64_t last) {
+void stream(const Product& job, const Weight* weight, int64_t row, int64_t group, int64_t last) {
     using Own = Stream<Weight, ROWS>;
     Own own(job, weight, row, last - group);
     const int64_t count = own.count;
@@ -307,7 +314,7 @@ void stream(const Job& job, const Weight* weight, int64_t row, int64_t group, in
 
 // Up to MANY rows by tiles. The number of rows is rounded up, because each number instantiates a template.
 template <class Weight, int ROWS = MANY>
-void matrices(const Job& job, const Weight* weight, int64_t row, int64_t count, int64_t first, int64_t last) {
+void matrices(const Product& job, const Weight* weight, int64_t row, int64_t count, int64_t first, int64_t last) {
     constexpr int LESS = ROWS > MOST ? ROWS - 4 : ROWS - 1;
     if constexpr (ROWS > FEW + 1)
         if (count <= LESS) return matrices<Weight, LESS>(job, weight, row, count, first, last);
@@ -322,13 +329,13 @@ struct Tiles {
     explicit Tiles(int64_t) {}
 };
 template <class Weight>
-void matrices(const Job&, const Weight*, int64_t, int64_t, int64_t, int64_t) {}
+void matrices(const Product&, const Weight*, int64_t, int64_t, int64_t, int64_t) {}
 
 #endif
 
 // Up to FEW rows, of one block, by one group.
 template <class Weight, int ROWS = FEW>
-void few(const Job& job, const Weight* weight, int64_t row, int64_t count, int64_t group) {
+void few(const Product& job, const Weight* weight, int64_t row, int64_t count, int64_t group) {
     if constexpr (ROWS > 1)
         if (count < ROWS) return few<Weight, ROWS - 1>(job, weight, row, count, group);
     vectors<Weight, ROWS>(job, weight, row, group);
@@ -336,7 +343,7 @@ void few(const Job& job, const Weight* weight, int64_t row, int64_t count, int64
 
 // Rows by groups of outputs: most of the rows by tiles, the last few by vector instructions.
 template <class Weight>
-void rows_by(const Job& job, const Weight* weight, bool tiles, int64_t row, int64_t end, int64_t first, int64_t last) {
+void rows_by(const Product& job, const Weight* weight, bool tiles, int64_t row, int64_t end, int64_t first, int64_t last) {
     for (int64_t left; tiles && (left = end - row) > FEW;) {
         int64_t count = std::min<int64_t>(left, MANY);
         if (count > HELD && count % HELD && count % HELD <= FEW) count = count / HELD * HELD;
@@ -351,7 +358,7 @@ void rows_by(const Job& job, const Weight* weight, bool tiles, int64_t row, int6
 }
 
 template <class Weight>
-void integers(const Job& job, int64_t top, int64_t bottom, int64_t first, int64_t last) {
+void integers(const Product& job, int64_t top, int64_t bottom, int64_t first, int64_t last) {
     const Tiles<Weight::PARTS> tiles(bottom - top);
     const int64_t spans = job.in / SPAN, line = spans * sizeof(Weight);
     const int64_t some = bottom - top > MANY ? std::max<int64_t>(1, NEAR / line) : last - first;  // groups whose weights stay in cache for all rows

@@ -98,7 +98,7 @@ template <class Weight>
 constexpr int AT_ONCE = Weight::BITS == 4 ? 2 : 1;
 
 template <class Weight, int ROWS, int GROUPS = 1>
-INLINE void rows_by(const Job& job, const Weight* weight, int64_t row, int64_t group) {
+INLINE void rows_by(const Product& job, const Weight* weight, int64_t row, int64_t group) {
     constexpr int PARTS = Weight::PARTS, HALVES = 2 / PARTS, SCALES = PARTS + Weight::FLOOR;
     const int64_t spans = job.in / SPAN;
     const Row* x = rows_of(job.x, job.in, row);

@@ -3,20 +3,18 @@
 namespace linear {
 namespace {
 
-// Compute pieces of the result (rows of a tile by groups of a chunk) until none is left.
-void work(Job& job) {
-    for (int64_t i; (i = job.next.fetch_add(1, std::memory_order_relaxed)) < job.tiles * job.chunks;) {
-        const int64_t top = i / job.chunks * job.tile, bottom = std::min(job.rows, top + job.tile);
-        const int64_t first = i % job.chunks * job.chunk, last = std::min(job.groups, first + job.chunk);
-        switch (job.kind) {
-            case SINGLE: floats<Single>(job, top, bottom, first, last); break;
-            case BRAIN: floats<Brain>(job, top, bottom, first, last); break;
-            case FOUR: integers<Four>(job, top, bottom, first, last); break;
-            case EIGHT: integers<Eight>(job, top, bottom, first, last); break;
-            case FOUR_K: integers<FourK>(job, top, bottom, first, last); break;
-            case FIVE_K: integers<FiveK>(job, top, bottom, first, last); break;
-            case SIX_K: integers<SixK>(job, top, bottom, first, last); break;
-        }
+// Computes a piece of a product: rows of a tile by groups of a chunk.
+void compute(const Product& job, int64_t piece) {
+    const int64_t top = piece / job.chunks * job.tile, bottom = std::min(job.rows, top + job.tile), chunk = piece % job.chunks;
+    const int64_t first = chunk_start(job, chunk), last = chunk_start(job, chunk + 1);
+    switch (job.kind) {
+        case SINGLE: floats<Single>(job, top, bottom, first, last); break;
+        case BRAIN: floats<Brain>(job, top, bottom, first, last); break;
+        case FOUR: integers<Four>(job, top, bottom, first, last); break;
+        case EIGHT: integers<Eight>(job, top, bottom, first, last); break;
+        case FOUR_K: integers<FourK>(job, top, bottom, first, last); break;
+        case FIVE_K: integers<FiveK>(job, top, bottom, first, last); break;
+        case SIX_K: integers<SixK>(job, top, bottom, first, last); break;
     }
 }
 
@@ -81,8 +79,14 @@ extern "C" int slipstream_side() {
 #endif
 }
 
-// The same for other libraries (`decoder.cpp`), so that these kernels are compiled only once.
-extern "C" void slipstream_work(linear::Job* job) { linear::work(*job); }
+// Computes a piece of a product for a thread. `next`: the weights that the thread reads after these, or null. Other libraries
+// (`decoder.cpp`) call it too, so that these kernels are compiled only once.
+extern "C" void slipstream_compute(const linear::Job* job, int64_t piece, int64_t thread, const char* next) {
+    linear::Product own = *job;
+    own.x += thread * job->own_x;
+    if (next) own.end = linear::weights_at(own, piece + 1), own.jump = next - own.end;
+    linear::compute(own, piece);
+}
 
 // `parallel` runs a function on a team of threads, as GOMP_parallel does.
 extern "C" void slipstream_linear(const linear::Matrix* matrix, const float* x, float* y, int64_t rows, unsigned threads,
@@ -90,18 +94,25 @@ extern "C" void slipstream_linear(const linear::Matrix* matrix, const float* x, 
     static thread_local linear::Scratch scratch;
     const bool plain = rows == 1 && matrix->kind < linear::FOUR;  // needs no rearranging
     float* arranged = plain ? const_cast<float*>(x) : scratch.of(linear::room(rows, matrix->in));
-    linear::Job job;
+    struct : linear::Job {
+        std::atomic<int64_t> joined{0};
+    } job;
+    using Team = decltype(job);
     linear::prepare(job, *matrix, x, arranged, y, rows, threads);
     const auto run = [&](void (*function)(void*), bool alone) {
-        job.next = 0;
+        job.next = 0, job.claimed = 0;
         if (alone) function(&job);
         else parallel(function, &job, threads, 0);
     };
     const auto arrange = [](void* data) {
-        linear::Job& job = *static_cast<linear::Job*>(data);
+        Team& job = *static_cast<Team*>(data);
         for (int64_t row; (row = linear::MOST * job.next.fetch_add(1, std::memory_order_relaxed)) < job.rows;)
             linear::arrange(job.kind, job.given, job.x, job.rows, job.in, row);
     };
     if (!plain) run(arrange, threads == 1 || rows <= 2 * linear::MOST);
-    run([](void* data) { linear::work(*static_cast<linear::Job*>(data)); }, threads == 1);
+    const auto multiply = [](void* data) {
+        Team& job = *static_cast<Team*>(data);
+        linear::run_product(job, job.joined.fetch_add(1, std::memory_order_relaxed) % job.threads, slipstream_compute);
+    };
+    run(multiply, threads == 1);
 }

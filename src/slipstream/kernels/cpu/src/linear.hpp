@@ -75,16 +75,18 @@ struct Single {
 // The storage format of a weight; numbered as `KINDS` in linear.py.
 enum Kind : int64_t { SINGLE, BRAIN, FOUR, EIGHT, FOUR_K, FIVE_K, SIX_K };  // from FOUR on: integers
 
-struct Job {
+// What to compute: y = x * weight + bias, for some rows of x.
+struct Product {
     const float* given;  // x as passed in
     float* x;            // blocks of MOST rows; in each, one line with a number of every row for each input
     const void* weight;
     const float* bias;
     float* y;
-    int64_t rows, in, out, groups, tile, tiles, chunk, chunks;
+    int64_t rows, in, out, groups, tile, tiles, unit, chunks;
+    const char* end;  // where the weights of this piece end,
+    int64_t jump;     // and how far from there those begin that the thread reads next
     Kind kind;
     bool onto;  // add the result to y
-    std::atomic<int64_t> next{0};
 };
 
 // Memory that a thread keeps from call to call.
@@ -130,7 +132,7 @@ INLINE void add(Floats (&sum)[ROWS], Floats weight, const float* x) {
 
 // Write the product of a row with SIZE outputs from `first` on.
 template <int SIZE>
-INLINE void finish(const Job& job, float* sum, int64_t row, int64_t first) {
+INLINE void finish(const Product& job, float* sum, int64_t row, int64_t first) {
     const int64_t count = std::min<int64_t>(SIZE, job.out - first);
     float* y = job.y + row * job.out + first;
     if (count == SIZE) {
@@ -150,7 +152,7 @@ INLINE void finish(const Job& job, float* sum, int64_t row, int64_t first) {
 
 // ROWS rows by GROUPS groups of the result. `next`: weights of the next block, which are prefetched.
 template <class Weight, int ROWS, int GROUPS, class Stored>
-INLINE void block(const Job& job, const Weight* weight, const Stored* next, const float* x, int64_t row, int64_t group) {
+INLINE void block(const Product& job, const Weight* weight, const Stored* next, const float* x, int64_t row, int64_t group) {
     Floats low[GROUPS][ROWS] = {}, high[GROUPS][ROWS] = {};
     for (int64_t k = 0; k < job.in; ++k) {
         __builtin_prefetch(next + GROUPS * k, 0, GROUPS > 1 ? 2 : 3);  // many groups would fill the first-level cache
@@ -168,7 +170,7 @@ INLINE void block(const Job& job, const Weight* weight, const Stored* next, cons
 
 // Groups `group` to `end` for the rows of one block; their weights are at `weight`, and were read from `stored`.
 template <class Weight, class Stored, int ROWS = MOST>
-void strip(const Job& job, const Weight* weight, const Stored* stored, int64_t row, int64_t group, int64_t end) {
+void strip(const Product& job, const Weight* weight, const Stored* stored, int64_t row, int64_t group, int64_t end) {
     if constexpr (ROWS > 1)
         if (job.rows - row < ROWS) return strip<Weight, Stored, ROWS - 1>(job, weight, stored, row, group, end);
     const float* x = job.x + row / MOST * width(MOST) * job.in;
@@ -182,7 +184,7 @@ void strip(const Job& job, const Weight* weight, const Stored* stored, int64_t r
 
 // Rows of a tile by groups of a chunk.
 template <class Weight>
-void floats(const Job& job, int64_t top, int64_t bottom, int64_t first, int64_t last) {
+void floats(const Product& job, int64_t top, int64_t bottom, int64_t first, int64_t last) {
     static thread_local Scratch scratch;
     const Weight* weight = static_cast<const Weight*>(job.weight) + first * job.in;
     if (bottom - top <= DIRECT) return strip(job, weight, weight, top, first, last);
@@ -227,17 +229,7 @@ INLINE void arrange(Kind kind, const float* given, float* x, int64_t rows, int64
 // The size of arranged rows.
 int64_t room(int64_t rows, int64_t in) { return (rows + MOST - 1) / MOST * width(MOST) * in; }
 
-// A product divided for `threads` threads. `x`: memory for its arranged rows.
-void prepare(Job& job, const Matrix& matrix, const float* given, float* x, float* y, int64_t rows, unsigned threads,
-             bool onto = false) {
-    const int64_t in = matrix.in, size = matrix.kind >= FOUR ? SIDE : GROUP, groups = (matrix.out + size - 1) / size;
-    const int64_t tile = std::max<int64_t>(HELD, TILE / in / HELD * HELD);
-    const int64_t share = groups / (threads * 3), chunk = !share ? 1 : matrix.kind >= FOUR ? share : (share + 3) / 4 * 4;
-    job.given = given, job.x = x, job.weight = matrix.weight, job.bias = matrix.bias, job.y = y;
-    job.rows = rows, job.in = in, job.out = matrix.out, job.groups = groups;
-    job.tile = tile, job.tiles = (rows + tile - 1) / tile, job.chunk = chunk, job.chunks = (groups + chunk - 1) / chunk;
-    job.kind = static_cast<Kind>(matrix.kind), job.onto = onto, job.next = 0;
-}
+#include "chunks.hpp"
 
 }  // namespace
 }  // namespace linear

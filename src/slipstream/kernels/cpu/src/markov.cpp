@@ -18,7 +18,7 @@ namespace {
 // What is drafted for each row, and the results; laid out as `_MarkovArgs` in markov.py.
 struct MarkovArgs {
     const linear::Matrix* columns;                // [vocabulary, width]
-    void (*work)(linear::Job*);                   // `slipstream_work` of linear.cpp
+    linear::Compute compute;                      // `slipstream_compute` of linear.cpp
     const float *embedding, *norm, *previous;     // by token; [hidden]; [width, hidden]
     const float* outputs;                         // [rows, levels, vocabulary + width] of the stack
     const int64_t* ids;                           // [vocabulary] the token of each logit
@@ -128,13 +128,14 @@ struct MarkovRun {
 
 void run_chains(void* data) {
     MarkovRun& run = *static_cast<MarkovRun*>(data);
-    const bool leads = run.arrived.fetch_add(1) == 0;
+    const int thread = run.arrived.fetch_add(1);
+    const bool leads = thread == 0;
     const int threads = run.team_size();
     while (true) {
         if (leads && !run.scratch.active.empty()) run.begin_level();
         run.barrier.wait(threads);
         if (run.scratch.active.empty()) break;
-        run.args.work(&run.job);
+        linear::run_product(run.job, thread, run.args.compute);
         run.barrier.wait(threads);
         run.rows_to_rank.share(run.scratch.active.size(), [&](int64_t i) { run.rank(i); });
         run.barrier.wait(threads);
