@@ -153,9 +153,13 @@ INLINE void vectors(const Product& job, const Weight* weight, int64_t row, int64
     const char* here = reinterpret_cast<const char*>(weight + AHEAD);
     const int64_t left = job.end ? (job.end - here) / static_cast<int64_t>(sizeof(Weight)) : spans;  // before prefetches jump
     int64_t s = 0, further = 0;
-    for (const int64_t stop : {std::clamp<int64_t>(left, 0, spans), spans}) {
-        for (; s < stop; ++s) add_span(s, further);
-        further = job.jump;
+    if constexpr (ROWS > 2) {  // bound by arithmetic
+        for (; s < spans; ++s) add_span(s, 0);
+    } else {
+        for (const int64_t stop : {std::clamp<int64_t>(left, 0, spans), spans}) {
+            for (; s < stop; ++s) add_span(s, further);
+            further = job.jump;
+        }
     }
     finish_all(job, sum, row, group);
 }
