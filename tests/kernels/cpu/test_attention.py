@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slipstream.kernels.cpu.attention import kernel, reference
+from slipstream.kernels.cpu import compile as compiler
+from slipstream.kernels.cpu.attention import SOURCE, AttentionKernel, kernel, reference
 
 pytestmark = pytest.mark.skipif(kernel() is None, reason="needs a C++ compiler")
 
@@ -74,6 +75,21 @@ def test_a_tokens_bits_depend_on_what_it_sees_alone(threads):
 @pytest.mark.parametrize("tokens", [1, 2, 4, 8, 11])
 def test_how_heads_are_shared_out_changes_no_bit(dim, tokens):
     """Neighbours of one row are worked on together; what is left over of their heads is cut for all threads."""
+    check_shares(kernel(), dim, tokens)
+
+
+@pytest.mark.skipif(not compiler.X86, reason="GCC leaves products unfused on x86 alone")
+def test_nor_does_the_processor_that_the_compiler_tunes_for(monkeypatch):
+    """Tuned for Zen 3, GCC leaves products and sums of some loops unfused, unless it is told not to."""
+    monkeypatch.setenv("CXX", "g++ -mno-avx512f -mtune=znver3")
+    try:
+        tuned = AttentionKernel(compiler.build(SOURCE))
+    except compiler.Unavailable as error:
+        pytest.skip(str(error))
+    check_shares(tuned, 64, 1)
+
+
+def check_shares(attention: AttentionKernel, dim: int, tokens: int) -> None:
     before, found = torch.get_num_threads(), []
     query, keys, values, seen, row = case(
         tokens=11, heads=9, kv_heads=3, dim=dim, dim_v=dim, rows=1, places=230, used=222
@@ -83,11 +99,11 @@ def test_how_heads_are_shared_out_changes_no_bit(dim, tokens):
     try:
         for threads in (1, 2, 5):
             torch.set_num_threads(threads)
-            found.append(kernel().attend(query[:tokens], keys, values, seen[:tokens], row[:tokens], dim**-0.5))
+            found.append(attention.attend(query[:tokens], keys, values, seen[:tokens], row[:tokens], dim**-0.5))
     finally:
         torch.set_num_threads(before)
     each = [slice(t, t + 1) for t in range(tokens)]
-    alone = [kernel().attend(query[t], keys, values, seen[t], row[t], dim**-0.5) for t in each]
+    alone = [attention.attend(query[t], keys, values, seen[t], row[t], dim**-0.5) for t in each]
     for other in (*found[1:], torch.cat(alone)):
         assert torch.equal(other, found[0])
     torch.testing.assert_close(

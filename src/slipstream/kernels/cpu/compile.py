@@ -25,7 +25,11 @@ from typing import Any, TypeVar
 from slipstream.kernels.cpu.library import is_intact, make_folder, seal, why_unsafe, why_unsafe_folder
 from slipstream.kernels.machine import warn
 
+X86 = platform.machine().lower() in ("x86_64", "amd64")
 NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+# tuned for some processors (Zen 2 to 4, Alder Lake), GCC does not fuse products and sums of some loops, so that the bits
+# of a sum would depend on the loop that it is computed in
+ALWAYS_FUSED = "--param=avoid-fma-max-bits=0"
 FLAGS = ("-std=c++17", "-O2", NATIVE, "-ffp-contract=fast", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
 PARTS = {"decoder.cpp": ("draft.cpp", "markov.cpp")}  # further sources of a library, which is named after its first
@@ -43,7 +47,8 @@ class Unavailable(Exception):
 def build(source: Path, row_bits: int = 16) -> Path:
     """The library of `source` and its `PARTS`, compiled now or earlier. `row_bits`: bits of the activations that are
     multiplied with weights of few bits."""
-    compiler, flags = _compiler(), FLAGS if row_bits == 16 else (*FLAGS, f"-DROW_BITS={row_bits}")
+    compiler = _compiler()
+    flags = (*_flags(compiler), *(() if row_bits == 16 else (f"-DROW_BITS={row_bits}",)))
     sources = (source, *(source.with_name(part) for part in PARTS.get(source.name, ())))
     texts = [path.read_text(encoding="utf-8") for path in (*sources, *sorted(source.parent.glob("*.hpp")))]
     key = "\0".join((*texts, *compiler, *flags, _version(*compiler), _processor()))
@@ -62,6 +67,11 @@ def build(source: Path, row_bits: int = 16) -> Path:
     except OSError as error:
         raise Unavailable(f"{path.parent} cannot be used ({error.strerror or error}); {ADVICE}") from error
     return path
+
+
+def _flags(compiler: list[str]) -> tuple[str, ...]:
+    """The compiler's flags for this processor."""
+    return (*FLAGS, ALWAYS_FUSED) if X86 and "clang" not in _version(*compiler).lower() else FLAGS
 
 
 def function(path: Path, name: str, *arguments: Any) -> Any:
