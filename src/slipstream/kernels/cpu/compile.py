@@ -27,8 +27,8 @@ from slipstream.kernels.machine import warn
 
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
-# tuned for some processors (Zen 2 to 4, Alder Lake), GCC does not fuse products and sums of some loops, so that the bits
-# of a sum would depend on the loop that it is computed in
+# tuned for some processors (Zen 2 to 4, Alder Lake), GCC does not fuse products and sums of some loops, so that the
+# bits of a sum would depend on the loop that it is computed in
 ALWAYS_FUSED = "--param=avoid-fma-max-bits=0"
 FLAGS = ("-std=c++17", "-O2", NATIVE, "-ffp-contract=fast", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
