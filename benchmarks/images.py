@@ -41,8 +41,8 @@ THEMES = {
 }
 NAMED = {"eagle": "automatic depth", "auto": "automatic depth"}
 HEADS = {
-    "2 ARM cores (Neoverse-N1)": ("cpu-arm-2026-11-16.json", ["eagle", "eagle 2", "eagle 3", "tree 4"]),
-    "2 Xeon cores with AMX": ("cpu-amx-2026-11-16.json", ["eagle", "eagle 2", "eagle 3"]),
+    "2 ARM cores (Neoverse-N1)": ("cpu-arm-2026-11-16.json.gz", ["eagle", "eagle 2", "eagle 3", "tree 4"]),
+    "2 Xeon cores with AMX": ("cpu-amx-2026-11-16.json.gz", ["eagle", "eagle 2", "eagle 3"]),
     "H200": ("gpu-h200-2026-11-16-shares.json.gz", ["auto", "eagle 3", "eagle 5", "tree 15"]),
 }
 RATIOS = (0.6, 2.0)  # the axis of `drafting`
