@@ -118,6 +118,25 @@ def test_rows_that_stay_are_laid_together_and_go_on_as_if_nothing_had_happened(m
     assert [job.row.output for job in jobs] == [job.row.output for job in again]
 
 
+def test_a_request_that_finds_no_memory_ends_and_the_others_go_on(monkeypatch):
+    limits, rng = Limits(rows=8, retained=0), random.Random(9)
+    batch, model = real(limits)
+    first = ask(batch, rng, 8, 40)
+    while len(first.row.output) < 3:
+        batch.step()
+    before = model.cache.places
+    monkeypatch.setattr(tensors, "free_bytes", lambda _: before * model.cache.token_bytes)  # not for twice as many
+    large, small = ask(batch, rng, 120, 30), ask(batch, rng, 4, 3)
+    drain(batch, model, before)
+    assert large.row.finish_reason == "error"
+    assert "no memory for 512 tokens" in (large.error or "")
+    assert (len(first.row.output), len(small.row.output)) == (40, 3)
+    monkeypatch.undo()
+    again = ask(batch, rng, 120, 30)
+    drain(batch, model, 1024)
+    assert len(again.row.output) == 30, "nothing was left half grown"
+
+
 @pytest.mark.parametrize("retained", [0, 4096])
 def test_prompts_share_what_may_be_read_in_a_step(retained, monkeypatch):
     """Five long prompts and five short ones: no step reads more than the limit and one token a decoding row."""

@@ -92,8 +92,8 @@ class KVCache:
             return index
         return self.reserve(index, max(places, row_places(row)))
 
-    def extends(self, row: int, places: int) -> bool:
-        """Whether a row can have so many places where it is. If so, it has them."""
+    def extend(self, row: int, places: int) -> bool:
+        """Make room for so many tokens in a row where it is; False where other rows are in the way."""
         return self._segments.extend(row, places)
 
     def would_exceed_limit(self, places: int) -> bool:
@@ -111,8 +111,7 @@ class KVCache:
         held = {row: self.capacity(row) for row in self._segments.starts}
         need = self._segments.used + (0 if grown is None else round_up(places) - held[grown])
         if need > self.places:
-            self._segments.grow(max(need, (self.limit or need) // UNIT * UNIT))
-            self.version += 1
+            self._resize(max(need, (self.limit or need) // UNIT * UNIT))
         moves = self._segments.compact(grown, places)
         for row, moved in moves.items():
             self._copy([(row, moved, held[row])])
@@ -126,7 +125,20 @@ class KVCache:
 
     def _enlarge(self, places: int) -> None:
         """Double the cache until there is a gap of so many places at its end."""
-        self._segments.grow(self._enlarged(places))
+        self._resize(self._enlarged(places))
+
+    def _resize(self, places: int) -> None:
+        """Grow to so many places, or raise MemoryError with nothing changed. Tensors grow when they are next written,
+        one after the other: beside what is added, the largest is there twice."""
+        free = free_bytes(self.device)
+        largest = max((held[0].nbytes for held in self._layers.values()), default=0)
+        need = (places - self.places) * self.token_bytes + largest
+        if free is not None and need > free:
+            raise MemoryError(
+                f"the KV cache has no memory for {places} tokens: {need / 1e9:.1f} GB are needed and {free / 1e9:.1f} "
+                "are free; Limits(tokens=…) bounds the tokens of all requests"
+            )
+        self._segments.grow(places)
         self.version += 1
 
     def _enlarged(self, places: int) -> int:
@@ -230,6 +242,14 @@ def row_places(row: Row, context: int = ENDLESS) -> int:
     drafted nodes."""
     longest = row.length + row.room(context)
     return round_up(min(longest, row.length + max(AHEAD, row.length // 4)) + SPARE)
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory of a GPU that tensors can still have; None on a CPU, where memory is taken when it is first written."""
+    if device.type != "cuda":
+        return None
+    reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + reserved
 
 
 def _zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:

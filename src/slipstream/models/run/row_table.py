@@ -37,7 +37,7 @@ class RowTable:
         if places <= self.cache.capacity(state.index):
             return
         places = max(places, row_places(row, self._context))
-        if not self.cache.extends(state.index, places) and self.cache.would_exceed_limit(places):
+        if not self.cache.extend(state.index, places) and self.cache.would_exceed_limit(places):
             self._compact(state.index, places)
         state.index = self.cache.reserve(state.index, places)
 

@@ -192,8 +192,11 @@ class CapturedRunner:
         key = shape.key(size, rule, shape.lines(size))
         if not self.captures_all:
             key = graphs.find(shape, size, rule, self.expected_rows, self._context(shape, size, device), exact)
-        for row in rows:
-            self._make_room(row, row.length + key.size.places + 1, device)
+        try:
+            for row in rows:
+                self._make_room(row, row.length + key.size.places + 1, device)
+        except MemoryError:  # the ordinary path ends the row that does not fit
+            return None
         cycle, captured = self._cycle(graphs, key, shape, device, by_policy and size.depth > 0, processor)
         if isinstance(cycle, ChainCycle) and processor is not None:
             cycle.load_shaping([cast(DeviceProcessor, row.request.processor).row_state(row.tokens) for row in rows])
