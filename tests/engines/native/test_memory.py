@@ -118,23 +118,40 @@ def test_rows_that_stay_are_laid_together_and_go_on_as_if_nothing_had_happened(m
     assert [job.row.output for job in jobs] == [job.row.output for job in again]
 
 
-def test_a_request_that_finds_no_memory_ends_and_the_others_go_on(monkeypatch):
+def test_requests_wait_for_memory_and_one_that_never_fits_ends(monkeypatch):
     limits, rng = Limits(rows=8, retained=0), random.Random(9)
     batch, model = real(limits)
     first = ask(batch, rng, 8, 40)
     while len(first.row.output) < 3:
         batch.step()
     before = model.cache.places
-    monkeypatch.setattr(tensors, "free_bytes", lambda _: before * model.cache.token_bytes)  # not for twice as many
-    large, small = ask(batch, rng, 120, 30), ask(batch, rng, 4, 3)
+    monkeypatch.setattr(tensors, "free_bytes", lambda _: 0)
+    large, *others = (ask(batch, rng, size, 30) for size in (120, 4, 9))
     drain(batch, model, before)
     assert large.row.finish_reason == "error"
-    assert "no memory for 512 tokens" in (large.error or "")
-    assert (len(first.row.output), len(small.row.output)) == (40, 3)
+    assert "no memory for" in (large.error or "")
+    assert [len(job.row.output) for job in (first, *others)] == [40, 30, 30], "they had the places of rows before them"
+    assert not batch.failures
     monkeypatch.undo()
-    again = ask(batch, rng, 120, 30)
-    drain(batch, model, 1024)
-    assert len(again.row.output) == 30, "nothing was left half grown"
+
+
+def test_rows_that_find_no_memory_while_they_grow_wait_for_each_other(monkeypatch):
+    monkeypatch.setattr(tensors, "AHEAD", 16)
+    monkeypatch.setattr(tensors, "SPARE", 16)
+    batch, model = real(Limits(rows=4, retained=0))
+    rng = random.Random(3)
+    jobs = [ask(batch, rng, 8, 100, depth) for depth in (0, 3, None)]
+    batch.step()
+    monkeypatch.setattr(tensors, "free_bytes", lambda _: 0)
+    drain(batch, model, model.cache.places)
+    assert [len(job.row.output) for job in jobs] == [100] * 3
+    assert not batch.failures
+    lone, _ = real(Limits(rows=4, retained=0))
+    monkeypatch.undo()
+    again = [batches.send(lone, job.row.request, "none", "greedy", 0) for job in jobs]
+    while lone.step():
+        pass
+    assert [job.row.output for job in jobs] == [job.row.output for job in again]
 
 
 @pytest.mark.parametrize("retained", [0, 4096])

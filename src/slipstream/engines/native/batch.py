@@ -115,6 +115,10 @@ class Batch:
             scores = self.score(groups, drafts)
             phase = "verify"
             verdicts, dead = self.verify(groups, drafts, scores)
+        except MemoryError as error:  # the rows go on when the last one has given its places back
+            if not self._wait(self.scheduler.running[1:][-1:]):
+                jobs[0].end("error", str(error))
+            return
         except Exception as error:
             self._blame(jobs, phase, error)
             return
@@ -134,9 +138,7 @@ class Batch:
                 job.end("cancelled")
         self._close(plan.leave())
         self._preempt()
-        for job in plan.admit():
-            with job.blamed():
-                self._open(job)
+        self._admit()
         self._close(plan.leave())
         ready = self._prompts.read(self._prompt_scorer.step(plan.running))
         ahead = [job for job in ready if job.unread > 1 and self.captured.suits(job)]
@@ -148,10 +150,34 @@ class Batch:
 
     def _preempt(self) -> None:
         """Take the places of rows that must wait again."""
-        for job in self.scheduler.preempt():
+        if preempted := self.scheduler.preempt():
             self.publisher.catch_up()
-            self._close([job])
-            job.preempt()
+            self._close(preempted)
+            for job in preempted:
+                job.preempt()
+
+    def _admit(self) -> None:
+        """Open the rows of jobs that fit. Where running rows have the memory that one needs, it waits with the rest."""
+        new = self.scheduler.admit()
+        for n, job in enumerate(new):
+            with job.blamed():
+                try:
+                    self._open(job)
+                except MemoryError:
+                    if not self._wait(new[n:]):
+                        raise
+                    return
+
+    def _wait(self, jobs: Sequence[Job]) -> bool:
+        """The KV cache cannot grow: let these jobs wait until the others need less than they do now. False where there
+        are no others, or none of these."""
+        others = [job for job in self.scheduler.running if job not in jobs]
+        if not (jobs and others):
+            return False
+        self._close([job for job in jobs if job.seated])
+        self.scheduler.postpone(jobs)
+        self.model.bound(self.scheduler.tokens)
+        return True
 
     def decide(self, jobs: Sequence[Job]) -> None:
         """How far to draft, where a request leaves that to the policy, which is asked even for nobody: it will be told

@@ -10,6 +10,7 @@ together before it would exceed it. The prefix store has a separate budget and e
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipstream.core.checks import integer
@@ -127,6 +128,16 @@ class Scheduler:
             preempted.append(job)
         self.preemptions += len(preempted)
         return preempted
+
+    def postpone(self, jobs: Sequence[Job]) -> None:
+        """Let running jobs wait again. From now on the budget is what the others take: there is no memory for more."""
+        self.running = [job for job in self.running if job not in jobs]
+        self.waiting.extendleft(reversed(jobs))
+        self.tokens = self.taken
+        for job in jobs:
+            if job.seated:
+                job.preempt()
+                self.preemptions += 1
 
     def _next(self, rows: Counter[str]) -> Job:
         """The first job that waits, of the tenant with the fewest rows. `rows` counts the rows of each tenant."""
