@@ -106,7 +106,7 @@ class Tree:
     parent: Int[Tensor, " nodes"]
 
     def __len__(self) -> int:
-        return len(self.row)
+        return self.row.shape[0]  # a third of the time of `len`
 
     @staticmethod
     def chains(depths: Sequence[int], device: torch.device | str = "cpu") -> Tree:

@@ -119,6 +119,7 @@ def test_rows_that_stay_are_laid_together_and_go_on_as_if_nothing_had_happened(m
 
 
 def test_requests_wait_for_memory_and_one_that_never_fits_ends(monkeypatch):
+    monkeypatch.setattr(tensors, "USUAL", tensors.SMALLEST)
     limits, rng = Limits(rows=8, retained=0), random.Random(9)
     batch, model = real(limits)
     first = ask(batch, rng, 8, 40)
@@ -136,6 +137,7 @@ def test_requests_wait_for_memory_and_one_that_never_fits_ends(monkeypatch):
 
 
 def test_rows_that_find_no_memory_while_they_grow_wait_for_each_other(monkeypatch):
+    monkeypatch.setattr(tensors, "USUAL", tensors.SMALLEST)
     monkeypatch.setattr(tensors, "AHEAD", 16)
     monkeypatch.setattr(tensors, "SPARE", 16)
     batch, model = real(Limits(rows=4, retained=0))
@@ -145,6 +147,7 @@ def test_rows_that_find_no_memory_while_they_grow_wait_for_each_other(monkeypatc
     monkeypatch.setattr(tensors, "free_bytes", lambda _: 0)
     drain(batch, model, model.cache.places)
     assert [len(job.row.output) for job in jobs] == [100] * 3
+    assert batch.scheduler.preemptions >= 1
     assert not batch.failures
     lone, _ = real(Limits(rows=4, retained=0))
     monkeypatch.undo()

@@ -113,6 +113,17 @@ def test_a_cache_in_use_grows_up_to_its_limit_and_keeps_what_it_holds():
     cache.check_integrity([row, other], [40, 800])
 
 
+def test_the_last_row_grows_where_it_is():
+    cache = KVCache(64)
+    rows = [cache.take(16), cache.take(48)]
+    entries = filled(cache, rows[1], 48, 2)
+    assert cache.reserve(rows[1], 400) == rows[1]
+    assert cache.capacity(rows[1]) == 400
+    assert torch.equal(cache.row("x", rows[1], 0, 48), entries)
+    assert cache.reserve(rows[0], 32) != rows[0], "another row is behind it"
+    cache.check_integrity([rows[1], 416], [400, 32])
+
+
 def test_a_pass_beyond_a_row_is_noticed():
     from slipstream.models.cache.packing import RowEntries, RowSlice
 

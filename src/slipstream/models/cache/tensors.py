@@ -30,6 +30,7 @@ AHEAD = 512  # tokens that a row has room for beyond its text, at least; or a qu
 ENDLESS = 1 << 62  # tokens of a text
 SPARE = 64  # places of a row beyond its text: drafted nodes, and cycles that are under way when it ends
 LINE = 64  # bytes of a cache line, where tensors begin
+USUAL = 1 << 12  # places of a cache in use on a CPU, where they take memory when they are first written
 ON_GPU = 1 << 14  # places of a new cache on a GPU, where all graphs are captured again when it grows
 
 
@@ -53,6 +54,11 @@ class KVCache:
     def places(self) -> int:
         """Places of all rows together, taken or not."""
         return self._segments.size
+
+    def bound(self, places: int) -> None:
+        """Set the limit, and begin with a usual size within it."""
+        self.limit = places
+        self.grow(min(places // UNIT * UNIT, USUAL))
 
     def grow(self, places: int) -> None:
         """Make room for at least so many places, if the limit allows it. Tensors grow when they are next written."""
@@ -81,6 +87,11 @@ class KVCache:
         if self._segments.extend(row, places):
             return row
         held = self.capacity(row)
+        last = row + held + self._segments.last_gap == self.places
+        if last and (self.limit is None or self._enlarged(places - held) <= self.limit):  # it stays where it is
+            self._enlarge(places - held)
+            self._segments.extend(row, places)
+            return row
         moved = self.take(places)
         self._copy([(row, moved, held)])
         self._segments.give(row)

@@ -136,7 +136,7 @@ class TorchModel(Model):
         self.prefixes.retain(tokens if self._conditions is None else 0, max_bytes)
 
     def bound(self, places: int) -> None:
-        self.cache.limit = places
+        self.cache.bound(places)
 
     @torch.inference_mode()
     def prefill(self, rows: Sequence[Row], limit: int) -> list[int]:
