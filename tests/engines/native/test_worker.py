@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -21,11 +22,15 @@ LONG = GenerationOptions(150, ignore_eos=True)
 
 @pytest.mark.parametrize("error", [SystemExit("enough"), KeyboardInterrupt(), GeneratorExit()])
 def test_a_thread_that_ends_ends_all_requests_and_refuses_new_ones(error):
+    submitted = threading.Event()
+
     def watch(draft, law, verdict):
+        submitted.wait(60)  # the thread must not end before all requests are there
         raise error
 
     with NativeEngine(letters.target(), "none", watch=watch, limits=Limits(rows=1)) as engine:
         tickets = [ticket for _ in range(3) for ticket in engine.submit("abc", GREEDY, LONG)]
+        submitted.set()
         finished = [within(60, ticket.result) for ticket in tickets]
         assert [done.finish_reason for done in finished] == ["error"] * 3
         assert all(type(error).__name__ in done.error for done in finished)
