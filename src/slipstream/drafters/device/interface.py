@@ -119,7 +119,7 @@ class DeviceDrafter(ABC):
         return 0
 
     def grow(self, places: int) -> None:
-        """Let its cache have as many places as the target's, if it is one of places."""
+        """Grow its cache to so many places, as many as the target's has. Drafters without a cache do nothing."""
 
     def ready(self, rows: Sequence[Row], depth: int) -> list[int] | None:
         """The number of tokens that each row can draft, at most `depth`; None if that is not known beforehand."""

@@ -82,7 +82,7 @@ class PromptReadingDrafter(StateDrafter):
 
     @abstractmethod
     def reader(self) -> StateReader:
-        """What reads."""
+        """The part of the drafter that reads the target's states in passes of its own."""
 
     @abstractmethod
     def take_unread(self, row: Row) -> RowSlice:

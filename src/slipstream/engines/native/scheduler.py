@@ -59,6 +59,7 @@ class Scheduler:
     def __init__(self, limits: Limits, context: int, device: DeviceLimits = CPU) -> None:
         self.context = context
         self.rows, self.tokens = limits.rows or device.rows, limits.tokens or device.tokens
+        self._most_tokens = self.tokens  # the budget; `postpone` lowers it for a while
         self.chunk = limits.prefill or device.prefill  # prompt tokens of a step
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
@@ -72,8 +73,8 @@ class Scheduler:
     def check(self, job: Job) -> None:
         """Raise ValueError for a job that could never be admitted."""
         need = job.row.length + job.row.room(self.context)
-        if need > self.tokens:
-            have = self.tokens
+        if need > self._most_tokens:
+            have = self._most_tokens
             raise ValueError(f"prompt and max_tokens need {need} places of the cache; the memory budget holds {have}")
 
     def places(self, job: Job) -> int:
@@ -105,6 +106,8 @@ class Scheduler:
         if not self.waiting:
             return new
         self.waiting = deque(job for job in self.waiting if not job.done)
+        if not self.running:
+            self.tokens = self._most_tokens
         rows = Counter(job.tenant for job in self.running)
         taken = self.taken
         while self.waiting and len(self.running) < self.rows:
@@ -130,7 +133,8 @@ class Scheduler:
         return preempted
 
     def postpone(self, jobs: Sequence[Job]) -> None:
-        """Let running jobs wait again. From now on the budget is what the others take: there is no memory for more."""
+        """Let running jobs wait again. Until the others have ended the budget is what they take: there is no memory for
+        more."""
         self.running = [job for job in self.running if job not in jobs]
         self.waiting.extendleft(reversed(jobs))
         self.tokens = self.taken

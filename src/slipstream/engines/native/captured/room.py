@@ -15,7 +15,7 @@ from slipstream.models.run.torch_model import TorchModel
 ROWS = 256  # rows that decode together by default
 CACHE_SHARE = 0.65  # of the memory that is free once the model is loaded; growing copies one layer after the other
 FIRST_SHARE = 0.1  # of it that a cache begins with
-OFFSETS = (1 << 31) - 1  # numbers of a tensor that kernels can tell apart
+OFFSETS = (1 << 31) - 1  # the largest offset in a tensor: kernels compute offsets in 32 bits
 USUAL = 1 << 18  # tokens that a cache begins with where there is room: 256 rows of 1,024
 
 

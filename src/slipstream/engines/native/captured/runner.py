@@ -195,7 +195,7 @@ class CapturedRunner:
         try:
             for row in rows:
                 self._make_room(row, row.length + key.size.places + 1, device)
-        except MemoryError:  # the ordinary path ends the row that does not fit
+        except MemoryError:  # on the ordinary path a row waits for memory
             return None
         cycle, captured = self._cycle(graphs, key, shape, device, by_policy and size.depth > 0, processor)
         if isinstance(cycle, ChainCycle) and processor is not None:
