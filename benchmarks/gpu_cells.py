@@ -4,10 +4,11 @@
         [--workloads mix code chat maths summary rewriting] [--seconds S] [--tokens 128] [--repeats 5] [--device auto]
 
 Greedy at T = 0, block and coupled at T = 0.8. `mix` has short and long prompts of all workloads. Plain decoding, the
-policy and, in twelve cells (`gpu_cells_bars.STATED`), fixed depths have one engine each for the whole call. Each has
-its own target, so that plain decoding keeps no hidden states for the head. They take turns in every cell, after two
-runs of each that do not count. Requests emit the same number of tokens and reuse no prefix. Block runs without a seed,
-because the policy does not choose the depth of a seeded request under this rule.
+policy and, in twelve cells (`gpu_cells_bars.STATED`), fixed depths have one engine each for the whole call, warmed up
+as that of a server (`warm_up`). Each has its own target, so that plain decoding keeps no hidden states for the head.
+They take turns in every cell, after two runs of each that do not count. Requests emit the same number of tokens and
+reuse no prefix. Block runs without a seed, because the policy does not choose the depth of a seeded request under this
+rule.
 
 FILE is written after every cell. A call with the same file measures the cells that it lacks; none begins after S
 seconds. The exit code is 1 where a bar is missed (`gpu_cells_bars.misses`).
@@ -66,7 +67,7 @@ class Ways:
     def _open(self, kind: str) -> NativeEngine:
         target = build_target(self._given.model, device=self._given.device)
         drafter = "none" if kind == "plain" else self._given.drafter
-        return self._opened.enter_context(NativeEngine(target, drafter, limits=self._limits))
+        return self._opened.enter_context(NativeEngine(target, drafter, limits=self._limits, warm_up=True))
 
     def _encode(self, workload: str) -> list[list[int]]:
         return self._engine("plain").text.encode_all(texts(workload))

@@ -15,9 +15,9 @@ from slipstream.engines.native.captured.warm_up import (
     PLAIN,
     PROMPT,
     ROWS,
+    SAMPLINGS,
     SPEECH_DRAFTING,
     SPEECH_ROWS,
-    TEMPERATURES,
     prompts,
     recordings,
     rounds,
@@ -40,17 +40,21 @@ class IdleRunner:
         return False
 
 
+def kind(sampling):
+    return sampling.temperature, sampling.seed
+
+
 def test_rounds_begin_with_the_most_rows_and_have_every_depth_and_temperature():
     plan = list(rounds(6, drafts=True, context=1000))
     short = [each for each in plan if each.prompt == PROMPT]
-    assert [each.rows for each in short] == [4] * 14 + [2] * 12 + [1] * 14
+    assert [each.rows for each in short] == [4] * 21 + [2] * 18 + [1] * 21
     for rows, depths in ((4, (PLAIN, *DRAFTING, *FURTHER)), (2, (PLAIN, *DRAFTING)), (1, (PLAIN, *DRAFTING, *FURTHER))):
-        kinds = {(each.temperature, each.speculation) for each in short if each.rows == rows}
-        assert kinds == {(temperature, how) for temperature in TEMPERATURES for how in depths}
+        kinds = {(*kind(each.sampling), each.speculation) for each in short if each.rows == rows}
+        assert kinds == {(*kind(sampling), how) for sampling in SAMPLINGS for how in depths}
     drafting = [each for each in plan if each.speculation.depth]
     assert all(each.tokens > 2 * each.speculation.depth for each in drafting), "rows end before they draft so far"
     assert {each.speculation for each in rounds(6, drafts=False, context=1000)} == {PLAIN}
-    assert max(each.rows for each in rounds(256, drafts=True, context=1000)) == ROWS
+    assert max(each.rows for each in rounds(300, drafts=True, context=1000)) == ROWS
     assert len({tuple(prompt) for prompt in prompts(ROWS, 1 << 12)}) == ROWS
 
 
@@ -74,7 +78,7 @@ def test_every_size_of_a_pass_over_prompts_is_met_twice_and_nothing_of_it_is_sto
 def test_speech_is_greedy_and_has_timestamps_or_none():
     plan = list(speech_rounds(64, drafts=True))
     assert {each.rows for each in plan} == {1, 2, 4, SPEECH_ROWS}
-    assert {(each.temperature, each.speculation) for each in plan} == {(0.0, how) for how in (PLAIN, *SPEECH_DRAFTING)}
+    assert {(*kind(each.sampling), each.speculation) for each in plan} == {(0.0, None, how) for how in (PLAIN, *SPEECH_DRAFTING)}
     times, text = recordings(3, {"fr": 7})
     assert [(audio.language, audio.timestamps) for audio in (*times, *text)] == [("fr", True)] * 3 + [("fr", False)] * 3
     assert not times[0].samples().any()
@@ -121,9 +125,9 @@ def test_on_a_gpu_requests_of_usual_sizes_capture_nothing_after_it():
         assert runner is not None
         before = runner.captures
         assert {cycle.key.rows for cycle in runner.captured} == {1, 2, 4}
-        for temperature in TEMPERATURES:
+        for sampling in SAMPLINGS:
             for rows in (4, 2, 1):
                 options = GenerationOptions(32, ignore_eos=True)
-                handles = engine.submit_all(["Tell me of the sea."] * rows, [Sampling(temperature)] * rows, options)
+                handles = engine.submit_all(["Tell me of the sea."] * rows, [sampling] * rows, options)
                 assert [len(handle.result().token_ids) for handle in handles] == [32] * rows
         assert runner.captures == before

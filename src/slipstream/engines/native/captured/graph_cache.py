@@ -21,7 +21,6 @@ from slipstream.engines.native.captured.sizes import FIRST, PLAIN, BatchShape
 from slipstream.engines.native.captured.tree_cycle import TreeCycle
 from slipstream.kernels.machine import say
 from slipstream.plan.policy.graph_costs import GraphCosts
-from slipstream.plan.policy.prices import RecentMedian
 
 MIN_CAPTURE = 0.1  # seconds that capturing is expected to take at least
 BETWEEN_MENUS = 8  # cycles, about
@@ -37,7 +36,7 @@ class GraphCache:
         self._version: tuple[int, int] | None = None
         self._missed: defaultdict[GraphKey, float] = defaultdict(float)  # seconds lost because a larger one served
         self._offered: set[GraphKey] = set()  # to be captured if they are chosen from the last menu
-        self._captures: dict[bool, RecentMedian] = {}  # seconds of capturing a chain, a tree
+        self._captures: dict[bool, float] = {}  # least seconds of capturing a chain, a tree
 
     def set_version(self, version: tuple[int, int]) -> None:
         """Versions of the target's and the drafter's caches. Graphs hold their addresses, so all graphs are dropped
@@ -77,14 +76,15 @@ class GraphCache:
     def captures(self, key: GraphKey) -> Iterator[None]:
         began = perf_counter()
         yield
-        seconds = perf_counter() - began
-        self._captures.setdefault(key.size.nodes > 0, RecentMedian()).add(seconds)
+        seconds, tree = perf_counter() - began, key.size.nodes > 0
+        self._captures[tree] = min(seconds, self._captures.get(tree, seconds))
         say(f"captured {key} in {seconds:.2f} s: {1000 * self.costs.device(key):.2f} ms a cycle")
 
     def _capture_time(self, tree: bool) -> float:
-        """Seconds that capturing another one is expected to take. The first one compiles kernels, and others do not."""
+        """Seconds that capturing another one is expected to take: the least so far, since some compiled kernels, which
+        most others share."""
         if tree in self._captures:
-            return min(self._captures[tree].value, COUNTED)
+            return min(self._captures[tree], COUNTED)
         return FIRST_TREE if tree else 0.0
 
     def menu(

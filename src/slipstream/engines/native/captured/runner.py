@@ -8,6 +8,7 @@ and after. Both paths leave caches and rows in the same state.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,7 +27,16 @@ from slipstream.engines.native.captured.flight import FAR, Flight
 from slipstream.engines.native.captured.graph_cache import GraphCache
 from slipstream.engines.native.captured.result import CycleResult
 from slipstream.engines.native.captured.room import device_limits, reserve
-from slipstream.engines.native.captured.sizes import GROWN, LEVELS, WIDEST, BatchShape, chain_depths, size_for, up_to
+from slipstream.engines.native.captured.sizes import (
+    GROWN,
+    LEVELS,
+    WIDEST,
+    BatchShape,
+    chain_depths,
+    deepest_chain,
+    size_for,
+    up_to,
+)
 from slipstream.engines.native.captured.tree_cycle import TreeCycle
 from slipstream.engines.native.scheduler import CPU, DeviceLimits
 from slipstream.kernels.gpu.decoder import Held
@@ -174,11 +184,10 @@ class CapturedRunner:
             device = self._idle
         if device is None or not _alike(rows, device):
             return None
-        if (deepest := device.max_depth) is not None:
-            budget, goals = (
-                [own if own.depth <= deepest else replace(own, depth=deepest) for own in each]
-                for each in (budget, goals)
-            )
+        deepest = math.inf if device.max_depth is None else device.max_depth
+        if rule.chains and not any(own.shape for own in budget):
+            deepest = min(deepest, deepest_chain(len(rows), drafter.longest_chain))
+        budget, goals = _no_deeper(budget, deepest), _no_deeper(goals, deepest)
         if not any(row.depth and row.shape for row in budget):
             budget = device.draft_on_host(rows, budget)
         shape, size = BatchShape.of(rows), size_for(budget, rule, drafter.longest_chain)
@@ -342,6 +351,10 @@ class CapturedRunner:
                 graphs.add(key, _new_cycle(key, self._passes, held, part, processor))
             self.captures += 1
         return graphs.cycles[key], missing
+
+
+def _no_deeper(budgets: Sequence[Budget], depth: float) -> list[Budget]:
+    return [own if own.depth <= depth else replace(own, depth=int(depth)) for own in budgets]
 
 
 def _processing(row: Row) -> Hashable:

@@ -71,6 +71,11 @@ def chain_depths(longest_chain: int | None) -> tuple[int, ...]:
     return (*DEPTHS, *(depth for depth in LONG_DEPTHS if depth <= (longest_chain or 0)))
 
 
+def deepest_chain(rows: int, longest_chain: int | None) -> int:
+    """The longest chains of so many rows that one captured pass has room for."""
+    return max((depth for depth in chain_depths(longest_chain) if rows * (depth + 1) <= WIDEST), default=0)
+
+
 def up_to(depths: tuple[int, ...], deepest: int) -> tuple[int, ...]:
     """Of ascending depths, those that a drafter uses which drafts at most `deepest` levels: the last has room for
     them."""

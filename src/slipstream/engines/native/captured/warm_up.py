@@ -18,24 +18,24 @@ from slipstream.core.sampling import Sampling
 from slipstream.engines.options import GenerationOptions, Speculation
 from slipstream.models.speech.audio import RATE, Audio
 
-ROWS, SPEECH_ROWS = 64, 8  # that decode together at most
+ROWS, SPEECH_ROWS = 256, 8  # that decode together at most
 PLAIN = Speculation(off=True)
 # by the policy, which begins without drafts, and at usual depths; a smaller Whisper is right for longer than a head
 DRAFTING, SPEECH_DRAFTING = (
     (Speculation(), *(Speculation(depth=depth) for depth in depths)) for depths in ((1, 2, 3, 5), (2, 3, 5, 8))
 )
 FURTHER = (Speculation(depth=8),)  # that a policy may choose, too
-TEMPERATURES = 0.0, 1.0  # greedy rows and sampled ones have different cycles
+SAMPLINGS = Sampling(0.0), Sampling(1.0), Sampling(1.0, seed=0)  # greedy, sampled and seeded rows have other cycles
 PROMPT = 4  # tokens
 LENGTHS = 24, 100, 1700  # tokens of prompts whose passes run by different kernels
 USUAL_PROMPT = 256  # tokens of each prompt of a pass over several
 
 
 class Round(NamedTuple):
-    """So many requests at once, all with this temperature, speculation and length of the prompt."""
+    """So many requests at once, all with these sampling parameters, speculation and length of the prompt."""
 
     rows: int
-    temperature: float
+    sampling: Sampling
     speculation: Speculation
     prompt: int = PROMPT
 
@@ -43,10 +43,6 @@ class Round(NamedTuple):
     def tokens(self) -> int:
         """Enough for a first cycle without a draft, and for two that draft as far as they may."""
         return 1 + 2 * ((self.speculation.depth or 0) + 1)
-
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling(self.temperature)
 
     @property
     def options(self) -> GenerationOptions:
@@ -60,8 +56,8 @@ def rounds(rows: int, drafts: bool, context: int, sizes: Sequence[int] = ()) -> 
     usual = (PLAIN, *DRAFTING) if drafts else (PLAIN,)
     for count in _halves(most):
         further = FURTHER if drafts and count in (1, most) else ()
-        yield from (Round(count, heat, speculation) for heat in TEMPERATURES for speculation in (*usual, *further))
-    texts = (Round(1, TEMPERATURES[0], speculation, length) for length in LENGTHS for speculation in usual)
+        yield from (Round(count, sampling, each) for sampling in SAMPLINGS for each in (*usual, *further))
+    texts = (Round(1, SAMPLINGS[0], speculation, length) for length in LENGTHS for speculation in usual)
     yield from (each for each in (*texts, *_reads(most, drafts, sizes)) if each.prompt + each.tokens <= context)
 
 
@@ -70,14 +66,14 @@ def _reads(rows: int, drafts: bool, sizes: Sequence[int]) -> Iterator[Round]:
     for size in sizes:
         count = min(rows, -(-size // USUAL_PROMPT))
         speculation = Speculation(depth=3) if drafts else PLAIN
-        yield from [Round(count, TEMPERATURES[0], speculation, size // count - 1)] * 2
+        yield from [Round(count, SAMPLINGS[0], speculation, size // count - 1)] * 2
 
 
 def speech_rounds(rows: int, drafts: bool) -> Iterator[Round]:
     """The rounds of an engine that transcribes."""
     most = 1 << (max(1, min(rows, SPEECH_ROWS)).bit_length() - 1)
     for count in _halves(most):
-        yield from (Round(count, 0.0, each) for each in ((PLAIN, *SPEECH_DRAFTING) if drafts else (PLAIN,)))
+        yield from (Round(count, SAMPLINGS[0], each) for each in ((PLAIN, *SPEECH_DRAFTING) if drafts else (PLAIN,)))
 
 
 def _halves(count: int) -> Iterator[int]:
