@@ -88,7 +88,7 @@ def test_a_decision_holds_until_another_row_comes():
 def test_a_size_in_use_is_left_only_for_one_that_is_clearly_faster():
     chooser, some = opened(1)
     plain, short, deep = SizeOption(DraftSize(0), 1.0), SizeOption(DraftSize(2), 1.2), SizeOption(DraftSize(3), 1.3)
-    times = chooser._paced(some, [plain, short, deep])
+    times = chooser._paced(some, [plain, short, deep], 0.0)
     even = [plain, short, deep._replace(seconds=1.3 * times[1] / times[2])]  # both are as fast
 
     def changed(factor: float) -> list[SizeOption]:

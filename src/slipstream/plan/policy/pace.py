@@ -42,18 +42,19 @@ class Pace:
             self._weight = min(self._weight + 1, self._config.memory)
             self._variance += (((own - others) / weighted) ** 2 - self._variance) / self._weight
 
-    def seconds(self, cycle: Column, more: Column, left: Column, sensitivity: Column, alike: int = 1) -> Column:
-        """Seconds until rows with so many tokens left are done, the mean of the average row and the last one, for
-        several ways to go on: a cycle takes so long, [ways], and brings each row so many tokens more than one,
-        [ways, rows]; its sensitivity, [ways], is 0 for plain decoding. Each row stands for `alike` rows."""
+    def seconds(
+        self, cycle: Column, more: Column, left: Column, sensitivity: Column, alike: int = 1
+    ) -> tuple[Column, Column]:
+        """Seconds until the average row and the last one of rows with so many tokens left are done, for several ways to
+        go on: a cycle takes so long, [ways], and brings each row so many tokens more than one, [ways, rows]; its
+        sensitivity, [ways], is 0 for plain decoding. Each row stands for `alike` rows."""
         cycles = left / (1 + more)
         near = alike * int((left > self._config.near * left.max()).sum())
         lag = _highest(near) * sensitivity
         usual = left.max() / (1 + more.mean(1)) * (1 + self._variance**0.5 * lag)
         # two views of the slowest row: by what is known of each row, and by how far rows fell apart before
         last: Column = np.maximum(cycles.max(1), usual)
-        seconds: Column = cycle * (cycles.sum(1) / len(left) + last) / 2
-        return seconds
+        return cycle * cycles.mean(1), cycle * last
 
 
 @cache

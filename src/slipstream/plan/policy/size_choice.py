@@ -8,6 +8,7 @@ it fails.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -77,18 +78,33 @@ class SizeChoice:
         self._decisions += 1
         if self._decisions % config.refresh == 0:
             self._worths.clear()
-        times = self._paced(rows, options) if ready is None else self._per_token(rows, options, ready)
-        expected = [
-            (time + config.caution * delay * bool(option.size.depth)) * (1.0 if option.captured else config.uncaptured)
-            for option, time in zip(options, times, strict=True)
-        ]
+        if ready is None:
+            expected = self._paced(rows, options, delay)
+        else:
+            expected = self._charged(options, self._per_token(rows, options, ready), delay)
         allowed = [n for n, option in enumerate(options) if not option.barred]
         self._last = self._fastest([options[n] for n in allowed], [expected[n] for n in allowed], delay, ready)
         self.missed = self._missed(options, expected)
         return self._last
 
-    def _paced(self, rows: Sequence[Row], options: Sequence[SizeOption]) -> list[float]:
-        """Seconds until the rows are done, by options; of many rows, some are looked at."""
+    def _charged(self, options: Sequence[SizeOption], times: Sequence[float], delay: float) -> list[float]:
+        """These seconds, with what it takes before drafting can begin and a doubt about sizes that never ran."""
+        config = self._config
+        return [
+            (time + config.caution * delay * bool(option.size.depth)) * (1.0 if option.captured else config.uncaptured)
+            for option, time in zip(options, times, strict=True)
+        ]
+
+    def _paced(self, rows: Sequence[Row], options: Sequence[SizeOption], delay: float) -> list[float]:
+        """Seconds until the rows are done, the mean of the average row and the last one, by options. Infinite where the
+        last one would be done later than by plain decoding: no size may lower the throughput of the whole batch."""
+        average, last = (self._charged(options, times.tolist(), delay) for times in self._done(rows, options))
+        return [
+            (own + whole) / 2 if whole <= last[0] else math.inf for own, whole in zip(average, last, strict=True)
+        ]
+
+    def _done(self, rows: Sequence[Row], options: Sequence[SizeOption]) -> tuple[Column, Column]:
+        """Seconds until the average row and the last one are done, by options; of many rows, some are looked at."""
         stride = -(-len(rows) // self._config.judged_rows)
         judged = rows[self._decisions % stride :: stride]
         rate = np.array([self._rate(row) for row in judged])
@@ -96,8 +112,7 @@ class SizeChoice:
         rate += self._config.luck * (rate.mean() - rate)
         seconds = np.array([option.seconds for option in options])
         more, sensitivity = self._accepted(rate, options), self._sensitivity(float(rate.mean()), options)
-        times: list[float] = self.pace.seconds(seconds, more, left, sensitivity, stride).tolist()
-        return times
+        return self.pace.seconds(seconds, more, left, sensitivity, stride)
 
     def _sensitivity(self, rate: float, options: Sequence[SizeOption]) -> Column:
         """The relative change of a row's speed per change of its acceptance, by options."""

@@ -172,6 +172,7 @@ class CapturedRows:
         if runner is None or flight is None or not flight.cycle.repeats:
             return False
         live = [job for job in self._jobs if not job.done]
+        runner.expected_rows = len(live)
         if not any(goal for _, _, goal in flight.lines) and any(job.budget.depth for job in live):
             return False  # the last cycle drafted nothing for once
         if live and live[0].plan.rule != self._rule_name:
