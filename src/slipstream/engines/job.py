@@ -279,18 +279,13 @@ class Job(RequestHandle):
 
     def _read_all(self) -> None:
         """Decode the text of a finished request at once, where nobody has read a part of it."""
-        items = [self._chunks.get()]
-        while items[-1].finish_reason is None:
-            items.append(self._chunks.get())
+        items = self.undecoded()
         if not all(isinstance(item, Emission) for item in items):
             self._seen += map(self._decoded, items)
             return
+        logprobs = [] if self.top is None else [entry for item in items for entry in item.logprobs]
+        first, last = items[0], items[-1]
         merged = Emission(
-            [token for item in items for token in item.token_ids],
-            [origin for item in items for origin in item.origins],
-            [entry for item in items for entry in item.logprobs],
-            items[-1].finish_reason,
-            items[-1].error,
-            items[0].prompt_logprobs,
+            self.row.output, self.row.origins, logprobs, last.finish_reason, last.error, first.prompt_logprobs
         )
         self._seen.append(self._decoded(merged, at_once=True))

@@ -50,8 +50,10 @@ class JobEngine(Engine):
         encoded = encode_all(prompts, own.raw, self.text, self.model_info.context_length)
         jobs: list[Job] = []
         for prompt, ids, sampling, plan, prediction in zip(prompts, encoded, each, plans, predictions, strict=True):
-            request = self.request(ids, self._law_sampling(plan, sampling), replace(own, prediction=prediction))
-            request = replace(_conditioned(request, prompt), history=self._history(plan, sampling, own))
+            asked = own if own.prediction is None else replace(own, prediction=prediction)
+            request = _conditioned(self.request(ids, self._law_sampling(plan, sampling), asked), prompt)
+            if (history := self._history(plan, sampling, own)) is not None:
+                request = replace(request, history=history)
             jobs += self._samples(request, plan, sampling, own)
         self._send(jobs)
         return list(jobs)
@@ -121,7 +123,7 @@ class JobEngine(Engine):
 
     def _sample(self, request: Request, index: int) -> Request:
         """The request of one of `n` samples."""
-        return replace(request, sample=index)
+        return replace(request, sample=index) if index else request
 
     def _constraint(self, options: GenerationOptions) -> Callable[[], Constraint] | None:
         """A function that makes the grammar's state for a row; None without a grammar."""
