@@ -18,20 +18,23 @@ def rows(count: int) -> list[Row]:
 
 def seconds(pace: Pace, cycle: float, more: list[float], left: list[float]) -> float:
     """The mean of the average row and the last one, of one way whose speed changes as much as the rows' acceptance."""
-    average, last = pace.seconds(np.array([cycle]), np.array([more]), np.array(left), np.array([float(any(more))]))
+    cycles = np.array([cycle])
+    average, last = pace.seconds(cycles, cycles, np.array([more]), np.array(left), np.array([float(any(more))]))
     return float(average[0] + last[0]) / 2
 
 
 def test_plain_rows_are_done_when_they_have_said_what_is_left():
     assert seconds(Pace(), 2.0, [0, 0], [10, 30]) == 2.0 * (20 + 30) / 2
-    average, last = Pace().seconds(np.full(1, 2.0), np.zeros((1, 2)), np.array([10.0, 30.0]), np.zeros(1))
-    assert (average, last) == (40.0, 60.0)
+    average, last = Pace().seconds(
+        np.full(1, 2.0), np.full(1, 1.0), np.zeros((1, 2)), np.array([10.0, 30.0]), np.zeros(1)
+    )
+    assert (average, last) == (40.0, 50.0), "the last cycles cost less"
     assert seconds(Pace(), 2.0, [0], [10]) == 20.0
 
 
 def test_ways_are_looked_at_side_by_side():
     left, more = np.array([40.0, 70.0, 90.0]), np.array([[0.0, 0.0, 0.0], [1.0, 2.0, 0.5]])
-    average, last = Pace().seconds(np.array([1.0, 1.5]), more, left, np.array([0.0, 1.0]))
+    average, last = Pace().seconds(np.array([1.0, 1.5]), np.array([1.0, 1.5]), more, left, np.array([0.0, 1.0]))
     alone = [seconds(Pace(), cycle, list(line), list(left)) for cycle, line in zip((1.0, 1.5), more, strict=True)]
     assert ((average + last) / 2).tolist() == alone
 
@@ -68,7 +71,7 @@ def test_how_far_rows_fall_apart_is_learnt_from_those_that_leave():
 
 
 def test_long_drafts_drive_rows_further_apart_than_short_ones():
-    average, last = Pace().seconds(np.ones(2), np.full((2, 8), 2.0), np.full(8, 99.0), np.array([0.5, 2.0]))
+    average, last = Pace().seconds(np.ones(2), np.ones(2), np.full((2, 8), 2.0), np.full(8, 99.0), np.array([0.5, 2.0]))
     assert average[0] == average[1]
     assert last[0] < last[1]
     paces = Pace(), Pace()

@@ -21,6 +21,7 @@ from slipstream.plan.policy.pace import Column, Pace
 from slipstream.plan.policy.rank_table import RankTable
 from slipstream.plan.policy.tree_shapes import best_first
 
+PLAIN = DraftSize(0)
 CERTAIN = 1 - 1e-6  # acceptance beyond which sums of its powers are left to no division
 
 
@@ -99,8 +100,10 @@ class SizeChoice:
         """Seconds until the rows are done, the mean of the average row and the last one, by options. Infinite where the
         last one would be done later than by plain decoding: no size may lower the throughput of the whole batch."""
         average, last = (self._charged(options, times.tolist(), delay) for times in self._done(rows, options))
+        latest = [last[0] / (1.0 if option.size in (self._last, PLAIN) else self._config.stay) for option in options]
         return [
-            (own + whole) / 2 if whole <= last[0] else math.inf for own, whole in zip(average, last, strict=True)
+            (own + whole) / 2 if whole <= bound else math.inf
+            for own, whole, bound in zip(average, last, latest, strict=True)
         ]
 
     def _done(self, rows: Sequence[Row], options: Sequence[SizeOption]) -> tuple[Column, Column]:
@@ -111,8 +114,9 @@ class SizeChoice:
         left = np.array([max(1, row.request.max_tokens - row.emitted) for row in judged])
         rate += self._config.luck * (rate.mean() - rate)
         seconds = np.array([option.seconds for option in options])
+        tail = np.array([option.seconds if option.tail is None else option.tail for option in options])
         more, sensitivity = self._accepted(rate, options), self._sensitivity(float(rate.mean()), options)
-        return self.pace.seconds(seconds, more, left, sensitivity, stride)
+        return self.pace.seconds(seconds, np.minimum(tail, seconds), more, left, sensitivity, stride)
 
     def _sensitivity(self, rate: float, options: Sequence[SizeOption]) -> Column:
         """The relative change of a row's speed per change of its acceptance, by options."""

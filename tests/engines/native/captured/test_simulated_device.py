@@ -176,13 +176,16 @@ def test_nor_where_some_rows_fall_behind_and_are_waited_for(count, spread):
     assert usual > (1.0 if count == 8 else 0.95) * machine.plainly(count)
 
 
-@pytest.mark.parametrize("rate", [0.5, 0.55, 0.65])
 @pytest.mark.parametrize("spread", [0.1, 0.15])
-def test_the_last_row_of_a_large_batch_is_done_no_later_than_by_plain_decoding(rate, spread):
+def test_the_last_row_of_a_large_batch_is_done_no_later_than_by_plain_decoding(spread):
     """Drafts bring the average row forward, and the slowest one back."""
-    machine = Machine(rate, base=9e-4, token=2.2e-6, spread=spread)
-    speeds = [machine.serve(64) for _ in range(10)]
-    assert sorted(speeds[4:])[3] > 0.98 * machine.plainly(64)
+    ratios = []
+    for rate in (0.5, 0.55, 0.6, 0.65):
+        machine = Machine(rate, base=9e-4, token=2.2e-6, spread=spread)
+        speeds = [machine.serve(64) for _ in range(10)]
+        ratios.append(sorted(speeds[4:])[3] / machine.plainly(64))
+    assert min(ratios) > 0.95
+    assert sum(ratios) / len(ratios) > 1
 
 
 def test_a_few_unlucky_tokens_are_no_reason_to_give_up_a_draft_model_for_good():

@@ -78,7 +78,9 @@ def test_every_size_of_a_pass_over_prompts_is_met_twice_and_nothing_of_it_is_sto
 def test_speech_is_greedy_and_has_timestamps_or_none():
     plan = list(speech_rounds(64, drafts=True))
     assert {each.rows for each in plan} == {1, 2, 4, SPEECH_ROWS}
-    assert {(*kind(each.sampling), each.speculation) for each in plan} == {(0.0, None, how) for how in (PLAIN, *SPEECH_DRAFTING)}
+    assert {(*kind(each.sampling), each.speculation) for each in plan} == {
+        (0.0, None, how) for how in (PLAIN, *SPEECH_DRAFTING)
+    }
     times, text = recordings(3, {"fr": 7})
     assert [(audio.language, audio.timestamps) for audio in (*times, *text)] == [("fr", True)] * 3 + [("fr", False)] * 3
     assert not times[0].samples().any()

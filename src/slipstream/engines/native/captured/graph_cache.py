@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from time import perf_counter
 
 from slipstream.core.device import DeviceRule, DraftSize, GraphKey, SizeOption
@@ -24,6 +25,7 @@ from slipstream.plan.policy.graph_costs import GraphCosts
 
 MIN_CAPTURE = 0.1  # seconds that capturing is expected to take at least
 BETWEEN_MENUS = 8  # cycles, about
+TAIL = 4  # of so many rows one is left when a batch is nearly done
 FIRST_TREE = 4.0  # seconds of the first tree, whose kernels must be compiled; the first chain is always captured
 
 
@@ -99,12 +101,13 @@ class GraphCache:
         if not plain or self._plain_owed(shape, rule):
             return [SizeOption(PLAIN, plain or 1.0)]
         options = list[SizeOption]()
+        tails = self._captured_sizes(replace(shape, rows=max(1, shape.rows // TAIL)), rule)
         barred = {size: not self._owed(shape, size, rule) for size in sizes}
         for size in (size for size in sizes if size in captured):
             own = self._cost_of_own(shape, size, rule)
             better = own is not None and own < captured[size]
             if not better or barred[size]:
-                options.append(SizeOption(size, captured[size]))
+                options.append(SizeOption(size, captured[size], tail=tails.get(size)))
             if own is not None and better:
                 options.append(SizeOption(size, own, captured=False, barred=barred[size]))
         missing = [size for size in sizes if size.depth and size not in captured]
@@ -118,7 +121,7 @@ class GraphCache:
             options.append(SizeOption(size, seconds, captured=False, barred=barred[size] and not only))
         offered = [option.size for option in options if not option.captured and not option.barred]
         self._offered = {shape.key(size, rule, shape.lines(size)) for size in offered if captured}
-        return [SizeOption(PLAIN, plain), *options]
+        return [SizeOption(PLAIN, plain, tail=tails.get(PLAIN)), *options]
 
     def missed(self, shape: BatchShape, rule: DeviceRule, size: DraftSize, seconds: float) -> None:
         """So much time was lost because this size is not captured for just these rows."""

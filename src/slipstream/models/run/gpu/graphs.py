@@ -35,6 +35,7 @@ def capture(run: Callable[[], None], pool: Any = None) -> Callable[[], None]:
             if collecting:
                 gc.enable()
     torch.cuda.current_stream().wait_stream(stream)
+    gc.freeze()  # what a graph holds stays alive; searching it for garbage takes longer than many cycles
     return graph.replay
 
 
