@@ -9,7 +9,6 @@ Engines that share one loaded model take turns: its rows and its cache belong to
 from __future__ import annotations
 
 import atexit
-import gc
 import os
 import threading
 import weakref
@@ -20,6 +19,7 @@ import torch
 from slipstream.core.interfaces import Model
 from slipstream.engines.base import check_process
 from slipstream.engines.job import Job
+from slipstream.engines.native import collector
 from slipstream.engines.native.batch import Batch
 
 
@@ -82,7 +82,7 @@ class Worker:
             self._ready.notify()
 
     def _work(self) -> None:
-        gc.freeze()  # loaded objects stay alive; searching them for garbage takes longer than many cycles
+        collector.relax()
         busy = False
         try:
             while self._receive(busy):
@@ -137,7 +137,9 @@ class Worker:
             job.cancel()
         with self._turns:
             self._batch.schedule()
-        gc.unfreeze()
+        if self._thread is not None:
+            collector.restore()
+            self._thread = None
 
 
 _at_work: weakref.WeakSet[Worker] = weakref.WeakSet()

@@ -109,6 +109,8 @@ class AcceptanceEstimator:
         # group, whether drafts may branch, longest chain, seconds before the first draft
         self._opened: dict[Row, tuple[Hashable, bool, int | None, float]] = {}
         self._estimates: dict[Row, AcceptanceEstimate] = {}
+        self._crowd = 1.0  # rows that decoded together lately, at most
+        self._typical = True  # whether most of these still do
 
     def open(
         self,
@@ -165,6 +167,12 @@ class AcceptanceEstimator:
             self._estimates[row] = AcceptanceEstimate(shared.rate, self._config, ranks, longest, setup=setup)
         return self._estimates[row]
 
+    def together(self, rows: int) -> None:
+        """So many rows decode together in this cycle. When most of them have left, the others are those whose drafts
+        were worth least: what new rows are expected to be like is not learnt from these."""
+        self._crowd = max(rows, self._config.crowd_fade * self._crowd)
+        self._typical = 2 * rows >= self._crowd
+
     def learn(self, row: Row, levels: int, judged: Judged) -> None:
         """Of a row's draft of so many levels, verification judged these slots."""
         estimate, shared = self.of(row), self.shared_by(row)
@@ -172,5 +180,5 @@ class AcceptanceEstimator:
         estimate.learn(levels, sum(rank >= 0 for rank, _ in judged), first)
         if estimate.ranks is not None:
             estimate.ranks.learn(judged)
-        for hit in first:
+        for hit in first if self._typical else ():
             shared.learn(hit, self._config.shared_memory)

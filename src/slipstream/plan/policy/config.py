@@ -32,6 +32,7 @@ class AcceptanceConfig:
     chains_per_update: int = 16  # chains after which the rank table is worked out again
     shared_prior: float = 6.0  # observations that the expectation for new rows counts as at first
     shared_memory: float = 64.0  # observations that it rests on at most
+    crowd_fade: float = 0.98  # share of the largest number of rows that is remembered from cycle to cycle
     row_prior: float = 6.0  # observations that the expectation counts as in a new row's estimate
     row_memory: float = 24.0  # observations that a row's estimate rests on at most
     row_fade: float = 0.05  # share of a row's observations that is forgotten in each cycle without a draft
@@ -110,6 +111,7 @@ class SizeConfig:
     uncaptured: float = 1.1  # factor on the time of a size that is not captured yet
     stay: float = 1.02  # promised speed over that of the size in use, at least: a change of sizes stops the device
     hold: int = 8  # cycles that a decision holds for while the rows are the same, at least
+    max_hold: int = 32  # cycles that a decision not to draft holds for at most: it doubles while the rows are the same
     rows_per_cycle: int = 8  # with more than `hold` times as many rows it holds for one cycle per so many rows
     min_wait: int = 4  # plain cycles before the cheapest size is tried again
     max_wait: int = 128  # the same after many failed attempts
@@ -131,6 +133,7 @@ class PaceConfig:
     prior: int = 16  # finished rows that this counts as
     memory: int = 128  # finished rows that it rests on at most
     min_tokens: int = 64  # tokens of a finished row that is learnt from, at least
+    fade: float = 0.98  # share of the largest number of rows that is remembered from cycle to cycle
     near: float = 0.8  # rows with this share of the longest remaining time may finish last
 
 

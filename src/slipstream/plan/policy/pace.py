@@ -28,9 +28,14 @@ class Pace:
         self._variance, self._weight = self._config.spread**2, self._config.prior
         # tokens in cycles with drafts: a row's, the mean row's, and the mean row's times the sensitivity
         self._moved: dict[Row, tuple[float, float, float]] = {}
+        self._crowd = 0.0  # rows that decoded together lately, at most
 
     def moved(self, rows: Sequence[Row], counts: Sequence[int], sensitivity: float = 1.0) -> None:
-        """A cycle with drafts of this sensitivity brought each row so many tokens."""
+        """A cycle with drafts of this sensitivity brought each row so many tokens. Once most rows have left, the others
+        are the slow ones: they say nothing about how far rows fall apart."""
+        self._crowd = max(len(rows), self._config.fade * self._crowd)
+        if 2 * len(rows) < self._crowd:
+            return
         mean = sum(counts) / len(counts)
         for row, count in zip(rows, counts, strict=True):
             own, others, weighted = self._moved.get(row, (0.0, 0.0, 0.0))

@@ -147,6 +147,7 @@ class Adaptive(Policy):
 
     def observe_captured(self, rows: Sequence[Row], results: Sequence[RowResult]) -> None:
         sizes = self._size_choice(rows[0])
+        self.acceptance.together(len(rows))
         for r in sizes.observed(len(rows)):
             if judged := results[r].judged:
                 self.acceptance.learn(rows[r], len(judged), judged)

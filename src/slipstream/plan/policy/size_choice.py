@@ -40,6 +40,7 @@ class SizeChoice:
         self.missed: tuple[DraftSize, float] | None = None  # a barred size, and the seconds that it would save
         self._hold = self._held = 0  # cycles that it holds for, and still holds for
         self._plain = 0  # cycles since anything was drafted
+        self._idle = 0  # decisions in a row not to draft for the same rows
         self._turn = self._decisions = 0
         self._wait = self._config.min_wait
         self._menu: tuple[int, SizeMenu] | None = None  # for drafts of the host: cycles it still holds for
@@ -74,7 +75,9 @@ class SizeChoice:
         """One of the options; the first of them drafts nothing. `ready` tells how many tokens each row has to draft,
         where that is known beforehand. `delay` are seconds before drafting can begin, which it must win back."""
         config = self._config
+        self._idle = self._idle + 1 if self._last == PLAIN and self._rows.issuperset(rows) else 0
         self._rows, self._hold = set(rows), max(config.hold, len(rows) // config.rows_per_cycle)
+        self._hold = min(self._hold << self._idle, max(self._hold, config.max_hold))
         self._held = self._hold - 1
         self._decisions += 1
         if self._decisions % config.refresh == 0:
@@ -169,7 +172,9 @@ class SizeChoice:
         captured = [option for option in others if option.captured]
         wait = self._wait * (1 + config.trial * delay / plain.seconds / config.min_wait)
         if captured and self._plain > wait and (ready is None or any(ready)):
-            self._plain, self._held, self._wait = 0, 0, min(config.max_wait, 2 * self._wait)
+            # where the drafter has much to read first, a few cycles more cost little and tell much
+            self._held = config.hold - 1 if delay > plain.seconds else 0
+            self._plain, self._wait = 0, min(config.max_wait, 2 * self._wait)
             return min(captured, key=lambda option: option.seconds).size
         return plain.size
 

@@ -129,8 +129,8 @@ def test_plain_decoding_of_just_these_rows_is_captured_before_sizes_are_compared
     stock, few = GraphCache(), BatchShape(8, 100, False)
     capture(stock, few, PLAIN, 64, 0.004)
     capture(stock, few, DraftSize(3), 64, 0.006)
-    menus = [stock.menu(few, RULE, SIZES, lambda _: False) for _ in range(9)]
-    assert [len(menu) > 1 for menu in menus] == [True] * 6 + [False] * 3, "after a tenth of a second was lost"
+    menus = [stock.menu(few, RULE, SIZES, lambda _: False) for _ in range(8)]
+    assert [len(menu) > 1 for menu in menus] == [True] * 5 + [False] * 3, "after a twentieth of a second was lost"
     assert find(stock, few, PLAIN).rows == 8
     capture(stock, few, PLAIN, 8, 0.001)
     assert len(stock.menu(few, RULE, SIZES, lambda _: False)) > 1

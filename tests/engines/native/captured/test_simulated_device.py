@@ -182,8 +182,8 @@ def test_the_last_row_of_a_large_batch_is_done_no_later_than_by_plain_decoding(s
     ratios = []
     for rate in (0.5, 0.55, 0.6, 0.65):
         machine = Machine(rate, base=9e-4, token=2.2e-6, spread=spread)
-        speeds = [machine.serve(64) for _ in range(10)]
-        ratios.append(sorted(speeds[4:])[3] / machine.plainly(64))
+        speeds = [machine.serve(64) for _ in range(24)]
+        ratios.append(sorted(speeds[12:])[6] / machine.plainly(64))
     assert min(ratios) > 0.95
     assert sum(ratios) / len(ratios) > 1
 
