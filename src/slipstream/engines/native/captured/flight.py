@@ -11,6 +11,7 @@ from slipstream.drafters.device.interface import DeviceDrafter
 from slipstream.engines.native.captured.chain_cycle import ChainCycle
 from slipstream.engines.native.captured.graph_cache import GraphCache
 from slipstream.engines.native.captured.parts import PendingRecord
+from slipstream.engines.native.captured.sizes import DEPTHS
 from slipstream.engines.native.captured.tree_cycle import TreeCycle
 
 FAR = 1 << 62  # places
@@ -49,6 +50,13 @@ class Flight:
     @property
     def rule(self) -> DeviceRule:
         return self.cycle.key.rule
+
+    def asked(self, lines: Sequence[tuple[int, Row, int]]) -> DraftSize:
+        """The size that these rows ask for. That of the graph may be larger, because it was captured already."""
+        if self.size.nodes:
+            return self.size
+        deepest = max(goal for _, _, goal in lines)
+        return DraftSize(min((depth for depth in DEPTHS if depth >= deepest), default=self.size.depth))
 
     def rooms(self, step: int) -> tuple[int, int]:
         """The fewest places that are left of a row once this cycle has landed: of rows that go on, and of those that

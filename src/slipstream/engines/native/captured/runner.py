@@ -231,7 +231,8 @@ class CapturedRunner:
         Where the graph stays the same, rows that have finished keep their lines, and nobody looks at them any more. The
         device does not know that they have, and goes on with them; they must not outgrow the caches either."""
         lines = [line for line in flight.lines if line[1].finish_reason is None]
-        size, device = flight.size if chosen is None else DraftSize(chosen.depth), flight.device
+        device, same = flight.device, chosen is None or DraftSize(chosen.depth) == flight.size
+        size = flight.asked(lines) if chosen is None else DraftSize(chosen.depth)
         if (
             not lines
             or self.captures_all
@@ -248,8 +249,10 @@ class CapturedRunner:
             return None
         context = self._context(shape, size, device)
         best = flight.graphs.find(shape, size, flight.rule, self.expected_rows, context, exact=True)
+        if min(room, ended) < best.size.places + 1:
+            return None
         following = replace(flight, lines=lines, depths=None, ended=ended, read=0, captured=False, overlapped=True)
-        if best == flight.key and size == flight.size:
+        if best == flight.key and same:
             return replace(following, record=flight.cycle.whole.launch(), began=perf_counter())
         cycle = flight.graphs.cycles.get(best)
         goals = {goal for _, _, goal in lines} if chosen is None else {chosen.depth}
