@@ -214,3 +214,22 @@ def test_a_head_reads_prompts_of_a_size_that_it_has_met_by_the_same_graph():
     finish(batch, target)
     assert [each.row.output for each in jobs] == [each.row.output for each in alone]
     assert not kept[2].items() & device._reads.graphs.items(), "old graphs hold old addresses"
+
+
+def test_short_drafts_in_a_graph_for_longer_ones_overlap_and_get_a_graph_of_their_own_once_it_pays(monkeypatch):
+    batch, target, _ = opened(fast=False)
+    alone = [job(batch, 0, DecodingPlan("eagle", "greedy", 2), 12)]
+    finish(batch, target)
+    batch, target, runner = opened(fast=True)
+    job(batch, 1, DecodingPlan("eagle", "greedy", 3), 6)
+    finish(batch, target)
+    for least, depths, waits in ((1e9, {0, 3}, 2), (0.0, {0, 2, 3}, 3)):  # a first cycle, a first draft, a capture
+        monkeypatch.setattr(graph_cache, "MIN_CAPTURE", least)
+        monkeypatch.setattr(graph_cache.GraphCache, "_capture_time", lambda *_: 0.0)
+        monkeypatch.setattr(runner, "early", 0)
+        before = runner.cycles
+        answer = job(batch, 0, DecodingPlan("eagle", "greedy", 2), 12)
+        finish(batch, target)
+        assert answer.result().token_ids == alone[0].row.output
+        assert {cycle.key.depth for cycle in runner.captured} == depths
+        assert runner.cycles - before - runner.early <= waits, "cycles waited for the host"
