@@ -21,7 +21,9 @@ class RowState:
     depth: int = 0  # layers that ran over `uncommitted`
     skipped: object = None  # blocks of these layers that did not run; if any, the pass is no part of a score pass
     hidden: dict[int, Tensor] = field(default_factory=dict)  # outputs for `uncommitted` that `peek` kept, by layer
-    published: int = 0  # tokens that other rows may copy
+    text: bytes = b""  # the row's first tokens, as far as they were needed in this form (`prefix`)
+    published: int = 0  # tokens of the prompt that other rows may copy
+    key: bytes = b""  # their text, if other rows copy them from here
     features: tuple[int, ...] = ()  # layers whose output is kept for all of `tokens`
 
     def computed(self, entries: Sequence[Entry], depth: int, skipped: object = None) -> int:
