@@ -44,13 +44,13 @@ class RetainedRow:
 
 
 class RetainedRows:
-    """Keeps segments of up to `retained` tokens in at most `max_bytes`. 0 in either keeps nothing."""
+    """Keeps segments of up to `max_tokens` places in at most `max_bytes`. 0 in either keeps nothing."""
 
-    def __init__(self, cache: KVCache, retained: int, max_bytes: int) -> None:
-        for name, value in (("retained", retained), ("max_bytes", max_bytes)):
+    def __init__(self, cache: KVCache, max_tokens: int, max_bytes: int) -> None:
+        for name, value in (("retained", max_tokens), ("max_bytes", max_bytes)):
             if value < 0:
                 raise ValueError(f"{name} is {value}; it must be 0 (no reuse) or more")
-        self.retained, self.max_bytes, self._cache = retained, max_bytes, cache
+        self.max_tokens, self.max_bytes, self._cache = max_tokens, max_bytes, cache
         self._index: PrefixIndex[RetainedRow] = PrefixIndex()
         self._order: OrderedDict[RetainedRow, None] = OrderedDict()  # least recently used first
         self.tokens = self.places = 0  # of all rows
@@ -59,7 +59,11 @@ class RetainedRows:
     @property
     def capacity(self) -> int:
         """Places that may be kept."""
-        return min(self.retained, self.max_bytes // max(1, self._cache.token_bytes)) // UNIT * UNIT
+        return self.places_for(max(1, self._cache.token_bytes))
+
+    def places_for(self, token_bytes: int) -> int:
+        """Places that may be kept where a token takes so many bytes."""
+        return min(self.max_tokens, self.max_bytes // token_bytes) // UNIT * UNIT
 
     @property
     def bytes(self) -> int:

@@ -65,7 +65,7 @@ class PrefixReuse:
 
     @property
     def enabled(self) -> bool:
-        return self.retained.retained > 0 and self.retained.max_bytes > 0
+        return self.retained.max_tokens > 0 and self.retained.max_bytes > 0
 
     @property
     def counts(self) -> PrefixCounts:
