@@ -94,7 +94,7 @@ class PrefixReuse:
         if pending <= WORTH or state.hidden or not self.enabled:  # a pass that will be resumed has read them already
             return 0
         held, text = len(state.tokens), _text(state, row.tokens, row.length - 1)
-        (kept, size), (other, other_size) = self.retained.longest(text), self._open_rows.longest(text)
+        (kept, size), (other, other_size) = self.retained.longest(text), self._longest_open(text)
         if max(size, other_size) - held < WORTH:
             return 0
         assert max(size, other_size) <= self._rows.cache.capacity(state.index), "the row has no room for its own text"
@@ -116,16 +116,17 @@ class PrefixReuse:
         if end >= WORTH and self.enabled:
             text = _text(state, state.tokens, end)
             self._withdraw(state)
-            if self._open_rows.longest(text)[1] < end:  # otherwise another row has it
+            other, size = self._longest_open(text)
+            if size < end:  # otherwise the other row has it
+                if other is not None and other.key == text:  # it has dropped some of it
+                    self._withdraw(other)
                 self._open_rows.add(text, state)
                 state.key = text
 
-    def rewind(self, state: RowState, length: int) -> None:
-        """A row is about to drop its tokens from `length` on, and may read others there."""
-        if length < state.published:
-            self._withdraw(state)
-            state.published = 0
-        state.text = state.text[: length * TOKEN]
+    def _longest_open(self, text: bytes) -> tuple[RowState | None, int]:
+        """The open row with the longest common prefix, and how many tokens of that it has cached."""
+        state, size = self._open_rows.longest(text)
+        return state, 0 if state is None else min(size, state.published)
 
     def close(self, state: RowState) -> None:
         """Retain a row that closes, unless a declared layer is missing from it, or give its places back."""
@@ -161,7 +162,8 @@ class PrefixReuse:
         assert len(copied) == len(self._open_rows), f"{len(self._open_rows)} texts of {len(copied)} open rows"
         for state in copied:
             assert self._open_rows.longest(state.key) == (state, tokens_in(state.key)), "a row is not found by its text"
-            assert state.key == text_of(state.tokens[: tokens_in(state.key)]), "a row's text is not what it has cached"
+            cached = text_of(state.tokens[: min(state.published, tokens_in(state.key))])
+            assert state.key.startswith(cached), "a row's text is not what it has cached"
 
 
 def _text(state: RowState, tokens: Sequence[int], count: int) -> bytes:

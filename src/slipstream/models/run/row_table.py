@@ -50,8 +50,7 @@ class RowTable:
         """Committed tokens that are not cached yet. The last token is always among them: its logits are needed."""
         state, tokens = self.states[row], row.tokens
         if len(state.tokens) >= len(tokens):
-            del state.tokens[len(tokens) - 1 :]
-            state.drop_uncommitted()
+            state.cut(len(tokens) - 1)
         return tokens[len(state.tokens) :]
 
     def extend(self, row: Row, tokens: Sequence[int]) -> None:

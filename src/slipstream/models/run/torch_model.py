@@ -124,10 +124,7 @@ class TorchModel(Model):
             self.prefixes.close(self.rows.states.pop(row))
 
     def rewind(self, row: Row, length: int) -> None:
-        state = self.rows.states[row]
-        self.prefixes.rewind(state, length)
-        del state.tokens[length:]
-        state.drop_uncommitted()
+        self.rows.states[row].cut(length)
 
     def retain(self, tokens: int, max_bytes: int | None = None) -> None:
         self.prefixes.retain(tokens if self._conditions is None else 0, max_bytes)
