@@ -14,6 +14,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -60,7 +61,7 @@ def wave(model: TorchModel, prompts: Sequence[list[int]], output: int) -> list[f
     times.append(time.perf_counter())
     model.close(rows)
     times.append(time.perf_counter())
-    return [(end - start) / len(rows) * 1e6 for start, end in zip(times, times[1:], strict=False)]
+    return [(end - start) / len(rows) * 1e6 for start, end in pairwise(times)]
 
 
 def main() -> None:

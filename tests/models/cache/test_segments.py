@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from slipstream.models.cache.segments import UNIT, Segments, round_up
 from slipstream.models.cache.tensors import KVCache
 
-ACTIONS = st.lists(st.tuples(st.sampled_from(["take", "give", "extend", "trim", "compact", "grow"]), st.integers(0, 300)))
+NAMES = "take", "give", "extend", "trim", "compact", "grow"
+ACTIONS = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 300)))
 
 
 @settings(max_examples=200, deadline=None)

@@ -1,7 +1,7 @@
 """Which cached text has the longest prefix in common with another one.
 
-A text is a string of bytes, four for each token (`text_of`). In the order of these strings, each text shares its longest
-prefix with a neighbour. So a look-up bisects a list, and compares bytes rather than tokens.
+A text is a string of bytes, four for each token (`text_of`). In the order of these strings, each text shares its
+longest prefix with a neighbour. So a look-up bisects a list, and compares bytes rather than tokens.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ Nothing is copied when a row closes: its segment of the cache stays taken, cut t
 it copies entries, which takes about a hundredth of computing them. So a row that shares nothing costs nothing.
 
 A text that begins like a retained one keeps only the segment of its own end. Its beginning stays in the other row, its
-`base`. Retained rows are ordered by their last use. Using a row uses its base too, so each base is younger than the rows
-that need it, and the first row in that order is nobody's base. That one is dropped where the limit or the cache asks for
-places.
+`base`. Retained rows are ordered by their last use. Using a row uses its base too, so each base is younger than the
+rows that need it, and the first row in that order is nobody's base. That one is dropped where the limit or the cache
+asks for places.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class RetainedRows:
         return min(self.max_tokens, self.max_bytes // token_bytes) // UNIT * UNIT
 
     @property
-    def bytes(self) -> int:
+    def nbytes(self) -> int:
         return self.places * self._cache.token_bytes
 
     def longest(self, text: bytes) -> tuple[RetainedRow | None, int]:

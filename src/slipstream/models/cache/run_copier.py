@@ -1,7 +1,7 @@
 """Copies runs of entries from places to other places, in all tensors of a KV cache.
 
-On a GPU one launch copies all runs in all tensors of a shape. Tensor by tensor, the host takes longer than the pass that
-computed the entries.
+On a GPU one launch copies all runs in all tensors of a shape. Tensor by tensor, the host takes longer than the pass
+that computed the entries.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class Segments:
             end = stop
         assert end == self.size, f"{end} of {self.size} places are accounted for"
         assert not self._gaps.keys() & self._gap_starts.keys(), "adjacent gaps"
-        assert self._gap_starts == {stop: start for start, stop in self._gaps.items()}, "gaps are not found by their end"
+        assert self._gap_starts == {stop: start for start, stop in self._gaps.items()}, "gaps are not found by end"
         sizes = sorted((stop - start, start) for start, stop in self._gaps.items())
         assert self._by_size == sizes, "gaps are not found by size"
 

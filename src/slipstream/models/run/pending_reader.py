@@ -1,4 +1,4 @@
-"""Prefill: committed tokens that a row has not cached yet are read in chunks. Rows with a common prefix read it once."""
+"""Prefill: committed tokens that a row has not cached yet are read in chunks. A common prefix is read once."""
 
 from __future__ import annotations
 

@@ -70,11 +70,12 @@ class PrefixReuse:
     @property
     def counts(self) -> PrefixCounts:
         kept = self.retained
-        return PrefixCounts(self._hits, self._reused, kept.tokens, kept.places, kept.bytes, kept.max_bytes)
+        return PrefixCounts(self._hits, self._reused, kept.tokens, kept.places, kept.nbytes, kept.max_bytes)
 
     def recall(self, rows: Sequence[Row]) -> list[int]:
-        """Copy what is cached of the rows' texts, except their last tokens, into the rows, all at once. Returns how many
-        tokens each gained."""
+        """Copy what is cached of the rows' texts, except their last tokens, into the rows, all at once.
+
+        Returns how many tokens each gained."""
         runs = list[Run]()
         gains = [self._find(row, runs) for row in rows]
         if runs:
@@ -106,8 +107,10 @@ class PrefixReuse:
         return other_size - held
 
     def publish(self, row: Row) -> None:
-        """Let other rows copy the part of a row's prompt that is cached. The rest can be copied when the row has closed:
-        the output, and the last token of the prompt, which an equal prompt computes anyway."""
+        """Let other rows copy the part of a row's prompt that is cached.
+
+        The rest can be copied when the row has closed: the output, and the last token of the prompt, which an equal
+        prompt computes anyway."""
         state = self._rows.states[row]
         end = min(len(row.request.prompt) - 1, len(state.tokens))
         if state.published >= end or state.features != self._features.layers:
