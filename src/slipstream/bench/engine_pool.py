@@ -39,7 +39,7 @@ class EngineSettings:
 class EnginePool:
     """Opens an engine on first use.
 
-    Native engines share one target. If requests can choose their depth, one engine serves all depths. The prefix store
+    Native engines share one target. If requests can choose their depth, one engine serves all depths. Prefix reuse
     is off, so that every repeat reads its prompts. `hold`: maximum number of open engines; the least recently used one
     is closed to make room."""
 

@@ -45,7 +45,7 @@ class Model(ABC):
         return [0] * len(rows)
 
     def retain(self, tokens: int, max_bytes: int | None = None) -> None:
-        """Empty the prefix store, and set its limits: the KV entries of closed rows that are kept for prefix reuse.
+        """Drop the closed rows that are retained for prefix reuse, and set how many are from now on.
 
         At most `tokens` tokens and `max_bytes` bytes are kept. None: a default for the device."""
 

@@ -29,7 +29,7 @@ from slipstream.models.weights.linears import prepared, products, row_bits
 from slipstream.models.weights.precision import choose
 
 LEAST_SHARE = 0.05  # of the target's tokens, that a draft model with another tokenizer must have
-PREFIX_SHARE = 4  # the prefix store of a draft model has a quarter of the bytes of its target's
+PREFIX_SHARE = 4  # what a draft model retains of closed rows has a quarter of the bytes of its target's
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,7 @@ def _wrapped(model: Any, target: TargetModel, rounding: str | None) -> TorchMode
     """Wrap the model for drafting. `rounding`: the type of 8 bits that all weights are rounded to, or None."""
     exact = target.model.invariant  # drafts of an invariant target are repeatable, too
     model = prepared(model, exact, weights=rounding, row_bits=row_bits(target.model.model))
-    max_bytes = target.model.prefixes.max_bytes // PREFIX_SHARE
+    retained = target.model.prefixes.retained
     invariant = exact and why_not(model) is None
-    return TorchModel(model, retained=target.model.prefixes.retained, max_bytes=max_bytes, invariant=invariant)
+    max_bytes = retained.max_bytes // PREFIX_SHARE
+    return TorchModel(model, retained=retained.max_tokens, max_bytes=max_bytes, invariant=invariant)

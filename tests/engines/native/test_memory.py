@@ -28,6 +28,7 @@ SIZE = len(letters.TOKENS)
 
 def real(limits: Limits) -> tuple[Batch, TorchModel]:
     model = letters.target().model
+    model.retain(limits.retained)
     parts = {"none": NoDrafter(SIZE), "ngram": NGram(SIZE)}
     return Batch(model, parts.__getitem__, batches.RULES.__getitem__, Adaptive(SHALLOW), limits), model
 
@@ -44,8 +45,9 @@ def drain(batch: Batch, model: TorchModel, limit: int) -> None:
     assert not model.rows
 
 
-def test_a_long_row_after_many_short_ones_stays_within_the_budget():
-    limits, rng = Limits(rows=16, tokens=512, retained=0), random.Random(1)
+@pytest.mark.parametrize("retained", [0, 4096])
+def test_a_long_row_after_many_short_ones_stays_within_the_budget(retained):
+    limits, rng = Limits(rows=16, tokens=512, retained=retained), random.Random(1)
     batch, model = real(limits)
     for _ in range(16):
         ask(batch, rng, 8, 12)
@@ -55,10 +57,11 @@ def test_a_long_row_after_many_short_ones_stays_within_the_budget():
     assert len(long.row.output) == 60
 
 
-def test_rows_of_all_lengths_lie_side_by_side(monkeypatch):
+@pytest.mark.parametrize("retained", [0, 4096])
+def test_rows_of_all_lengths_lie_side_by_side(retained, monkeypatch):
     """A rectangle of these rows would take eight times 160 places."""
     monkeypatch.setattr(tensors, "SPARE", 16)
-    limits, rng = Limits(rows=8, tokens=512, retained=0), random.Random(2)
+    limits, rng = Limits(rows=8, tokens=512, retained=retained), random.Random(2)
     batch, model = real(limits)
     for size in (130, *(8,) * 7):
         ask(batch, rng, size, 12)
@@ -67,12 +70,13 @@ def test_rows_of_all_lengths_lie_side_by_side(monkeypatch):
     drain(batch, model, 512)
 
 
-def test_rows_that_outgrow_the_budget_wait_and_go_on_as_if_nothing_had_happened(monkeypatch):
+@pytest.mark.parametrize("retained", [0, 4096])
+def test_rows_that_outgrow_the_budget_wait_and_go_on_as_if_nothing_had_happened(retained, monkeypatch):
     """Nobody knows how long a text becomes, so rows begin with room for a few tokens more. When all have grown beyond
     the budget, the ones that came last wait, and are read again."""
     monkeypatch.setattr(tensors, "AHEAD", 16)
     monkeypatch.setattr(tensors, "SPARE", 16)
-    limits, rng = Limits(rows=8, tokens=512, retained=0), random.Random(4)
+    limits, rng = Limits(rows=8, tokens=512, retained=retained), random.Random(4)
     batch, model = real(limits)
     jobs = [ask(batch, rng, rng.randrange(3, 12), 120, depth) for depth in (0, None, 2, 4, None, 3, 1, 0)]
     batch.step()
@@ -89,10 +93,11 @@ def test_rows_that_outgrow_the_budget_wait_and_go_on_as_if_nothing_had_happened(
     assert all(len(job.row.output) == 120 for job in jobs)
 
 
-def test_rows_that_stay_are_laid_together_and_go_on_as_if_nothing_had_happened(monkeypatch):
+@pytest.mark.parametrize("retained", [0, 4096])
+def test_rows_that_stay_are_laid_together_and_go_on_as_if_nothing_had_happened(retained, monkeypatch):
     """Long and short requests come and go at random; every output is what rows that never move give."""
     monkeypatch.setattr(tensors, "SPARE", 16)
-    limits, rng = Limits(rows=8, tokens=400, prefill=16, retained=0), random.Random(7)
+    limits, rng = Limits(rows=8, tokens=400, prefill=16, retained=retained), random.Random(7)
     batch, model = real(limits)
     jobs, moved, compact = [], [0], model.cache.compact
 
@@ -118,9 +123,10 @@ def test_rows_that_stay_are_laid_together_and_go_on_as_if_nothing_had_happened(m
     assert [job.row.output for job in jobs] == [job.row.output for job in again]
 
 
-def test_requests_wait_for_memory_and_one_that_never_fits_ends(monkeypatch):
+@pytest.mark.parametrize("retained", [0, 4096])
+def test_requests_wait_for_memory_and_one_that_never_fits_ends(retained, monkeypatch):
     monkeypatch.setattr(tensors, "USUAL", tensors.SMALLEST)
-    limits, rng = Limits(rows=8, retained=0), random.Random(9)
+    limits, rng = Limits(rows=8, retained=retained), random.Random(9)
     batch, model = real(limits)
     first = ask(batch, rng, 8, 40)
     while len(first.row.output) < 3:
@@ -139,11 +145,12 @@ def test_requests_wait_for_memory_and_one_that_never_fits_ends(monkeypatch):
     monkeypatch.undo()
 
 
-def test_rows_that_find_no_memory_while_they_grow_wait_for_each_other(monkeypatch):
+@pytest.mark.parametrize("retained", [0, 4096])
+def test_rows_that_find_no_memory_while_they_grow_wait_for_each_other(retained, monkeypatch):
     monkeypatch.setattr(tensors, "USUAL", tensors.SMALLEST)
     monkeypatch.setattr(tensors, "AHEAD", 16)
     monkeypatch.setattr(tensors, "SPARE", 16)
-    batch, model = real(Limits(rows=4, retained=0))
+    batch, model = real(Limits(rows=4, retained=retained))
     rng = random.Random(3)
     jobs = [ask(batch, rng, 8, 100, depth) for depth in (0, 3, None)]
     batch.step()

@@ -46,7 +46,7 @@ def check(done: Completion, prompt: list[int], top: int) -> None:
 def test_they_are_the_models_own_in_chunks_of_any_size(limit, max_tokens):
     with NativeEngine(letters.target(), "ngram", depth=3, limits=Limits(prefill=limit)) as engine:
         (plain,) = engine.generate(PROMPT, COLD, max_tokens=max_tokens, raw=True)
-        for _ in range(2):  # the second time the prefix store holds the whole prompt
+        for _ in range(2):  # the second time the whole prompt is retained
             (done,) = engine.generate(PROMPT, COLD, max_tokens=max_tokens, raw=True, prompt_logprobs=2)
             check(done, ids(PROMPT), 2)
             assert (done.token_ids, done.finish_reason) == (plain.token_ids, plain.finish_reason)

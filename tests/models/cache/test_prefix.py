@@ -17,14 +17,15 @@ from slipstream.core.types import Request, Row
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.none import NoDrafter
 from slipstream.engines.native.scheduler import Limits
-from slipstream.models.cache import prefix_store as shelf
-from slipstream.models.cache.prefix import PAGE, PrefixIndex, common, leaders
+from slipstream.models.cache import retained as retained_rows
+from slipstream.models.cache.prefix import PrefixIndex, common, leaders, text_of
+from slipstream.models.cache.segments import UNIT
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.plan.policy.policies import Fixed
 from tiny import ROUNDING, VOCAB, Bench, build, make
 
 KINDS = ["llama", "gemma2", "gpt2"]
-small = st.lists(st.integers(0, 1), max_size=5 * PAGE)  # two tokens: beginnings are shared all the time
+small = st.lists(st.integers(0, 1), max_size=5 * UNIT)  # two tokens: beginnings are shared all the time
 
 
 class Shared(Bench):
@@ -42,8 +43,8 @@ class Shared(Bench):
     def count(self, _: torch.nn.Module, given: tuple[torch.Tensor]) -> None:
         self.ran += given[0].numel()
 
-    def enter(self, *texts: list[int]) -> None:
-        new = [Row(Request(text, max_tokens=1000)) for text in texts]
+    def enter(self, *texts: list[int], max_tokens: int = 1000) -> None:
+        new = [Row(Request(text, max_tokens=max_tokens)) for text in texts]
         self.model.open(new)
         self.rows += new
 
@@ -61,49 +62,26 @@ class Shared(Bench):
         return self.ran - before
 
 
-@given(texts=st.lists(small, max_size=12), asked=small, capacity=st.integers(1, 12))
+@given(texts=st.lists(small, max_size=12), asked=small)
 @settings(max_examples=150, deadline=None)
-def test_the_books_find_what_was_kept(texts: list[list[int]], asked: list[int], capacity: int) -> None:
-    """Memory is played by a dictionary; what is found there must be the text itself, and without eviction all of it."""
-    books, memory = PrefixIndex(capacity), dict[int, tuple[int, ...]]()
-    for text in texts:
-        new = books.add(text)
-        end = min(len(text), capacity * PAGE)
-        for place, size in zip(new, range(end - len(new) + 1, end + 1), strict=True):
-            memory[place] = tuple(text[:size])
-        books.check_integrity()
-        assert len(books.find(text)) == end  # the last one kept is there whole
-    places = books.find(asked)
-    assert [memory[place] for place in places] == [tuple(asked[: i + 1]) for i in range(len(places))]
-    if capacity * PAGE >= sum(len(text) + PAGE for text in texts):
-        assert len(places) == max((common(asked, text) for text in texts), default=0)
-    books.check_integrity()
+def test_the_index_finds_the_longest_common_prefix(texts: list[list[int]], asked: list[int]) -> None:
+    index, kept = PrefixIndex[int](), {text_of(text): n for n, text in enumerate(texts)}
+    for text, n in kept.items():
+        index.add(text, n)
+        index.check_integrity()
+    for gone in list(kept)[::3]:
+        index.remove(gone)
+        del kept[gone]
+    index.check_integrity()
+    found, size = index.longest(text_of(asked))
+    shared = {n: naive(texts[n], asked) for n in kept.values()}
+    assert size == max(shared.values(), default=0)
+    assert shared[found] == size if found is not None else size == 0
 
 
-def test_the_least_recently_used_gives_way() -> None:
-    books = PrefixIndex(4)
-    system, first, second, third = [1] * PAGE, [2] * PAGE, [3] * PAGE, [4] * (2 * PAGE)
-    books.add(system + first)
-    books.add(system + second)
-    books.find(system + first)
-    books.add(third)  # needs a page more than is free
-    assert [len(books.find(system + last)) // PAGE for last in (first, second)] == [2, 1]
-    books.add([5] * PAGE)  # the tail of `three` goes before its head
-    assert len(books.find(third)) == PAGE
-    assert books.tokens == 4 * PAGE
-    books.add([6] * (9 * PAGE))
-    assert (len(books), books.tokens, len(books.find(system))) == (4, 4 * PAGE, 0)
-    books.check_integrity()
-
-
-def test_a_page_begun_is_written_on() -> None:
-    books = PrefixIndex(8)
-    first = books.add([1, 2, 3])
-    assert books.add([1, 2, 3, 4, 5]) == [first[-1] + 1, first[-1] + 2]
-    assert books.add([1, 2]) == []
-    assert len(books) == 1
-    assert len(books.add([1, 2, 9])) == 3  # parts inside the page: one of its own
-    assert (len(books), books.tokens) == (2, 8)
+def naive(first: list[int], second: list[int]) -> int:
+    size = min(len(first), len(second))
+    return next((n for n in range(size) if first[n] != second[n]), size)
 
 
 @given(texts=st.lists(small, min_size=2, max_size=6), data=st.data())
@@ -115,22 +93,23 @@ def test_leaders_make_progress(texts: list[list[int]], data: st.DataObject) -> N
 
 def test_who_holds_most_of_what_it_shares_is_in_no_group() -> None:
     texts = [[], [1, 0, 0, 1, 0], [1, 0, 0, 1, 0], [1, 0, 0, 1, 1]]
-    assert leaders(texts, [0, 2, 0, 0], 4, 4) == {2: 4}, "with the last one, and not with its twin"
+    ahead = leaders([text_of(text) for text in texts], [0, 2, 0, 0], 4, 4)
+    assert ahead == {2: 4}, "with the last one, and not with its twin"
     check_leaders(texts, [0, 2, 0, 0])
 
 
 def check_leaders(texts: list[list[int]], held: list[int]) -> None:
     """Someone else can take over all that a leader reads, and has little of it."""
-    for leader, size in leaders(texts, held, 4, 4).items():
+    for leader, size in leaders([text_of(text) for text in texts], held, 4, 4).items():
         assert held[leader] + 4 <= size
         others = [n for n in range(len(texts)) if n != leader and held[n] + 4 <= size]
-        assert size in [common(texts[leader], texts[n]) for n in others]
+        assert size in [common(text_of(texts[leader]), text_of(texts[n])) for n in others]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_histories_under_pressure(kind: str) -> None:
     """Rows of few families come and go, part anywhere, are prefilled, drafted, rolled back; memory is short."""
-    bench = Shared.like(kind, seed=3, retained=10 * PAGE, prefill_chunk=25, features=(0, 2))
+    bench = Shared.like(kind, seed=3, retained=10 * UNIT, prefill_chunk=25, features=(0, 2))
     rng, families = bench.rng, [bench.tokens(70) for _ in range(3)]
     past: list[list[int]] = []
     for _ in range(45):
@@ -150,7 +129,7 @@ def test_random_histories_under_pressure(kind: str) -> None:
             assert bench.cycle([rng.randrange(5) for _ in bench.rows], rng.choice([0, 0.6])) <= ROUNDING
             check_states(bench)
         bench.model.check_integrity()
-        assert bench.model.prefixes.counts.retained_tokens <= bench.model.prefixes.counts.retained_places <= 10 * PAGE
+        assert bench.model.prefixes.counts.retained_tokens <= bench.model.prefixes.counts.retained_places <= 10 * UNIT
     assert bench.model.prefixes.counts.prefix_hits > 5
 
 
@@ -205,7 +184,9 @@ def test_a_chat_that_goes_on() -> None:
         bench.leave(0)
         bench.enter(text + bench.tokens(6))
         assert bench.plainly() == 1 + 6, f"turn {turn} read more than what is new"  # the last answer was never read
-    assert bench.model.prefixes.counts.retained_tokens == len(bench.rows[0].tokens) - 1
+    text = list(bench.rows[0].tokens)
+    bench.leave(0)
+    assert bench.model.prefixes.counts.retained_tokens == len(text) - 1, "longer texts replace their beginnings"
 
 
 def test_pieces_of_a_long_prompt() -> None:
@@ -233,18 +214,21 @@ def test_off() -> None:
 
 
 def test_retained_memory_is_cut_and_given_back() -> None:
-    bench = Shared.like("llama", retained=3 * PAGE + 5)
+    bench = Shared.like("llama", retained=3 * UNIT + 5)
     bench.enter(bench.tokens(100))
     bench.step()
-    counts = bench.model.prefixes.counts
-    assert (counts.retained_tokens, counts.retained_places) == (3 * PAGE, 3 * PAGE)
     again = list(bench.rows[0].tokens)
+    assert bench.model.prefixes.counts.retained_places == 0, "the row is open"
     bench.leave(0)
+    counts = bench.model.prefixes.counts
+    assert (counts.retained_tokens, counts.retained_places) == (3 * UNIT, 3 * UNIT)
+    bench.model.check_integrity()
     bench.enter(again)
-    assert bench.plainly() == 101 - 3 * PAGE
+    assert bench.plainly() == 101 - 3 * UNIT
     bench.model.retain(0)
     bench.enter(again)
     assert bench.plainly() == 1 + 101
+    bench.leave(0)
     assert bench.model.prefixes.counts.retained_places == 0
     with pytest.raises(ValueError, match="retained is -1; it must be 0"):
         bench.model.retain(-1)
@@ -256,20 +240,21 @@ def test_retained_memory_is_limited_in_bytes(features: tuple[int, ...]) -> None:
     bench.enter(bench.tokens(20))
     bench.step()
     token_bytes = bench.model.cache.token_bytes
-    most = 3 * PAGE * token_bytes + 5
+    most = 3 * UNIT * token_bytes + 5
     bench.model.retain(1 << 15, most)
     for _ in range(4):
         bench.leave(0)
         bench.enter(bench.tokens(100))
         bench.step()
+    again = list(bench.rows[0].tokens)
+    for _ in range(2):
+        bench.leave(0)
+        bench.enter(again)
         counts = bench.model.prefixes.counts
-        assert (counts.retained_places, counts.retained_bytes) == (3 * PAGE, 3 * PAGE * token_bytes)
+        assert (counts.retained_places, counts.retained_bytes) == (3 * UNIT, 3 * UNIT * token_bytes)
         assert counts.retained_max_bytes == most
         bench.model.check_integrity()
-    again = list(bench.rows[0].tokens)
-    bench.leave(0)
-    bench.enter(again)
-    assert bench.plainly() == 101 - 3 * PAGE, "what is kept is reused"
+        assert bench.plainly() == 101 - 3 * UNIT, "what is kept is reused"
     with pytest.raises(ValueError, match="max_bytes is -1; it must be 0"):
         bench.model.retain(16, -1)
 
@@ -289,23 +274,125 @@ def test_a_limit_below_a_page_keeps_nothing(max_bytes: int) -> None:
 def test_the_default_limit_suits_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     for installed, expected in ((4 << 30, int(0.05 * (4 << 30))), (64 << 30, 512 << 20)):
-        monkeypatch.setattr(shelf, "memory", lambda installed=installed: installed)
-        assert shelf.default_max_bytes(cpu) == expected
+        monkeypatch.setattr(retained_rows, "memory", lambda installed=installed: installed)
+        assert retained_rows.default_max_bytes(cpu) == expected
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 << 30, 100 << 30))
-    assert shelf.default_max_bytes(cuda) == 8 << 30
+    assert retained_rows.default_max_bytes(cuda) == 8 << 30
 
 
-def test_a_failed_copy_forgets_what_it_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_copy_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Shared.like("llama")
     prompt = bench.tokens(50)
     bench.enter(prompt)
-    with monkeypatch.context() as patch:
-        patch.setattr(bench.model.prefixes.store, "_write", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            bench.model.prefill(bench.rows, 40)
-    bench.enter(prompt)
-    bench.model.check_integrity()
     bench.plainly()
+    bench.enter(prompt)
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.model.cache, "copy", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            bench.model.prefill(bench.rows[1:], 40)
+    bench.model.check_integrity()
+    assert bench.model.prefixes.counts.prefix_hits == 0
+    assert bench.plainly() == 1 + 1
+
+
+def counted_copies(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of runs of every copy within the cache from now on. On a GPU each of them is one launch."""
+    copies, copy = list[int](), bench.model.cache.copy
+
+    def counted(runs: list[tuple[int, int, int]]) -> None:
+        copies.append(len(runs))
+        copy(runs)
+
+    monkeypatch.setattr(bench.model.cache, "copy", counted)
+    return copies
+
+
+def test_nothing_is_copied_where_nothing_is_reused(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Shared.like("llama")
+    bench.model.cache.grow(1 << 13)
+    copies = counted_copies(bench, monkeypatch)
+    for _ in range(3):
+        bench.enter(*[bench.tokens(60) for _ in range(5)])
+        while bench.rows:
+            bench.step()
+            bench.leave(0)
+    counts = bench.model.prefixes.counts
+    assert (copies, counts.prefix_hits) == ([], 0)
+    assert counts.retained_tokens >= 15 * 60, "all of them are kept"
+
+
+def test_all_rows_of_a_pass_copy_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Shared.like("llama")
+    bench.model.cache.grow(1 << 13)
+    copies, system = counted_copies(bench, monkeypatch), bench.tokens(50)
+    bench.enter(*[[*system, n, *bench.tokens(9)] for n in range(6)])
+    assert bench.model.prefill(bench.rows, 100) == [50] * 6
+    assert (copies, bench.ran) == ([5], 50), "one row reads the prefix, and five copy it"
+    bench.enter(*[[*system, n, *bench.tokens(9)] for n in range(6, 12)])
+    assert bench.model.prefill(bench.rows[6:], 100) == [50] * 6
+    assert (copies, bench.ran) == ([5, 6], 50)
+    assert bench.plainly() == 12 * 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_that_moves_is_copied_from_where_it_is(kind: str) -> None:
+    bench = Shared.like(kind)
+    prompt = bench.tokens(60)
+    bench.enter(prompt, bench.tokens(10))
+    bench.step()
+    before = bench.model.index(bench.rows[0])
+    bench.model.make_room(bench.rows[0], 1500)
+    assert bench.model.index(bench.rows[0]) != before
+    bench.leave(1)
+    bench.enter(bench.tokens(10), prompt + bench.tokens(4))
+    bench.model.check_integrity()
+    assert bench.plainly() == 1 + 10 + 1 + 4
+
+
+def test_a_row_whose_text_changed_is_copied_from_up_to_there() -> None:
+    """As the texts of a draft model do that has another tokenizer."""
+    bench = Shared.like("llama")
+    prompt = bench.tokens(60)
+    bench.enter(prompt)
+    bench.plainly()
+    row = bench.rows[0]
+    row.tokens = prompt[:40] + [(token + 1) % VOCAB for token in prompt[40:]]
+    bench.model.rewind(row, 40)
+    bench.enter(prompt)
+    assert bench.plainly() == 20 + 20
+    bench.model.check_integrity()
+    bench.enter(prompt, row.tokens[:-1])
+    assert bench.plainly() == 2 + 1 + 1, "each has a row to copy from"
+    bench.leave(3), bench.leave(2)
+    bench.leave(0)
+    bench.enter(row.tokens)
+    assert bench.plainly() == 1 + 1, "the text as it was in the end"
+
+
+def test_rows_in_use_take_the_places_of_retained_ones() -> None:
+    """The limit of the cache is for all rows together. Retained ones give way, those used least recently first."""
+    bench = Shared.like("llama")
+    bench.model.bound(1024)
+    texts = [bench.tokens(100) for _ in range(6)]
+    for text in texts:
+        bench.enter(text, max_tokens=8)
+        bench.plainly()
+        bench.leave(0)
+    bench.enter([*texts[0], 1], max_tokens=8)
+    assert bench.plainly() == 1
+    bench.enter(bench.tokens(150), max_tokens=8)
+    bench.plainly()
+    assert 0 < bench.model.prefixes.counts.retained_tokens < 600, "it needed some of the places"
+    bench.model.check_integrity()
+    bench.leave(1)
+    bench.enter(texts[5], max_tokens=8)
+    assert bench.plainly() == 1 + 1, "the one used last is there still"
+    for _ in range(3):
+        bench.enter(bench.tokens(150), max_tokens=8)
+        bench.plainly()
+        bench.model.check_integrity()
+    assert bench.model.cache.places <= 1024
+    assert bench.model.prefixes.counts.retained_tokens < 100
 
 
 def test_same_bits() -> None:

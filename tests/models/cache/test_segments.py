@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from slipstream.models.cache.segments import UNIT, Segments, round_up
 from slipstream.models.cache.tensors import KVCache
 
-ACTIONS = st.lists(st.tuples(st.sampled_from(["take", "give", "extend", "compact", "grow"]), st.integers(0, 300)))
+NAMES = "take", "give", "extend", "trim", "compact", "grow"
+ACTIONS = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 300)))
 
 
 @settings(max_examples=200, deadline=None)
@@ -21,7 +22,7 @@ def test_every_place_is_free_or_of_one_row(actions):
         chosen = rows[number % len(rows)] if rows else None
         if action == "take":
             start = segments.take(number)
-            gap = max((end - start for start, end in segments._gaps), default=0)
+            gap = max((end - start for start, end in segments._gaps.items()), default=0)
             assert start is not None or gap < round_up(number), "a gap was large enough"
             rows += [] if start is None else [start]
         elif action == "grow":
@@ -36,6 +37,12 @@ def test_every_place_is_free_or_of_one_row(actions):
         elif chosen is not None and action == "give":
             segments.give(chosen)
             rows.remove(chosen)
+        elif chosen is not None and action == "trim":
+            before = segments.capacity(chosen)
+            skip = number // UNIT % (before // UNIT) * UNIT
+            kept = number % (before - skip) + 1
+            rows[rows.index(chosen)] = segments.trim(chosen, skip, kept)
+            assert segments.capacity(chosen + skip) == round_up(kept)
         elif chosen is not None:
             before = segments.capacity(chosen)
             wanted = max(before, number) if segments.extend(chosen, number) else before

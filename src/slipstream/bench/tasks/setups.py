@@ -29,7 +29,7 @@ class TaskSetup:
     rows: int = 1  # problems at a time
 
     def open(self) -> Engine:
-        """The engine. The prefix store is off, so that every problem is read."""
+        """The engine. Prefix reuse is off, so that every problem is read."""
         native = self.engine == "native"
         own: dict[str, Any] = {"limits": Limits(rows=max(16, self.rows), retained=0)} if native else {}
         together = {"rows": str(self.rows)} if self.rows > 1 and self.engine in ROWS else {}

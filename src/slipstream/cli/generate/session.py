@@ -43,7 +43,7 @@ class EngineSetup:
     def open(self) -> Engine:
         native: dict[str, Any] = dict(self.known.arguments(self.engine))
         if self.engine == "native":
-            native["limits"] = Limits(retained=0)  # one prompt needs no prefix store
+            native["limits"] = Limits(retained=0)  # one prompt is reused by nobody
             native |= {"shape": self.tree} if self.tree else {}
             native |= {"watch": self.best_draft} if self.show_tree else {}
         elif self.tree or self.show_tree:

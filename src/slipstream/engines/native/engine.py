@@ -118,7 +118,8 @@ class NativeEngine(JobEngine):
         else:
             self.target = given_target(model, **loading)
         limits = limits or Limits()
-        self.target.model.retain(limits.retained, limits.retained_bytes)
+        with turns_of(self.target.model):
+            self.target.model.retain(limits.retained, limits.retained_bytes)
         own = own_drafter(drafter)
         if own is None:
             own = build_drafter(settings.drafter, self.target, settings.options)

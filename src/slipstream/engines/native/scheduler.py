@@ -4,7 +4,7 @@ wait, the next row goes to the one that has the fewest.
 A row has places of the KV cache for its text and some more, and gets further ones as it grows. A request is admitted if
 the places of all rows are within the memory budget. When rows have outgrown it, the one that came last gives its places
 back and waits until there is room again; then its text is read again. The model has the same budget, and moves rows
-together before it would exceed it. The prefix store has a separate budget and evicts entries by itself.
+together before it would exceed it. Closed rows that are retained for prefix reuse give way to those in use.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Limits:
     tokens: int | None = None  # places of the KV cache, all rows together; None: 2^17 on a CPU, and as many as fit 65 %
     # of the memory that is free on a GPU once the model is loaded
     prefill: int | None = None  # prompt tokens per step, all rows together; None: a default for the device
-    retained: int = 1 << 15  # tokens in the prefix store, which prompts with a common prefix reuse; 0: no reuse
-    retained_bytes: int | None = None  # bytes of the prefix store; None: 512 MB or 5 % of memory, 10 % of a GPU's free
+    retained: int = 1 << 15  # tokens of ended requests that others with a common prefix reuse; 0: no reuse
+    retained_bytes: int | None = None  # of their bytes; None: 512 MB or 5 % of memory, 10 % of a GPU's free
 
     def __post_init__(self) -> None:
         for name, given in vars(self).items():

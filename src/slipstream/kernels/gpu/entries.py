@@ -1,7 +1,7 @@
-"""Copies entries between a cache and the prefix store, in all layers by one launch per shape of tensor.
+"""Copies runs of entries within a KV cache, in all layers by one launch per shape of tensor.
 
 A prompt has an entry in two tensors of every layer. One copy for each of them takes the host longer than the pass that
-computed the entries.
+computed the entries. The entries of a run lie side by side in each head, so a run is copied in blocks of words.
 """
 
 from __future__ import annotations
@@ -9,78 +9,58 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-Pair = tuple[Tensor, Tensor]
-"""A tensor of the cache, [rows, heads, places, size], and the one of the store, [heads, places, size]."""
+BLOCK = 1024  # words
+WORD = 8  # bytes
 
 
-@triton.jit(do_not_specialize=["source_base", "target_base", "source_head", "target_head"])
-def _copy(
-    sources, targets, like, source_place, target_place, source_base, target_base, source_head, target_head, size,
-    SIZE: tl.constexpr,
-):  # fmt: skip
-    """One entry of one head in one tensor."""
-    n, tensor, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    source = tl.load(sources + tensor).to(tl.pointer_type(like.dtype.element_ty))
-    target = tl.load(targets + tensor).to(tl.pointer_type(like.dtype.element_ty))
-    at = tl.arange(0, SIZE)
-    begin = source_base + head * source_head + tl.load(source_place + n) * size
-    end = target_base + head * target_head + tl.load(target_place + n) * size
-    piece = tl.load(source + begin + at, mask=at < size, other=0.0)
-    tl.store(target + end + at, piece, mask=at < size)
+@triton.jit(do_not_specialize=["head_step", "size"])
+def _copy(tensors, like, runs, head_step, size, HEADS: tl.constexpr, BLOCK: tl.constexpr):
+    """One block of the words of a run, in one head of one tensor. `runs`: source, target and count of each."""
+    block, run, tensor, head = tl.program_id(0), tl.program_id(1), tl.program_id(2) // HEADS, tl.program_id(2) % HEADS
+    source, target, count = tl.load(runs + 3 * run), tl.load(runs + 3 * run + 1), tl.load(runs + 3 * run + 2)
+    begin = tl.load(tensors + tensor).to(tl.pointer_type(like.dtype.element_ty)) + head.to(tl.int64) * head_step
+    at = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count * size
+    tl.store(begin + target * size + at, tl.load(begin + source * size + at, mask=inside, other=0), mask=inside)
 
 
 class _Group:
-    """Pairs whose tensors have the same shapes and types, and their addresses."""
+    """The addresses of tensors of the same shape and type, and their sizes in words."""
 
-    def __init__(self, pairs: Sequence[Pair]) -> None:
-        self.cache, self.store = pairs[0]
-        device = self.cache.device
-        self.in_cache = torch.tensor([cache.data_ptr() for cache, _ in pairs], device=device)
-        self.in_store = torch.tensor([store.data_ptr() for _, store in pairs], device=device)
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        first = tensors[0]
+        whole = first.shape[3] * first.element_size() % WORD == 0
+        self._like = torch.empty(1, dtype=torch.int64 if whole else first.dtype, device=first.device)
+        per_entry = WORD // first.element_size() if whole else 1
+        self.heads, self.count = first.shape[1], len(tensors)
+        self.size, self.head_step = first.shape[3] // per_entry, first.stride(1) // per_entry
+        self._addresses = torch.tensor([tensor.data_ptr() for tensor in tensors], device=first.device)
+
+    def copy(self, runs: Tensor, count: int, longest: int) -> None:
+        grid = triton.cdiv(longest * self.size, BLOCK), count, self.count * self.heads
+        _copy[grid](self._addresses, self._like, runs, self.head_step, self.size, self.heads, BLOCK)
 
 
 class EntryCopier:
-    """Copies between these pairs of tensors. It must be made anew when one of them is replaced."""
+    """Copies within these tensors, [1, heads, places, size]. It must be made anew when one of them is replaced."""
 
-    def __init__(self, pairs: Sequence[Pair]) -> None:
-        groups: defaultdict[object, list[Pair]] = defaultdict(list)
-        for cache, store in pairs:
-            assert cache.stride(2) == cache.shape[3], "places are adjacent in the cache"
-            assert store.stride(1) == store.shape[2], "places are adjacent in the store"
-            groups[cache.stride(), store.stride(), cache.shape[1], cache.dtype].append((cache, store))
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        groups: defaultdict[object, list[Tensor]] = defaultdict(list)
+        for tensor in tensors:
+            assert tensor.stride()[2:] == (tensor.shape[3], 1), "places lie side by side"
+            groups[tensor.shape, tensor.stride(), tensor.dtype].append(tensor)
+        self._device = tensors[0].device
         self._groups = [_Group(group) for group in groups.values()]
 
-    def keep(self, row: int, start: int, places: Sequence[int]) -> None:
-        """Copy the entries of a cache row from `start` on to these places of the store."""
-        in_cache, in_store = self._places(start, places)
+    def copy(self, runs: Sequence[tuple[int, int, int]]) -> None:
+        """Copy runs: first place, target place, count. The host does not wait for it."""
+        table = torch.tensor(runs, dtype=torch.int64)
+        if self._device.type == "cuda":
+            table = table.pin_memory().to(self._device, non_blocking=True)
         for group in self._groups:
-            cache, store, size = group.cache, group.store, group.cache.shape[3]
-            _copy[len(places), len(group.in_cache), cache.shape[1]](
-                *(group.in_cache, group.in_store, cache, in_cache, in_store),
-                *(row * cache.stride(0), 0, cache.stride(1), store.stride(0), size, triton.next_power_of_2(size)),
-                num_warps=1,
-            )
-
-    def recall(self, row: int, start: int, places: Sequence[int]) -> None:
-        """Copy the entries at these places of the store to a cache row, from `start` on."""
-        in_cache, in_store = self._places(start, places)
-        for group in self._groups:
-            cache, store, size = group.cache, group.store, group.cache.shape[3]
-            _copy[len(places), len(group.in_cache), cache.shape[1]](
-                *(group.in_store, group.in_cache, cache, in_store, in_cache),
-                *(0, row * cache.stride(0), store.stride(0), cache.stride(1), size, triton.next_power_of_2(size)),
-                num_warps=1,
-            )
-
-    def _places(self, start: int, places: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Both sides' places on the device. The host does not wait for it."""
-        both = np.empty((2, len(places)), np.int64)
-        both[0], both[1] = np.arange(start, start + len(places)), places
-        in_cache, in_store = torch.from_numpy(both).to(self._groups[0].cache.device, non_blocking=True)
-        return in_cache, in_store
+            group.copy(table, len(runs), max(count for _, _, count in runs))

@@ -9,6 +9,7 @@ import torch
 
 from slipstream.core.array_types import Tensor
 from slipstream.models.cache.packing import Entry, agree
+from slipstream.models.cache.prefix import TOKEN
 
 
 @dataclass(eq=False)
@@ -21,7 +22,9 @@ class RowState:
     depth: int = 0  # layers that ran over `uncommitted`
     skipped: object = None  # blocks of these layers that did not run; if any, the pass is no part of a score pass
     hidden: dict[int, Tensor] = field(default_factory=dict)  # outputs for `uncommitted` that `peek` kept, by layer
-    published: int = 0  # tokens that other rows may copy
+    text: bytes = b""  # the row's first tokens, as far as they were needed in this form (`prefix`)
+    published: int = 0  # tokens of the prompt that other rows may copy
+    key: bytes = b""  # the text that was published last, if other rows copy it from here
     features: tuple[int, ...] = ()  # layers whose output is kept for all of `tokens`
 
     def computed(self, entries: Sequence[Entry], depth: int, skipped: object = None) -> int:
@@ -40,6 +43,12 @@ class RowState:
         old = {layer: output[:skip] for layer, output in self.hidden.items()} if skip else {}
         both = {layer: torch.cat([old[layer], new[layer]]) for layer in old.keys() & new.keys()}
         self.uncommitted, self.depth, self.skipped, self.hidden = entries, depth, skipped, old | new | both
+
+    def cut(self, length: int) -> None:
+        """Drop the cached tokens from `length` on. The row may read others there."""
+        del self.tokens[length:]
+        self.text, self.published = self.text[: length * TOKEN], min(self.published, length)
+        self.drop_uncommitted()
 
     def drop_uncommitted(self) -> None:
         self.uncommitted, self.depth, self.skipped, self.hidden = [], 0, None, {}

@@ -14,7 +14,7 @@ together (`compact`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from slipstream.core.array_types import Float, Tensor
 from slipstream.core.types import Row
 from slipstream.kernels.cpu.move import CacheBlocks, Move, kernel
 from slipstream.models.cache.packing import RowSlice
+from slipstream.models.cache.run_copier import Run, RunCopier
 from slipstream.models.cache.segments import UNIT, Segments, round_up
 
 SMALLEST = 64  # places of a new cache, and of a row whose length nobody knows
@@ -41,8 +42,10 @@ class KVCache:
         self.version = 0  # increases whenever tensors are replaced
         self.limit: int | None = None  # places of all rows together; exceeded only if the rows in use need more
         self._segments = Segments(round_up(places))
+        self.release: Callable[[], bool] | None = None  # gives a retained row's places back; False: there is none
         self._layers: dict[object, tuple[Tensor, ...]] = {}
         self._table: CacheBlocks | None = None  # addresses of all tensors; None after one is replaced
+        self._copier: RunCopier | None = None  # the same
         self._token_bytes = 0
 
     @staticmethod
@@ -69,11 +72,16 @@ class KVCache:
 
     def take(self, places: int = SMALLEST) -> int:
         """The first place of a new row of up to so many places."""
+        self._release_for(places)
         start = self._segments.take(places)
         while start is None:
             self._enlarge(places)
             start = self._segments.take(places)
         return start
+
+    def trim(self, row: int, skip: int, places: int) -> int:
+        """Free all places of a row but so many after the first `skip`. Returns its new first place."""
+        return self._segments.trim(row, skip, places)
 
     def give(self, row: int) -> None:
         self._segments.give(row)
@@ -84,16 +92,17 @@ class KVCache:
 
     def reserve(self, row: int, places: int) -> int:
         """Make room for this many tokens in a row. Returns its first place, which is another one if it had to move."""
+        self._release_for(places)
         if self._segments.extend(row, places):
             return row
         held = self.capacity(row)
-        last = row + held + self._segments.last_gap == self.places
+        last = row + held + self._segments.last_gap == self.places and not self._segments.fits(places)
         if last and (self.limit is None or self._enlarged(places - held) <= self.limit):  # it stays where it is
             self._enlarge(places - held)
             self._segments.extend(row, places)
             return row
         moved = self.take(places)
-        self._copy([(row, moved, held)])
+        self.copy([(row, moved, held)])
         self._segments.give(row)
         return moved
 
@@ -108,24 +117,35 @@ class KVCache:
         return self._segments.extend(row, places)
 
     def would_exceed_limit(self, places: int) -> bool:
-        """Whether a new row of so many places fits only if the cache exceeds its limit, or rows are moved together."""
+        """Whether a new row of so many places fits only if the cache exceeds its limit, or rows are moved together,
+        even without the retained rows."""
         if self.limit is None:
             return False
-        start = self._segments.take(places)
-        if start is not None:
-            self._segments.give(start)
-        return start is None and self._enlarged(places) > self.limit
+        self._release_for(places)
+        return not self._segments.fits(places) and self._enlarged(places) > self.limit
+
+    def _release_for(self, places: int) -> None:
+        """Give places of retained rows back until there is a gap of so many, unless the cache can grow instead. It can
+        on a CPU. On a GPU all graphs would have to be captured again."""
+        cheap = free_bytes(self.device) is None
+        while not self._segments.fits(places):
+            if cheap and (self.limit is None or self._enlarged(places) <= self.limit):
+                return
+            if self.release is None or not self.release():
+                return
 
     def compact(self, grown: int | None = None, places: int = 0) -> dict[int, int]:
         """Move all rows together; the row `grown` gets so many places. Returns the new first place of each row that
         moved."""
+        while self.release is not None and self.release():
+            pass  # only rows in use are worth moving
         held = {row: self.capacity(row) for row in self._segments.starts}
         need = self._segments.used + (0 if grown is None else round_up(places) - held[grown])
         if need > self.places:
             self._resize(max(need, (self.limit or need) // UNIT * UNIT))
         moves = self._segments.compact(grown, places)
         for row, moved in moves.items():
-            self._copy([(row, moved, held[row])])
+            self.copy([(row, moved, held[row])])
         return moves
 
     def check_room(self, pieces: Sequence[RowSlice]) -> None:
@@ -162,14 +182,12 @@ class KVCache:
             grown = max(need, self.limit // UNIT * UNIT)
         return grown
 
-    def _copy(self, moves: Sequence[tuple[int, int, int]]) -> None:
-        """Copy the entries of rows to other places: from, to, and how many."""
-        for name, _ in self._layers.items():
-            for held in self.hold(name, *self._layers[name]):
-                for source, target, count in moves:
-                    part = held[0, :, source : source + count]
-                    overlap = abs(source - target) < count
-                    held[0, :, target : target + count] = part.clone() if overlap else part
+    def copy(self, runs: Sequence[Run]) -> None:
+        """Copy runs of entries to other places, in every layer."""
+        tensors = [held for _, layer in self.all_tensors() for held in layer]
+        if self._copier is None:
+            self._copier = RunCopier(tensors)
+        self._copier.copy(runs)
 
     def layer(
         self, index: int, key: Float[Tensor, "1 kv_heads tokens dim"], value: Float[Tensor, "1 kv_heads tokens dim_v"]
@@ -186,7 +204,7 @@ class KVCache:
             if held is None:
                 self._token_bytes += sum(entry.shape[1] * entry.shape[3] * entry.element_size() for entry in like)
             held = self._layers[name] = tuple(map(self._grown, like, old))
-            self._table = None
+            self._table = self._copier = None
         return held
 
     def all_tensors(self) -> Iterator[tuple[object, tuple[Tensor, ...]]]:

@@ -1,19 +1,18 @@
-"""Prefill: committed tokens that a row has not cached yet are read in chunks."""
+"""Prefill: committed tokens that a row has not cached yet are read in chunks. A common prefix is read once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from slipstream.core.types import Row
 from slipstream.models.cache.packing import RowEntries, RowSlice
-from slipstream.models.cache.prefix_store import WORTH
 from slipstream.models.run.forward_pass import LayerPass
-from slipstream.models.run.prefix_reuse import PrefixReuse
+from slipstream.models.run.prefix_reuse import WORTH, PrefixReuse
 from slipstream.models.run.row_table import RowTable
 
 
 class PendingReader:
-    """Reads pending tokens of rows through all layers, after copying the prefixes that are kept."""
+    """Reads pending tokens of rows through all layers, after copying the prefixes that other rows have cached."""
 
     def __init__(self, rows: RowTable, prefixes: PrefixReuse, forward: LayerPass, chunk: int) -> None:
         if chunk < 1:
@@ -23,19 +22,21 @@ class PendingReader:
     def read(self, rows: Sequence[Row], limit: int) -> list[int]:
         """Read up to `limit` pending tokens of each row, never the last one. Returns how many tokens each gained.
 
-        A row with a kept prefix gets that prefix instead, however long it is.
+        A row with a cached prefix gets that prefix instead, however long it is.
         """
-        if not limit and not self._prefixes.store.open:
+        if not limit and not self._prefixes.enabled:
             return [0] * len(rows)
         for row in rows:
             self._rows.reserve(row, row.length)
-        recalled = [self._prefixes.recall(row) for row in rows]
-        counts = [
-            0 if gained else min(limit, len(self._rows.pending(row)) - 1)
-            for row, gained in zip(rows, recalled, strict=True)
-        ]
+        pending = [len(self._rows.pending(row)) for row in rows]
+        self._prefixes.recall(rows)
+        if limit and (leaders := self._prefixes.leaders(rows)):
+            self._lead(leaders, limit)
+            self._prefixes.recall(rows)
+        gained = [before - len(self._rows.pending(row)) for row, before in zip(rows, pending, strict=True)]
+        counts = [0 if gain else min(limit, before - 1) for gain, before in zip(gained, pending, strict=True)]
         self._feed(rows, counts)
-        return [max(both) for both in zip(recalled, counts, strict=True)]
+        return [max(both) for both in zip(gained, counts, strict=True)]
 
     def catch_up(self, rows: Sequence[Row]) -> list[list[int]]:
         """Read until no row has more than one chunk pending. Returns the tokens that are still pending in each."""
@@ -66,11 +67,17 @@ class PendingReader:
     def _share(self, rows: Sequence[Row]) -> None:
         """If rows have a common prefix, one of them reads it and the others copy it."""
         while True:
-            for row in rows:
-                self._prefixes.recall(row)
+            self._prefixes.recall(rows)
             leaders = self._prefixes.leaders(rows)
             if not leaders:
                 return
-            states = self._rows.states
-            while counts := {row: left for row, size in leaders.items() if (left := size - len(states[row].tokens))}:
-                self._feed(list(counts), [min(left, self.chunk) for left in counts.values()])
+            while self._lead(leaders, self.chunk):
+                pass
+
+    def _lead(self, leaders: Mapping[Row, int], limit: int) -> bool:
+        """Read up to `limit` tokens of each leader, up to its common prefix. False where all have read it."""
+        left = {row: size - len(self._rows.states[row].tokens) for row, size in leaders.items()}
+        behind = {row: min(count, limit) for row, count in left.items() if count > 0}
+        if behind:
+            self._feed(list(behind), list(behind.values()))
+        return bool(behind)

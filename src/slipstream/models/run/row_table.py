@@ -50,8 +50,7 @@ class RowTable:
         """Committed tokens that are not cached yet. The last token is always among them: its logits are needed."""
         state, tokens = self.states[row], row.tokens
         if len(state.tokens) >= len(tokens):
-            del state.tokens[len(tokens) - 1 :]
-            state.drop_uncommitted()
+            state.cut(len(tokens) - 1)
         return tokens[len(state.tokens) :]
 
     def extend(self, row: Row, tokens: Sequence[int]) -> None:
@@ -78,9 +77,12 @@ class RowTable:
         return [(state.index, start + i, start + n) for n, i in enumerate(kept) if i != n]
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless each row's cached tokens are the beginning of its text and the cache agrees."""
+        """Raise AssertionError unless each row's cached tokens are the beginning of its text."""
         for row, state in self.states.items():
             size = min(len(state.tokens), row.length)  # an end token may cut what was accepted
             assert state.tokens[:size] == row.tokens[:size], f"the cache holds {state.tokens}, the row {row.tokens}"
-        states = self.states.values()
-        self.cache.check_integrity([state.index for state in states], [len(state.tokens) for state in states])
+
+    @property
+    def segments(self) -> list[tuple[int, int]]:
+        """The first place of each row, and its cached tokens."""
+        return [(state.index, len(state.tokens)) for state in self.states.values()]

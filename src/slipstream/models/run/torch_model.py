@@ -59,7 +59,7 @@ class TorchModel(Model):
         kernels: bool = True,
     ) -> None:
         """`anatomy`: the result of an earlier probe of this model, whose attention is ours already. `retained` and
-        `max_bytes`: limits of the prefix store (`retain`); 0 turns prefix reuse off. `invariant`: the numbers of a row
+        `max_bytes`: limits of the retained rows (`retain`); 0 turns prefix reuse off. `invariant`: the numbers of a row
         depend on its own tokens only, to the bit. `kernels=False`: the model's own modules run, with their weights
         unchanged."""
         check_config(model)
@@ -106,7 +106,7 @@ class TorchModel(Model):
             for row in rows:
                 (self._conditions.open if encode else self._conditions.check)(row.request.condition)
         if self._features.apply_declared():
-            self.prefixes.restart()  # stored prefixes lack the new layers
+            self.prefixes.restart()  # retained rows lack the new layers
             for state in self.rows.states.values():
                 state.drop_uncommitted()
         for row in rows:
@@ -121,16 +121,10 @@ class TorchModel(Model):
     @torch.inference_mode()
     def close(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            state = self.rows.states.pop(row)
-            try:
-                self.prefixes.keep_closed(state)
-            finally:
-                self.cache.give(state.index)
+            self.prefixes.close(self.rows.states.pop(row))
 
     def rewind(self, row: Row, length: int) -> None:
-        state = self.rows.states[row]
-        del state.tokens[length:]
-        state.drop_uncommitted()
+        self.rows.states[row].cut(length)
 
     def retain(self, tokens: int, max_bytes: int | None = None) -> None:
         self.prefixes.retain(tokens if self._conditions is None else 0, max_bytes)
@@ -142,7 +136,7 @@ class TorchModel(Model):
     def prefill(self, rows: Sequence[Row], limit: int) -> list[int]:
         """Read up to `limit` further committed tokens of each row, never the last one. Returns the tokens gained.
 
-        A row with a stored prefix gets that prefix instead, of any length."""
+        A row with a cached prefix gets that prefix instead, of any length."""
         return self._reader.read(rows, limit)
 
     @torch.inference_mode()
@@ -170,9 +164,11 @@ class TorchModel(Model):
         self._scorer.commit(rows, verdict, draft)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless rows, cache and prefix store agree with each other."""
+        """Raise AssertionError unless rows, retained rows and cache agree with each other."""
         self.rows.check_integrity()
         self.prefixes.check_integrity()
+        taken, lengths = zip(*self.rows.segments, *self.prefixes.retained.segments, (0, 0), strict=True)
+        self.cache.check_integrity(taken[:-1], lengths[:-1])
 
     # Features for drafters
 

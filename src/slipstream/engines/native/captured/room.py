@@ -28,14 +28,15 @@ def device_limits(model: TorchModel, passes: GpuPasses) -> DeviceLimits:
 
 
 def reserve(model: TorchModel, passes: GpuPasses, tokens: int) -> None:
-    """Let the cache of a model begin with room for usual batches, of up to so many tokens."""
-    room = int(FIRST_SHARE * _free_bytes(model.device))
-    model.cache.grow(first_room(tokens, _token_bytes(model, passes), room))
+    """Let the cache of a model begin with room for usual batches, of up to so many tokens, and for retained rows, which
+    never make it grow."""
+    room, token = int(FIRST_SHARE * _free_bytes(model.device)), _token_bytes(model, passes)
+    model.cache.grow(first_room(tokens, token, room, model.prefixes.retained.places_for(token)))
 
 
-def first_room(tokens: int, token_bytes: int, room: int) -> int:
+def first_room(tokens: int, token_bytes: int, room: int, retained: int = 0) -> int:
     """Tokens that a cache begins with, as far as so many bytes allow it."""
-    return min(tokens, USUAL, room // token_bytes)
+    return min(tokens, USUAL + retained, room // token_bytes)
 
 
 def _free_bytes(device: torch.device) -> int:
