@@ -49,15 +49,10 @@ INLINE void nothing(float* x, int64_t in, int64_t rows, int64_t first, int64_t l
         for (int64_t r = (rows - 1) % HELD + 1; r < HELD; ++r) to[k / SPAN].scale[r] = to[k / SPAN].sum[r] = 0;
 }
 
-INLINE __m512 wide(const uint16_t* half) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(half)));
-}
-INLINE __m512 wide(const float* single) { return _mm512_loadu_ps(single); }
-
 template <class Weight>
-INLINE void send_for(const Weight* weight, int64_t further = 0) {
-    const char* there = reinterpret_cast<const char*>(weight + AHEAD) + further;
-    _Pragma("GCC unroll 16") for (size_t i = 0; i < (sizeof(Weight) + 63) / 64; ++i)
+INLINE void send_for(const Weight* weight, int64_t span, int64_t further = 0) {
+    const char* there = reinterpret_cast<const char*>(weight) + (span + AHEAD) * SPAN_BYTES<Weight> + further;
+    _Pragma("GCC unroll 16") for (int64_t i = 0; i < (SPAN_BYTES<Weight> + 63) / 64; ++i)
         _mm_prefetch(there + 64 * i, _MM_HINT_T0);  // not with `each`: some compilers remove it as a function without effect
 }
 
@@ -68,9 +63,9 @@ INLINE __m512i dot(__m512i sum, __m512i weights, const int8_t* x) {
     return sum;
 }
 
-// Bytes of sixteen outputs, four inputs a vector.
+// Bytes of sixteen outputs, four inputs a vector; 6-bit weights are too large by their offset.
 template <class Weight>
-INLINE void unpack(const Weight& span, __m512i (&number)[STEPS]) {
+INLINE void unpack(const SpanWeights<Weight>& span, __m512i (&number)[STEPS]) {
     if constexpr (Weight::BITS == 8) {
         each<STEPS>([&](auto j) { number[j] = _mm512_loadu_si512(span.number + 64 * j); });
     } else {
@@ -81,12 +76,21 @@ INLINE void unpack(const Weight& span, __m512i (&number)[STEPS]) {
             number[j + STEPS / 2] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
         });
     }
+    if constexpr (Weight::BITS == 6) {
+        const __m512i two = _mm512_set1_epi8(3 << 4);
+        each<STEPS>([&](auto j) {
+            constexpr int bit = 2 * (j % 4);
+            const __m512i upper = _mm512_loadu_si512(span.number + 64 * (STEPS / 2 + j / 4));
+            const __m512i high = bit < 4 ? _mm512_slli_epi16(upper, 4 - bit) : _mm512_srli_epi16(upper, bit - 4);
+            number[j] = _mm512_ternarylogic_epi32(number[j], high, two, 0xf8);  // number | (high & two)
+        });
+    }
 }
 
 // The floor of a span, if it has one.
 template <class Weight>
-INLINE __m512 floor_of(const Weight& weight) {
-    if constexpr (Weight::FLOOR) return wide(weight.scale[Weight::PARTS]);
+INLINE __m512 floor_of(const SpanWeights<Weight>& weight) {
+    if constexpr (Weight::FLOOR) return scale_of(weight, Weight::PARTS);
     else return _mm512_setzero_ps();
 }
 
@@ -116,7 +120,7 @@ INLINE __m512i joined(__m512i high, __m512i low) {
 }
 
 // Rows by vector instructions, which multiply unsigned by signed bytes. 128 is added to 8-bit weights, and its contribution
-// is subtracted afterwards.
+// is subtracted afterwards, as is that of the offset of 6-bit ones.
 template <class Weight, int ROWS>
 INLINE void vectors(const Product& job, const Weight* weight, int64_t row, int64_t group) {
     constexpr int PARTS = Weight::PARTS;
@@ -126,16 +130,17 @@ INLINE void vectors(const Product& job, const Weight* weight, int64_t row, int64
     __m512 sum[ROWS];
     each<ROWS>([&](auto r) { sum[r] = _mm512_setzero_ps(); });
     const auto add_span = [&](int64_t s, int64_t further) INLINED {
-        send_for(weight + s, further);
-        constexpr bool eight = Weight::BITS == 8;
+        send_for(weight, s, further);
+        constexpr int OFFSET = Weight::BITS == 8 ? 128 : Weight::OFFSET;
+        const SpanWeights<Weight> own(weight, s);
         __m512i number[STEPS];
-        unpack(weight[s], number);
-        if constexpr (eight)
+        unpack(own, number);
+        if constexpr (Weight::BITS == 8)
             each<STEPS>([&](auto j) { number[j] = _mm512_xor_si512(number[j], _mm512_set1_epi8(-128)); });
-        const __m512 floor = floor_of(weight[s]);
+        const __m512 floor = floor_of(own);
         each<PARTS>([&](auto p) {
             constexpr int part = decltype(p)::value;
-            const __m512 scale = wide(weight[s].scale[part]);
+            const __m512 scale = scale_of(own, part);
             each<ROWS>([&](auto r) {
                 __m512i high = _mm512_setzero_si512(), low = _mm512_setzero_si512();
                 each<STEPS / PARTS>([&](auto i) {
@@ -144,14 +149,14 @@ INLINE void vectors(const Product& job, const Weight* weight, int64_t row, int64
                     if constexpr (!BYTES) low = dot(low, number[j], x[s].number[MOST + from + r] + 4 * j);
                 });
                 __m512i whole = joined(high, low);
-                const int32_t raised = 128 * total<PARTS, part>(x[s], from + r);
-                if constexpr (eight) whole = _mm512_sub_epi32(whole, _mm512_set1_epi32(raised));
+                const int32_t raised = OFFSET * total<PARTS, part>(x[s], from + r);
+                if constexpr (OFFSET) whole = _mm512_sub_epi32(whole, _mm512_set1_epi32(raised));
                 settle<Weight, part>(sum[r], whole, x[s], from + r, scale, floor);
             });
         });
     };
-    const char* here = reinterpret_cast<const char*>(weight + AHEAD);
-    const int64_t left = job.end ? (job.end - here) / static_cast<int64_t>(sizeof(Weight)) : spans;  // before prefetches jump
+    const char* here = reinterpret_cast<const char*>(weight) + AHEAD * SPAN_BYTES<Weight>;
+    const int64_t left = job.end ? (job.end - here) / SPAN_BYTES<Weight> : spans;  // before prefetches jump
     int64_t s = 0, further = 0;
     if constexpr (ROWS > 2) {  // bound by arithmetic
         for (; s < spans; ++s) add_span(s, 0);
@@ -205,23 +210,26 @@ __attribute__((noinline)) void hand_over(const Product& job, float (*line)[SIDE]
     for (int64_t r = 0; r < rows; ++r) finish<SIDE>(job, line[r], row + r, group * SIDE);
 }
 
-// The bytes of a span as tiles read them: 8-bit weights in place, 4-bit weights unpacked.
+// The bytes of a span as tiles read them: 8-bit weights in place, others unpacked.
 template <class Weight>
-INLINE const char* laid(const Weight& weight, const Raised& bytes) {
+INLINE const char* laid(const SpanWeights<Weight>& weight, const Raised& bytes) {
     if constexpr (Weight::BITS == 8) return reinterpret_cast<const char*>(weight.number);
     else return reinterpret_cast<const char*>(bytes);
 }
 template <class Weight>
-INLINE void lay(const Weight& weight, Raised& bytes) {
+INLINE void lay(const SpanWeights<Weight>& weight, Raised& bytes) {
     if constexpr (Weight::BITS == 8) return;
     __m512i number[STEPS];
     unpack(weight, number);
-    each<STEPS>([&](auto j) INLINED { _mm512_store_si512(bytes[j], number[j]); });
+    each<STEPS>([&](auto j) INLINED {
+        if constexpr (Weight::OFFSET) number[j] = _mm512_sub_epi8(number[j], _mm512_set1_epi8(Weight::OFFSET));
+        _mm512_store_si512(bytes[j], number[j]);
+    });
 }
 
 // Loads the weights of a span into their tiles.
 template <class Weight>
-INLINE void load(const Weight& weight, const Raised& bytes) {
+INLINE void load(const SpanWeights<Weight>& weight, const Raised& bytes) {
     const char* from = laid(weight, bytes);
     _tile_loadd(2, from, 64);
     if constexpr (Weight::PARTS == 2) _tile_loadd(3, from + 64 * STEPS / 2, 64);
@@ -273,15 +281,15 @@ struct Stream {
     }
     INLINE void lay_out(int64_t i) {
         if (i >= count) return;
-        send_for(weight + i);
-        lay(weight[i], bytes[i % RING]);
+        send_for(weight, i);
+        lay(SpanWeights<Weight>(weight, i), bytes[i % RING]);
     }
     template <bool NEW, bool OLD>
     INLINE void step(__m512 (&sum)[ROWS], int64_t i) {
-        const Weight& old = weight[OLD ? i - LAG : i];
-        const __m512 front = wide(old.scale[0]), back = wide(old.scale[PARTS - 1]), floor = floor_of(old);
+        const SpanWeights<Weight> old(weight, OLD ? i - LAG : i);
+        const __m512 front = scale_of(old, 0), back = scale_of(old, PARTS - 1), floor = floor_of(old);
         BARRIER;
-        if constexpr (NEW) load(weight[i], bytes[i % RING]);
+        if constexpr (NEW) load(SpanWeights<Weight>(weight, i), bytes[i % RING]);
         each<BLOCKS>([&](auto block) INLINED {
             if constexpr (NEW) multiply(x[block * spans + at], sums[i % RING][block]);
             if constexpr (block == 0) lay_out(i + LEAD);
@@ -354,7 +362,7 @@ void rows_by(const Product& job, const Weight* weight, bool tiles, int64_t row, 
         matrices(job, weight, row, count, first, last);
         row += count;
     }
-    for (int64_t group = first; group < last && row < end; ++group, weight += job.in / SPAN)
+    for (int64_t group = first; group < last && row < end; ++group, weight += blocks_of<Weight>(job))
         for (int64_t r = row, next; r < end; r = next) {
             next = std::min({r + FEW, end, (r / HELD + 1) * HELD});
             few(job, weight, r, next - r, group);
@@ -364,10 +372,10 @@ void rows_by(const Product& job, const Weight* weight, bool tiles, int64_t row, 
 template <class Weight>
 void integers(const Product& job, int64_t top, int64_t bottom, int64_t first, int64_t last) {
     const Tiles<Weight::PARTS> tiles(bottom - top);
-    const int64_t spans = job.in / SPAN, line = spans * sizeof(Weight);
+    const int64_t blocks = blocks_of<Weight>(job), line = blocks * sizeof(Weight);
     const int64_t some = bottom - top > MANY ? std::max<int64_t>(1, NEAR / line) : last - first;  // groups whose weights stay in cache for all rows
     for (int64_t group = first; group < last; group += some) {
-        const Weight* weight = static_cast<const Weight*>(job.weight) + group * spans;
+        const Weight* weight = static_cast<const Weight*>(job.weight) + group * blocks;
         rows_by(job, weight, tiles.ready, top, bottom, group, std::min(last, group + some));
     }
 }

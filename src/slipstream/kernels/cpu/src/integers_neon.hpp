@@ -43,12 +43,9 @@ INLINE void wholes(const float* given, float* x, int64_t rows, int64_t in, int64
     }
 }
 
-INLINE float32x4_t wide(const uint16_t* half) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(half))); }
-INLINE float32x4_t wide(const float* single) { return vld1q_f32(single); }
-
 // Bytes of four outputs, four inputs a vector, eight vectors a span.
 template <class Weight>
-INLINE void unpack(const Weight& span, int8x16_t (&weight)[8]) {
+INLINE void unpack(const SpanWeights<Weight>& span, int8x16_t (&weight)[8]) {
     if constexpr (Weight::BITS == 8) {
         each<8>([&](auto j) { weight[j] = vld1q_s8(span.number + 16 * j); });
     } else {
@@ -100,20 +97,20 @@ constexpr int AT_ONCE = Weight::BITS == 4 ? 2 : 1;
 template <class Weight, int ROWS, int GROUPS = 1>
 INLINE void rows_by(const Product& job, const Weight* weight, int64_t row, int64_t group) {
     constexpr int PARTS = Weight::PARTS, HALVES = 2 / PARTS, SCALES = PARTS + Weight::FLOOR;
-    const int64_t spans = job.in / SPAN;
+    const int64_t spans = job.in / SPAN, blocks = blocks_of<Weight>(job);
     const Row* x = rows_of(job.x, job.in, row);
     float32x4_t sum[GROUPS][ROWS] = {};
     for (int64_t s = 0; s < spans; ++s, x += ROWS) {
         each<GROUPS>([&](auto g) INLINED {
-            const Weight& span = weight[g * spans + s];
-            const char* here = reinterpret_cast<const char*>(&span);
-            const char* ahead = here + (GROUPS > 1 ? GROUPS * spans * sizeof(Weight) : 1024);
+            const SpanWeights<Weight> span(weight + g * blocks, s);
+            const char* here = reinterpret_cast<const char*>(weight + g * blocks) + s * SPAN_BYTES<Weight>;
+            const char* ahead = here + (GROUPS > 1 ? GROUPS * spans * SPAN_BYTES<Weight> : 1024);
             __builtin_prefetch(ahead);
             __builtin_prefetch(ahead + 64);
             int8x16_t number[8];
             unpack(span, number);
             float32x4_t scale[SCALES];
-            each<SCALES>([&](auto p) INLINED { scale[p] = wide(span.scale[p]); });
+            each<SCALES>([&](auto p) INLINED { scale[p] = scale_of(span, p); });
             each<ROWS>([&](auto r) INLINED {
                 const float32x2_t own = vld1_f32(&x[r].step);  // and the sum behind it
                 each<PARTS>([&](auto p) INLINED {

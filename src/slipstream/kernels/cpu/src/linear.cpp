@@ -31,21 +31,39 @@ float widened(uint16_t half) {
     return value;
 }
 float widened(float value) { return value; }
+float widened(int8_t value) { return value; }
+
+// The number of an input of an output in a span.
+template <class Weight>
+int number_of(const SpanWeights<Weight>& span, int64_t lane, int input) {
+    constexpr int HALF = SPAN / 2;
+    const auto byte_of = [&](int line) { return span.number[4 * (SIDE * line + lane) + input % 4]; };
+    if (Weight::BITS == 8) return byte_of(input / 4);
+    const int low = byte_of(input % HALF / 4) >> (input < HALF ? 0 : 4) & 15;
+    if (Weight::BITS == 4) return low;
+    return (low | (byte_of(HALF / 4 + input / HALF) >> input % HALF / 4 * 2 & 3) << 4) - Weight::OFFSET;
+}
+
+// The scale of a part of a span, or behind the parts the floor.
+template <class Weight>
+float scale_of(const SpanWeights<Weight>& span, int64_t lane, int part) {
+    const float own = widened(span.block.scale[span.at][part][lane]);
+    if constexpr (Weight::FACTORS) return own * widened(span.block.factor[part / Weight::PARTS][lane]);
+    else return own;
+}
 
 // One output's weights, in float32. A number times its scale is exact, so that a fused addition gives the same sum.
 template <class Weight>
 void unpack(const Matrix& matrix, int64_t output, float* y) {
     const int64_t spans = matrix.in / SPAN, lane = output % SIDE;
-    const Weight* block = static_cast<const Weight*>(matrix.weight) + output / SIDE * spans;
-    for (int64_t span = 0; span < spans; ++span, ++block)
+    const Weight* first = static_cast<const Weight*>(matrix.weight) + output / SIDE * (spans / Weight::SPANS);
+    for (int64_t s = 0; s < spans; ++s) {
+        const SpanWeights<Weight> span(first, s);
         for (int i = 0; i < SPAN; ++i) {
-            constexpr int HALF = SPAN / 2;
-            const int at = Weight::BITS == 4 ? i % HALF : i;
-            const int byte = block->number[4 * (SIDE * (at / 4) + lane) + at % 4];
-            const int number = Weight::BITS == 8 ? byte : i < HALF ? byte & 15 : byte >> 4;
-            const float product = number * widened(block->scale[i * Weight::PARTS / SPAN][lane]);
-            *y++ = Weight::FLOOR ? product + widened(block->scale[Weight::PARTS][lane]) : product;
+            const float product = number_of(span, lane, i) * scale_of(span, lane, i * Weight::PARTS / SPAN);
+            *y++ = Weight::FLOOR ? product + scale_of(span, lane, Weight::PARTS) : product;
         }
+    }
 }
 
 }  // namespace
@@ -69,6 +87,9 @@ extern "C" int slipstream_unpack(const linear::Matrix* matrix, const int64_t* ou
 }
 
 extern "C" int slipstream_lanes() { return linear::LANES; }
+
+// The bits that a weight of six bits takes in memory.
+extern "C" int slipstream_six_bits() { return linear::SIX_BITS; }
 
 // The number of interleaved outputs of integer weights; 0 if they are not supported.
 extern "C" int slipstream_side() {
