@@ -128,30 +128,27 @@ def _steps(numbers: Tensor, scale: Tensor) -> Tensor:
     return (numbers / torch.where(wide == 0, 1.0, wide)).round_()
 
 
-def pack_blocks(numbers: QuantizedGrid, side: int, six_bits: int = 6) -> Tensor:
-    """Bytes as `integers.hpp` reads them: for each group of `side` outputs and each `Block`, numbers, scales, factors.
-
-    `six_bits`: the bits that a number of 6 bits takes in memory."""
+def pack_blocks(numbers: QuantizedGrid, side: int) -> Tensor:
+    """Bytes as `integers.hpp` reads them: for each group of `side` outputs and each `Block`, numbers, scales, factors."""
     form, spans = FORMS[numbers.kind], numbers.number.shape[1]
     assert spans % form.spans == 0, "blocks that share factors are stored together"
     scales = numbers.scale if numbers.floor is None else torch.cat([numbers.scale, numbers.floor[..., None]], -1)
-    lines = [_by_output(_packed_bits(numbers.number, form.bits, six_bits).view(torch.int32), side, form.spans)]
+    lines = [_by_output(_packed_bits(numbers.number, form.bits).view(torch.int32), side, form.spans)]
     lines.append(_by_output(scales, side, form.spans))
     if numbers.factor is not None:
         lines.append(_by_output(numbers.factor, side, 1))
     return torch.cat([line.contiguous().view(torch.uint8).flatten(2) for line in lines], -1)
 
 
-def _packed_bits(number: Tensor, bits: int, six_bits: int) -> Tensor:
+def _packed_bits(number: Tensor, bits: int) -> Tensor:
     """Numbers in the bytes of their blocks."""
     if bits == 4:
         return number[..., : SPAN // 2] | number[..., SPAN // 2 :] << 4
-    if bits == 8 or six_bits == 8:
+    if bits == 8:
         return number.contiguous()
-    raised = (number + 32).view(torch.uint8)
-    quarters = (raised >> 4).unflatten(-1, (2, 4, 4))  # half of the inputs, four inputs, input
-    high = quarters[..., 0, :] | quarters[..., 1, :] << 2 | quarters[..., 2, :] << 4 | quarters[..., 3, :] << 6
-    return torch.cat([_packed_bits(raised & 15, 4, six_bits), high.flatten(-2)], -1)
+    raised = (number << 2).view(torch.uint8).unflatten(-1, (2, 4, 4))  # half of the inputs, four inputs, input
+    shared = raised[..., 3:, :] >> torch.tensor([6, 4, 2], dtype=torch.uint8)[:, None] & 3
+    return (raised[..., :3, :] | shared).flatten(-3)
 
 
 def _by_output(part: Tensor, side: int, spans: int) -> Tensor:

@@ -130,7 +130,6 @@ class LinearKernel:
         self.work = ctypes.cast(library.slipstream_compute, POINTER).value or 0
         self.path, self.row_bits, self.lanes = path, row_bits, int(library.slipstream_lanes())
         self.side = int(library.slipstream_side())  # outputs per group of quantised blocks; 0: not supported
-        self._six_bits = int(library.slipstream_six_bits())
         self._check()
 
     def pack(self, weight: Tensor, bias: Tensor | None, integers: bool = False, rounded: bool = False) -> PackedWeight:
@@ -150,7 +149,7 @@ class LinearKernel:
     def pack_grid(self, numbers: QuantizedGrid, bias: Tensor | None, rounded: bool = False) -> PackedWeight:
         assert self.side, "this processor does not multiply bytes"
         outputs, spans, span = numbers.number.shape
-        data = few_bits.pack_blocks(numbers, self.side, self._six_bits)
+        data = few_bits.pack_blocks(numbers, self.side)
         return PackedWeight(data, bias, spans * span, outputs, numbers.kind, self.row_bits, rounded)
 
     def linear(self, x: Tensor, weight: PackedWeight) -> Tensor:

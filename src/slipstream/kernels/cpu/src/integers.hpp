@@ -25,11 +25,6 @@ constexpr int SIDE = 8;
 #else
 constexpr int SIDE = 4;
 #endif
-#if defined(NEON)
-constexpr int SIX_BITS = 8;  // bits that a weight of six bits takes in memory; unpacking would cost more than it saves
-#else
-constexpr int SIX_BITS = 6;
-#endif
 constexpr int SPAN = 32;  // inputs that share a scale
 #ifndef ROW_BITS
 #define ROW_BITS 16  // of an activation
@@ -57,13 +52,16 @@ INLINE float step_of(float top) {
 
 // Weights of SIDE outputs in one span, or in eight spans that share factors. With 8 bits, byte 4 (SIDE j + o) + i of a span
 // holds input 4 j + i of output o. With 4 bits, the lower half of that byte holds this input and the upper half input
-// 16 + 4 j + i. With 6 bits the number plus 32 is stored: its lower four bits like that, then its upper two, four inputs to a
-// byte: bits 2 j of byte 4 (SIDE h + o) + i belong to input 16 h + 4 j + i. A span has one scale, or one for each half of its
-// inputs (two parts). The floor, if any, follows the scales. They are float16 or float32 numbers, or bytes that are multiplied
-// by the factor of all scales or of all floors, a float16. That product is exact in float32.
+// 16 + 4 j + i. With 6 bits the upper bits of byte 4 (SIDE (3 h + j) + o) + i hold input 16 h + 4 j + i, for j < 3. The lower
+// two bits of these three bytes hold input 16 h + 12 + i, the upper ones first. Unpacked, such a number stays in the upper bits
+// of its byte, so it is four times as large and its factor a quarter.
+//
+// A span has one scale, or one for each half of its inputs (two parts). The floor, if any, follows the scales. They are float16
+// or float32 numbers, or bytes that are multiplied by the factor of all scales or of all floors, a float16. That product is
+// exact in float32.
 template <int BITS_, int PARTS_, bool FLOOR_, class Scale>
 struct Block {
-    static constexpr int BITS = BITS_, PARTS = PARTS_, OFFSET = BITS == 6 ? 32 : 0;
+    static constexpr int BITS = BITS_, PARTS = PARTS_;
     static constexpr bool FLOOR = FLOOR_, FACTORS = std::is_same_v<Scale, int8_t>;
     static constexpr int SPANS = FACTORS ? 8 : 1;
     using Byte = std::conditional_t<BITS == 8, int8_t, uint8_t>;
@@ -75,7 +73,7 @@ using Four = Block<4, 1, true, uint16_t>;
 using Eight = Block<8, 1, false, uint16_t>;
 using FourK = Block<4, 1, true, int8_t>;  // GGUF's K types
 using FiveK = Block<8, 1, true, float>;
-using SixK = Block<SIX_BITS, 2, false, int8_t>;
+using SixK = Block<6, 2, false, int8_t>;
 
 template <class Weight>
 constexpr int64_t SPAN_BYTES = sizeof(Weight) / Weight::SPANS;  // of a span with its share of the factors
@@ -96,6 +94,7 @@ struct SpanWeights {
         : block(first[static_cast<uint64_t>(span) / Weight::SPANS]),
           at(static_cast<uint64_t>(span) % Weight::SPANS),
           number(block.number[at]) {}
+    INLINE SpanWeights(const Weight& block, int64_t at) : block(block), at(at), number(block.number[at]) {}
 };
 
 #if !defined(INTEGERS)  // no integer weights on this processor

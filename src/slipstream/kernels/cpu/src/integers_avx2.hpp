@@ -56,12 +56,17 @@ template <class Weight>
 INLINE __m256i bytes_at(const SpanWeights<Weight>& span, int j) {
     const __m256i* from = reinterpret_cast<const __m256i*>(span.number);
     if constexpr (Weight::BITS == 8) return _mm256_loadu_si256(from + j);
-    const __m256i both = _mm256_loadu_si256(from + j % 4), four = _mm256_set1_epi8(15);
-    const __m256i low = _mm256_and_si256(j < 4 ? both : _mm256_srli_epi16(both, 4), four);
-    if constexpr (Weight::BITS == 4) return low;
-    const __m256i upper = _mm256_loadu_si256(from + 4 + j / 4), two = _mm256_set1_epi8(3 << 4);
-    const __m256i high = j % 4 < 2 ? _mm256_slli_epi16(upper, 4 - 2 * (j % 4)) : _mm256_srli_epi16(upper, 2 * (j % 4) - 4);
-    return _mm256_sub_epi8(_mm256_or_si256(_mm256_and_si256(high, two), low), _mm256_set1_epi8(Weight::OFFSET));
+    if constexpr (Weight::BITS == 4) {
+        const __m256i both = _mm256_loadu_si256(from + j % 4);
+        return _mm256_and_si256(j < 4 ? both : _mm256_srli_epi16(both, 4), _mm256_set1_epi8(15));
+    }
+    from += j / 4 * 3;
+    if (j % 4 < 3) return _mm256_and_si256(_mm256_loadu_si256(from + j % 4), _mm256_set1_epi8(-4));
+    const auto two_bits = [&](int i) INLINED {
+        const __m256i line = _mm256_slli_epi16(_mm256_loadu_si256(from + i), 6 - 2 * i);
+        return _mm256_and_si256(line, _mm256_set1_epi8(static_cast<char>(0xc0 >> 2 * i)));
+    };
+    return _mm256_or_si256(_mm256_or_si256(two_bits(0), two_bits(1)), two_bits(2));
 }
 
 // Four inputs of eight outputs as 16-bit integers: the first four outputs, then the others.
@@ -100,8 +105,7 @@ INLINE void wholes_of(__m256i (&whole)[ROWS], const SpanWeights<Weight>& weight,
 }
 
 // The same with bytes. The instruction adds pairs of products (unsigned by signed) in 16 bits, so they must fit: 2 * 128 * 127
-// does, if the sign of a weight is moved to the activation. With 4-bit weights, eight pairs (8 * 2 * 15 * 127) fit, and with
-// 6-bit ones the four pairs of a part (4 * 2 * 32 * 127).
+// does, if the sign of a weight is moved to the activation. With 4-bit weights, eight pairs (8 * 2 * 15 * 127) fit.
 template <int PART, class Weight, int ROWS>
 INLINE void bytes_of(__m256i (&whole)[ROWS], const SpanWeights<Weight>& weight, const Span* x, int64_t spans) {
     constexpr int STEPS = SPAN / 4 / Weight::PARTS;
@@ -116,11 +120,11 @@ INLINE void bytes_of(__m256i (&whole)[ROWS], const SpanWeights<Weight>& weight, 
             std::memcpy(&some, x[r * spans].number + 4 * j, sizeof some);
             const __m256i own = _mm256_set1_epi32(some);
             const __m256i pairs = _mm256_maddubs_epi16(bytes, is_signed ? _mm256_sign_epi8(own, own_bytes) : own);
-            if constexpr (Weight::BITS == 8) whole[r] = _mm256_add_epi32(whole[r], _mm256_madd_epi16(pairs, ones));
+            if constexpr (is_signed) whole[r] = _mm256_add_epi32(whole[r], _mm256_madd_epi16(pairs, ones));
             else whole[r] = _mm256_add_epi16(whole[r], pairs);
         });
     });
-    if constexpr (Weight::BITS < 8) each<ROWS>([&](auto r) { whole[r] = _mm256_madd_epi16(whole[r], ones); });
+    if constexpr (Weight::BITS == 4) each<ROWS>([&](auto r) { whole[r] = _mm256_madd_epi16(whole[r], ones); });
 }
 
 template <class Weight>

@@ -63,11 +63,23 @@ INLINE __m512i dot(__m512i sum, __m512i weights, const int8_t* x) {
     return sum;
 }
 
-// Bytes of sixteen outputs, four inputs a vector; 6-bit weights are too large by their offset.
+// Bytes of sixteen outputs, four inputs a vector. `flip`: a bit to be changed in 6-bit and 8-bit weights.
 template <class Weight>
-INLINE void unpack(const SpanWeights<Weight>& span, __m512i (&number)[STEPS]) {
+INLINE void unpack(const SpanWeights<Weight>& span, __m512i (&number)[STEPS], __m512i flip = _mm512_setzero_si512()) {
     if constexpr (Weight::BITS == 8) {
-        each<STEPS>([&](auto j) { number[j] = _mm512_loadu_si512(span.number + 64 * j); });
+        each<STEPS>([&](auto j) { number[j] = _mm512_xor_si512(_mm512_loadu_si512(span.number + 64 * j), flip); });
+    } else if constexpr (Weight::BITS == 6) {
+        constexpr int CHOOSE = 0xca, KEEP = 0x6a;  // a ? b : c; (a & b) ^ c
+        const __m512i upper = _mm512_set1_epi8(-4), two = _mm512_set1_epi8(-64), four = _mm512_set1_epi8(-16);
+        each<2>([&](auto half) INLINED {
+            __m512i line[3];
+            each<3>([&](auto j) INLINED { line[j] = _mm512_loadu_si512(span.number + 64 * (3 * half + j)); });
+            each<3>([&](auto j) INLINED { number[4 * half + j] = _mm512_ternarylogic_epi32(line[j], upper, flip, KEEP); });
+            each<3>([&](auto j) INLINED { line[j] = _mm512_slli_epi16(line[j], 6 - 2 * j); });
+            const __m512i front = _mm512_ternarylogic_epi32(two, line[0], line[1], CHOOSE);
+            const __m512i all = _mm512_ternarylogic_epi32(four, front, line[2], CHOOSE);
+            number[4 * half + 3] = _mm512_ternarylogic_epi32(all, upper, flip, KEEP);
+        });
     } else {
         const __m512i low = _mm512_set1_epi8(15);
         each<STEPS / 2>([&](auto j) {
@@ -76,21 +88,12 @@ INLINE void unpack(const SpanWeights<Weight>& span, __m512i (&number)[STEPS]) {
             number[j + STEPS / 2] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
         });
     }
-    if constexpr (Weight::BITS == 6) {
-        const __m512i two = _mm512_set1_epi8(3 << 4);
-        each<STEPS>([&](auto j) {
-            constexpr int bit = 2 * (j % 4);
-            const __m512i upper = _mm512_loadu_si512(span.number + 64 * (STEPS / 2 + j / 4));
-            const __m512i high = bit < 4 ? _mm512_slli_epi16(upper, 4 - bit) : _mm512_srli_epi16(upper, bit - 4);
-            number[j] = _mm512_ternarylogic_epi32(number[j], high, two, 0xf8);  // number | (high & two)
-        });
-    }
 }
 
 // The floor of a span, if it has one.
 template <class Weight>
-INLINE __m512 floor_of(const SpanWeights<Weight>& weight) {
-    if constexpr (Weight::FLOOR) return scale_of(weight, Weight::PARTS);
+INLINE __m512 floor_of(const SpanWeights<Weight>& weight, const Factors<Weight>& factors) {
+    if constexpr (Weight::FLOOR) return scale_of(weight, factors, Weight::PARTS);
     else return _mm512_setzero_ps();
 }
 
@@ -119,8 +122,8 @@ INLINE __m512i joined(__m512i high, __m512i low) {
     return BYTES ? high : _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
 }
 
-// Rows by vector instructions, which multiply unsigned by signed bytes. 128 is added to 8-bit weights, and its contribution
-// is subtracted afterwards, as is that of the offset of 6-bit ones.
+// Rows by vector instructions, which multiply unsigned by signed bytes. 128 is added to signed weights, and its contribution
+// is subtracted afterwards.
 template <class Weight, int ROWS>
 INLINE void vectors(const Product& job, const Weight* weight, int64_t row, int64_t group) {
     constexpr int PARTS = Weight::PARTS;
@@ -129,18 +132,14 @@ INLINE void vectors(const Product& job, const Weight* weight, int64_t row, int64
     const int from = static_cast<int>(row % HELD);
     __m512 sum[ROWS];
     each<ROWS>([&](auto r) { sum[r] = _mm512_setzero_ps(); });
-    const auto add_span = [&](int64_t s, int64_t further) INLINED {
+    const auto add_span = [&](const SpanWeights<Weight>& own, const Factors<Weight>& factors, int64_t s, int64_t further) INLINED {
         send_for(weight, s, further);
-        constexpr int OFFSET = Weight::BITS == 8 ? 128 : Weight::OFFSET;
-        const SpanWeights<Weight> own(weight, s);
         __m512i number[STEPS];
-        unpack(own, number);
-        if constexpr (Weight::BITS == 8)
-            each<STEPS>([&](auto j) { number[j] = _mm512_xor_si512(number[j], _mm512_set1_epi8(-128)); });
-        const __m512 floor = floor_of(own);
+        unpack(own, number, _mm512_set1_epi8(-128));
+        const __m512 floor = floor_of(own, factors);
         each<PARTS>([&](auto p) {
             constexpr int part = decltype(p)::value;
-            const __m512 scale = scale_of(own, part);
+            const __m512 scale = scale_of(own, factors, part);
             each<ROWS>([&](auto r) {
                 __m512i high = _mm512_setzero_si512(), low = _mm512_setzero_si512();
                 each<STEPS / PARTS>([&](auto i) {
@@ -149,20 +148,26 @@ INLINE void vectors(const Product& job, const Weight* weight, int64_t row, int64
                     if constexpr (!BYTES) low = dot(low, number[j], x[s].number[MOST + from + r] + 4 * j);
                 });
                 __m512i whole = joined(high, low);
-                const int32_t raised = OFFSET * total<PARTS, part>(x[s], from + r);
-                if constexpr (OFFSET) whole = _mm512_sub_epi32(whole, _mm512_set1_epi32(raised));
+                const int32_t raised = 128 * total<PARTS, part>(x[s], from + r);
+                if constexpr (Weight::BITS > 4) whole = _mm512_sub_epi32(whole, _mm512_set1_epi32(raised));
                 settle<Weight, part>(sum[r], whole, x[s], from + r, scale, floor);
             });
         });
     };
     const char* here = reinterpret_cast<const char*>(weight) + AHEAD * SPAN_BYTES<Weight>;
-    const int64_t left = job.end ? (job.end - here) / SPAN_BYTES<Weight> : spans;  // before prefetches jump
-    int64_t s = 0, further = 0;
+    const auto add_block = [&](int64_t b, int64_t further) INLINED {
+        const Factors<Weight> factors(weight[b]);
+        for (int i = 0; i < Weight::SPANS; ++i)
+            add_span(SpanWeights<Weight>(weight[b], i), factors, b * Weight::SPANS + i, further);
+    };
+    const int64_t blocks = blocks_of<Weight>(job);
+    const int64_t left = job.end ? (job.end - here) / static_cast<int64_t>(sizeof(Weight)) : blocks;  // before prefetches jump
+    int64_t b = 0, further = 0;
     if constexpr (ROWS > 2) {  // bound by arithmetic
-        for (; s < spans; ++s) add_span(s, 0);
+        for (; b < blocks; ++b) add_block(b, 0);
     } else {
-        for (const int64_t stop : {std::clamp<int64_t>(left, 0, spans), spans}) {
-            for (; s < stop; ++s) add_span(s, further);
+        for (const int64_t stop : {std::clamp<int64_t>(left, 0, blocks), blocks}) {
+            for (; b < stop; ++b) add_block(b, further);
             further = job.jump;
         }
     }
@@ -221,10 +226,7 @@ INLINE void lay(const SpanWeights<Weight>& weight, Raised& bytes) {
     if constexpr (Weight::BITS == 8) return;
     __m512i number[STEPS];
     unpack(weight, number);
-    each<STEPS>([&](auto j) INLINED {
-        if constexpr (Weight::OFFSET) number[j] = _mm512_sub_epi8(number[j], _mm512_set1_epi8(Weight::OFFSET));
-        _mm512_store_si512(bytes[j], number[j]);
-    });
+    each<STEPS>([&](auto j) INLINED { _mm512_store_si512(bytes[j], number[j]); });
 }
 
 // Loads the weights of a span into their tiles.
@@ -287,7 +289,8 @@ struct Stream {
     template <bool NEW, bool OLD>
     INLINE void step(__m512 (&sum)[ROWS], int64_t i) {
         const SpanWeights<Weight> old(weight, OLD ? i - LAG : i);
-        const __m512 front = scale_of(old, 0), back = scale_of(old, PARTS - 1), floor = floor_of(old);
+        const Factors<Weight> factors(old.block);
+        const __m512 front = scale_of(old, factors, 0), back = scale_of(old, factors, PARTS - 1), floor = floor_of(old, factors);
         BARRIER;
         if constexpr (NEW) load(SpanWeights<Weight>(weight, i), bytes[i % RING]);
         each<BLOCKS>([&](auto block) INLINED {

@@ -33,23 +33,24 @@ float widened(uint16_t half) {
 float widened(float value) { return value; }
 float widened(int8_t value) { return value; }
 
-// The number of an input of an output in a span.
+// The number of an input of an output in a span; 6-bit weights are four times as large.
 template <class Weight>
 int number_of(const SpanWeights<Weight>& span, int64_t lane, int input) {
     constexpr int HALF = SPAN / 2;
     const auto byte_of = [&](int line) { return span.number[4 * (SIDE * line + lane) + input % 4]; };
     if (Weight::BITS == 8) return byte_of(input / 4);
-    const int low = byte_of(input % HALF / 4) >> (input < HALF ? 0 : 4) & 15;
-    if (Weight::BITS == 4) return low;
-    return (low | (byte_of(HALF / 4 + input / HALF) >> input % HALF / 4 * 2 & 3) << 4) - Weight::OFFSET;
+    if (Weight::BITS == 4) return byte_of(input % HALF / 4) >> (input < HALF ? 0 : 4) & 15;
+    const int line = input / HALF * 3, j = input % HALF / 4;
+    if (j < 3) return static_cast<int8_t>(byte_of(line + j) & 0xfc);
+    return static_cast<int8_t>((byte_of(line) & 3) << 6 | (byte_of(line + 1) & 3) << 4 | (byte_of(line + 2) & 3) << 2);
 }
 
 // The scale of a part of a span, or behind the parts the floor.
 template <class Weight>
 float scale_of(const SpanWeights<Weight>& span, int64_t lane, int part) {
     const float own = widened(span.block.scale[span.at][part][lane]);
-    if constexpr (Weight::FACTORS) return own * widened(span.block.factor[part / Weight::PARTS][lane]);
-    else return own;
+    const float product = Weight::FACTORS ? own * widened(span.block.factor[part / Weight::PARTS][lane]) : own;
+    return Weight::BITS == 6 ? product / 4 : product;
 }
 
 // One output's weights, in float32. A number times its scale is exact, so that a fused addition gives the same sum.
@@ -87,9 +88,6 @@ extern "C" int slipstream_unpack(const linear::Matrix* matrix, const int64_t* ou
 }
 
 extern "C" int slipstream_lanes() { return linear::LANES; }
-
-// The bits that a weight of six bits takes in memory.
-extern "C" int slipstream_six_bits() { return linear::SIX_BITS; }
 
 // The number of interleaved outputs of integer weights; 0 if they are not supported.
 extern "C" int slipstream_side() {
