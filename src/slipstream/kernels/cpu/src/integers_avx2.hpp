@@ -137,24 +137,28 @@ INLINE void rows_by(const Product& job, const Weight* weight, int64_t row, int64
     const Span* x = reinterpret_cast<const Span*>(job.x) + row * spans;
     __m256 sum[ROWS];
     each<ROWS>([&](auto r) { sum[r] = _mm256_setzero_ps(); });
-    for (int64_t s = 0; s < spans; ++s) {
-        const SpanWeights<Weight> own(weight, s);
+    const auto add_span = [&](const SpanWeights<Weight>& own, const Factors<Weight>& factors, int64_t s) INLINED {
         const char* ahead = reinterpret_cast<const char*>(weight) + (s + 12) * SPAN_BYTES<Weight>;
         each<(SPAN_BYTES<Weight> + 63) / 64>([&](auto i) { _mm_prefetch(ahead + 64 * i, _MM_HINT_T0); });
         each<PARTS>([&](auto p) {
             __m256i whole[ROWS];
             if constexpr (BYTES) bytes_of<p>(whole, own, x + s, spans);
             else wholes_of<p>(whole, own, x + s, spans);
-            const __m256 scale = scale_of(own, p);
+            const __m256 scale = scale_of(own, factors, p);
             each<ROWS>([&](auto r) {
                 const __m256 step = _mm256_set1_ps(x[r * spans + s].scale);
                 sum[r] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(whole[r]), step), scale, sum[r]);
             });
         });
         if constexpr (Weight::FLOOR) {
-            const __m256 floor = scale_of(own, PARTS);
+            const __m256 floor = scale_of(own, factors, PARTS);
             each<ROWS>([&](auto r) { sum[r] = _mm256_fmadd_ps(floor, _mm256_set1_ps(x[r * spans + s].sum), sum[r]); });
         }
+    };
+    for (int64_t b = 0; b < blocks_of<Weight>(job); ++b) {
+        const Factors<Weight> factors = factors_of(weight[b]);
+        for (int i = 0; i < Weight::SPANS; ++i)
+            add_span(SpanWeights<Weight>(weight[b], i), factors, b * Weight::SPANS + i);
     }
     each<ROWS>([&](auto r) { finish<SIDE>(job, reinterpret_cast<float*>(&sum[r]), row + r, group * SIDE); });
 }

@@ -156,7 +156,7 @@ INLINE void vectors(const Product& job, const Weight* weight, int64_t row, int64
     };
     const char* here = reinterpret_cast<const char*>(weight) + AHEAD * SPAN_BYTES<Weight>;
     const auto add_block = [&](int64_t b, int64_t further) INLINED {
-        const Factors<Weight> factors(weight[b]);
+        const Factors<Weight> factors = factors_of(weight[b]);
         for (int i = 0; i < Weight::SPANS; ++i)
             add_span(SpanWeights<Weight>(weight[b], i), factors, b * Weight::SPANS + i, further);
     };
@@ -289,7 +289,7 @@ struct Stream {
     template <bool NEW, bool OLD>
     INLINE void step(__m512 (&sum)[ROWS], int64_t i) {
         const SpanWeights<Weight> old(weight, OLD ? i - LAG : i);
-        const Factors<Weight> factors(old.block);
+        const Factors<Weight> factors = factors_of(old.block);
         const __m512 front = scale_of(old, factors, 0), back = scale_of(old, factors, PARTS - 1), floor = floor_of(old, factors);
         BARRIER;
         if constexpr (NEW) load(SpanWeights<Weight>(weight, i), bytes[i % RING]);

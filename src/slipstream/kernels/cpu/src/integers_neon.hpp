@@ -105,20 +105,22 @@ constexpr int AT_ONCE = Weight::BITS == 4 ? 2 : 1;
 template <class Weight, int ROWS, int GROUPS = 1>
 INLINE void rows_by(const Product& job, const Weight* weight, int64_t row, int64_t group) {
     constexpr int PARTS = Weight::PARTS, HALVES = 2 / PARTS, SCALES = PARTS + Weight::FLOOR;
-    const int64_t spans = job.in / SPAN, blocks = blocks_of<Weight>(job);
+    const int64_t blocks = blocks_of<Weight>(job);
     const Row* x = rows_of(job.x, job.in, row);
     float32x4_t sum[GROUPS][ROWS] = {};
-    for (int64_t s = 0; s < spans; ++s, x += ROWS) {
+    Factors<Weight> factors[GROUPS];
+    const auto add_span = [&](int64_t b, int i) INLINED {
         each<GROUPS>([&](auto g) INLINED {
-            const SpanWeights<Weight> span(weight + g * blocks, s);
-            const char* here = reinterpret_cast<const char*>(weight + g * blocks) + s * SPAN_BYTES<Weight>;
-            const char* ahead = here + (GROUPS > 1 ? GROUPS * spans * SPAN_BYTES<Weight> : 1024);
+            const Weight& block = weight[g * blocks + b];
+            const SpanWeights<Weight> span(block, i);
+            const char* here = reinterpret_cast<const char*>(&block) + i * SPAN_BYTES<Weight>;
+            const char* ahead = here + (GROUPS > 1 ? GROUPS * blocks * sizeof(Weight) : 1024);
             __builtin_prefetch(ahead);
             __builtin_prefetch(ahead + 64);
             int8x16_t number[8];
             unpack(span, number);
             float32x4_t scale[SCALES];
-            each<SCALES>([&](auto p) INLINED { scale[p] = scale_of(span, p); });
+            each<SCALES>([&](auto p) INLINED { scale[p] = scale_of(span, factors[g], p); });
             each<ROWS>([&](auto r) INLINED {
                 const float32x2_t own = vld1_f32(&x[r].step);  // and the sum behind it
                 each<PARTS>([&](auto p) INLINED {
@@ -127,6 +129,10 @@ INLINE void rows_by(const Product& job, const Weight* weight, int64_t row, int64
                 if constexpr (Weight::FLOOR) sum[g][r] = vfmaq_lane_f32(sum[g][r], scale[PARTS], own, 1);
             });
         });
+    };
+    for (int64_t b = 0; b < blocks; ++b) {
+        each<GROUPS>([&](auto g) INLINED { factors[g] = factors_of(weight[g * blocks + b]); });
+        for (int i = 0; i < Weight::SPANS; ++i, x += ROWS) add_span(b, i);
     }
     each<GROUPS * ROWS>([&](auto i) INLINED {
         float line[SIDE];  // a copy, so that the sums themselves have no address and stay in registers

@@ -28,15 +28,18 @@ INLINE __m256 wide(const int8_t* byte) {
 }
 #endif
 
-// The factors of a block's scales and floors.
+// The factors of a block's scales and floors, read once for all of its spans.
 template <class Weight>
 struct Factors {
     decltype(wide(static_cast<const float*>(nullptr))) factor[Weight::FACTORS ? 1 + Weight::FLOOR : 0];
-    explicit INLINE Factors(const Weight& block) {
-        if constexpr (Weight::FACTORS) each<1 + Weight::FLOOR>([&](auto i) INLINED { factor[i] = wide(block.factor[i]); });
-        if constexpr (Weight::BITS == 6) factor[0] = factor[0] * 0.25f;
-    }
 };
+template <class Weight>
+INLINE Factors<Weight> factors_of(const Weight& block) {
+    Factors<Weight> own;
+    if constexpr (Weight::FACTORS) each<1 + Weight::FLOOR>([&](auto i) INLINED { own.factor[i] = wide(block.factor[i]); });
+    if constexpr (Weight::BITS == 6) own.factor[0] = own.factor[0] * 0.25f;
+    return own;
+}
 
 // The scale of a part of the span, or behind the parts the floor. The product with a factor is exact.
 template <class Weight>
@@ -44,8 +47,4 @@ INLINE auto scale_of(const SpanWeights<Weight>& span, const Factors<Weight>& fac
     const auto own = wide(span.block.scale[span.at][part]);
     if constexpr (Weight::FACTORS) return own * factors.factor[part / Weight::PARTS];
     else return own;
-}
-template <class Weight>
-INLINE auto scale_of(const SpanWeights<Weight>& span, int part) {
-    return scale_of(span, Factors<Weight>(span.block), part);
 }
