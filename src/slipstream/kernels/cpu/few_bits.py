@@ -26,7 +26,7 @@ class BlockFormat(NamedTuple):
     bits: int
     parts: int  # scales per block
     floor: bool  # whether a block has a floor
-    scale: torch.dtype  # float16, float32, or int8: SHARING blocks share a factor of their scales and one of their floors
+    scale: torch.dtype  # float16, float32, or int8 with a factor of the scales and one of the floors of SHARING blocks
 
     @property
     def spans(self) -> int:
@@ -129,7 +129,7 @@ def _steps(numbers: Tensor, scale: Tensor) -> Tensor:
 
 
 def pack_blocks(numbers: QuantizedGrid, side: int) -> Tensor:
-    """Bytes as `integers.hpp` reads them: for each group of `side` outputs and each `Block`, numbers, scales, factors."""
+    """Bytes as `integers.hpp` reads them: for each group of `side` outputs and `Block`, numbers, scales, factors."""
     form, spans = FORMS[numbers.kind], numbers.number.shape[1]
     assert spans % form.spans == 0, "blocks that share factors are stored together"
     scales = numbers.scale if numbers.floor is None else torch.cat([numbers.scale, numbers.floor[..., None]], -1)
@@ -146,7 +146,7 @@ def _packed_bits(number: Tensor, bits: int) -> Tensor:
         return number[..., : SPAN // 2] | number[..., SPAN // 2 :] << 4
     if bits == 8:
         return number.contiguous()
-    raised = (number << 2).view(torch.uint8).unflatten(-1, (2, 4, 4))  # half of the inputs, four inputs, input
+    raised = (number << 2).view(torch.uint8).view(*number.shape[:-1], 2, 4, 4)  # half of the inputs, four inputs, input
     shared = raised[..., 3:, :] >> torch.tensor([6, 4, 2], dtype=torch.uint8)[:, None] & 3
     return (raised[..., :3, :] | shared).flatten(-3)
 
@@ -155,4 +155,5 @@ def _by_output(part: Tensor, side: int, spans: int) -> Tensor:
     """[out, blocks, n] to [groups, blocks / spans, spans, n, side]."""
     beyond = -len(part) % side
     padded = functional.pad(part, (0, 0, 0, 0, 0, beyond)) if beyond else part
-    return padded.unflatten(1, (-1, spans)).unflatten(0, (-1, side)).permute(0, 2, 3, 4, 1)
+    lines = padded.reshape(-1, side, padded.shape[1] // spans, spans, padded.shape[2])
+    return lines.permute(0, 2, 3, 4, 1)
