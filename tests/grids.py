@@ -38,10 +38,23 @@ def quantise(model: Any) -> Any:
 def random_grid(kind: str, outputs: int, inputs: int) -> few_bits.QuantizedGrid:
     """Any numbers that a form can hold, with scales of both signs."""
     form, spans, source = few_bits.FORMS[kind], inputs // few_bits.SPAN, torch.Generator().manual_seed(7)
-    low, high, dtype = (0, 16, torch.uint8) if form.bits == 4 else (-128, 128, torch.int8)
-    number = torch.randint(low, high, (outputs, spans, few_bits.SPAN), generator=source).to(dtype)
-    scales = torch.randn(outputs, spans, form.parts + 1, generator=source).to(form.scale)
-    return few_bits.QuantizedGrid(number, scales[..., : form.parts], scales[..., -1] if form.floor else None)
+    low, high = least_and_most(kind)
+    number = torch.randint(low, high + 1, (outputs, spans, few_bits.SPAN), generator=source)
+    number = number.to(torch.int8 if low else torch.uint8)
+    shape, factor = (outputs, spans, form.parts + 1), None
+    if form.scale == torch.int8:
+        scales = torch.randint(-128, 128, shape, generator=source).to(torch.int8)
+        shared = outputs, spans // few_bits.SHARING, 1 + form.floor
+        factor = torch.randn(shared, generator=source).half()
+    else:
+        scales = torch.randn(shape, generator=source).half().to(form.scale)  # a number times its scale is exact
+    return few_bits.QuantizedGrid(number, scales[..., : form.parts], scales[..., -1] if form.floor else None, factor)
+
+
+def least_and_most(kind: str) -> tuple[int, int]:
+    """The smallest and the largest number of a form."""
+    bits = few_bits.FORMS[kind].bits
+    return (0, 15) if bits == 4 else (-(1 << bits - 1), (1 << bits - 1) - 1)
 
 
 def fused(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
@@ -57,6 +70,7 @@ def by_plain_arithmetic(x: Tensor, found: few_bits.QuantizedGrid, row_bits: int 
     full = torch.tensor(127.0 if row_bits == 8 else 127.0 * 256)
     number = (groups * torch.where(top > 0, full / top, 0)[..., None]).round().long()
     parts = found.scale.shape[-1]
+    scale, floor = found.scales()
     mine, theirs = (n.double().view(*n.shape[:2], parts, -1) for n in (number, found.number))
     whole = torch.einsum("rspi,ospi->rosp", mine, theirs)  # exact: below 2^53
     step = top / full
@@ -66,7 +80,7 @@ def by_plain_arithmetic(x: Tensor, found: few_bits.QuantizedGrid, row_bits: int 
     total = torch.zeros(len(x), len(found.number))
     for s in range(groups.shape[1]):
         for p in range(parts):
-            total = fused(whole[:, :, s, p].float() * step[:, s, None], found.scale[:, s, p].float(), total)
-        if found.floor is not None:
-            total = fused(found.floor[:, s].float(), size[:, s, None], total)
+            total = fused(whole[:, :, s, p].float() * step[:, s, None], scale[:, s, p], total)
+        if floor is not None:
+            total = fused(floor[:, s], size[:, s, None], total)
     return total

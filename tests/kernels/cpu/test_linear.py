@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from grids import by_plain_arithmetic, random_grid
+from grids import by_plain_arithmetic, least_and_most, random_grid
 from slipstream.kernels.cpu import compile, few_bits
 from slipstream.kernels.cpu import linear as cpu_linear
 from slipstream.kernels.machine import warn
@@ -104,7 +104,7 @@ def test_shapes_strides_and_refusals() -> None:
 @pytest.mark.parametrize("kind", few_bits.FORMS)
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 16, 17, 19, 23, 24, 27, 32, 33, 50])
 def test_every_form_is_multiplied_by_plain_arithmetic_to_the_bit(rows: int, kind: str, row_bits: int) -> None:
-    found, x = random_grid(kind, 37, 160), numbers(rows, 160, seed=3) * 5
+    found, x = random_grid(kind, 37, 512), numbers(rows, 512, seed=3) * 5
     x[rows // 2, 32:64] = 0
     packed = cpu_linear.pack_grid(found, row_bits=row_bits)
     assert (packed.kind, packed.is_integer, packed.row_bits) == (kind, True, row_bits)
@@ -117,12 +117,9 @@ def test_every_form_is_multiplied_by_plain_arithmetic_to_the_bit(rows: int, kind
 @pytest.mark.parametrize("kind", few_bits.FORMS)
 def test_the_largest_sums_there_are_fit(kind: str, row_bits: int) -> None:
     """Instructions that add up pairs in sixteen bits stop at the largest number of these."""
-    form, x = few_bits.FORMS[kind], torch.full((18, 96), -3.0)
-    number = torch.full(
-        (20, 3, 32), 15 if form.bits == 4 else -128, dtype=torch.uint8 if form.bits == 4 else torch.int8
-    )
-    scale = torch.full((20, 3, form.parts), 0.37).to(form.scale)
-    found = few_bits.QuantizedGrid(number, scale, scale[..., 0] if form.floor else None)
+    x, (least, most) = torch.full((18, 256), -3.0), least_and_most(kind)
+    found = random_grid(kind, 20, 256)
+    found.number.fill_(least or most)
     result = cpu_linear.linear(x, cpu_linear.pack_grid(found, row_bits=row_bits))
     assert torch.equal(result, by_plain_arithmetic(x, found, row_bits))
 
@@ -131,7 +128,7 @@ def test_the_largest_sums_there_are_fit(kind: str, row_bits: int) -> None:
 @pytest.mark.parametrize("row_bits", [16, 8])
 @pytest.mark.parametrize("kind", few_bits.FORMS)
 def test_every_form_has_rows_of_its_own(kind: str, row_bits: int) -> None:
-    x, found = numbers(70, 576), random_grid(kind, 130, 576)
+    x, found = numbers(70, 768), random_grid(kind, 130, 768)
     packed = cpu_linear.pack_grid(found, numbers(130, seed=4), row_bits)
     alone = torch.cat([cpu_linear.linear(row, packed) for row in x.split(1)])
     for rows in (*range(2, 34), 40, 70):

@@ -7,10 +7,13 @@ import pytest
 import torch
 
 from gguf_files import random_blocks
+from grids import by_plain_arithmetic
 from slipstream.kernels.cpu import few_bits
+from slipstream.kernels.cpu import linear as cpu_linear
 from slipstream.models.weights import gguf_blocks as blocks
 
 gguf = pytest.importorskip("gguf")
+BITS = {"Q4_0": 5, "Q4_1": 5, "Q5_0": 8.5, "Q8_0": 8.5, "Q4_K": 4.625, "Q6_K": 6.5625}
 FORMS = {"Q4_0": "int4", "Q4_1": "int4", "Q5_0": "int8", "Q8_0": "int8", "Q4_K": "int4_k", "Q6_K": "int6_k"}
 
 
@@ -24,13 +27,33 @@ def test_numbers_are_those_of_the_file(kind):
     assert grid.number.dtype == (torch.uint8 if grid.kind.startswith("int4") else torch.int8)
 
 
+@pytest.mark.skipif(not cpu_linear.has_integers(), reason="needs instructions for products of bytes")
 @pytest.mark.parametrize("kind", blocks.TYPES)
-def test_laid_out_and_raised_again(kind):
-    grid = blocks.grid(torch.from_numpy(random_blocks(kind, 37, 768)), kind)
+def test_packed_and_unpacked_again(kind):
+    grid = blocks.grid(torch.from_numpy(random_blocks(kind, 37, 768, size=1.0)), kind)
+    assert torch.equal(cpu_linear.pack_grid(grid).unpack(), grid.weight())
+
+
+@pytest.mark.parametrize("kind", BITS)
+def test_bits_in_memory(kind):
+    grid = blocks.grid(torch.from_numpy(random_blocks(kind, 32, 768)), kind)
     for side in (4, 8, 16):
-        data = few_bits.pack_blocks(grid, side)
-        assert data.shape == (-(-37 // side), 24, side * few_bits.FORMS[grid.kind].size)
-        assert torch.equal(few_bits.unpack_blocks(data, 37, grid.kind), grid.weight())
+        assert few_bits.pack_blocks(grid, side).numel() * 8 == BITS[kind] * grid.number.numel()
+
+
+@pytest.mark.skipif(not cpu_linear.has_integers(), reason="needs instructions for products of bytes")
+@pytest.mark.parametrize("row_bits", [16, 8])
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
+def test_products_are_those_of_float32_scales_to_the_bit(kind, row_bits):
+    """Scales are stored as bytes with a factor. The sums are those with the scales of the file's reader."""
+    raw = torch.from_numpy(random_blocks(kind, 37, 512, size=1.0))
+    raw[0, 12:16] = 0  # no scale and no floor
+    grid = blocks.grid(raw, kind)
+    x = torch.randn(5, 512, generator=torch.Generator().manual_seed(1))
+    wide = few_bits.QuantizedGrid(grid.number, *grid.scales())
+    assert wide.scale.dtype == torch.float32
+    result = cpu_linear.linear(x, cpu_linear.pack_grid(grid, row_bits=row_bits))
+    assert torch.equal(result, by_plain_arithmetic(x, wide, row_bits))
 
 
 def test_sizes_are_those_of_the_format():

@@ -1,10 +1,10 @@
-"""Block-quantised weights: integers of 4 or 8 bits with a scale per block of 32 inputs.
+"""Block-quantised weights: integers of 4, 6 or 8 bits with a scale per block of 32 inputs.
 
 A checkpoint may hold float weights that were quantised before, such as a dequantised GGUF file of type Q4_1 or Q8_0.
 `grid` recovers their integers: the floor (minimum) and the step of each block follow from its smallest and largest
 number. The integers are used only if they reproduce every weight exactly. Other GGUF types cannot be recovered in this
-way, because they have float32 scales or one scale per half block. They are read from the quantised file instead
-(`models.weights.gguf_blocks`).
+way, because their scales are products of two numbers, or there is one per half block. They are read from the quantised
+file instead (`models.weights.gguf_blocks`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 SPAN = 32  # inputs per block
+SHARING = 8  # blocks that share factors
 PROBE = 4  # outputs that are tested first, because most weights fail at once
 
 
@@ -25,40 +26,67 @@ class BlockFormat(NamedTuple):
     bits: int
     parts: int  # scales per block
     floor: bool  # whether a block has a floor
-    scale: torch.dtype
+    scale: torch.dtype  # float16, float32, or int8 with a factor of the scales and one of the floors of SHARING blocks
 
     @property
-    def size(self) -> int:
-        """Bytes per block of one output."""
-        return self.bits * SPAN // 8 + (self.parts + self.floor) * self.scale.itemsize
+    def spans(self) -> int:
+        """Blocks that are stored together."""
+        return SHARING if self.scale == torch.int8 else 1
 
 
 FORMS = {
     "int4": BlockFormat(4, 1, True, torch.float16),
     "int8": BlockFormat(8, 1, False, torch.float16),
-    "int4_k": BlockFormat(4, 1, True, torch.float32),
+    "int4_k": BlockFormat(4, 1, True, torch.int8),
     "int5_k": BlockFormat(8, 1, True, torch.float32),
-    "int6_k": BlockFormat(8, 2, False, torch.float32),
+    "int6_k": BlockFormat(6, 2, False, torch.int8),
 }
 
 
 class QuantizedGrid(NamedTuple):
-    """weight[o, SPAN s + i] = number[o, s, i] * scale[o, s, part of i] + floor[o, s], exactly in float32."""
+    """weight[o, SPAN s + i] = number[o, s, i] * scale[o, s, part of i] + floor[o, s], exactly in float32.
 
-    number: Tensor  # [out, spans, SPAN] uint8 with values below 16, or int8
-    scale: Tensor  # float16 or float32 [out, spans, parts]
+    Scales and floors are either floats, or int8 and multiplied by the factors of their SHARING blocks."""
+
+    number: Tensor  # [out, spans, SPAN] uint8 with values below 16, or int8; with int8 scales and no floor -32 to 31
+    scale: Tensor  # float16, float32 or int8 [out, spans, parts]
     floor: Tensor | None  # of the same type [out, spans]
+    factor: Tensor | None = None  # float16 [out, spans / SHARING, 1 or 2]: of the scales, of the floors
 
     @property
     def kind(self) -> str:
-        bits = 4 if self.number.dtype == torch.uint8 else 8
-        own = BlockFormat(bits, self.scale.shape[-1], self.floor is not None, self.scale.dtype)
-        return next(kind for kind, form in FORMS.items() if form == own)
+        numbers = self.number.dtype, self.scale.shape[-1], self.floor is not None, self.scale.dtype
+        return next(
+            kind
+            for kind, form in FORMS.items()
+            if (torch.uint8 if form.bits == 4 else torch.int8, *form[1:]) == numbers
+        )
+
+    def scales(self) -> tuple[Tensor, Tensor | None]:
+        """Scales and floors in float32."""
+        scale, floor = self.scale.float(), None if self.floor is None else self.floor.float()
+        if self.factor is not None:
+            shared = self.factor.float().repeat_interleave(SHARING, 1)
+            scale *= shared[..., :1]
+            floor = None if floor is None else floor * shared[..., 1]
+        return scale, floor
 
     def weight(self) -> Tensor:
-        parts = self.number.float().view(*self.scale.shape, -1)
-        wide = (parts * self.scale.float()[..., None]).flatten(2)
-        return (wide if self.floor is None else wide.add_(self.floor.float()[..., None])).flatten(1)
+        scale, floor = self.scales()
+        wide = (self.number.float().view(*scale.shape, -1) * scale[..., None]).flatten(2)
+        return (wide if floor is None else wide.add_(floor[..., None])).flatten(1)
+
+
+def example(form: BlockFormat, outputs: int, spans: int) -> QuantizedGrid:
+    """A weight with all numbers that a format has."""
+    step = torch.arange(outputs * spans * SPAN).view(outputs, spans, -1) * 37 % (1 << form.bits)
+    number = step.to(torch.uint8) if form.bits == 4 else (step - (1 << form.bits - 1)).to(torch.int8)
+    scale = 1 + torch.arange(outputs * spans * form.parts).view(outputs, spans, -1) % 5
+    floor = -3 * scale[..., 0] if form.floor else None
+    if form.scale == torch.int8:
+        factor = torch.full((outputs, spans // SHARING, 1 + form.floor), 0.125, dtype=torch.float16)
+        return QuantizedGrid(number, scale.to(form.scale), None if floor is None else floor.to(form.scale), factor)
+    return QuantizedGrid(number, scale.to(form.scale) / 8, None if floor is None else floor.to(form.scale) / 8)
 
 
 def grid(weight: Tensor) -> QuantizedGrid | None:
@@ -101,38 +129,31 @@ def _steps(numbers: Tensor, scale: Tensor) -> Tensor:
 
 
 def pack_blocks(numbers: QuantizedGrid, side: int) -> Tensor:
-    """Bytes as `integers.hpp` reads them: for each group of `side` outputs and each block, numbers, scales, floors."""
-    form, number = FORMS[numbers.kind], numbers.number
-    if form.bits == 4:
-        number = number[..., : SPAN // 2] | number[..., SPAN // 2 :] << 4
+    """Bytes as `integers.hpp` reads them: for each group of `side` outputs and `Block`, numbers, scales, factors."""
+    form, spans = FORMS[numbers.kind], numbers.number.shape[1]
+    assert spans % form.spans == 0, "blocks that share factors are stored together"
     scales = numbers.scale if numbers.floor is None else torch.cat([numbers.scale, numbers.floor[..., None]], -1)
-    words = number.contiguous().view(torch.int32)
-    parts = [_padded(part, side) for part in (words, scales.contiguous())]
-    groups, spans, start = len(parts[0]) // side, number.shape[1], 0
-    data = torch.empty(groups, spans, side * form.size, dtype=torch.uint8)
-    for part in parts:
-        end = start + side * part.shape[-1] * part.dtype.itemsize
-        lines = part.view(groups, side, spans, -1).permute(0, 2, 3, 1)  # group, span, vector or scale, output
-        data[..., start:end].view(part.dtype).view(lines.shape).copy_(lines)
-        start = end
-    return data
+    lines = [_by_output(_packed_bits(numbers.number, form.bits).view(torch.int32), side, form.spans)]
+    lines.append(_by_output(scales, side, form.spans))
+    if numbers.factor is not None:
+        lines.append(_by_output(numbers.factor, side, 1))
+    return torch.cat([line.contiguous().view(torch.uint8).flatten(2) for line in lines], -1)
 
 
-def _padded(part: Tensor, side: int) -> Tensor:
+def _packed_bits(number: Tensor, bits: int) -> Tensor:
+    """Numbers in the bytes of their blocks."""
+    if bits == 4:
+        return number[..., : SPAN // 2] | number[..., SPAN // 2 :] << 4
+    if bits == 8:
+        return number.contiguous()
+    raised = (number << 2).view(torch.uint8).view(*number.shape[:-1], 2, 4, 4)  # half of the inputs, four inputs, input
+    shared = raised[..., 3:, :] >> torch.tensor([6, 4, 2], dtype=torch.uint8)[:, None] & 3
+    return (raised[..., :3, :] | shared).flatten(-3)
+
+
+def _by_output(part: Tensor, side: int, spans: int) -> Tensor:
+    """[out, blocks, n] to [groups, blocks / spans, spans, n, side]."""
     beyond = -len(part) % side
-    return functional.pad(part, (0, 0) * (part.dim() - 1) + (0, beyond)) if beyond else part
-
-
-def unpack_blocks(data: Tensor, outputs: int, kind: str) -> Tensor:
-    """The float32 weight [out, in] of packed blocks: the inverse of `pack_blocks`."""
-    form = FORMS[kind]
-    groups, spans, size = data.shape
-    side = size // form.size
-    count = side * SPAN * form.bits // 8
-    lines = data[..., :count].reshape(groups, spans, -1, side, 4)
-    lines = torch.cat([lines & 15, lines >> 4], 2) if form.bits == 4 else lines.view(torch.int8)
-    number = lines.permute(0, 3, 1, 2, 4).reshape(groups * side, spans, SPAN)
-    rest = data[..., count:].contiguous().view(form.scale).view(groups, spans, -1, side)
-    scales = rest.permute(0, 3, 1, 2).reshape(groups * side, spans, -1)
-    floor = scales[..., form.parts] if form.floor else None
-    return QuantizedGrid(number, scales[..., : form.parts], floor).weight()[:outputs]
+    padded = functional.pad(part, (0, 0, 0, 0, 0, beyond)) if beyond else part
+    lines = padded.reshape(-1, side, padded.shape[1] // spans, spans, padded.shape[2])
+    return lines.permute(0, 2, 3, 4, 1)

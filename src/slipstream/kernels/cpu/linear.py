@@ -95,7 +95,7 @@ class PackedWeight:
     def unpack(self) -> Tensor:
         """The float32 weight [out, in], exactly."""
         if self.is_integer:
-            return few_bits.unpack_blocks(self.data, self.outputs, self.kind)
+            return unpack_outputs(self, torch.arange(self.outputs))
         lines = self.data.transpose(2, 3).flatten(2) if self.kind == "bfloat16" else self.data
         return lines.transpose(1, 2).flatten(0, 1)[: self.outputs].float()
 
@@ -193,17 +193,15 @@ class LinearKernel:
 
     def _check_integers(self) -> None:
         """Check products with quantised blocks. The activations are integers that the kernel represents exactly."""
-        rows, spans, outputs, full = 19, 3, 37, 127 if self.row_bits == 8 else 127 * 256
-        number = torch.arange(outputs * spans * few_bits.SPAN).view(outputs, spans, -1) * 37 % 16
+        rows, spans, outputs, full = 19, few_bits.SHARING, 37, 127 if self.row_bits == 8 else 127 * 256
         x = (torch.arange(rows * spans * few_bits.SPAN).view(rows, -1) * 12347 % (2 * full + 1) - full).float()
         x[:, :: few_bits.SPAN] = full
         for form in few_bits.FORMS.values():
-            scale = (1 + torch.arange(outputs * spans * form.parts).view(outputs, spans, -1) % 5).to(form.scale) / 8
-            bytes_ = number.to(torch.uint8) if form.bits == 4 else (number * 15 - 120).to(torch.int8)
-            packed = self.pack_grid(QuantizedGrid(bytes_, scale, -3 * scale[..., 0] if form.floor else None), None)
+            grid = few_bits.example(form, outputs, spans)
+            packed = self.pack_grid(grid, None)
             result, by_row = self.linear(x, packed), torch.cat([self.linear(row, packed) for row in x[:, None]])
-            expected = (x.double() @ packed.unpack().double().T).float()
-            same = torch.equal(self.unpack_outputs(packed, torch.arange(outputs)), packed.unpack())
+            expected = (x.double() @ grid.weight().double().T).float()
+            same = torch.equal(self.unpack_outputs(packed, torch.arange(outputs)), grid.weight())
             close = (result - expected).abs().max() <= 1e-6 * expected.abs().max()
             if not close or not same or not torch.equal(result, by_row):
                 raise Unavailable("it is compiled, but its results are wrong")

@@ -21,11 +21,11 @@ Bytes = UInt8[Tensor, "out blocks bytes"]
 def grid(raw: UInt8[Tensor, "out bytes"], kind: str) -> QuantizedGrid:
     """The integers of rows of blocks of a type in `TYPES`. `raw`: the bytes as stored in the file."""
     size, read = TYPES[kind]
-    number, scale, floor = read(_cut(raw, -1, size))
+    number, scale, floor, factor = read(_cut(raw, -1, size))
     number = number.reshape(len(raw), -1, SPAN)
     spans = number.shape[1]
     return QuantizedGrid(
-        number, scale.reshape(len(raw), spans, -1), None if floor is None else floor.reshape(len(raw), spans)
+        number, scale.reshape(len(raw), spans, -1), None if floor is None else floor.reshape(len(raw), spans), factor
     )
 
 
@@ -53,21 +53,23 @@ def _q8_0(raw: Bytes) -> QuantizedGrid:
 
 
 def _q4_k(raw: Bytes) -> QuantizedGrid:
-    return QuantizedGrid(_pairs(raw[..., 16:]), *_six_bits(raw))
+    return QuantizedGrid(_pairs(raw[..., 16:]), *_six_bits(raw), _factors(raw))
 
 
 def _q5_k(raw: Bytes) -> QuantizedGrid:
     fifth = raw[..., 16:48, None] >> torch.arange(8, dtype=torch.uint8) & 1  # bit k belongs to span k
     number = _pairs(raw[..., 48:]) | fifth.transpose(-1, -2) << 4
-    return QuantizedGrid(number.view(torch.int8), *_six_bits(raw))
+    scale, floor = _six_bits(raw)
+    factor = _factors(raw).float()
+    return QuantizedGrid(number.view(torch.int8), scale * factor[..., :1], floor * factor[..., 1:], None)
 
 
 def _q6_k(raw: Bytes) -> QuantizedGrid:
     low = _cut(raw[..., :128], 2, 1, 64) >> _shifts(0, 4) & 15  # 64 lower halves, then 64 upper halves
     high = _cut(raw[..., 128:192], 2, 1, 32) >> _shifts(0, 2, 4, 6) & 3
     number = _cut(low.flatten(-3), 8, 32) | high.flatten(-3, -2) << 4
-    scale = raw[..., 192:208].contiguous().view(torch.int8) * _half(raw, 208).float()
-    return QuantizedGrid(number.view(torch.int8) - 32, scale, None)
+    scale = raw[..., 192:208].contiguous().view(torch.int8)
+    return QuantizedGrid(number.view(torch.int8) - 32, scale, None, _half(raw, 208))
 
 
 def _half(raw: Bytes, at: int) -> Tensor:
@@ -107,7 +109,12 @@ def _six_bits(raw: Bytes) -> tuple[Tensor, Tensor]:
     first, second, last = _cut(raw[..., 4:16].contiguous(), 3, 4).unbind(-2)
     scale = torch.cat([first & 63, last & 15 | first >> 2 & 48], -1)
     floor = torch.cat([second & 63, last >> 4 | second >> 2 & 48], -1)
-    return scale * _half(raw, 0).float(), floor * -_half(raw, 2).float()
+    return scale.view(torch.int8), floor.view(torch.int8)
+
+
+def _factors(raw: Bytes) -> Tensor:
+    """The factors of scales and floors of a K block. Floors are subtracted there, and added here."""
+    return torch.cat([_half(raw, 0), -_half(raw, 2)], -1)
 
 
 class BlockType(NamedTuple):

@@ -96,7 +96,7 @@ def _read(files: ModelFiles) -> Any:
 @needs_integers
 def test_targets_use_them_and_say_so(files, monkeypatch, capfd):
     target = build_target(str(files.path), package=False)
-    words = "Q4_K_M weights, int16 x int4/int8 products, invariant"
+    words = "Q4_K_M weights, int16 x int4/int6/int8 products, invariant"
     assert target.label == f"{files.path} ({words})"
     assert target.model.decoder is not None  # its layers agree with its modules, and run as one call
     plain = build_target(str(files.path), dtype="float32")

@@ -25,15 +25,14 @@ INLINE int64_t chunk_start(const Product& job, int64_t chunk) {
 INLINE int64_t group_outputs(const Product& job) { return job.kind >= FOUR ? SIDE : GROUP; }
 
 INLINE int64_t group_bytes(const Product& job) {
-    const int64_t spans = job.in / SPAN;
     switch (job.kind) {
         case SINGLE: return job.in * sizeof(Single);
         case BRAIN: return job.in * sizeof(Brain);
-        case FOUR: return spans * sizeof(Four);
-        case EIGHT: return spans * sizeof(Eight);
-        case FOUR_K: return spans * sizeof(FourK);
-        case FIVE_K: return spans * sizeof(FiveK);
-        case SIX_K: return spans * sizeof(SixK);
+        case FOUR: return blocks_of<Four>(job) * sizeof(Four);
+        case EIGHT: return blocks_of<Eight>(job) * sizeof(Eight);
+        case FOUR_K: return blocks_of<FourK>(job) * sizeof(FourK);
+        case FIVE_K: return blocks_of<FiveK>(job) * sizeof(FiveK);
+        case SIX_K: return blocks_of<SixK>(job) * sizeof(SixK);
     }
     return 0;
 }

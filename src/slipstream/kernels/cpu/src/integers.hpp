@@ -50,21 +50,52 @@ INLINE float step_of(float top) {
     return step;
 }
 
-// A span of SIDE outputs. With 8 bits, byte 4 (SIDE j + o) + i holds input 4 j + i of output o. With 4 bits, the lower half
-// of that byte holds this input and the upper half input 16 + 4 j + i. A span has one scale, or one for each half of its
-// inputs (two parts), in float16 or float32. The floor, if any, follows the scales.
+// Weights of SIDE outputs in one span, or in eight spans that share factors. With 8 bits, byte 4 (SIDE j + o) + i of a span
+// holds input 4 j + i of output o. With 4 bits, the lower half of that byte holds this input and the upper half input
+// 16 + 4 j + i. With 6 bits the upper bits of byte 4 (SIDE (3 h + j) + o) + i hold input 16 h + 4 j + i, for j < 3. The lower
+// two bits of these three bytes hold input 16 h + 12 + i, the upper ones first. Unpacked, such a number stays in the upper bits
+// of its byte, so it is four times as large and its factor a quarter.
+//
+// A span has one scale, or one for each half of its inputs (two parts). The floor, if any, follows the scales. They are float16
+// or float32 numbers, or bytes that are multiplied by the factor of all scales or of all floors, a float16. That product is
+// exact in float32.
 template <int BITS_, int PARTS_, bool FLOOR_, class Scale>
 struct Block {
     static constexpr int BITS = BITS_, PARTS = PARTS_;
-    static constexpr bool FLOOR = FLOOR_;
-    std::conditional_t<BITS == 8, int8_t, uint8_t> number[SIDE * SPAN * BITS / 8];
-    Scale scale[PARTS + FLOOR][SIDE];
+    static constexpr bool FLOOR = FLOOR_, FACTORS = std::is_same_v<Scale, int8_t>;
+    static constexpr int SPANS = FACTORS ? 8 : 1;
+    using Byte = std::conditional_t<BITS == 8, int8_t, uint8_t>;
+    Byte number[SPANS][SIDE * SPAN * BITS / 8];
+    Scale scale[SPANS][PARTS + FLOOR][SIDE];
+    uint16_t factor[FACTORS ? 1 + FLOOR : 0][SIDE];
 };
 using Four = Block<4, 1, true, uint16_t>;
 using Eight = Block<8, 1, false, uint16_t>;
-using FourK = Block<4, 1, true, float>;  // GGUF's K types: scales are products of two numbers
+using FourK = Block<4, 1, true, int8_t>;  // GGUF's K types
 using FiveK = Block<8, 1, true, float>;
-using SixK = Block<8, 2, false, float>;
+using SixK = Block<6, 2, false, int8_t>;
+
+template <class Weight>
+constexpr int64_t SPAN_BYTES = sizeof(Weight) / Weight::SPANS;  // of a span with its share of the factors
+
+// The blocks of a group of outputs.
+template <class Weight>
+INLINE int64_t blocks_of(const Product& job) {
+    return job.in / (SPAN * Weight::SPANS);
+}
+
+// One span of the weights at `block`, which other blocks follow.
+template <class Weight>
+struct SpanWeights {
+    const Weight& block;
+    const int64_t at;
+    const typename Weight::Byte* const number;
+    INLINE SpanWeights(const Weight* first, int64_t span)
+        : block(first[static_cast<uint64_t>(span) / Weight::SPANS]),
+          at(static_cast<uint64_t>(span) % Weight::SPANS),
+          number(block.number[at]) {}
+    INLINE SpanWeights(const Weight& block, int64_t at) : block(block), at(at), number(block.number[at]) {}
+};
 
 #if !defined(INTEGERS)  // no integer weights on this processor
 
@@ -73,7 +104,9 @@ INLINE void nothing(float*, int64_t, int64_t, int64_t, int64_t) {}
 template <class Weight>
 void integers(const Product&, int64_t, int64_t, int64_t, int64_t) {}
 
-#elif defined(__AVX512BW__) && defined(__AVX512VNNI__)
+#else
+#include "scales.hpp"
+#if defined(__AVX512BW__) && defined(__AVX512VNNI__)
 #include "integers_avx512.hpp"
 #else
 #if defined(NEON)
@@ -93,13 +126,14 @@ void block_of(const Product& job, const Weight* weight, int64_t row, int64_t gro
 
 template <class Weight>
 void integers(const Product& job, int64_t top, int64_t bottom, int64_t first, int64_t last) {
-    const int64_t spans = job.in / SPAN;
-    const Weight* weight = static_cast<const Weight*>(job.weight) + first * spans;
+    const int64_t blocks = blocks_of<Weight>(job);
+    const Weight* weight = static_cast<const Weight*>(job.weight) + first * blocks;
     int64_t group = first;
     if constexpr (constexpr int SOME = AT_ONCE<Weight>; SOME > 1)
-        for (; bottom - top == 1 && group + SOME <= last; group += SOME, weight += SOME * spans)
+        for (; bottom - top == 1 && group + SOME <= last; group += SOME, weight += SOME * blocks)
             rows_by<Weight, 1, SOME>(job, weight, top, group);
-    for (; group < last; ++group, weight += spans)
+    for (; group < last; ++group, weight += blocks)
         for (int64_t row = top; row < bottom; row += MOST) block_of(job, weight, row, group);
 }
+#endif
 #endif

@@ -51,28 +51,42 @@ INLINE void wholes(const float* given, float* x, int64_t, int64_t in, int64_t r,
     }
 }
 
-INLINE __m256 wide(const uint16_t* half) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(half))); }
-INLINE __m256 wide(const float* single) { return _mm256_loadu_ps(single); }
+// The bytes of four inputs of eight outputs.
+template <class Weight>
+INLINE __m256i bytes_at(const SpanWeights<Weight>& span, int j) {
+    const __m256i* from = reinterpret_cast<const __m256i*>(span.number);
+    if constexpr (Weight::BITS == 8) return _mm256_loadu_si256(from + j);
+    if constexpr (Weight::BITS == 4) {
+        const __m256i both = _mm256_loadu_si256(from + j % 4);
+        return _mm256_and_si256(j < 4 ? both : _mm256_srli_epi16(both, 4), _mm256_set1_epi8(15));
+    }
+    from += j / 4 * 3;
+    if (j % 4 < 3) return _mm256_and_si256(_mm256_loadu_si256(from + j % 4), _mm256_set1_epi8(-4));
+    const auto two_bits = [&](int i) INLINED {
+        const __m256i line = _mm256_slli_epi16(_mm256_loadu_si256(from + i), 6 - 2 * i);
+        return _mm256_and_si256(line, _mm256_set1_epi8(static_cast<char>(0xc0 >> 2 * i)));
+    };
+    return _mm256_or_si256(_mm256_or_si256(two_bits(0), two_bits(1)), two_bits(2));
+}
 
 // Four inputs of eight outputs as 16-bit integers: the first four outputs, then the others.
 struct Pair {
     __m256i first, second;
 };
 template <class Weight>
-INLINE Pair line(const Weight& span, int j) {
+INLINE Pair line(const SpanWeights<Weight>& span, int j) {
     if constexpr (Weight::BITS == 8) {
         const __m128i* from = reinterpret_cast<const __m128i*>(span.number + 32 * j);
         return {_mm256_cvtepi8_epi16(_mm_loadu_si128(from)), _mm256_cvtepi8_epi16(_mm_loadu_si128(from + 1))};
     } else {
-        const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(span.number + 32 * (j % 4)));
-        const __m256i four = _mm256_and_si256(j < 4 ? both : _mm256_srli_epi16(both, 4), _mm256_set1_epi8(15));
-        return {_mm256_cvtepu8_epi16(_mm256_castsi256_si128(four)), _mm256_cvtepu8_epi16(_mm256_extracti128_si256(four, 1))};
+        const __m256i bytes = bytes_at(span, j);
+        return {_mm256_cvtepi8_epi16(_mm256_castsi256_si128(bytes)), _mm256_cvtepi8_epi16(_mm256_extracti128_si256(bytes, 1))};
     }
 }
 
 // Part PART of a span by ROWS rows of 16-bit integers; rows lie `spans` spans apart.
 template <int PART, class Weight, int ROWS>
-INLINE void wholes_of(__m256i (&whole)[ROWS], const Weight& weight, const Span* x, int64_t spans) {
+INLINE void wholes_of(__m256i (&whole)[ROWS], const SpanWeights<Weight>& weight, const Span* x, int64_t spans) {
     constexpr int STEPS = SPAN / 4 / Weight::PARTS;  // of four inputs, in a part
     __m256i first[ROWS], second[ROWS];
     each<ROWS>([&](auto r) { first[r] = second[r] = _mm256_setzero_si256(); });
@@ -93,26 +107,21 @@ INLINE void wholes_of(__m256i (&whole)[ROWS], const Weight& weight, const Span* 
 // The same with bytes. The instruction adds pairs of products (unsigned by signed) in 16 bits, so they must fit: 2 * 128 * 127
 // does, if the sign of a weight is moved to the activation. With 4-bit weights, eight pairs (8 * 2 * 15 * 127) fit.
 template <int PART, class Weight, int ROWS>
-INLINE void bytes_of(__m256i (&whole)[ROWS], const Weight& weight, const Span* x, int64_t spans) {
+INLINE void bytes_of(__m256i (&whole)[ROWS], const SpanWeights<Weight>& weight, const Span* x, int64_t spans) {
     constexpr int STEPS = SPAN / 4 / Weight::PARTS;
     const __m256i ones = _mm256_set1_epi16(1);
     each<ROWS>([&](auto r) { whole[r] = _mm256_setzero_si256(); });
     each<STEPS>([&](auto i) {
         const int j = STEPS * PART + i;
-        constexpr bool eight = Weight::BITS == 8;
-        const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weight.number + 32 * (eight ? j : j % 4)));
-        const __m256i four = _mm256_and_si256(j < 4 ? both : _mm256_srli_epi16(both, 4), _mm256_set1_epi8(15));
-        const __m256i bytes = eight ? _mm256_abs_epi8(both) : four;
+        constexpr bool is_signed = Weight::BITS > 4;
+        const __m256i own_bytes = bytes_at(weight, j), bytes = is_signed ? _mm256_abs_epi8(own_bytes) : own_bytes;
         each<ROWS>([&](auto r) {
             int32_t some;
             std::memcpy(&some, x[r * spans].number + 4 * j, sizeof some);
             const __m256i own = _mm256_set1_epi32(some);
-            if constexpr (eight) {
-                const __m256i pairs = _mm256_maddubs_epi16(bytes, _mm256_sign_epi8(own, both));
-                whole[r] = _mm256_add_epi32(whole[r], _mm256_madd_epi16(pairs, ones));
-            } else {
-                whole[r] = _mm256_add_epi16(whole[r], _mm256_maddubs_epi16(bytes, own));
-            }
+            const __m256i pairs = _mm256_maddubs_epi16(bytes, is_signed ? _mm256_sign_epi8(own, own_bytes) : own);
+            if constexpr (is_signed) whole[r] = _mm256_add_epi32(whole[r], _mm256_madd_epi16(pairs, ones));
+            else whole[r] = _mm256_add_epi16(whole[r], pairs);
         });
     });
     if constexpr (Weight::BITS == 4) each<ROWS>([&](auto r) { whole[r] = _mm256_madd_epi16(whole[r], ones); });
@@ -128,23 +137,28 @@ INLINE void rows_by(const Product& job, const Weight* weight, int64_t row, int64
     const Span* x = reinterpret_cast<const Span*>(job.x) + row * spans;
     __m256 sum[ROWS];
     each<ROWS>([&](auto r) { sum[r] = _mm256_setzero_ps(); });
-    for (int64_t s = 0; s < spans; ++s) {
-        each<(sizeof(Weight) + 63) / 64>(
-            [&](auto i) { _mm_prefetch(reinterpret_cast<const char*>(weight + s + 12) + 64 * i, _MM_HINT_T0); });
+    const auto add_span = [&](const SpanWeights<Weight>& own, const Factors<Weight>& factors, int64_t s) INLINED {
+        const char* ahead = reinterpret_cast<const char*>(weight) + (s + 12) * SPAN_BYTES<Weight>;
+        each<(SPAN_BYTES<Weight> + 63) / 64>([&](auto i) { _mm_prefetch(ahead + 64 * i, _MM_HINT_T0); });
         each<PARTS>([&](auto p) {
             __m256i whole[ROWS];
-            if constexpr (BYTES) bytes_of<p>(whole, weight[s], x + s, spans);
-            else wholes_of<p>(whole, weight[s], x + s, spans);
-            const __m256 scale = wide(weight[s].scale[p]);
+            if constexpr (BYTES) bytes_of<p>(whole, own, x + s, spans);
+            else wholes_of<p>(whole, own, x + s, spans);
+            const __m256 scale = scale_of(own, factors, p);
             each<ROWS>([&](auto r) {
                 const __m256 step = _mm256_set1_ps(x[r * spans + s].scale);
                 sum[r] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(whole[r]), step), scale, sum[r]);
             });
         });
-        if constexpr (Weight::FLOOR)
-            each<ROWS>([&](auto r) {
-                sum[r] = _mm256_fmadd_ps(wide(weight[s].scale[PARTS]), _mm256_set1_ps(x[r * spans + s].sum), sum[r]);
-            });
+        if constexpr (Weight::FLOOR) {
+            const __m256 floor = scale_of(own, factors, PARTS);
+            each<ROWS>([&](auto r) { sum[r] = _mm256_fmadd_ps(floor, _mm256_set1_ps(x[r * spans + s].sum), sum[r]); });
+        }
+    };
+    for (int64_t b = 0; b < blocks_of<Weight>(job); ++b) {
+        const Factors<Weight> factors = factors_of(weight[b]);
+        for (int i = 0; i < Weight::SPANS; ++i)
+            add_span(SpanWeights<Weight>(weight[b], i), factors, b * Weight::SPANS + i);
     }
     each<ROWS>([&](auto r) { finish<SIDE>(job, reinterpret_cast<float*>(&sum[r]), row + r, group * SIDE); });
 }

@@ -49,15 +49,10 @@ INLINE void nothing(float* x, int64_t in, int64_t rows, int64_t first, int64_t l
         for (int64_t r = (rows - 1) % HELD + 1; r < HELD; ++r) to[k / SPAN].scale[r] = to[k / SPAN].sum[r] = 0;
 }
 
-INLINE __m512 wide(const uint16_t* half) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(half)));
-}
-INLINE __m512 wide(const float* single) { return _mm512_loadu_ps(single); }
-
 template <class Weight>
-INLINE void send_for(const Weight* weight, int64_t further = 0) {
-    const char* there = reinterpret_cast<const char*>(weight + AHEAD) + further;
-    _Pragma("GCC unroll 16") for (size_t i = 0; i < (sizeof(Weight) + 63) / 64; ++i)
+INLINE void send_for(const Weight* weight, int64_t span, int64_t further = 0) {
+    const char* there = reinterpret_cast<const char*>(weight) + (span + AHEAD) * SPAN_BYTES<Weight> + further;
+    _Pragma("GCC unroll 16") for (int64_t i = 0; i < (SPAN_BYTES<Weight> + 63) / 64; ++i)
         _mm_prefetch(there + 64 * i, _MM_HINT_T0);  // not with `each`: some compilers remove it as a function without effect
 }
 
@@ -68,11 +63,23 @@ INLINE __m512i dot(__m512i sum, __m512i weights, const int8_t* x) {
     return sum;
 }
 
-// Bytes of sixteen outputs, four inputs a vector.
+// Bytes of sixteen outputs, four inputs a vector. `flip`: a bit to be changed in 6-bit and 8-bit weights.
 template <class Weight>
-INLINE void unpack(const Weight& span, __m512i (&number)[STEPS]) {
+INLINE void unpack(const SpanWeights<Weight>& span, __m512i (&number)[STEPS], __m512i flip = _mm512_setzero_si512()) {
     if constexpr (Weight::BITS == 8) {
-        each<STEPS>([&](auto j) { number[j] = _mm512_loadu_si512(span.number + 64 * j); });
+        each<STEPS>([&](auto j) { number[j] = _mm512_xor_si512(_mm512_loadu_si512(span.number + 64 * j), flip); });
+    } else if constexpr (Weight::BITS == 6) {
+        constexpr int CHOOSE = 0xca, KEEP = 0x6a;  // a ? b : c; (a & b) ^ c
+        const __m512i upper = _mm512_set1_epi8(-4), two = _mm512_set1_epi8(-64), four = _mm512_set1_epi8(-16);
+        each<2>([&](auto half) INLINED {
+            __m512i line[3];
+            each<3>([&](auto j) INLINED { line[j] = _mm512_loadu_si512(span.number + 64 * (3 * half + j)); });
+            each<3>([&](auto j) INLINED { number[4 * half + j] = _mm512_ternarylogic_epi32(line[j], upper, flip, KEEP); });
+            each<3>([&](auto j) INLINED { line[j] = _mm512_slli_epi16(line[j], 6 - 2 * j); });
+            const __m512i front = _mm512_ternarylogic_epi32(two, line[0], line[1], CHOOSE);
+            const __m512i all = _mm512_ternarylogic_epi32(four, front, line[2], CHOOSE);
+            number[4 * half + 3] = _mm512_ternarylogic_epi32(all, upper, flip, KEEP);
+        });
     } else {
         const __m512i low = _mm512_set1_epi8(15);
         each<STEPS / 2>([&](auto j) {
@@ -85,8 +92,8 @@ INLINE void unpack(const Weight& span, __m512i (&number)[STEPS]) {
 
 // The floor of a span, if it has one.
 template <class Weight>
-INLINE __m512 floor_of(const Weight& weight) {
-    if constexpr (Weight::FLOOR) return wide(weight.scale[Weight::PARTS]);
+INLINE __m512 floor_of(const SpanWeights<Weight>& weight, const Factors<Weight>& factors) {
+    if constexpr (Weight::FLOOR) return scale_of(weight, factors, Weight::PARTS);
     else return _mm512_setzero_ps();
 }
 
@@ -115,7 +122,7 @@ INLINE __m512i joined(__m512i high, __m512i low) {
     return BYTES ? high : _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
 }
 
-// Rows by vector instructions, which multiply unsigned by signed bytes. 128 is added to 8-bit weights, and its contribution
+// Rows by vector instructions, which multiply unsigned by signed bytes. 128 is added to signed weights, and its contribution
 // is subtracted afterwards.
 template <class Weight, int ROWS>
 INLINE void vectors(const Product& job, const Weight* weight, int64_t row, int64_t group) {
@@ -125,17 +132,14 @@ INLINE void vectors(const Product& job, const Weight* weight, int64_t row, int64
     const int from = static_cast<int>(row % HELD);
     __m512 sum[ROWS];
     each<ROWS>([&](auto r) { sum[r] = _mm512_setzero_ps(); });
-    const auto add_span = [&](int64_t s, int64_t further) INLINED {
-        send_for(weight + s, further);
-        constexpr bool eight = Weight::BITS == 8;
+    const auto add_span = [&](const SpanWeights<Weight>& own, const Factors<Weight>& factors, int64_t s, int64_t further) INLINED {
+        send_for(weight, s, further);
         __m512i number[STEPS];
-        unpack(weight[s], number);
-        if constexpr (eight)
-            each<STEPS>([&](auto j) { number[j] = _mm512_xor_si512(number[j], _mm512_set1_epi8(-128)); });
-        const __m512 floor = floor_of(weight[s]);
+        unpack(own, number, _mm512_set1_epi8(-128));
+        const __m512 floor = floor_of(own, factors);
         each<PARTS>([&](auto p) {
             constexpr int part = decltype(p)::value;
-            const __m512 scale = wide(weight[s].scale[part]);
+            const __m512 scale = scale_of(own, factors, part);
             each<ROWS>([&](auto r) {
                 __m512i high = _mm512_setzero_si512(), low = _mm512_setzero_si512();
                 each<STEPS / PARTS>([&](auto i) {
@@ -145,19 +149,25 @@ INLINE void vectors(const Product& job, const Weight* weight, int64_t row, int64
                 });
                 __m512i whole = joined(high, low);
                 const int32_t raised = 128 * total<PARTS, part>(x[s], from + r);
-                if constexpr (eight) whole = _mm512_sub_epi32(whole, _mm512_set1_epi32(raised));
+                if constexpr (Weight::BITS > 4) whole = _mm512_sub_epi32(whole, _mm512_set1_epi32(raised));
                 settle<Weight, part>(sum[r], whole, x[s], from + r, scale, floor);
             });
         });
     };
-    const char* here = reinterpret_cast<const char*>(weight + AHEAD);
-    const int64_t left = job.end ? (job.end - here) / static_cast<int64_t>(sizeof(Weight)) : spans;  // before prefetches jump
-    int64_t s = 0, further = 0;
+    const char* here = reinterpret_cast<const char*>(weight) + AHEAD * SPAN_BYTES<Weight>;
+    const auto add_block = [&](int64_t b, int64_t further) INLINED {
+        const Factors<Weight> factors = factors_of(weight[b]);
+        for (int i = 0; i < Weight::SPANS; ++i)
+            add_span(SpanWeights<Weight>(weight[b], i), factors, b * Weight::SPANS + i, further);
+    };
+    const int64_t blocks = blocks_of<Weight>(job);
+    const int64_t left = job.end ? (job.end - here) / static_cast<int64_t>(sizeof(Weight)) : blocks;  // before prefetches jump
+    int64_t b = 0, further = 0;
     if constexpr (ROWS > 2) {  // bound by arithmetic
-        for (; s < spans; ++s) add_span(s, 0);
+        for (; b < blocks; ++b) add_block(b, 0);
     } else {
-        for (const int64_t stop : {std::clamp<int64_t>(left, 0, spans), spans}) {
-            for (; s < stop; ++s) add_span(s, further);
+        for (const int64_t stop : {std::clamp<int64_t>(left, 0, blocks), blocks}) {
+            for (; b < stop; ++b) add_block(b, further);
             further = job.jump;
         }
     }
@@ -205,14 +215,14 @@ __attribute__((noinline)) void hand_over(const Product& job, float (*line)[SIDE]
     for (int64_t r = 0; r < rows; ++r) finish<SIDE>(job, line[r], row + r, group * SIDE);
 }
 
-// The bytes of a span as tiles read them: 8-bit weights in place, 4-bit weights unpacked.
+// The bytes of a span as tiles read them: 8-bit weights in place, others unpacked.
 template <class Weight>
-INLINE const char* laid(const Weight& weight, const Raised& bytes) {
+INLINE const char* laid(const SpanWeights<Weight>& weight, const Raised& bytes) {
     if constexpr (Weight::BITS == 8) return reinterpret_cast<const char*>(weight.number);
     else return reinterpret_cast<const char*>(bytes);
 }
 template <class Weight>
-INLINE void lay(const Weight& weight, Raised& bytes) {
+INLINE void lay(const SpanWeights<Weight>& weight, Raised& bytes) {
     if constexpr (Weight::BITS == 8) return;
     __m512i number[STEPS];
     unpack(weight, number);
@@ -221,7 +231,7 @@ INLINE void lay(const Weight& weight, Raised& bytes) {
 
 // Loads the weights of a span into their tiles.
 template <class Weight>
-INLINE void load(const Weight& weight, const Raised& bytes) {
+INLINE void load(const SpanWeights<Weight>& weight, const Raised& bytes) {
     const char* from = laid(weight, bytes);
     _tile_loadd(2, from, 64);
     if constexpr (Weight::PARTS == 2) _tile_loadd(3, from + 64 * STEPS / 2, 64);
@@ -273,15 +283,16 @@ struct Stream {
     }
     INLINE void lay_out(int64_t i) {
         if (i >= count) return;
-        send_for(weight + i);
-        lay(weight[i], bytes[i % RING]);
+        send_for(weight, i);
+        lay(SpanWeights<Weight>(weight, i), bytes[i % RING]);
     }
     template <bool NEW, bool OLD>
     INLINE void step(__m512 (&sum)[ROWS], int64_t i) {
-        const Weight& old = weight[OLD ? i - LAG : i];
-        const __m512 front = wide(old.scale[0]), back = wide(old.scale[PARTS - 1]), floor = floor_of(old);
+        const SpanWeights<Weight> old(weight, OLD ? i - LAG : i);
+        const Factors<Weight> factors = factors_of(old.block);
+        const __m512 front = scale_of(old, factors, 0), back = scale_of(old, factors, PARTS - 1), floor = floor_of(old, factors);
         BARRIER;
-        if constexpr (NEW) load(weight[i], bytes[i % RING]);
+        if constexpr (NEW) load(SpanWeights<Weight>(weight, i), bytes[i % RING]);
         each<BLOCKS>([&](auto block) INLINED {
             if constexpr (NEW) multiply(x[block * spans + at], sums[i % RING][block]);
             if constexpr (block == 0) lay_out(i + LEAD);
@@ -354,7 +365,7 @@ void rows_by(const Product& job, const Weight* weight, bool tiles, int64_t row, 
         matrices(job, weight, row, count, first, last);
         row += count;
     }
-    for (int64_t group = first; group < last && row < end; ++group, weight += job.in / SPAN)
+    for (int64_t group = first; group < last && row < end; ++group, weight += blocks_of<Weight>(job))
         for (int64_t r = row, next; r < end; r = next) {
             next = std::min({r + FEW, end, (r / HELD + 1) * HELD});
             few(job, weight, r, next - r, group);
@@ -364,10 +375,10 @@ void rows_by(const Product& job, const Weight* weight, bool tiles, int64_t row, 
 template <class Weight>
 void integers(const Product& job, int64_t top, int64_t bottom, int64_t first, int64_t last) {
     const Tiles<Weight::PARTS> tiles(bottom - top);
-    const int64_t spans = job.in / SPAN, line = spans * sizeof(Weight);
+    const int64_t blocks = blocks_of<Weight>(job), line = blocks * sizeof(Weight);
     const int64_t some = bottom - top > MANY ? std::max<int64_t>(1, NEAR / line) : last - first;  // groups whose weights stay in cache for all rows
     for (int64_t group = first; group < last; group += some) {
-        const Weight* weight = static_cast<const Weight*>(job.weight) + group * spans;
+        const Weight* weight = static_cast<const Weight*>(job.weight) + group * blocks;
         rows_by(job, weight, tiles.ready, top, bottom, group, std::min(last, group + some));
     }
 }

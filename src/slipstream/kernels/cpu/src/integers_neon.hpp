@@ -43,14 +43,19 @@ INLINE void wholes(const float* given, float* x, int64_t rows, int64_t in, int64
     }
 }
 
-INLINE float32x4_t wide(const uint16_t* half) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(half))); }
-INLINE float32x4_t wide(const float* single) { return vld1q_f32(single); }
-
 // Bytes of four outputs, four inputs a vector, eight vectors a span.
 template <class Weight>
-INLINE void unpack(const Weight& span, int8x16_t (&weight)[8]) {
+INLINE void unpack(const SpanWeights<Weight>& span, int8x16_t (&weight)[8]) {
     if constexpr (Weight::BITS == 8) {
         each<8>([&](auto j) { weight[j] = vld1q_s8(span.number + 16 * j); });
+    } else if constexpr (Weight::BITS == 6) {
+        each<2>([&](auto half) {
+            uint8x16_t line[3];
+            each<3>([&](auto j) { line[j] = vld1q_u8(span.number + 16 * (3 * half + j)); });
+            each<3>([&](auto j) { weight[4 * half + j] = vreinterpretq_s8_u8(vandq_u8(line[j], vdupq_n_u8(0xfc))); });
+            const uint8x16_t back = vsliq_n_u8(vshlq_n_u8(line[2], 2), line[1], 4);
+            weight[4 * half + 3] = vreinterpretq_s8_u8(vsliq_n_u8(back, line[0], 6));
+        });
     } else {
         each<4>([&](auto j) {
             const uint8x16_t both = vld1q_u8(span.number + 16 * j);
@@ -100,20 +105,22 @@ constexpr int AT_ONCE = Weight::BITS == 4 ? 2 : 1;
 template <class Weight, int ROWS, int GROUPS = 1>
 INLINE void rows_by(const Product& job, const Weight* weight, int64_t row, int64_t group) {
     constexpr int PARTS = Weight::PARTS, HALVES = 2 / PARTS, SCALES = PARTS + Weight::FLOOR;
-    const int64_t spans = job.in / SPAN;
+    const int64_t blocks = blocks_of<Weight>(job);
     const Row* x = rows_of(job.x, job.in, row);
     float32x4_t sum[GROUPS][ROWS] = {};
-    for (int64_t s = 0; s < spans; ++s, x += ROWS) {
+    Factors<Weight> factors[GROUPS];
+    const auto add_span = [&](int64_t b, int i) INLINED {
         each<GROUPS>([&](auto g) INLINED {
-            const Weight& span = weight[g * spans + s];
-            const char* here = reinterpret_cast<const char*>(&span);
-            const char* ahead = here + (GROUPS > 1 ? GROUPS * spans * sizeof(Weight) : 1024);
+            const Weight& block = weight[g * blocks + b];
+            const SpanWeights<Weight> span(block, i);
+            const char* here = reinterpret_cast<const char*>(&block) + i * SPAN_BYTES<Weight>;
+            const char* ahead = here + (GROUPS > 1 ? GROUPS * blocks * sizeof(Weight) : 1024);
             __builtin_prefetch(ahead);
             __builtin_prefetch(ahead + 64);
             int8x16_t number[8];
             unpack(span, number);
             float32x4_t scale[SCALES];
-            each<SCALES>([&](auto p) INLINED { scale[p] = wide(span.scale[p]); });
+            each<SCALES>([&](auto p) INLINED { scale[p] = scale_of(span, factors[g], p); });
             each<ROWS>([&](auto r) INLINED {
                 const float32x2_t own = vld1_f32(&x[r].step);  // and the sum behind it
                 each<PARTS>([&](auto p) INLINED {
@@ -122,6 +129,10 @@ INLINE void rows_by(const Product& job, const Weight* weight, int64_t row, int64
                 if constexpr (Weight::FLOOR) sum[g][r] = vfmaq_lane_f32(sum[g][r], scale[PARTS], own, 1);
             });
         });
+    };
+    for (int64_t b = 0; b < blocks; ++b) {
+        each<GROUPS>([&](auto g) INLINED { factors[g] = factors_of(weight[g * blocks + b]); });
+        for (int i = 0; i < Weight::SPANS; ++i, x += ROWS) add_span(b, i);
     }
     each<GROUPS * ROWS>([&](auto i) INLINED {
         float line[SIDE];  // a copy, so that the sums themselves have no address and stay in registers

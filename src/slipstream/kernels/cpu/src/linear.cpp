@@ -31,21 +31,40 @@ float widened(uint16_t half) {
     return value;
 }
 float widened(float value) { return value; }
+float widened(int8_t value) { return value; }
+
+// The number of an input of an output in a span; 6-bit weights are four times as large.
+template <class Weight>
+int number_of(const SpanWeights<Weight>& span, int64_t lane, int input) {
+    constexpr int HALF = SPAN / 2;
+    const auto byte_of = [&](int line) { return span.number[4 * (SIDE * line + lane) + input % 4]; };
+    if (Weight::BITS == 8) return byte_of(input / 4);
+    if (Weight::BITS == 4) return byte_of(input % HALF / 4) >> (input < HALF ? 0 : 4) & 15;
+    const int line = input / HALF * 3, j = input % HALF / 4;
+    if (j < 3) return static_cast<int8_t>(byte_of(line + j) & 0xfc);
+    return static_cast<int8_t>((byte_of(line) & 3) << 6 | (byte_of(line + 1) & 3) << 4 | (byte_of(line + 2) & 3) << 2);
+}
+
+// The scale of a part of a span, or behind the parts the floor.
+template <class Weight>
+float scale_of(const SpanWeights<Weight>& span, int64_t lane, int part) {
+    const float own = widened(span.block.scale[span.at][part][lane]);
+    const float product = Weight::FACTORS ? own * widened(span.block.factor[part / Weight::PARTS][lane]) : own;
+    return Weight::BITS == 6 ? product / 4 : product;
+}
 
 // One output's weights, in float32. A number times its scale is exact, so that a fused addition gives the same sum.
 template <class Weight>
 void unpack(const Matrix& matrix, int64_t output, float* y) {
     const int64_t spans = matrix.in / SPAN, lane = output % SIDE;
-    const Weight* block = static_cast<const Weight*>(matrix.weight) + output / SIDE * spans;
-    for (int64_t span = 0; span < spans; ++span, ++block)
+    const Weight* first = static_cast<const Weight*>(matrix.weight) + output / SIDE * (spans / Weight::SPANS);
+    for (int64_t s = 0; s < spans; ++s) {
+        const SpanWeights<Weight> span(first, s);
         for (int i = 0; i < SPAN; ++i) {
-            constexpr int HALF = SPAN / 2;
-            const int at = Weight::BITS == 4 ? i % HALF : i;
-            const int byte = block->number[4 * (SIDE * (at / 4) + lane) + at % 4];
-            const int number = Weight::BITS == 8 ? byte : i < HALF ? byte & 15 : byte >> 4;
-            const float product = number * widened(block->scale[i * Weight::PARTS / SPAN][lane]);
-            *y++ = Weight::FLOOR ? product + widened(block->scale[Weight::PARTS][lane]) : product;
+            const float product = number_of(span, lane, i) * scale_of(span, lane, i * Weight::PARTS / SPAN);
+            *y++ = Weight::FLOOR ? product + scale_of(span, lane, Weight::PARTS) : product;
         }
+    }
 }
 
 }  // namespace
