@@ -69,6 +69,7 @@ class LossConfig:
     max_size: float = 1.0  # saved up at most where one drafted token costs more than `size`
     max_won: float = 6.0  # kept of what the same rows won
     handed_over: float = 1.25  # kept of it when other rows come; held at the start where a profile was measured
+    max_surplus: float = 6.0  # kept of what was won beyond both, for rows to come
     failing_share: float = 0.2  # part of `share` that is left while drafts only fail
     patience: int = 6  # failed drafts in a row before the share shrinks
 
