@@ -32,6 +32,10 @@ if [ -z "${SOURCE:-}" ]; then
     echo "$SHA256  $archive" | sha256sum --check --quiet
     tar -xzf "$archive" -C "$work"
     SOURCE="$work/llama_cpp_python-$VERSION/vendor/llama.cpp"
+    # GCC up to 12.3 and 13.2 drops the stores before _tile_loadconfig (its bug 114098): prompts then end with an
+    # illegal instruction on processors with AMX
+    sed -i 's/^    _tile_loadconfig(&tc);/    asm volatile("" : : "r"(\&tc) : "memory");\n&/' \
+        "$SOURCE/ggml/src/ggml-cpu/amx/mmq.cpp"
 fi
 
 # shellcheck disable=SC2086

@@ -74,6 +74,15 @@ def test_a_slowdown_is_neither_one_slow_pass_nor_noise():
     assert slowdown.update(9.0, None) == factors[-1], "a pass of unknown cost tells nothing of the machine"
 
 
+def test_requests_that_are_sampled_do_not_make_drafts_of_greedy_ones_look_cheap():
+    """A pass and its verdict take 0.15 of a pass longer at a temperature: compared with such a plain pass, a drafted
+    token of a greedy request would look nearly free."""
+    slowdown = Slowdown()
+    for _ in range(3):
+        slowdown.update(1.15, 1.0)
+    assert slowdown.update(1.15, 1.0) == pytest.approx(1.15, rel=0.01)
+
+
 def test_only_a_measured_pass_is_known():
     costs = measured()
     assert costs.known(4) == costs.plain(4) == 0.011

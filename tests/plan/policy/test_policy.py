@@ -188,6 +188,23 @@ def test_the_purse_is_small_and_what_a_text_won_is_mostly_its_own():
         assert dear.balance == held, "what the least draft costs, up to a pass"
 
 
+def test_what_was_won_pays_for_a_start_after_rows_that_lost_and_for_no_more():
+    losses = LossBudget()
+    handed, surplus = losses.config.handed_over, losses.config.max_surplus
+    losses.book(100.0, 1.0)
+    losses.hand_over(1.0)
+    assert (losses.balance, losses.surplus) == (handed, surplus)
+    starts = []
+    for _ in range(10):
+        losses.book(-handed, 1.0)
+        losses.hand_over(1.0)
+        starts.append(losses.balance)
+    covered = int(surplus / handed)
+    assert starts[:covered] == [handed] * covered
+    assert losses.surplus == 0
+    assert sum(starts) <= surplus + 10 * losses.config.share, "the rest is lost"
+
+
 def test_a_tree_is_priced_by_its_nodes_and_trusted_by_its_depth():
     policy, some = Adaptive(), rows(1)
     for _ in range(3):

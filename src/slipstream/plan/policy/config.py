@@ -51,7 +51,7 @@ class CostConfig:
     plain_window: int = 9  # the same for plain passes
     graph_window: int = 7  # the same for captured cycles
     slowdown_window: int = 5  # latest passes that tell how slow the machine is at present
-    least_slowdown: float = 1.2  # factor, or 1 over it, that is told from noise
+    least_slowdown: float = 1.12  # factor, or 1 over it, that is told from noise
     slowdown_share: float = 0.99  # exponent of that factor: the rest counts as a lasting change of costs
     reliable: int = 3  # plain passes of one size after which their median is trusted
     first_token: float = 0.3  # cost of a drafted token before any was scored; share of a row's part of a plain pass
@@ -70,6 +70,7 @@ class LossConfig:
     max_size: float = 1.0  # saved up at most where one drafted token costs more than `size`
     max_won: float = 6.0  # kept of what the same rows won
     handed_over: float = 1.25  # kept of it when other rows come; held at the start where a profile was measured
+    max_surplus: float = 6.0  # kept of what was won beyond both, for rows to come
     failing_share: float = 0.2  # part of `share` that is left while drafts only fail
     patience: int = 6  # failed drafts in a row before the share shrinks
 

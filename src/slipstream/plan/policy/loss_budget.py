@@ -10,14 +10,17 @@ class LossBudget:
 
     A small share of all time goes in, saved up to part of a plain pass; where even one token costs more than that, up
     to what one costs. What drafting wins goes in too. Rows may lose again what they won themselves, up to a few passes,
-    so that some bad luck does not end what pays; rows that come after them get little of it. So a hopeless text of n
-    tokens loses the share of n passes and what it was handed, and no more, whatever came before it.
+    so that some bad luck does not end what pays. What they won beyond that is the surplus. Rows that come after them
+    start with the same small amount, whatever the rows just before them lost, while the surplus pays for it. So a
+    hopeless text of n tokens loses the share of n passes and what it was handed, and no more, whatever came before it,
+    and many of them lose no more than was won before.
     """
 
     def __init__(self, config: LossConfig | None = None) -> None:
         self.config = config or LossConfig()
         self.balance: float | None = None  # None: nothing was booked yet, and it is full
         self._first = self.config.size  # held then, in plain passes
+        self.surplus = 0.0  # seconds that were won and that no row may lose again, except what rows are handed
         self.losses = 0  # drafts in a row of which nothing was accepted
 
     @property
@@ -44,12 +47,20 @@ class LossBudget:
     def hand_over(self, plain: float) -> None:
         """Other rows come: they get little of what was won, and little of a debt that nobody could foresee."""
         if self.balance is not None:
-            handed = min(self.balance, self.config.handed_over * plain)
+            handed = min(self.config.handed_over * plain, self.balance + self.surplus)
+            self._save(self.balance - handed, plain)
             self.balance = max(-self.config.max_size * plain, handed)
+
+    def _save(self, won: float, plain: float) -> None:
+        """Move seconds from the balance to the surplus, or back."""
+        self.surplus = min(max(0.0, self.surplus + won), self.config.max_surplus * plain)
 
     def book(self, won: float, plain: float, token: float = 0.0, cycles: int = 1) -> None:
         """So much was won against plain passes, or lost, in so many cycles; `token` is what the least draft costs."""
         config = self.config
-        held = min(self.holds(plain) + won, config.max_won * plain)
+        held, most = self.holds(plain) + won, config.max_won * plain
+        if held > most:
+            self._save(held - most, plain)
+            held = most
         size = min(max(config.size * plain, token), config.max_size * plain)
         self.balance = max(held, min(held + self.income * plain * cycles, size))
