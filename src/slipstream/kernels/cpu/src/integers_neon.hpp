@@ -49,10 +49,10 @@ INLINE void unpack(const SpanWeights<Weight>& span, int8x16_t (&weight)[8]) {
     if constexpr (Weight::BITS == 8) {
         each<8>([&](auto j) { weight[j] = vld1q_s8(span.number + 16 * j); });
     } else if constexpr (Weight::BITS == 6) {
-        each<2>([&](auto half) {
+        each<2>([&](auto half) INLINED {
             uint8x16_t line[3];
-            each<3>([&](auto j) { line[j] = vld1q_u8(span.number + 16 * (3 * half + j)); });
-            each<3>([&](auto j) { weight[4 * half + j] = vreinterpretq_s8_u8(vandq_u8(line[j], vdupq_n_u8(0xfc))); });
+            each<3>([&](auto j) INLINED { line[j] = vld1q_u8(span.number + 16 * (3 * half + j)); });
+            each<3>([&](auto j) INLINED { weight[4 * half + j] = vreinterpretq_s8_u8(vandq_u8(line[j], vdupq_n_u8(0xfc))); });
             const uint8x16_t back = vsliq_n_u8(vshlq_n_u8(line[2], 2), line[1], 4);
             weight[4 * half + 3] = vreinterpretq_s8_u8(vsliq_n_u8(back, line[0], 6));
         });
