@@ -248,7 +248,7 @@ KERNELS: list[Kernel] = [
         (path._carry, [L, kind, L, L, L, L, *["i32"] * 3], {"LEVELS": LEVELS, "SIZE": 64, "EARLY": True})
         for kind in (F, "*bf16")
     ),
-    *((entries._copy, [L, L, kind, L, L, *["i64"] * 2, *["i32"] * 3], {"SIZE": 64}) for kind in (F, "*bf16")),
+    *((entries._copy, [L, kind, L, "i32", "i32"], {"HEADS": 3, "BLOCK": entries.BLOCK}) for kind in (L, "*bf16")),
     (
         path._report,
         [L] * 23,

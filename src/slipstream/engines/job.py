@@ -283,7 +283,7 @@ class Job(RequestHandle):
         if not all(isinstance(item, Emission) for item in items):
             self._seen += map(self._decoded, items)
             return
-        logprobs = [] if self.top is None else [entry for item in items for entry in item.logprobs]
+        logprobs = [entry for item in items for entry in item.logprobs]
         first, last = items[0], items[-1]
         merged = Emission(
             self.row.output, self.row.origins, logprobs, last.finish_reason, last.error, first.prompt_logprobs

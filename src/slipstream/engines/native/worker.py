@@ -19,8 +19,8 @@ import torch
 from slipstream.core.interfaces import Model
 from slipstream.engines.base import check_process
 from slipstream.engines.job import Job
-from slipstream.engines.native import collector
 from slipstream.engines.native.batch import Batch
+from slipstream.kernels import collector
 
 
 class ModelTurns:

@@ -7,8 +7,8 @@ import gc
 import pytest
 
 import letters
-from slipstream.engines.native import collector
 from slipstream.engines.native.engine import NativeEngine
+from slipstream.kernels import collector
 
 
 @pytest.fixture
