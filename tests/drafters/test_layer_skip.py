@@ -129,8 +129,8 @@ def test_nothing_of_a_draft_remains_in_the_cache():
         for layer, (keys, values) in reference.cache.all_tensors():
             stored = dict(drafting.cache.all_tensors())[layer]
             for mine, own in zip(stored, (keys, values), strict=True):
-                first, other = drafting.index(row), reference.index(copy)
-                left, right = mine[0, :, first : first + cached], own[0, :, other : other + cached]
+                places = (range(first, first + cached) for first in (drafting.index(row), reference.index(copy)))
+                left, right = (held[0, :, at] for held, at in zip((mine, own), places, strict=True))
                 torch.testing.assert_close(left, right, atol=0, rtol=0)
         reference.close([copy])
     assert drafted
