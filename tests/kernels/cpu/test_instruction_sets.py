@@ -30,10 +30,10 @@ def test_bits_are_those_of_the_processors_best_instructions(without, row_bits, m
     best = cpu_linear.LinearKernel(compiler.build(cpu_linear.SOURCE, row_bits), row_bits)
     monkeypatch.setenv("CXX", f"g++ {without}")
     try:
-        other = cpu_linear.LinearKernel(compiler.build(cpu_linear.SOURCE, row_bits), row_bits)
+        path = compiler.build(cpu_linear.SOURCE, row_bits)
     except compiler.Unavailable as error:
-        assert "results are wrong" not in str(error)
         pytest.skip(str(error))
+    other = cpu_linear.LinearKernel(path, row_bits)
     assert (other.side, best.side) == (8, 16)
     for kind in few_bits.FORMS:
         grid = random_grid(kind, outputs=130, inputs=512)
