@@ -53,7 +53,9 @@ class PlainReader:
 
 def _read(value: Any, param: Any) -> Any:
     """What typer makes of a plain value, or OTHER."""
-    about = param.type_descriptor.parameter_info
+    about = getattr(getattr(param, "type_descriptor", None), "parameter_info", None)
+    if about is None:  # another typer than this was written for
+        return OTHER
     if value is None:
         return () if param.multiple or param.nargs == -1 else None
     if about.parser is not None or about.min is not None or about.max is not None or about.path_type is not None:
