@@ -23,7 +23,7 @@ class _ContinuationArgs(ctypes.Structure):
     )
 
 
-class Continuation:
+class GreedyContinuation:
     """Valid as long as the cache, the tables of the angles and the places of the features are the same tensors."""
 
     def __init__(

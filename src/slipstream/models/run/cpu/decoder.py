@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from slipstream.core.array_types import Float, Int, Tensor
-from slipstream.kernels.cpu.continuation import Continuation
+from slipstream.kernels.cpu.continuation import GreedyContinuation
 from slipstream.kernels.cpu.decoder import (
     CachePointers,
     CpuLayer,
@@ -52,7 +52,7 @@ class CpuDecoder:
         self.state_like = torch.empty(1, len(base.norm.weight))  # one hidden state
         self._pointers: tuple[KVCache, int, CachePointers] | None = None
         self._embedding = _embedding_table(model.get_input_embeddings())
-        self._continuation: tuple[KVCache, int, object, Tensor, Continuation] | None = None
+        self._continuation: tuple[KVCache, int, object, Tensor, GreedyContinuation] | None = None
 
     def forward(
         self,
@@ -118,7 +118,7 @@ class CpuDecoder:
         valid = last is not None and last[0] is cache and last[1] == cache.version
         if last is None or not valid or last[2] is not held or last[3] is not angles[0]:
             pointers = self._cache_pointers(cache)
-            own = Continuation(self._kernel, self._net, self._embedding, pointers, angles, held)
+            own = GreedyContinuation(self._kernel, self._net, self._embedding, pointers, angles, held)
             self._continuation = last = cache, cache.version, held, angles[0], own
         return last[4].run(row, place, token, most, ends)
 
