@@ -82,7 +82,7 @@ def test_every_row_of_figures_links_to_its_source():
     table = README[README.index("## Speed") :]
     rows = [line for line in table.splitlines() if line.startswith("|")][2:]
     assert rows
-    assert all(re.match(r"\| \[[^\]]+\]\(docs/[a-z]+\.md#[^)]+\) \|", row) for row in rows)
+    assert all(re.match(r"\| \[[^\]]+\]\(docs/[a-z-]+\.md#[^)]+\) \|", row) for row in rows)
 
 
 def test_batches_are_padded_on_the_left():

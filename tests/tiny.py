@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from grids import quantise
 from slipstream.core.law import OneHot
 from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Origin, Request, Row, Scores, Verdict
 from slipstream.models.run.torch_model import TorchModel
+from slipstream.models.weights.linears import pack_linears
 
 VOCAB, CONTEXT = 97, 200
 COMMON = {
@@ -49,6 +51,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
 }
 LAYERS = {"gemma3_text": 4}
+WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 
 
 def build(kind: str, **more: Any) -> Any:
@@ -202,3 +205,14 @@ def reference(
 def decoder_layers(model: Any) -> Any:
     count = model.config.num_hidden_layers
     return next(m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count)
+
+
+def build_packed(kind: str, integers: bool, **more: int) -> Any:
+    """A tiny model whose linear layers the kernels run."""
+    model = build(kind, **{**WIDE, **({"head_dim": 16} if kind == "qwen3" else {}), **more})
+    for name, weight in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(weight, 0.5, 1.5)
+    model = quantise(model) if integers else model
+    pack_linears(model, integers)
+    return model

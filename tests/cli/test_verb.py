@@ -292,6 +292,12 @@ def test_torch_is_loaded_ahead_for_commands_that_run_a_model():
     assert done.stdout.split() == ["None", "False", "True", "3", "None"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the library is loaded ahead on Linux only")
+def test_a_process_that_ends_early_waits_for_the_library():
+    code = "from slipstream.cli.preload import preload_torch; preload_torch('generate'); raise SystemExit(2)"
+    assert {subprocess.run([sys.executable, "-c", code], check=False).returncode for _ in range(3)} == {2}
+
+
 def test_a_command_imports_no_other_command():
     code = "import sys; from slipstream.cli.commands import build_app; build_app('generate'); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -41,3 +41,15 @@ def test_a_collector_that_is_off_stays_off(usual):
 def test_closing_an_engine_that_never_decoded_changes_nothing(usual):
     NativeEngine(letters.target()).close()
     assert gc.get_threshold() == usual
+
+
+def test_a_pause_ends_with_its_block_and_leaves_a_collector_off_that_was_off():
+    with collector.paused():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    with collector.paused():
+        pass
+    off = not gc.isenabled()
+    gc.enable()
+    assert off

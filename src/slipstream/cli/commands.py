@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from slipstream import __version__
+from slipstream.cli.plain_values import PlainCommand, PlainGroup
 
 COMMANDS = {  # in the order of the help
     "generate": "slipstream.cli.generate.command",
@@ -26,6 +27,7 @@ COMMANDS = {  # in the order of the help
 def build_app(name: str | None = None) -> typer.Typer:
     """The command line with one command, or with all if `name` is not the name of one."""
     app = typer.Typer(
+        cls=PlainGroup,
         help="Speculative sampling of language models: exact, measured, composable. "
         "Errors are one sentence; --debug anywhere shows the traceback.",
         no_args_is_help=True,
@@ -40,7 +42,7 @@ def build_app(name: str | None = None) -> typer.Typer:
         if isinstance(function, typer.Typer):
             app.add_typer(function, name=command)
         else:
-            app.command(epilog=module.options_help() if command == "train" else None)(function)
+            app.command(cls=PlainCommand, epilog=module.options_help() if command == "train" else None)(function)
     return app
 
 

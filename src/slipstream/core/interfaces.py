@@ -64,6 +64,11 @@ class Model(ABC):
     def score(self, rows: Sequence[Row], draft: Draft) -> Scores:
         """Run one forward pass over the unread committed tokens and all drafted nodes: logits after every slot."""
 
+    def continue_greedily(self, row: Row, most: int) -> list[int]:
+        """What up to `most` cycles of plain greedy decoding emit for a row, to be appended to it: fewer tokens after an
+        end token, none where every cycle must be run by itself. The caller sees that they fit the context."""
+        return []
+
     @abstractmethod
     def commit(self, rows: Sequence[Row], verdict: Verdict) -> None:
         """Keep the cache entries of the accepted path of the last scored draft and drop its other entries."""
@@ -274,6 +279,10 @@ class Policy(ABC):
     @abstractmethod
     def budget(self, rows: Sequence[Row]) -> list[Budget]:
         """The drafting budget of each row for the next cycle."""
+
+    def resting(self, rows: Sequence[Row]) -> int:
+        """In how many cycles after this one it is certain that `budget` gives these rows no draft."""
+        return 0
 
     def observe(self, rows: Sequence[Row], draft: Draft, verdict: Verdict) -> None:
         """Receive the outcome of a cycle."""

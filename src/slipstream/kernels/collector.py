@@ -1,4 +1,4 @@
-"""Garbage collection while engines decode: rare, and without what stays alive.
+"""Garbage collection: off during imports and loading; while engines decode rare, and without what stays alive.
 
 Every emitted token makes objects that live until its request is read. At 256 rows Python's default, a collection for
 every 700 objects, takes a tenth of all time. Loaded models and captured graphs stay alive for as long as the engine;
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 YOUNG = 20_000  # objects made since the last collection of young ones, at least
 
@@ -34,3 +36,16 @@ def restore() -> None:
         if not _usual:
             gc.set_threshold(*last)
             gc.unfreeze()
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Turn garbage collection off. Imports and weights create very many objects that all stay alive. Searching them
+    takes a seventh of the time of importing torch or transformers."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

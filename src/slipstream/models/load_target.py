@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 
+from slipstream.kernels import collector
 from slipstream.kernels.cpu.compile import Unavailable, build_all
 from slipstream.kernels.machine import say, use_cores
-from slipstream.models.compiled.background import BackgroundTask, gc_paused
+from slipstream.models.compiled.background import BackgroundTask
 from slipstream.models.compiled.package import open_package, write_package
 from slipstream.models.compiled.skeleton import NotCompilable
 from slipstream.models.run.invariant import free
@@ -26,7 +27,7 @@ WORTH, MUCH = 1 << 25, 1 << 30  # bytes; models of other sizes are packaged only
 SOON = 0.5  # seconds; kernels that were compiled before are loaded in less
 
 
-@gc_paused()
+@collector.paused()
 def load_target(
     name: str,
     dtype: str = "auto",

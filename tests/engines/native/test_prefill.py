@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from slipstream.core.types import Request, Row
 from slipstream.engines.job import DecodingPlan, Job
-from slipstream.engines.native.prefill import PromptReader
+from slipstream.engines.native.prompts.reader import PromptReader
 
 
 class Reader:

@@ -10,7 +10,7 @@ import torch
 import letters
 from slipstream.core.sampling import Sampling
 from slipstream.engines.base import Completion
-from slipstream.engines.native import prompt_scorer
+from slipstream.engines.native.prompts import scorer
 from slipstream.engines.native.engine import NativeEngine
 from slipstream.engines.native.scheduler import Limits
 
@@ -54,7 +54,7 @@ def test_they_are_the_models_own_in_chunks_of_any_size(limit, max_tokens):
 
 
 def test_a_chunk_is_bounded_by_its_logits(monkeypatch):
-    monkeypatch.setattr(prompt_scorer, "LOGITS", 10 * len(letters.TOKENS))
+    monkeypatch.setattr(scorer, "LOGITS", 10 * len(letters.TOKENS))
     with NativeEngine(letters.target(), "none") as engine:
         slots, score = [], engine.target.model.score
 

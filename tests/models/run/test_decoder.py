@@ -7,21 +7,19 @@ import random
 import pytest
 import torch
 
-from grids import quantise
 from slipstream.core.law import OneHot
 from slipstream.core.tree import Tree
 from slipstream.core.types import Draft, Origin, Request, Row, Verdict
 from slipstream.kernels.cpu import linear as cpu_linear
 from slipstream.kernels.cpu.decoder import kernel
-from slipstream.models.run.cpu_decoder import RotaryTable
+from slipstream.models.run.cpu.rotary import RotaryTable
 from slipstream.models.run.features import FeatureStore
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.weights.linears import pack_linears
-from tiny import ARCHITECTURES, VOCAB, build
+from tiny import ARCHITECTURES, VOCAB, WIDE, build, build_packed
 
 pytestmark = pytest.mark.skipif(kernel() is None, reason="needs a C++ compiler")
 COMMON_KIND = ["llama", "mistral", "qwen2", "qwen3"]
-WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 NONE = torch.zeros(0, dtype=torch.long)
 write = FeatureStore.write
 
@@ -32,16 +30,6 @@ def pair(model) -> tuple[TorchModel, TorchModel]:
     slow = TorchModel(model, anatomy=fast.anatomy, invariant=True)
     slow.forward_pass.decoder = None
     return fast, slow
-
-
-def build_packed(kind: str, integers: bool, **more: int):
-    model = build(kind, **{**WIDE, **({"head_dim": 16} if kind == "qwen3" else {}), **more})
-    for name, weight in model.named_parameters():
-        if "norm" in name:
-            torch.nn.init.uniform_(weight, 0.5, 1.5)
-    model = quantise(model) if integers else model
-    pack_linears(model, integers)
-    return model
 
 
 def near(mine: torch.Tensor, theirs: torch.Tensor, integers: bool) -> bool:

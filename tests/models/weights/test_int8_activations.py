@@ -18,7 +18,7 @@ from slipstream.engines import open_engine
 from slipstream.kernels.cpu import decoder as cpu_decoder
 from slipstream.kernels.cpu import linear as cpu_linear
 from slipstream.models.load_target import compile_target
-from slipstream.models.run.cpu_decoder import CpuDecoder
+from slipstream.models.run.cpu.decoder import CpuDecoder
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.sources.catalog import load_model, resolve
 from slipstream.models.weights import linears, precision

@@ -14,6 +14,7 @@ from slipstream.cli.flag_groups import EngineFlags, LoadingFlags, SamplingFlags,
 from slipstream.cli.output.show import console
 from slipstream.cli.output.token_view import legend
 from slipstream.cli.plan.flags import PlanSource, from_plan
+from slipstream.cli.preload import importing
 
 if TYPE_CHECKING:
     from slipstream.cli.chat.conversation import Conversation
@@ -34,7 +35,8 @@ def chat(
     loading: LoadingFlags,
 ) -> None:
     """Talk to a model. /help lists the commands; Ctrl-C ends an answer, Ctrl-D the conversation."""
-    from slipstream.cli.chat.conversation import Conversation
+    with importing():
+        from slipstream.cli.chat.conversation import Conversation
 
     params, planned = sampling.sampling(), from_plan(context, plan)
     # the native engine takes a depth per request, so /depth can change it

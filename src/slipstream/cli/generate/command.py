@@ -14,6 +14,7 @@ from slipstream.cli.generate.constraints import read_biases, read_constraint, to
 from slipstream.cli.generate.prompt import as_conversation, read_prompt, read_text
 from slipstream.cli.output.show import INTERRUPTED, Json
 from slipstream.cli.plan.flags import PlanSource, from_plan
+from slipstream.cli.preload import importing
 
 
 @with_groups
@@ -50,9 +51,10 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Generate text. On a terminal accepted tokens are green, recovered ones yellow, bonus tokens cyan."""
-    from slipstream.cli.generate.session import EngineSetup, run_generate
-    from slipstream.cli.generation import GenerationTask
-    from slipstream.engines.base import GenerationOptions
+    with importing(context):
+        from slipstream.cli.generate.session import EngineSetup, run_generate
+        from slipstream.cli.generation import GenerationTask
+        from slipstream.engines.base import GenerationOptions
 
     conversation, params = as_conversation(read_prompt(prompt, file), system), sampling.sampling()
     options = GenerationOptions(
@@ -67,10 +69,8 @@ def generate(
         prediction=None if prediction is None else read_text(prediction),
         **read_constraint(json_schema, regex, grammar),
     )
-    biases, settings = read_biases(logit_bias), flags.settings(option)
-    setup = EngineSetup(
-        **vars(source), options=settings, loading=vars(loading), tree=tree, show_tree=show_tree, known=known
-    )
+    biases, own = read_biases(logit_bias), flags.settings(option)
+    setup = EngineSetup(**vars(source), options=own, loading=vars(loading), tree=tree, show_tree=show_tree, known=known)
     setup = replace(setup, **from_plan(context, plan))
     with setup.open() as engine:
         task = GenerationTask(conversation, replace(params, logit_bias=token_biases(biases, engine.text)), options)

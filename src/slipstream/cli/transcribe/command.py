@@ -10,6 +10,7 @@ import typer
 from slipstream.cli import options as flags
 from slipstream.cli.flag_groups import LoadingFlags, with_groups
 from slipstream.cli.output.show import Json
+from slipstream.cli.preload import importing
 
 FORMATS = ("text", "srt", "vtt")
 
@@ -46,11 +47,12 @@ def transcribe(
     """Transcribe audio files with Whisper. All files are decoded in one batch."""
     if output not in FORMATS:
         raise ValueError(f"format is {output!r}; it must be {', '.join(FORMATS)}")
-    from slipstream.cli.transcribe.session import TranscribeTask, run_transcribe
-    from slipstream.engines import open_engine
-    from slipstream.engines.native.scheduler import Limits
-    from slipstream.engines.speech.transcribe import TranscribeOptions
-    from slipstream.models.speech.audio import Audio
+    with importing():
+        from slipstream.cli.transcribe.session import TranscribeTask, run_transcribe
+        from slipstream.engines import open_engine
+        from slipstream.engines.native.scheduler import Limits
+        from slipstream.engines.speech.transcribe import TranscribeOptions
+        from slipstream.models.speech.audio import Audio
 
     options = TranscribeOptions(temperature, seed, previous_text)
     audios = [Audio(file, language, task, timestamps, prompt) for file in files]

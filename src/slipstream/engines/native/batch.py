@@ -25,10 +25,11 @@ from slipstream.engines.completion import DraftedTree
 from slipstream.engines.job import Job
 from slipstream.engines.logprobs import token_logprobs
 from slipstream.engines.native.captured.rows import CapturedRows
+from slipstream.engines.native.greedy_run import GreedyRuns
 from slipstream.engines.native.groups import Group, drafted_tree, join, levels, limited, merge, part, slots
 from slipstream.engines.native.laws import check_tree, law_of
-from slipstream.engines.native.prefill import PromptReader
-from slipstream.engines.native.prompt_scorer import PromptScorer
+from slipstream.engines.native.prompts.reader import PromptReader
+from slipstream.engines.native.prompts.scorer import PromptScorer
 from slipstream.engines.native.publisher import ChunkPublisher
 from slipstream.engines.native.scheduler import CPU, Limits, Scheduler
 from slipstream.kernels.cpu.race import KernelNoise
@@ -60,6 +61,7 @@ class Batch:
         self.publisher = ChunkPublisher()
         self.failures: dict[str, int] = {}
         self.captured = CapturedRows(runner, policy, drafter, rule, model.context, self.publisher, self._note)
+        self._greedy_runs = GreedyRuns(model, policy, rule, self.publisher)
         self._prompt_scorer = PromptScorer(model, self.scheduler.chunk, runner is not None)
         self._prompts = PromptReader(model, self.scheduler.chunk, self._note)
 
@@ -95,7 +97,8 @@ class Batch:
             self.publisher.catch_up()
         if others:
             self.decide(others)
-            self._cycle(others)
+            if not self._greedy_runs.run(others, self.decide):
+                self._cycle(others)
         return bool(ready or self.scheduler.running or self.scheduler.waiting)
 
     def _undisturbed(self) -> bool:

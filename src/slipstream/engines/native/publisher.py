@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from slipstream.core.types import Origin
 from slipstream.engines.base import Logprob, SpeculationStats
 from slipstream.engines.completion import DraftedTree
-from slipstream.engines.job import Job
+from slipstream.engines.job import Emission, Job
 from slipstream.engines.native.captured.result import CycleResult
 
 
@@ -58,10 +58,24 @@ class ChunkPublisher:
         shown: DraftedTree | None = None,
     ) -> None:
         """Publish the tokens of one cycle. `drafted`: number of drafted tokens by position."""
+        self._hand_out(
+            job,
+            Emission(tokens, origins, logprobs, draft=shown),
+            lambda stats, kept: stats.book(drafted, min(kept, accepted), kept),
+        )
+
+    def publish_plain(self, job: Job, tokens: Sequence[int]) -> None:
+        """Publish the tokens of as many cycles without drafts."""
+        plain = Emission(tokens, [Origin.PLAIN] * len(tokens))
+        self._hand_out(job, plain, lambda stats, kept: stats.add(0, 0, kept, kept))
+
+    def _hand_out(self, job: Job, new: Emission, count: Callable[[SpeculationStats, int], None]) -> None:
+        """Publish new tokens. `count` adds the number of tokens before a stop string to statistics."""
+        tokens, origins, logprobs, shown = new.token_ids, new.origins, new.logprobs, new.draft
         chunk = job.take(tokens, origins, logprobs, shown) if job.stops else None
         kept = len(tokens) if chunk is None else len(chunk.token_ids)
         for stats in (job.stats, self.stats):  # before the chunk is published: its reader may read the counts
-            stats.book(drafted, min(kept, accepted), kept)
+            count(stats, kept)
         if chunk is None:
             job.emit(tokens, origins, logprobs, shown)
         else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import random
 from pathlib import Path
 
 import torch
@@ -75,10 +76,13 @@ class AttentionKernel:
         return out
 
     def _check(self) -> None:
-        generator = torch.Generator().manual_seed(0)
-        keys, values = torch.randn(2, 2, 2, 40, 20, generator=generator)
-        query, row = torch.randn(5, 6, 20, generator=generator), torch.tensor([0, 1, 1, 0, 1])
-        seen = torch.rand(5, 33, generator=generator) < 0.7
+        draws = random.Random(0)  # no torch.Generator, which imports much (`cli/light_torch.py`)
+        keys, values = torch.tensor([draws.gauss() for _ in range(2 * 2 * 2 * 40 * 20)]).view(2, 2, 2, 40, 20)
+        query, row = (
+            torch.tensor([draws.gauss() for _ in range(5 * 6 * 20)]).view(5, 6, 20),
+            torch.tensor([0, 1, 1, 0, 1]),
+        )
+        seen = torch.tensor([draws.random() for _ in range(5 * 33)]).view(5, 33) < 0.7
         for cap in (0.0, 3.0):
             result = self.attend(query, keys, values, seen, row, 0.3, cap)
             each = ((query[t : t + 1], keys, values, seen[t : t + 1], row[t : t + 1]) for t in range(5))

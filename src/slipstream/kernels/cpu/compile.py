@@ -32,7 +32,9 @@ NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-mar
 ALWAYS_FUSED = "--param=avoid-fma-max-bits=0"
 FLAGS = ("-std=c++17", "-O2", NATIVE, "-ffp-contract=fast", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
-PARTS = {"decoder.cpp": ("draft.cpp", "markov.cpp")}  # further sources of a library, which is named after its first
+PARTS = {
+    "decoder.cpp": ("draft.cpp", "markov.cpp", "continuation.cpp")
+}  # further sources of a library, which is named after its first
 WITH_ROW_BITS = ("linear.cpp", "decoder.cpp")  # libraries that differ by the bits of activations (`row_bits`)
 CPU_FIELDS = {"model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant"}  # in /proc/cpuinfo
 TIMEOUT = 120  # seconds for one run of the compiler

@@ -42,7 +42,9 @@ class _Network(ctypes.Structure):
 PASS_SIZES = ("tokens", "slots", "rotated", "row_step", "head_step", "used", "first", "last", "keys_only")
 
 
-class _PassArgs(ctypes.Structure):
+class PassStruct(ctypes.Structure):
+    """A pass as the kernel reads it: `PassArgs` in decoder.hpp."""
+
     _fields_ = (
         *((name, POINTER) for name in ("hidden", "second", "cos", "sin", "keys", "values", "mask", "features")),
         *((name, POINTER) for name in ("row", "place", "scored", "logits")),
@@ -185,6 +187,7 @@ class DecoderKernel:
         function(path, "slipstream_products", POINTER)(work(row_bits))
         self._draft = function(path, "slipstream_draft", *(POINTER,) * 3, ctypes.c_uint, POINTER, POINTER)
         self._markov = function(path, "slipstream_markov", POINTER, ctypes.c_uint, POINTER, POINTER)
+        self._continue = function(path, "slipstream_continue", *(POINTER,) * 3, ctypes.c_uint, POINTER, POINTER)
         self._team = parallel(), symbol("omp_get_num_threads")
 
     def run(self, net: CpuNetwork, cache: CachePointers, args: PassArgs) -> Tensor | None:
@@ -203,9 +206,15 @@ class DecoderKernel:
         assert net.row_bits == self.row_bits, "the weights need the library for other activation bits"
         features = addresses([None] * net.layers)
         tables = map(ctypes.addressof, cache.tables)
-        call = _PassArgs(keys=next(tables), values=next(tables), features=ctypes.addressof(features))
+        call = PassStruct(keys=next(tables), values=next(tables), features=ctypes.addressof(features))
         call.rotated, call.last, (call.row_step, call.head_step) = rotated, net.layers, cache.steps
         self._draft(net.address, ctypes.addressof(call), draft_args, _threads(net.work, tokens), *self._team)
+
+    def continue_row(self, net: CpuNetwork, call: int, continuation_args: int) -> None:
+        """Decode some tokens of one row. `call`: address of a `PassStruct`. `continuation_args`: of a
+        `_ContinuationArgs` (`kernels.cpu.continuation`)."""
+        assert net.row_bits == self.row_bits, "the weights need the library for other activation bits"
+        self._continue(net.address, call, continuation_args, _threads(net.work, 1), *self._team)
 
     def markov(self, markov_args: int, products: int) -> None:
         """Run chains. `markov_args`: address of a `_MarkovArgs` (`kernels.cpu.markov`). `products`: multiplications of
@@ -213,10 +222,10 @@ class DecoderKernel:
         self._markov(markov_args, _threads(products, 1), *self._team)
 
 
-def _call(cache: CachePointers, args: PassArgs, logits: Tensor | None) -> tuple[_PassArgs, object]:
+def _call(cache: CachePointers, args: PassArgs, logits: Tensor | None) -> tuple[PassStruct, object]:
     """A pass as the kernel reads it, and the tables that must stay alive during the call."""
     mask, features, (cos, sin) = addresses(args.mask), addresses(args.features), args.angles
-    call = _PassArgs(
+    call = PassStruct(
         *(args.hidden.data_ptr(), _address(args.second), cos.data_ptr(), sin.data_ptr()),
         *(*map(ctypes.addressof, cache.tables), ctypes.addressof(mask), ctypes.addressof(features)),
         *(args.row.data_ptr(), args.place.data_ptr(), _address(args.scored), _address(logits)),

@@ -128,6 +128,7 @@ class LinearKernel:
         self._unpack = library.slipstream_unpack
         self._unpack.argtypes, self._unpack.restype = (POINTER, POINTER, SIZE, POINTER), ctypes.c_int
         self.work = ctypes.cast(library.slipstream_compute, POINTER).value or 0
+        self.unpacker = ctypes.cast(self._unpack, POINTER).value or 0
         self.path, self.row_bits, self.lanes = path, row_bits, int(library.slipstream_lanes())
         self.side = int(library.slipstream_side())  # outputs per group of quantised blocks; 0: not supported
         self._check()
@@ -239,6 +240,11 @@ def work(row_bits: int = 16) -> int:
     if isinstance(loaded, str):
         raise Unavailable(loaded)
     return loaded.work
+
+
+def unpacker(row_bits: int = 16) -> int:
+    """The address of the C function that unpacks outputs of quantised weights."""
+    return _kernel(row_bits).unpacker
 
 
 def available() -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import random
 from pathlib import Path
 
 import torch
@@ -74,12 +75,12 @@ class RaceKernel:
         return torch.get_num_threads(), self._parallel
 
     def _check(self) -> None:
-        generator = torch.Generator().manual_seed(0)
-        probs = torch.rand(40, 300, generator=generator).pow(8)
+        draws = random.Random(0)  # no torch.Generator, which imports much (`cli/light_torch.py`)
+        probs = torch.tensor([draws.random() for _ in range(40 * 300)]).view(40, 300).pow(8)
         probs[:, 7] = 0
-        key = torch.randint(-(2**62), 2**62, (40,), generator=generator)
+        key = torch.tensor([draws.randrange(-(2**62), 2**62) for _ in range(40)])
         law = Dense(probs / probs.sum(-1, keepdim=True))
-        scale = torch.rand(40, generator=generator, dtype=torch.float64)
+        scale = torch.tensor([draws.random() for _ in range(40)], dtype=torch.float64)
         left = ResidualLaw(law.probs, scale, OneHot(torch.arange(40), 300))
         for sampled_law in (law, Dense(probs.double()), left):
             if not torch.equal(self.race(sampled_law, key), race(sampled_law, key)):

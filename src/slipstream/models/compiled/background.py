@@ -1,33 +1,15 @@
-"""Work that is kept out of a model's start.
-
-Garbage collection is off while a model is loaded. Deferred work runs in the background a little later, or when the
-process ends, whichever comes first.
-"""
+"""Work that is kept out of a model's start. It runs in the background a little later, or when the process ends."""
 
 from __future__ import annotations
 
 import atexit
-import gc
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 
 PAUSE = 10.0  # seconds before deferred work starts, at the lowest priority
-
-
-@contextmanager
-def gc_paused() -> Iterator[None]:
-    """Turn garbage collection off. Imports and weights create very many objects that all stay alive. Searching them
-    takes a seventh of the time of importing transformers."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class BackgroundTask:

@@ -1,6 +1,6 @@
 """A stand-in for a model's modules when none of them has to run.
 
-A common decoder on a CPU runs as one call (`cpu_decoder`), which only needs the weights under the names that
+A common decoder on a CPU runs as one call (`run.cpu.decoder`), which only needs the weights under the names that
 transformers gives them. A skeleton holds them in that form, packed already. It does not need transformers, whose import
 is most of the start time. It is built only from a model whose layers agreed with the kernels, and its modules cannot be
 run.
@@ -17,7 +17,7 @@ from torch import nn
 
 from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.kernels.cpu.linear import PackedWeight
-from slipstream.models.run.cpu_decoder import CpuDecoder
+from slipstream.models.run.cpu.decoder import CpuDecoder
 from slipstream.models.run.invariant import free
 from slipstream.models.run.layer_parts import HEAD_NORMS, NORMS, PRODUCTS, head_norms
 from slipstream.models.run.support_check import LIMITS, ModelAnatomy
@@ -73,7 +73,7 @@ class StoredRotaryTable(nn.Module):
 
 
 class Skeleton(nn.Module):
-    """A model's weights, under the names that `cpu_decoder` looks for."""
+    """A model's weights, under the names that `run.cpu.decoder` looks for."""
 
     def __init__(self, parts: SkeletonParts) -> None:
         super().__init__()

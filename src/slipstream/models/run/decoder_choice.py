@@ -19,7 +19,7 @@ from slipstream.models.cache.attention_mask import ints
 from slipstream.models.cache.packing import RowEntries, RowSlice
 from slipstream.models.cache.tensors import KVCache
 from slipstream.models.run.attention import WHOLE, view
-from slipstream.models.run.cpu_decoder import CpuDecoder
+from slipstream.models.run.cpu.decoder import CpuDecoder
 from slipstream.models.run.layers import watch
 from slipstream.models.run.support_check import ModelAnatomy
 from slipstream.models.weights.linears import row_bits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -20,6 +20,7 @@ class FeatureStore:
         self._declared: tuple[int, ...] = ()
         self._flat: dict[int, Float[Tensor, "places hidden"]] = {}  # cache tensors by layer
         self._flat_version = -1  # of the cache they belong to
+        self._all: tuple[int, dict[int, Float[Tensor, "places hidden"]]] | None = None  # and that version
 
     def declare(self, layers: Iterable[int]) -> None:
         """Add layers. They take effect at the next `apply_declared`, so any thread may call this at any time."""
@@ -49,6 +50,13 @@ class FeatureStore:
         self._cache.check_room(pieces)
         flat = self._flattened(layers, like)
         return {layer: flat[layer][pieces[0].stretch] for layer in layers}
+
+    def all_places(self, like: Float[Tensor, "1 hidden"]) -> Mapping[int, Float[Tensor, "places hidden"]]:
+        """Where the outputs of the declared layers are kept, by layer: the same object as long as nothing changes."""
+        if self._all is None or self._all[0] != self._cache.version or self._all[1].keys() != {*self.layers}:
+            flat = self._flattened(self.layers, like) if self.layers else {}
+            self._all = self._cache.version, {layer: flat[layer] for layer in self.layers}
+        return self._all[1]
 
     def _flattened(
         self, layers: Sequence[int], like: Float[Tensor, "1 hidden"]

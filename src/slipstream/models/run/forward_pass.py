@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from slipstream.kernels.cpu.decoder import SkippedBlocks
 from slipstream.models.cache.packing import RowSlice
 from slipstream.models.cache.tensors import KVCache
 from slipstream.models.run.attention import view
-from slipstream.models.run.cpu_decoder import CpuDecoder
+from slipstream.models.run.cpu.decoder import CpuDecoder
 from slipstream.models.run.decoder_choice import choose_decoder
 from slipstream.models.run.features import FeatureStore
 from slipstream.models.run.invariant import InvariantActivations, invariant_attention, no_invariance
@@ -48,6 +48,11 @@ class LayerPass(ABC):
         Returns the logits of the packed entries `keep`, None without `keep`, and the outputs of the watched layers.
         The `skipped` blocks of these layers do not run.
         """
+
+    def continue_row(self, row: int, place: int, token: int, most: int, ends: Collection[int]) -> list[int]:
+        """The tokens that greedy decoding gives after `token`, which is to be read at `place` of a cache row: up to
+        `most`, all but the last in the cache. None at all where passes must run one by one."""
+        return []
 
     @abstractmethod
     def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
@@ -109,6 +114,11 @@ class ForwardPass(LayerPass):
             pass_kind = "a tree as wide as this" if skipped is None else "a pass with skipped blocks"
             raise no_invariance(self._model, f"{pass_kind} is not run by kernels that sum in one order")
         return self._run_modules(pieces, span, given, watched, keep, skipped)
+
+    def continue_row(self, row: int, place: int, token: int, most: int, ends: Collection[int]) -> list[int]:
+        if not isinstance(self.decoder, CpuDecoder):
+            return []
+        return self.decoder.continue_row(self._cache, self.features, row, place, token, most, ends)
 
     def _write_features(
         self, outputs: Mapping[int, Tensor], pieces: Sequence[RowSlice], where: tuple[Tensor, Tensor]

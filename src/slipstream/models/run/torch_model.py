@@ -27,7 +27,7 @@ from slipstream.core.interfaces import Model
 from slipstream.core.types import Draft, Row, Scores, Verdict
 from slipstream.kernels.cpu.decoder import SkippedBlocks
 from slipstream.models.cache.tensors import KVCache
-from slipstream.models.run.cpu_decoder import CpuDecoder
+from slipstream.models.run.cpu.decoder import CpuDecoder
 from slipstream.models.run.draft_scorer import DraftScorer
 from slipstream.models.run.encoder_decoder.condition import CrossAttentionStates
 from slipstream.models.run.encoder_decoder.decoder_pass import CrossDecoderPass
@@ -162,6 +162,18 @@ class TorchModel(Model):
         """`draft`: the draft that was verified, if it is not the last scored one. Accepted nodes that never ran are
         read again as committed tokens."""
         self._scorer.commit(rows, verdict, draft)
+
+    @torch.inference_mode()
+    def continue_greedily(self, row: Row, most: int) -> list[int]:
+        state = self.rows.states[row]
+        if len(state.tokens) != row.length - 1 or state.hidden:
+            return []
+        self.rows.reserve(row, row.length + most)
+        tokens = self.forward_pass.continue_row(state.index, row.length - 1, row.tokens[-1], most, row.request.ends)
+        if tokens:
+            state.drop_uncommitted()
+            self.record_written([row], [tokens[:-1]])
+        return tokens
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless rows, retained rows and cache agree with each other."""

@@ -84,10 +84,14 @@ class FreeChoice:
         for row, estimate in self._estimates.items():
             estimate.pause(self._acceptance.shared_by(row).rate)
 
+    def resting(self, rows: Sequence[Row]) -> int:
+        """For how many cycles to come these rows are left plain."""
+        known = self._estimates
+        return self._rest if len(rows) == len(known) and all(row in known for row in rows) else 0
+
     def _rests(self, rows: Sequence[Row]) -> bool:
         """Whether these are the rows that were left plain for some cycles, of which this is one."""
-        known = self._estimates
-        if not self._rest or len(rows) != len(known) or any(row not in known for row in rows):
+        if not self.resting(rows):
             return False
         self._pause()
         self._rest -= 1

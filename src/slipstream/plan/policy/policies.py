@@ -118,6 +118,9 @@ class Adaptive(Policy):
     def budget(self, rows: Sequence[Row]) -> list[Budget]:
         return self.free.budget(rows)
 
+    def resting(self, rows: Sequence[Row]) -> int:
+        return self.free.resting(rows)
+
     def observe(self, rows: Sequence[Row], draft: Draft, verdict: Verdict) -> None:
         self.free.observe(rows, draft, verdict)
 

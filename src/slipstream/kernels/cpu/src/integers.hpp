@@ -99,6 +99,7 @@ struct SpanWeights {
 
 #if !defined(INTEGERS)  // no integer weights on this processor
 
+constexpr int64_t ROW_FLOATS = 0;
 INLINE void wholes(const float*, float*, int64_t, int64_t, int64_t, int64_t, int64_t) {}
 INLINE void nothing(float*, int64_t, int64_t, int64_t, int64_t) {}
 template <class Weight>

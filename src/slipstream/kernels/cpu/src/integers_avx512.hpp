@@ -14,7 +14,8 @@ struct Span {
     float scale[HELD], sum[HELD];
     int32_t whole[HELD], front[HELD];
 };
-static_assert(sizeof(Span) <= MOST * SPAN * sizeof(float));
+constexpr int64_t ROW_FLOATS = SPAN;  // of a row in one span, at most
+static_assert(sizeof(Span) <= MOST * ROW_FLOATS * sizeof(float));
 
 // Round row r of x to integers, from input `first` to `last`.
 INLINE void wholes(const float* given, float* x, int64_t, int64_t in, int64_t r, int64_t first, int64_t last) {

@@ -6,7 +6,7 @@ struct Row {
     float back[BYTES ? 4 : 0];  // the contribution of RAISED, which is subtracted
     float step, sum;
 };
-static_assert(sizeof(Row) <= SPAN * sizeof(float));
+constexpr int64_t ROW_FLOATS = sizeof(Row) / sizeof(float);  // of a row in one span
 
 constexpr float RAISED = 3 << 22;  // 1.5 * 2^23: adding an integer up to 2^22 to its bits adds the integer to its value
 alignas(16) const float raised[4] = {RAISED, RAISED, RAISED, RAISED};

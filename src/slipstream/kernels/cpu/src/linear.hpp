@@ -52,6 +52,7 @@ constexpr int DIRECT = LANES == 4 ? 7 : MOST;  // rows up to which widening in r
 constexpr int64_t TILE = 1 << 17;              // numbers of x that stay in the second-level cache
 
 using Floats = float __attribute__((vector_size(4 * LANES)));
+using Half = float __attribute__((vector_size(2 * LANES)));
 using Words = uint32_t __attribute__((vector_size(4 * LANES)));
 
 // One line of a group. A bfloat16 is the upper half of a float32. Word i holds output i in its lower half and output LANES + i
@@ -136,8 +137,9 @@ INLINE void finish(const Product& job, float* sum, int64_t row, int64_t first) {
     const int64_t count = std::min<int64_t>(SIZE, job.out - first);
     float* y = job.y + row * job.out + first;
     if (count == SIZE) {
-        for (int n = 0; n < SIZE; n += LANES) {
-            Floats line, other;
+        using Line = std::conditional_t<(SIZE < LANES), Half, Floats>;  // AVX-512 without VNNI interleaves eight outputs
+        for (size_t n = 0; n < SIZE; n += sizeof(Line) / sizeof(float)) {
+            Line line, other;
             std::memcpy(&line, sum + n, sizeof line);
             if (job.bias) std::memcpy(&other, job.bias + first + n, sizeof other), line += other;
             if (job.onto) std::memcpy(&other, y + n, sizeof other), line += other;
@@ -226,8 +228,11 @@ INLINE void arrange(Kind kind, const float* given, float* x, int64_t rows, int64
     arrange(kind, given, x, rows, in, row, 0, in);
 }
 
-// The size of arranged rows.
-int64_t room(int64_t rows, int64_t in) { return (rows + MOST - 1) / MOST * width(MOST) * in; }
+// The size of arranged rows: of floats, or of integers.
+int64_t room(int64_t rows, int64_t in) {
+    const int64_t blocks = (rows + MOST - 1) / MOST, spans = (in + SPAN - 1) / SPAN;
+    return blocks * std::max<int64_t>(width(MOST) * in, MOST * spans * ROW_FLOATS);
+}
 
 #include "chunks.hpp"
 

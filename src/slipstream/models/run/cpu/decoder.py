@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from slipstream.core.array_types import Float, Int, Tensor
-from slipstream.core.device import next_power_of_two
+from slipstream.kernels.cpu.continuation import Continuation
 from slipstream.kernels.cpu.decoder import (
     CachePointers,
     CpuLayer,
@@ -20,17 +20,18 @@ from slipstream.kernels.cpu.decoder import (
     PassArgs,
     SkippedBlocks,
 )
+from slipstream.kernels.cpu.linear import PackedWeight
 from slipstream.models.cache.attention_mask import AttentionMask
 from slipstream.models.cache.packing import RowSlice
 from slipstream.models.cache.tensors import KVCache
+from slipstream.models.run.cpu.rotary import RotaryTable
+from slipstream.models.run.features import FeatureStore
 from slipstream.models.run.layer_parts import NORMS, PRODUCTS, head_norms
 from slipstream.models.weights.linears import PackedLinear
 from slipstream.models.weights.packed_embedding import PackedEmbedding
 
 Where = tuple[Int[Tensor, " tokens"], Int[Tensor, " tokens"]]
 PROBE = 5  # tokens
-FIRST_POSITIONS = 256  # in the first table
-FAR = 1 << 24  # a position that no text reaches
 
 
 class CpuDecoder:
@@ -50,6 +51,8 @@ class CpuDecoder:
         self._like = torch.empty(1, _sizes(layers[0]).kv_heads, 1, _sizes(layers[0]).dim)
         self.state_like = torch.empty(1, len(base.norm.weight))  # one hidden state
         self._pointers: tuple[KVCache, int, CachePointers] | None = None
+        self._embedding = _embedding_table(model.get_input_embeddings())
+        self._continuation: tuple[KVCache, int, object, Tensor, Continuation] | None = None
 
     def forward(
         self,
@@ -102,47 +105,29 @@ class CpuDecoder:
         assert logits is not None
         return logits
 
+    def continue_row(
+        self, cache: KVCache, features: FeatureStore, row: int, place: int, token: int, most: int, ends: Collection[int]
+    ) -> list[int]:
+        """The tokens that greedy decoding gives after `token`, which is to be read at `place` of a cache row: up to
+        `most`, fewer after an end token or where logits are not finite. All but the last are in the cache, with the
+        outputs of the declared layers. None at all for a model that needs the arguments of `forward`."""
+        angles = self._angles.table(place + most)
+        if angles is None or self._embedding is None or self._kinds != (None,) or not self._net.outputs:
+            return []
+        held, last = features.all_places(self.state_like), self._continuation
+        valid = last is not None and last[0] is cache and last[1] == cache.version
+        if last is None or not valid or last[2] is not held or last[3] is not angles[0]:
+            pointers = self._cache_pointers(cache)
+            own = Continuation(self._kernel, self._net, self._embedding, pointers, angles, held)
+            self._continuation = last = cache, cache.version, held, angles[0], own
+        return last[4].run(row, place, token, most, ends)
+
     def _cache_pointers(self, cache: KVCache) -> CachePointers:
         if self._pointers is None or self._pointers[0] is not cache or self._pointers[1] != cache.version:
             layers = [cache.layer(i, self._like, self._like) for i in range(self._net.layers)]
             pointers = CachePointers([keys for keys, _ in layers], [values for _, values in layers])
             self._pointers = cache, cache.version, pointers
         return self._pointers[2]
-
-
-class RotaryTable:
-    """Cosines and sines of positions by a model's own rotary embedding.
-
-    If they depend on the position only, they are computed once and looked up, because the module takes ten torch calls.
-    Some modules depend on the longest position of a pass. Those are called every time.
-    """
-
-    def __init__(self, module: Any) -> None:
-        self._module = module
-        self._cos, self._sin = torch.empty(2, 0, 0)
-        self._fixed = self._is_fixed()
-
-    def __call__(
-        self, state: Float[Tensor, "tokens hidden"], position: Int[Tensor, " tokens"], below: int
-    ) -> tuple[Tensor, Tensor]:
-        """The cosines and sines of `position`, all of which are below `below`."""
-        if not self._fixed:
-            cos, sin = self._module(state[None], position[None])
-            return cos[0].contiguous(), sin[0].contiguous()
-        if len(self._cos) < below:
-            self._cos, self._sin = self._of(torch.arange(next_power_of_two(max(below, FIRST_POSITIONS))))
-        return self._cos.index_select(0, position), self._sin.index_select(0, position)
-
-    def _of(self, position: Int[Tensor, " n"]) -> Float[Tensor, "2 n rotated"]:
-        cos, sin = self._module(torch.empty(1, len(position), 1), position[None])
-        return torch.stack([cos[0], sin[0]])
-
-    def _is_fixed(self) -> bool:
-        """Whether the angles of a position do not depend on the other positions of the call."""
-        near = torch.arange(PROBE)
-        with torch.inference_mode():
-            alone, with_far = self._of(near), self._of(torch.cat([near, torch.tensor([FAR])]))[:, :PROBE]
-            return torch.equal(alone, with_far) and torch.equal(alone, self._of(near))
 
 
 def packed(pieces: Sequence[RowSlice]) -> tuple[Int[Tensor, " tokens"], ...]:
@@ -166,6 +151,15 @@ def _embedding(module: Any) -> Callable[[Int[Tensor, " tokens"]], Float[Tensor, 
     with torch.inference_mode():
         plain = torch.equal(module(probe), table[probe])
     return partial(torch.index_select, table, 0) if plain else module
+
+
+def _embedding_table(module: Any) -> Tensor | PackedWeight | None:
+    """The table of an embedding that does no more than look tokens up."""
+    if isinstance(module, PackedEmbedding):
+        return module.packed
+    look_up = _embedding(module)
+    table = look_up.args[0] if isinstance(look_up, partial) else None
+    return table if table is not None and table.dtype == torch.float32 and table.is_contiguous() else None
 
 
 def _block(layer: Any) -> CpuLayer:

@@ -1,0 +1,1 @@
+"""Decoders on a CPU."""
