@@ -138,13 +138,15 @@ class SizeOption(NamedTuple):
     """A draft size for the next cycle, the predicted seconds of such a cycle, and whether its graph is captured.
 
     `barred`: there is no time to capture it now, so it cannot be chosen. `tail`: the seconds of such a cycle once three
-    quarters of the rows have left; None: as many as before."""
+    quarters of the rows have left; None: as many as before. `known`: if it is not captured, whether the seconds are
+    those of cycles like it and no guess."""
 
     size: DraftSize
     seconds: float
     captured: bool = True
     barred: bool = False
     tail: float | None = None
+    known: bool = False
 
 
 def _not_counted(size: DraftSize, seconds: float) -> None:

@@ -10,8 +10,8 @@ import torch
 import letters
 from slipstream.core.sampling import Sampling
 from slipstream.engines.base import Completion
-from slipstream.engines.native.prompts import scorer
 from slipstream.engines.native.engine import NativeEngine
+from slipstream.engines.native.prompts import scorer
 from slipstream.engines.native.scheduler import Limits
 
 COLD = Sampling(0)

@@ -10,7 +10,7 @@ from slipstream.core.device import DeviceRule, DraftSize, GraphKey
 from slipstream.core.verify.block import Block
 from slipstream.core.verify.match import Greedy
 from slipstream.plan.policy.costs import CostModel
-from slipstream.plan.policy.prices import CostCurve, Slowdown
+from slipstream.plan.policy.prices import CostCurve, ReadingCost, Slowdown
 
 KEY = GraphKey(8, DraftSize(3), Greedy.device_rule, 2)
 
@@ -124,3 +124,12 @@ def test_one_slow_draft_at_the_start_does_not_set_the_price():
     assert costs.chain(1) == 0.003, "nor did one after a pause"
     costs.draft(0.008, 1, late=True)
     assert costs.chain(1) == 0.003
+
+
+def test_more_to_read_than_ever_is_not_taken_to_cost_in_proportion():
+    reading = ReadingCost()
+    for tokens in (64, 512):
+        for _ in range(3):
+            reading.add(tokens, 0.001 + 5e-7 * tokens)
+    assert reading(8192) == pytest.approx(0.001 + 5e-7 * 8192)
+    assert reading(32) < reading(64)

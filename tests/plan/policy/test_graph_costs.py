@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from slipstream.core.device import DraftSize, GraphKey
 from slipstream.core.verify.match import Greedy
+from slipstream.core.verify.token import Token
 from slipstream.plan.policy.graph_costs import GraphCosts
 
 
@@ -47,3 +50,51 @@ def test_other_numbers_of_rows_tell_only_where_there_is_nothing_else():
     costs.captured(key(0, 64), 2.0)
     costs.learn(key(0, 64), 64, 2.7)
     assert costs.seconds(key(1, 64), 64) == pytest.approx(3.7)
+
+
+SLOPE = 2e-8  # seconds that a cached token adds
+
+
+def batch(costs: GraphCosts, rows: int, base: float, depth: int = 0, cycles: int = 128) -> None:
+    """Cycles of rows that begin with 50 tokens and get one token each."""
+    for n in range(cycles):
+        cached = rows * (50 + n)
+        costs.learn(key(depth, rows), rows, base + SLOPE * cached, cached)
+
+
+def test_a_price_is_that_of_the_texts_present_length_whenever_the_cycle_ran():
+    costs = GraphCosts()
+    batch(costs, 64, 7e-4)
+    first, last = 64 * 50, 64 * 178
+    assert costs.seconds(key(0, 64), 64, last) == pytest.approx(7e-4 + SLOPE * last, rel=0.02)
+    assert costs.seconds(key(0, 64), 64, first) == pytest.approx(7e-4 + SLOPE * first, rel=0.03), "of the next batch"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_texts_of_single_rows_tell_little_about_those_of_many(seed):
+    costs, generator = GraphCosts(), random.Random(seed)
+    for n in range(128):
+        costs.learn(key(0, 1), 1, 6e-4 * (1 + generator.gauss(0, 0.03)), 50 + n)
+    costs.learn(key(0, 64), 64, 8e-4, 64 * 50)
+    assert costs.seconds(key(0, 64), 64, 64 * 178) == pytest.approx(8e-4, rel=0.1)
+
+
+def test_a_pause_of_the_host_is_not_the_texts_doing():
+    costs = GraphCosts()
+    batch(costs, 64, 7e-4)
+    before = costs.seconds(key(0, 64), 64, 64 * 50)
+    costs.learn(key(0, 64), 64, 0.07, 64 * 178)
+    batch(costs, 64, 7e-4, cycles=16)
+    assert costs.seconds(key(0, 64), 64, 64 * 50) == pytest.approx(before, rel=0.1)
+
+
+def test_what_drafts_add_is_known_from_cycles_for_other_texts_and_rules():
+    costs = known()
+    longer = key(5)._replace(parts=16)
+    assert costs.drafting(longer) == pytest.approx(1.0)
+    assert costs.drafting(longer._replace(rule=Token.device_rule)) == pytest.approx(1.0)
+    assert costs.drafting(key(3)) is None, "never timed"
+    assert costs.drafting(key(5, 64)) is None, "nor for so many rows"
+    costs.captured(longer._replace(size=DraftSize(0)), 4.0)
+    costs.captured(longer, 4.5)
+    assert costs.drafting(longer) == pytest.approx(0.5), "the nearest tells"

@@ -121,3 +121,21 @@ def test_what_drafting_takes_before_it_can_begin_must_be_won_back():
         row.tokens += [1] * 990
     assert chooser.choose(some, menu(0.1), delay=100.0).depth == 0
     assert chooser.choose(some, menu(0.1)).depth > 0
+
+
+def test_that_drafts_pay_for_the_last_rows_of_a_batch_brings_no_trial_for_the_next():
+    chooser, many = opened(64)
+    tries = {64: 0, 2: 0}
+    for _ in range(10):
+        for some, price in [(many, 0.5)] * 7 + [(many[:2], 0.01)]:
+            tries[len(some)] += sum(map(bool, run(chooser, some, menu(price), 0.3, 32)))
+    assert tries[64] < 40, "of 2,240 cycles"
+    assert tries[2] > 100, "of 320"
+
+
+def test_a_price_that_is_known_of_cycles_like_it_is_not_doubted():
+    chooser, some = opened(1)
+    plain, short = SizeOption(DraftSize(0), 1.0), SizeOption(DraftSize(1), 1.3, captured=False)
+    chooser.choose(some, [plain, short])
+    times = chooser._paced(some, [plain, short, short._replace(known=True)], 0.0)
+    assert times[1] == pytest.approx(SizeConfig().uncaptured * times[2])

@@ -7,6 +7,7 @@ Together they give the chance of every token a row could draft. Sorted by chance
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
@@ -24,9 +25,20 @@ class SharedAcceptance:
     weight: float  # observations it rests on
     ranks: RankTable | None = None
 
-    def learn(self, accepted: bool, memory: float) -> None:
-        self.weight = min(self.weight + 1, memory)
+    def __post_init__(self) -> None:
+        self._lately, self._latest = self.rate, self.weight  # the same of fewer observations
+
+    def learn(self, accepted: bool, config: AcceptanceConfig, observed: int = 1) -> None:
+        """One observation, in a cycle that `observed` rows are learnt from. Many rows give many observations in little
+        time, so more are remembered: else the last cycles of a batch would decide for the next one. Where the latest
+        ones differ by more than chance, the text is another one, and all others are forgotten."""
+        self.weight = min(self.weight + 1, config.shared_memory * observed)
         self.rate += (accepted - self.rate) / self.weight
+        self._latest = min(self._latest + 1, config.shared_memory)
+        self._lately += (accepted - self._lately) / self._latest
+        deviation = math.sqrt(self.rate * (1 - self.rate) / (2 * self._latest))  # of a mean that fades exponentially
+        if abs(self._lately - self.rate) > config.shared_surprise * deviation:
+            self.rate, self.weight = self._lately, self._latest
 
 
 @dataclass
@@ -109,6 +121,7 @@ class AcceptanceEstimator:
         # group, whether drafts may branch, longest chain, seconds before the first draft
         self._opened: dict[Row, tuple[Hashable, bool, int | None, float]] = {}
         self._estimates: dict[Row, AcceptanceEstimate] = {}
+        self._observed = 1  # rows that are learnt from in a cycle
         self._crowd = 1.0  # rows that decoded together lately, at most
         self._typical = True  # whether most of these still do
 
@@ -167,9 +180,11 @@ class AcceptanceEstimator:
             self._estimates[row] = AcceptanceEstimate(shared.rate, self._config, ranks, longest, setup=setup)
         return self._estimates[row]
 
-    def together(self, rows: int) -> None:
-        """So many rows decode together in this cycle. When most of them have left, the others are those whose drafts
-        were worth least: what new rows are expected to be like is not learnt from these."""
+    def together(self, rows: int, observed: int = 1) -> None:
+        """So many rows decode together in this cycle, and so many of them are learnt from. When most of them have left,
+        the others are those whose drafts were worth least: what new rows are expected to be like is not learnt from
+        these."""
+        self._observed = observed
         self._crowd = max(rows, self._config.crowd_fade * self._crowd)
         self._typical = 2 * rows >= self._crowd
 
@@ -181,4 +196,4 @@ class AcceptanceEstimator:
         if estimate.ranks is not None:
             estimate.ranks.learn(judged)
         for hit in first if self._typical else ():
-            shared.learn(hit, self._config.shared_memory)
+            shared.learn(hit, self._config, self._observed)

@@ -31,7 +31,8 @@ class AcceptanceConfig:
     sibling_memory: float = 0.998  # share of what was observed of siblings that is left after each chain
     chains_per_update: int = 16  # chains after which the rank table is worked out again
     shared_prior: float = 6.0  # observations that the expectation for new rows counts as at first
-    shared_memory: float = 64.0  # observations that it rests on at most
+    shared_memory: float = 64.0  # observations that it rests on at most, times the rows that a cycle teaches about
+    shared_surprise: float = 4.0  # standard deviations by which the latest of them must differ to be another text's
     crowd_fade: float = 0.98  # share of the largest number of rows that is remembered from cycle to cycle
     row_prior: float = 6.0  # observations that the expectation counts as in a new row's estimate
     row_memory: float = 24.0  # observations that a row's estimate rests on at most
@@ -50,6 +51,10 @@ class CostConfig:
     window: int = 9  # latest times that a median is taken of
     plain_window: int = 9  # the same for plain passes
     graph_window: int = 7  # the same for captured cycles
+    context_memory: float = 64.0  # captured cycles that the usual time of a kind is taken over
+    context_cycles: float = 1024.0  # captured cycles that what a cached token adds rests on
+    context_prior: float = 1e7  # tokens²; so much variance of the texts' length counts as one without any effect
+    context_outlier: float = 0.25  # share of the usual time that a cycle's may differ for, at most
     slowdown_window: int = 5  # latest passes that tell how slow the machine is at present
     least_slowdown: float = 1.12  # factor, or 1 over it, that is told from noise
     slowdown_share: float = 0.99  # exponent of that factor: the rest counts as a lasting change of costs
@@ -109,7 +114,7 @@ class RestConfig:
 class SizeConfig:
     """How the size of a captured cycle is chosen."""
 
-    uncaptured: float = 1.1  # factor on the time of a size that is not captured yet
+    uncaptured: float = 1.1  # factor on the time of a size that is not captured yet, if that is a guess
     stay: float = 1.02  # promised speed over that of the size in use, at least: a change of sizes stops the device
     hold: int = 8  # cycles that a decision holds for while the rows are the same, at least
     max_hold: int = 32  # cycles that a decision not to draft holds for at most: it doubles while the rows are the same
@@ -117,7 +122,7 @@ class SizeConfig:
     min_wait: int = 4  # plain cycles before the cheapest size is tried again
     max_wait: int = 128  # the same after many failed attempts
     trial: float = 32.0  # plain time before a trial, in multiples of what the drafter needs to catch up
-    caution: float = 1.5  # factor on the time to catch up: it is certain, the gain is not
+    caution: float = 1.2  # factor on the time to catch up: it is certain, the gain is not
     luck: float = 0.5  # share of a row's difference from the others that is taken for chance
     judged_rows: int = 32  # rows that a decision looks at; of more rows, some in turn
     observed_rows: int = 8  # rows that are learnt from per cycle; of more rows, some in turn

@@ -7,7 +7,10 @@ from typing import Any
 
 from slipstream.core.device import DraftSize, GraphKey, next_power_of_two
 from slipstream.plan.policy.config import CostConfig
-from slipstream.plan.policy.prices import ReadingCost, RecentMedian
+from slipstream.plan.policy.prices import ContextCost, ReadingCost, RecentMedian, TimesByContext
+
+PLAIN = DraftSize(0)
+LEAST = 0.1  # share of a measured time that a price for much shorter texts is at least
 
 
 class GraphCosts:
@@ -16,45 +19,73 @@ class GraphCosts:
     A cycle is timed on the device alone when it is captured. What it takes with the host's part is measured as it runs,
     by its key and the rows there are, rounded up to a power of two. A cycle that did not run yet is expected to take
     its time on the device and the least that the host adds to others of so many rows: the host does more in a cycle
-    that emits more, and a size that is priced too low is found out when it runs, one that is priced too high never."""
+    that emits more, and a size that is priced too low is found out when it runs, one that is priced too high never.
+
+    `cached` tokens are those of all rows together. A price is that of the texts' present length, whenever the cycle ran
+    last."""
 
     def __init__(self, config: CostConfig | None = None) -> None:
         self._config = config or CostConfig()
         self._device: dict[GraphKey, float] = {}
-        self._whole: dict[tuple[GraphKey, int], RecentMedian] = {}
+        self._whole: dict[tuple[GraphKey, int], TimesByContext] = {}
         self._host = RecentMedian(self._config.graph_window)
-        self._least_host: dict[int, float] = {}  # by rows; worked out when it is asked for
+        self._least_host: dict[int, float] = {}  # by rows, with no text; worked out when it is asked for
+        self._context = ContextCost(self._config)
+        self._drafting: dict[GraphKey, float | None] = {}  # what `drafting` found out
         self.reading = ReadingCost(self._config)  # by tokens that the drafter had to read first
 
     def captured(self, key: GraphKey, seconds: float) -> None:
         """A cycle was captured and takes so long on the device."""
         self._device[key] = seconds
+        self._drafting.clear()
 
     def device(self, key: GraphKey) -> float:
         return self._device.get(key, 0.0)
 
-    def learn(self, key: GraphKey, rows: int, seconds: float) -> None:
+    def learn(self, key: GraphKey, rows: int, seconds: float, cached: int = 0) -> None:
         """A cycle with so many rows took so long with the host's part. Nothing was captured or read in it."""
-        window, count = self._config.graph_window, next_power_of_two(rows)
-        self._whole.setdefault((key, count), RecentMedian(window)).add(seconds)
+        window, kind = self._config.graph_window, (key, next_power_of_two(rows))
+        self._context.add(kind, cached, seconds)
+        self._whole.setdefault(kind, TimesByContext(window)).add(seconds, cached, self._context.per_token)
         self._host.add(max(0.0, seconds - self.device(key)))
-        self._least_host.pop(count, None)
+        self._least_host.pop(kind[1], None)
 
-    def seconds(self, key: GraphKey, rows: int) -> float:
+    def seconds(self, key: GraphKey, rows: int, cached: int = 0) -> float:
         count = next_power_of_two(rows)
         measured = self._whole.get((key, count))
-        return measured.value if measured else self.device(key) + self._host_part(count)
+        if measured:
+            return max(LEAST * measured.at(cached, 0.0), measured.at(cached, self._context.per_token))
+        return self.device(key) + self._host_part(count, cached)
 
-    def _host_part(self, count: int) -> float:
-        """The least that the host adds to a cycle of so many rows; what it added lately where none ran yet."""
+    def _host_part(self, count: int, cached: int) -> float:
+        """The least that the host and the text add to a cycle of so many rows; what was added lately where none ran."""
+        per_token = self._context.per_token
         if count not in self._least_host:
-            parts = [times.value - self.device(key) for (key, rows), times in self._whole.items() if rows == count]
-            self._least_host[count] = max(0.0, min(parts)) if parts else self._host.value
-        return self._least_host[count]
+            parts = [
+                times.at(0, per_token) - self.device(key) for (key, rows), times in self._whole.items() if rows == count
+            ]
+            if not parts:
+                return self._host.value
+            self._least_host[count] = min(parts)
+        return max(0.0, self._least_host[count] + per_token * cached)
 
-    def learn_reading(self, key: GraphKey, rows: int, tokens: int, seconds: float) -> None:
+    def drafting(self, key: GraphKey) -> float | None:
+        """The time on the device that drafts add to a plain cycle, as it was for another rule or for texts of another
+        length. None if that is not known."""
+        if key not in self._drafting:
+            added = {
+                other: seconds - self._device[plain]
+                for other, seconds in self._device.items()
+                if (other.rows, other.size) == (key.rows, key.size)
+                if (plain := other._replace(size=PLAIN)) in self._device
+            }
+            near = min(added, key=lambda other: (abs(other.parts - key.parts), other.rule != key.rule), default=None)
+            self._drafting[key] = None if near is None else max(0.0, added[near])
+        return self._drafting[key]
+
+    def learn_reading(self, key: GraphKey, rows: int, tokens: int, seconds: float, cached: int = 0) -> None:
         """The drafter first had to read so many tokens, and a cycle took so long with that."""
-        self.reading.add(tokens, seconds - self.seconds(key, rows))
+        self.reading.add(tokens, seconds - self.seconds(key, rows, cached))
 
     def guess(self, size: DraftSize, plain: float, measured: Mapping[DraftSize, float]) -> float:
         """What a size would take that is not captured: by its levels or by its tokens, whichever says more, as those
@@ -84,7 +115,7 @@ class GraphCosts:
         window = costs._config.graph_window
         costs._device = {GraphKey.from_json(key): seconds for key, seconds in saved["device"]}
         costs._whole = {
-            (GraphKey.from_json(key), rows): RecentMedian(window, times) for key, rows, times in saved["whole"]
+            (GraphKey.from_json(key), rows): TimesByContext(window, times) for key, rows, times in saved["whole"]
         }
         costs._host = RecentMedian(window, saved["host"])
         costs.reading = ReadingCost.from_json(saved["reading"], costs._config)

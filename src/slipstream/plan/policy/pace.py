@@ -48,13 +48,13 @@ class Pace:
             self._variance += (((own - others) / weighted) ** 2 - self._variance) / self._weight
 
     def seconds(
-        self, cycle: Column, tail: Column, more: Column, left: Column, sensitivity: Column, alike: int = 1
+        self, cycle: Column, tail: Column, more: Column, left: Column, sensitivity: Column, alike: float = 1
     ) -> tuple[Column, Column]:
         """Seconds until the average row and the last one of rows with so many tokens left are done, for several ways to
         go on: a cycle takes so long, [ways], and so long once most rows have left. It brings each row so many tokens
         more than one, [ways, rows]; its sensitivity, [ways], is 0 for plain decoding. Each row stands for `alike`."""
         cycles = left / (1 + more)
-        near = alike * int((left > self._config.near * left.max()).sum())
+        near = round(alike * int((left > self._config.near * left.max()).sum()))
         lag = _highest(near) * sensitivity
         usual = left.max() / (1 + more.mean(1)) * (1 + self._variance**0.5 * lag)
         # two views of the slowest row: by what is known of each row, and by how far rows fell apart before

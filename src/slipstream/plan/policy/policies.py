@@ -150,8 +150,9 @@ class Adaptive(Policy):
 
     def observe_captured(self, rows: Sequence[Row], results: Sequence[RowResult]) -> None:
         sizes = self._size_choice(rows[0])
-        self.acceptance.together(len(rows))
-        for r in sizes.observed(len(rows)):
+        observed = sizes.observed(len(rows))
+        self.acceptance.together(len(rows), len(observed))
+        for r in observed:
             if judged := results[r].judged:
                 self.acceptance.learn(rows[r], len(judged), judged)
         if any(result.tokens for result in results):

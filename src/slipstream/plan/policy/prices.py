@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from slipstream.core.device import next_power_of_two
@@ -116,12 +116,63 @@ def on_line(points: Sequence[tuple[int, float]], at: float) -> float:
     return low + (top - low) / (z - x) * (at - x)
 
 
+class ContextCost:
+    """Seconds that each cached token adds to a cycle: the slope of a regression over cycles of every kind.
+
+    Attention reads the cached text of every row, so the same cycle takes longer at the end of a batch than at its
+    beginning. Two sizes that ran at different times can be compared only at one length of the texts."""
+
+    def __init__(self, config: CostConfig | None = None) -> None:
+        self._config = config or CostConfig()
+        self._means: dict[Hashable, tuple[float, float]] = {}  # by kind of cycle: cached tokens and seconds lately
+        self._covariance, self._variance = 0.0, self._config.context_prior
+
+    @property
+    def per_token(self) -> float:
+        return max(0.0, self._covariance / self._variance)
+
+    def add(self, kind: Hashable, tokens: int, seconds: float) -> None:
+        """A cycle of this kind took so long with so many cached tokens of all rows together. Of a time that is far off,
+        as after a pause of the host, a part counts."""
+        config = self._config
+        usual_tokens, usual = self._means.get(kind, (float(tokens), seconds))
+        more, far = tokens - usual_tokens, config.context_outlier * usual
+        longer = max(-far, min(far, seconds - usual))
+        self._means[kind] = usual_tokens + more / config.context_memory, usual + longer / config.context_memory
+        self._covariance += more * longer - self._covariance / config.context_cycles
+        self._variance += more * more - (self._variance - config.context_prior) / config.context_cycles
+
+
+class TimesByContext:
+    """The latest times of one kind of cycle, each with the cached tokens of all rows."""
+
+    def __init__(self, window: int, times: Iterable[tuple[float, int]] = ()) -> None:
+        self._latest: deque[tuple[float, int]] = deque(maxlen=window)
+        self._median = (0.0, 0)
+        for seconds, tokens in times:
+            self.add(seconds, tokens, 0.0)
+
+    def add(self, seconds: float, tokens: int, per_token: float) -> None:
+        self._latest.append((seconds, tokens))
+        ordered = sorted(self._latest, key=lambda time: time[0] - per_token * time[1])
+        self._median = ordered[(len(ordered) - 1) // 2]
+
+    def at(self, tokens: int, per_token: float) -> float:
+        """Seconds with so many cached tokens."""
+        seconds, then = self._median
+        return seconds + per_token * (tokens - then)
+
+    def to_json(self) -> list[tuple[float, int]]:
+        return list(self._latest)
+
+
 class ReadingCost:
     """What it costs a drafter to read tokens that it missed: seconds by their number, rounded up to a power of two.
 
     The first readings of a number compile kernels and capture their passes, and later ones may still meet a size that
     is new. So the first ones do not count, and of the latest the least does. A cost that is too high would end
-    drafting for good, since it is learnt while drafting only.
+    drafting for good, since it is learnt while drafting only. For the same reason more tokens than ever are not taken
+    to cost in proportion: a pass has costs of its own.
     """
 
     def __init__(self, config: CostConfig | None = None) -> None:
@@ -139,7 +190,10 @@ class ReadingCost:
         """0 until something is known."""
         if not tokens or not self._latest:
             return 0.0
-        return on_line([(0, 0.0), *((count, min(times)) for count, times in sorted(self._latest.items()))], tokens)
+        points = [(count, min(times)) for count, times in sorted(self._latest.items())]
+        if len(points) == 1 or tokens < points[0][0]:
+            points = [(0, 0.0), *points]
+        return on_line(points, tokens)
 
     def to_json(self) -> dict[str, list[float]]:
         return {str(count): list(times) for count, times in self._latest.items()}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from slipstream.core.device import DraftSize, SizeMenu, SizeOption
+from slipstream.core.device import DraftSize, SizeMenu, SizeOption, next_power_of_two
 from slipstream.core.types import Row
 from slipstream.plan.policy.acceptance import AcceptanceEstimator
 from slipstream.plan.policy.config import AdaptiveConfig
@@ -22,6 +22,7 @@ from slipstream.plan.policy.rank_table import RankTable
 from slipstream.plan.policy.tree_shapes import best_first
 
 PLAIN = DraftSize(0)
+GOLDEN = (math.sqrt(5) - 1) / 2  # multiples of it fill an interval evenly, however many there are
 CERTAIN = 1 - 1e-6  # acceptance beyond which sums of its powers are left to no division
 
 
@@ -42,7 +43,7 @@ class SizeChoice:
         self._plain = 0  # cycles since anything was drafted
         self._idle = 0  # decisions in a row not to draft for the same rows
         self._turn = self._decisions = 0
-        self._wait = self._config.min_wait
+        self._waits: dict[int, int] = {}  # plain cycles before the cheapest size is tried again, by rows
         self._menu: tuple[int, SizeMenu] | None = None  # for drafts of the host: cycles it still holds for
 
     def held(self, rows: Sequence[Row]) -> DraftSize | None:
@@ -92,10 +93,11 @@ class SizeChoice:
         return self._last
 
     def _charged(self, options: Sequence[SizeOption], times: Sequence[float], delay: float) -> list[float]:
-        """These seconds, with what it takes before drafting can begin and a doubt about sizes that never ran."""
+        """These seconds, with what it takes before drafting can begin and a doubt about those that are guessed."""
         config = self._config
         return [
-            (time + config.caution * delay * bool(option.size.depth)) * (1.0 if option.captured else config.uncaptured)
+            (time + config.caution * delay * bool(option.size.depth))
+            * (1.0 if option.captured or option.known else config.uncaptured)
             for option, time in zip(options, times, strict=True)
         ]
 
@@ -111,15 +113,14 @@ class SizeChoice:
 
     def _done(self, rows: Sequence[Row], options: Sequence[SizeOption]) -> tuple[Column, Column]:
         """Seconds until the average row and the last one are done, by options; of many rows, some are looked at."""
-        stride = -(-len(rows) // self._config.judged_rows)
-        judged = rows[self._decisions % stride :: stride]
+        judged = [rows[r] for r in _in_turn(len(rows), self._config.judged_rows, self._decisions)]
         rate = np.array([self._rate(row) for row in judged])
         left = np.array([max(1, row.request.max_tokens - row.emitted) for row in judged])
         rate += self._config.luck * (rate.mean() - rate)
         seconds = np.array([option.seconds for option in options])
         tail = np.array([option.seconds if option.tail is None else option.tail for option in options])
         more, sensitivity = self._accepted(rate, options), self._sensitivity(float(rate.mean()), options)
-        return self.pace.seconds(seconds, np.minimum(tail, seconds), more, left, sensitivity, stride)
+        return self.pace.seconds(seconds, np.minimum(tail, seconds), more, left, sensitivity, len(rows) / len(judged))
 
     def _sensitivity(self, rate: float, options: Sequence[SizeOption]) -> Column:
         """The relative change of a row's speed per change of its acceptance, by options."""
@@ -165,16 +166,18 @@ class SizeChoice:
     ) -> DraftSize:
         config, (plain, *others) = self._config, options
         best = min(range(len(options)), key=expected.__getitem__)
+        count = next_power_of_two(len(self._rows))  # the last few rows of a batch say nothing about the next batch
         if self._margin * expected[best] < expected[0]:
-            self._plain, self._wait = 0, config.min_wait
+            self._plain, self._waits[count] = 0, config.min_wait
             return options[self._used(options, expected, best) if ready is None else best].size
         self._plain += self._hold if ready is None else 1
         captured = [option for option in others if option.captured]
-        wait = self._wait * (1 + config.trial * delay / plain.seconds / config.min_wait)
+        least = self._waits.get(count, config.min_wait)
+        wait = least * (1 + config.trial * delay / plain.seconds / config.min_wait)
         if captured and self._plain > wait and (ready is None or any(ready)):
             # where the drafter has much to read first, a few cycles more cost little and tell much
             self._held = config.hold - 1 if delay > plain.seconds else 0
-            self._plain, self._wait = 0, min(config.max_wait, 2 * self._wait)
+            self._plain, self._waits[count] = 0, min(config.max_wait, 2 * least)
             return min(captured, key=lambda option: option.seconds).size
         return plain.size
 
@@ -201,11 +204,21 @@ class SizeChoice:
             self._worths[size] = np.array([_worth(ranks, size, float(rate)) for rate in self._rates])
         return self._worths[size]
 
-    def observed(self, rows: int) -> range:
+    def observed(self, rows: int) -> Sequence[int]:
         """The rows that are worth learning from after this cycle; of many, some in turn are enough."""
-        stride = -(-rows // self._config.observed_rows)
-        self._turn = (self._turn + 1) % stride
-        return range(self._turn, rows, stride)
+        self._turn += 1
+        return _in_turn(rows, self._config.observed_rows, self._turn)
+
+
+def _in_turn(rows: int, most: int, turn: int) -> Sequence[int]:
+    """Up to so many of the rows, others in each turn, all as often. Neighbours in this order are far apart and at no
+    regular distance: requests may repeat, and every eighth row may have the same prompt."""
+    if rows <= most:
+        return range(rows)
+    step = round(rows * GOLDEN)
+    while math.gcd(step, rows) > 1:
+        step += 1
+    return [place * step % rows for place in range(turn * most, (turn + 1) * most)]
 
 
 def _chain(rate: float, depth: int) -> float:

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
 
 from slipstream.core.device import DraftSize
+from slipstream.core.types import Request, Row
 from slipstream.core.verify.match import Greedy
 from slipstream.core.verify.token import Token
 from slipstream.drafters.none import NoDrafter
@@ -197,3 +198,27 @@ def test_after_a_capture_that_compiled_kernels_the_next_is_expected_to_take_less
         pass
     stock.menu(few, RULE, SIZES, lambda seconds: not asked.append(seconds))
     assert asked[0] == COUNTED
+
+
+def test_sizes_that_a_warm_up_timed_for_shorter_texts_are_offered_at_their_price(monkeypatch):
+    """Otherwise depth 3 is captured, then depth 2, then depth 1, each once enough was lost without it."""
+    stock, short, long = GraphCache(), BatchShape(32, 200, False), BatchShape(32, 1200, False)
+    chains = [DraftSize(depth) for depth in (0, 1, 2, 3, 5)]
+    for size, milliseconds in zip(chains, (0.7, 0.8, 1.2, 1.3, 1.5), strict=True):
+        for lines in (8, 32):
+            capture(stock, short, size, lines, milliseconds / 1e3)
+    capture(stock, long, PLAIN, 32, 0.001)
+    capture(stock, long, PLAIN, 8, 0.0008)
+    menu = stock.menu(long, RULE, chains, lambda _: True)
+    assert [(offer.size.depth, offer.known) for offer in menu[1:]] == [(1, True), (2, True), (3, True), (5, True)]
+    assert [offer.seconds for offer in menu] == pytest.approx([0.001, 0.0011, 0.0015, 0.0016, 0.0018])
+    assert [offer.tail for offer in menu] == pytest.approx([0.0008, 0.0009, 0.0013, 0.0014, 0.0016])
+    assert not any(offer.barred for offer in menu)
+    assert all(offer.barred for offer in stock.menu(long, RULE, chains, lambda _: False)[1:])
+
+
+def test_prices_are_for_the_texts_half_way_through_what_comes():
+    rows = [Row(Request([1] * 100, max_tokens=left)) for left in (50, 1000)]
+    assert BatchShape.of(rows).cached == 200
+    assert BatchShape.of(rows, 256).cached == 200 + (50 + 256) // 2
+    assert BatchShape.of(rows).with_rows(6).cached == 600

@@ -21,7 +21,7 @@ from slipstream.drafters.prediction import Prediction
 from slipstream.drafters.table import TableDrafter
 from slipstream.engines.native.captured.capture_budget import GRANT, CaptureBudget
 from slipstream.engines.native.captured.graph_cache import GraphCache
-from slipstream.engines.native.captured.sizes import DEPTHS, GROWN, PLAIN, BatchShape, chain_depths, size_for
+from slipstream.engines.native.captured.sizes import AHEAD, DEPTHS, GROWN, PLAIN, BatchShape, chain_depths, size_for
 from slipstream.models.run.table_model import Table, TableModel
 from slipstream.plan.policy.policies import Adaptive
 
@@ -39,6 +39,8 @@ class Machine:
     level: float = 5e-5
     token: float = 1.2e-6
     reading: float = 0.0  # until a drafter has read the prompts of all rows, which it begins only when it drafts
+    context: float = 0.0  # of a cached token
+    longest: int = 200  # tokens of the longest row: graphs read no more than they were captured for
     first_readings: tuple[float, ...] = ()  # further seconds of the first ones, which compile and capture passes
     tokens: int = TOKENS
     spread: float = 0.0  # of the rate, from row to row
@@ -64,7 +66,8 @@ class Machine:
     def plainly(self, count: int) -> float:
         """Tokens per second where nothing is drafted and all is captured."""
         whole = BatchShape(count, 200, False)
-        return count / (HOST + max(self.seconds(whole.key(PLAIN, RULE, whole.lines(PLAIN))), EACH * count))
+        text = self.context * count * (2 + (self.tokens - 1) / 2)
+        return count / (HOST + text + max(self.seconds(whole.key(PLAIN, RULE, whole.lines(PLAIN))), EACH * count))
 
     def missing(self, rows: list[Row]) -> int:
         """Tokens that a draft model would have to read before it drafts."""
@@ -97,7 +100,8 @@ class Machine:
         return count * self.tokens / (self.now - began)
 
     def _cycle(self, rows: list[Row]) -> None:
-        common, crowd = BatchShape(len(rows), 200, False), len(rows)
+        cached, ahead = sum(row.length for row in rows), BatchShape.of(rows, AHEAD).cached
+        common, crowd = BatchShape(len(rows), self.longest, False, cached=ahead), len(rows)
         free = partial(self.allowance.left, common.lines(PLAIN, crowd))
         budget = self.policy.choose(
             rows,
@@ -122,17 +126,17 @@ class Machine:
             row.tokens += [1] * kept
             counts.append(kept)
             results.append(SimpleNamespace(tokens=[1] * size.depth, emitted=[1] * kept, judged=judged))
-        taken = HOST + max(self.seconds(key), EACH * sum(counts))
+        taken = HOST + self.context * cached + max(self.seconds(key), EACH * sum(counts))
         self.policy.observe_captured(rows, results)
         if behind:
             extra, *later = self.first_readings or (0.0,)
             self.first_readings = tuple(later)
             taken += self.reading + extra
-            self.stock.costs.learn_reading(key, len(rows), behind, taken)
+            self.stock.costs.learn_reading(key, len(rows), behind, taken, cached)
             self.read |= {*rows}
         self.now += taken
         if not fresh and not behind:
-            self.stock.costs.learn(key, len(rows), taken)
+            self.stock.costs.learn(key, len(rows), taken, cached)
 
 
 @pytest.mark.parametrize("count", [1, 8, 64])
@@ -242,3 +246,22 @@ def test_a_spent_budget_does_not_keep_few_rows_from_a_cycle_of_their_own():
     speeds = [machine.serve(8) for _ in range(20)]
     assert sorted(speeds[10:])[5] > 1.3 * machine.plainly(8)
     assert machine.captured < 12
+
+
+def warm(machine: Machine, most: int) -> None:
+    """Capture chains for up to so many rows, as a warm-up does."""
+    for size in (size for size in SIZES if not size.nodes and size.depth <= 5):
+        for halvings in range(most.bit_length()):
+            count = most >> halvings
+            machine.capture(BatchShape(count, machine.longest, False).key(size, RULE, count))
+
+
+def test_longer_texts_than_those_of_the_warm_up_get_the_right_size_first():
+    """Otherwise depth 3 is captured first, then depth 2, then depth 1, each once enough was lost without it."""
+    machine = Machine(0.55, base=3e-4, level=2e-5, token=6e-6, reading=1e-4)
+    warm(machine, 64)
+    machine.longest = 1200
+    before = machine.captured
+    speeds = [machine.serve(32) for _ in range(8)]
+    assert machine.captured <= before + 3
+    assert min(speeds[2:]) > 1.05 * machine.plainly(32)

@@ -13,7 +13,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from time import perf_counter
 
 from slipstream.core.device import DeviceRule, DraftSize, GraphKey, SizeOption
@@ -66,7 +65,7 @@ class GraphCache:
         ]
         if not larger:
             return shape.key(size, rule, shape.lines(size, expected_rows))
-        best = min(larger, key=lambda key: self.costs.seconds(key, shape.rows))
+        best = min(larger, key=lambda key: self.costs.seconds(key, shape.rows, shape.cached))
         self._missed[own] += _saved_share(best, own) * self.costs.device(best)
         return best if self._missed[own] < max(MIN_CAPTURE, self._capture_time(size.nodes > 0)) else own
 
@@ -106,7 +105,8 @@ class GraphCache:
         if not plain or self._plain_owed(shape, rule):
             return [SizeOption(PLAIN, plain or 1.0)]
         options = list[SizeOption]()
-        tails = self._captured_sizes(replace(shape, rows=max(1, shape.rows // TAIL)), rule)
+        few = shape.with_rows(max(1, shape.rows // TAIL))
+        tails = self._captured_sizes(few, rule)
         barred = {size: not self._owed(shape, size, rule) for size in sizes}
         for size in (size for size in sizes if size in captured):
             own = self._cost_of_own(shape, size, rule)
@@ -114,16 +114,20 @@ class GraphCache:
             if not better or barred[size]:
                 options.append(SizeOption(size, captured[size], tail=tails.get(size)))
             if own is not None and better:
-                options.append(SizeOption(size, own, captured=False, barred=barred[size]))
+                options.append(SizeOption(size, own, captured=False, barred=barred[size], tail=tails.get(size)))
         missing = [size for size in sizes if size.depth and size not in captured]
+        known = {size: self._known_price(shape, size, rule, plain) for size in missing}
         if not captured:
-            missing = [size for size in FIRST if size in missing][:1]
+            first = [size for size in FIRST if size in missing][:1]
+            missing = [size for size in missing if known[size] is not None] or first
             barred = {size: barred[size] and not may_capture(self._capture_time(size.nodes > 0)) for size in missing}
         for size in missing:
-            known = self._measured_before(shape, size, rule)
-            seconds = self.costs.guess(size, plain, captured) if known is None else known
+            seconds, tail = known[size] or self.costs.guess(size, plain, captured), tails.get(size)
+            if tail is None and PLAIN in tails:
+                tail = self._known_price(few, size, rule, tails[PLAIN])
             only = not captured and not rule.chains  # nothing else could ever be drafted
-            options.append(SizeOption(size, seconds, captured=False, barred=barred[size] and not only))
+            closed = barred[size] and not only
+            options.append(SizeOption(size, seconds, False, closed, tail, known[size] is not None))
         offered = [option.size for option in options if not option.captured and not option.barred]
         self._offered = {shape.key(size, rule, shape.lines(size)) for size in offered if captured}
         return [SizeOption(PLAIN, plain, tail=tails.get(PLAIN)), *options]
@@ -149,17 +153,21 @@ class GraphCache:
             self.missed(shape, rule, PLAIN, BETWEEN_MENUS * _saved_share(best, own) * self.costs.device(best))
         return self._owed(shape, PLAIN, rule)
 
-    def _measured_before(self, shape: BatchShape, size: DraftSize, rule: DeviceRule) -> float | None:
-        """Seconds of a cycle that is not captured now, but was timed before, as by a profile."""
+    def _known_price(self, shape: BatchShape, size: DraftSize, rule: DeviceRule, plain: float) -> float | None:
+        """Seconds of a cycle that is not captured now, but was timed before, as by a profile. Or plain decoding of
+        these rows takes `plain`, and cycles like it were timed, as by a warm-up."""
         own = shape.key(size, rule, shape.lines(size))
-        return self.costs.seconds(own, shape.rows) if self.costs.device(own) else None
+        if self.costs.device(own):
+            return self.costs.seconds(own, shape.rows, shape.cached)
+        added = self.costs.drafting(own)
+        return None if added is None else plain + added
 
     def _captured_sizes(self, shape: BatchShape, rule: DeviceRule) -> dict[DraftSize, float]:
         """Seconds of the cheapest captured cycle of each size that these rows fit in."""
         captured: dict[DraftSize, float] = {}
         for key in self._alike[rule, shape.logprobs]:
             if key.rows >= shape.rows and shape.fits(key, rule):
-                seconds = self.costs.seconds(key, shape.rows)
+                seconds = self.costs.seconds(key, shape.rows, shape.cached)
                 captured[key.size] = min(seconds, captured.get(key.size, seconds))
         return captured
 
@@ -169,8 +177,8 @@ class GraphCache:
         own, plain = (shape.key(each, rule, shape.lines(each)) for each in (size, PLAIN))
         if own in self.cycles or plain not in self.cycles:
             return None
-        known = self._measured_before(shape, size, rule)
-        return self.costs.guess(size, self.costs.seconds(plain, shape.rows), {}) if known is None else known
+        seconds = self.costs.seconds(plain, shape.rows, shape.cached)
+        return self._known_price(shape, size, rule, seconds) or self.costs.guess(size, seconds, {})
 
 
 def _saved_share(larger: GraphKey, own: GraphKey) -> float:

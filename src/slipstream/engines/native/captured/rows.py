@@ -226,7 +226,7 @@ class CapturedRows:
         now = time.perf_counter()
         if self.runner is not None:
             if flight.overlapped or not self._whole or not flight.cycle.repeats:  # others wait for the host in between
-                self.runner.paid(flight, len(live), now - self._since)
+                self.runner.paid(flight, [job.row for job in live], now - self._since)
             if self.runner.idled(flight) and not flight.captured:
                 self._policy.price(0.0, now - self._since, len(live))
         self._since = now

@@ -28,6 +28,7 @@ from slipstream.engines.native.captured.graph_cache import GraphCache
 from slipstream.engines.native.captured.result import CycleResult
 from slipstream.engines.native.captured.room import device_limits, reserve
 from slipstream.engines.native.captured.sizes import (
+    AHEAD,
     GROWN,
     LEVELS,
     WIDEST,
@@ -126,8 +127,10 @@ class CapturedRunner:
         return policy.choose(rows, partial(self._menu, rows, drafter, device, rule), ready)
 
     def _menu(self, rows: Sequence[Row], drafter: Drafter, device: DeviceDrafter, rule: DeviceRule) -> SizeMenu:
-        shape = BatchShape.of(rows)  # of all rows that are about to decode: the head would read their prompts in vain
-        shape = replace(shape, rows=max(shape.rows, self.expected_rows))
+        shape = BatchShape.of(
+            rows, AHEAD
+        )  # of all rows that are about to decode: the head would read their prompts in vain
+        shape = shape.with_rows(max(shape.rows, self.expected_rows))
         depths = chain_depths(drafter.longest_chain)
         grown: Sequence[DraftSize] = GROWN
         if (deepest := device.max_depth) is not None:
@@ -241,9 +244,8 @@ class CapturedRunner:
         ):
             return None
         under_way = flight.size.depth + 1  # if all of it is accepted
-        shape = BatchShape(
-            len(lines), max(row.length for _, row, _ in lines) + under_way, flight.cut, flight.key.logprobs
-        )
+        lengths = [row.length for _, row, _ in lines]
+        shape = BatchShape(len(lines), max(lengths) + under_way, flight.cut, flight.key.logprobs, sum(lengths))
         room, ended = flight.rooms(under_way)
         if min(room, ended) < size.places + 1 or not self._in_context(shape, size, device):
             return None
@@ -277,7 +279,7 @@ class CapturedRunner:
         lines, rows, depths = flight.landed(self._model.context)
         if flight.read:  # the device had read it when the record was there
             seconds = perf_counter() - flight.began
-            flight.graphs.costs.learn_reading(flight.key, len(rows), flight.read, seconds)
+            flight.graphs.costs.learn_reading(flight.key, len(rows), flight.read, seconds, _cached(rows))
         self.cycles += 1
         own = [record[line] for line in lines]
         if not all(line[2] for line in own):  # some slot has no law; the ordinary path finds out which row's
@@ -297,11 +299,11 @@ class CapturedRunner:
         """Nobody will read this cycle's record. What it wrote beyond the rows' committed text is written again."""
         flight.device.forget()
 
-    def paid(self, flight: Flight, rows: int, seconds: float) -> None:
+    def paid(self, flight: Flight, rows: Sequence[Row], seconds: float) -> None:
         """What a cycle took with the host's part. What was published meanwhile is of the cycle before, which most often
         was one like this."""
         if not flight.captured and not flight.read:
-            flight.graphs.costs.learn(flight.key, rows, seconds)
+            flight.graphs.costs.learn(flight.key, len(rows), seconds, _cached(rows))
 
     def _make_room(self, row: Row, places: int, device: DeviceDrafter) -> None:
         """Let a row have so many places in both caches."""
@@ -355,6 +357,10 @@ class CapturedRunner:
                 graphs.add(key, _new_cycle(key, self._passes, held, part, processor))
             self.captures += 1
         return graphs.cycles[key], missing
+
+
+def _cached(rows: Sequence[Row]) -> int:
+    return sum(row.length for row in rows)
 
 
 def _no_deeper(budgets: Sequence[Budget], depth: float) -> list[Budget]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slipstream.core.device import RECORDED_LOGPROBS, DeviceRule, DraftSize, GraphKey, next_power_of_two
 from slipstream.core.types import Budget, Row
 from slipstream.models.run.gpu.pass_sizes import parts_of
 
+AHEAD = 256  # further tokens of each row that a policy's prices are for, at most
 WIDEST = 1024  # tokens of a pass that is worth a graph
 DEPTHS = (0, 1, 2, 3, 5, 8)  # that graphs are captured for: a row that drafts less leaves the rest out
 LONG_DEPTHS = (15, 31)  # the same for drafters with long chains; with the committed end, 16 and 32 tokens
@@ -29,10 +30,18 @@ class BatchShape:
     longest: int
     cut: bool  # whether some want some tokens of a law alone
     logprobs: int | None = None  # most probable tokens that are recorded; None: no log-probability is wanted
+    cached: int = 0  # tokens of all rows together
 
     @staticmethod
-    def of(rows: Sequence[Row]) -> BatchShape:
-        return BatchShape(len(rows), max(row.length for row in rows), any(map(_cut, rows)), _recorded(rows))
+    def of(rows: Sequence[Row], ahead: int = 0) -> BatchShape:
+        """`ahead`: the cached tokens are those half way through this number of further tokens of each row."""
+        lengths = [row.length for row in rows]
+        grown = sum(min(ahead, row.request.max_tokens - row.emitted) for row in rows) // 2 if ahead else 0
+        return BatchShape(len(rows), max(lengths), any(map(_cut, rows)), _recorded(rows), sum(lengths) + grown)
+
+    def with_rows(self, count: int) -> BatchShape:
+        """So many rows like these."""
+        return replace(self, rows=count, cached=self.cached * count // self.rows)
 
     def used(self, size: DraftSize) -> int:
         """Places of the caches that a cycle may look at."""
