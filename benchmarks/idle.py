@@ -3,13 +3,11 @@
     python benchmarks/idle.py [--drafters eagle draft_model ngram] [--requests 8] [--tokens 160] [--first 1]
                               [--threads N] [--real] [--bar 0.99] [--out FILE]
 
-Both engines share the weights of one model. Each decodes the same prompt greedily, and they take turns cycle by cycle,
-so that whatever disturbs the machine disturbs both alike. Every drafted token is replaced by a wrong one: drafting then
-pays on no machine, and both engines emit one token a cycle. `--real` leaves the drafts as they are.
+Both engines share the weights of one model. Each decodes the same prompt greedily, and they take turns, whichever has
+emitted less, so that whatever disturbs the machine disturbs both alike. Every drafted token is replaced by a wrong one:
+drafting then pays on no machine, and both engines emit one token a cycle. `--real` leaves the drafts as they are.
 
-A request's overhead is the sum of the differences of paired cycles over the time of its plain ones. Differences of
-cycles without a draft are clipped at five times their median deviation, which leaves out interruptions and keeps the
-policy's own time. The table gives plain / idle time, 1 for no overhead, as mean and 95 % interval over the requests
+The table gives plain / idle time of a request, 1 for no overhead, as mean and 95 % interval over the requests
 (Student's t on logarithms), by processor time of all threads and by the clock. The first requests (`--first`), in which
 the policy learns what drafts cost, are reported apart. With `--threads 1` processor time is robust against other load.
 The exit code is 1 where a mean by processor time after the first requests misses the bar.
@@ -19,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import time
@@ -49,7 +46,6 @@ from slipstream.models.target import Target
 from slipstream.plan.policy.policies import Adaptive
 
 CLOCKS = {"processor": time.process_time, "clock": time.perf_counter}
-CLIP = 5.0  # median deviations
 
 
 class Wrong(Drafter):
@@ -79,7 +75,7 @@ class Side:
 
     batch: Batch
     course: DecodingPlan
-    cycles: list[tuple[bool, dict[str, float]]] = field(default_factory=list)  # whether it drafted; seconds by clock
+    seconds: dict[str, float] = field(default_factory=dict)  # of the request, by clock
 
     @staticmethod
     def of(model: TorchModel, drafter: Drafter | None) -> Side:
@@ -92,31 +88,14 @@ class Side:
     def begin(self, prompt: list[int], tokens: int) -> Job:
         job = Job(Request(prompt, ss.Sampling(temperature=0), tokens), self.course)
         self.batch.add(job)
-        self.cycles = []
+        self.seconds = dict.fromkeys(CLOCKS, 0.0)
         return job
 
-    def cycle(self, job: Job) -> None:
-        drafted, before = sum(job.stats.drafted), {name: clock() for name, clock in CLOCKS.items()}
+    def step(self) -> None:
+        before = {name: clock() for name, clock in CLOCKS.items()}
         self.batch.step()
-        seconds = {name: clock() - before[name] for name, clock in CLOCKS.items()}
-        self.cycles.append((sum(job.stats.drafted) > drafted, seconds))
-
-
-def overhead(idle: Side, plain: Side, clock: str) -> float:
-    """Of the request both have just decoded, as a share of plain decoding."""
-    quiet, drafting = list[float](), list[float]()
-    for (drafted, mine), (_, theirs) in zip(idle.cycles, plain.cycles, strict=True):
-        (drafting if drafted else quiet).append(mine[clock] - theirs[clock])
-    middle = statistics.median(quiet)
-    limit = CLIP * statistics.median(abs(each - middle) for each in quiet)
-    total = sum(drafting) + sum(min(max(each, middle - limit), middle + limit) for each in quiet)
-    return total / sum(seconds[clock] for _, seconds in plain.cycles)
-
-
-def speed_ratio(idle: Side, plain: Side, clock: str) -> float:
-    """For real drafts, where cycles do not pair."""
-    mine, theirs = (sum(seconds[clock] for _, seconds in side.cycles) for side in (idle, plain))
-    return theirs / mine
+        for name, clock in CLOCKS.items():
+            self.seconds[name] += clock() - before[name]
 
 
 def measure(target: Target, name: str, args: Any) -> dict[str, Any]:
@@ -132,12 +111,10 @@ def measure(target: Target, name: str, args: Any) -> dict[str, Any]:
         with torch.inference_mode():
             while not all(job.done for _, job in sides):
                 sides.reverse()
-                for side, job in sides:
-                    if not job.done:
-                        side.cycle(job)
+                min((pair for pair in sides if not pair[1].done), key=lambda pair: pair[1].row.emitted)[0].step()
         drafted.append(sum(sum(job.stats.drafted) for _, job in sides))
         for clock, each in found.items():
-            each.append(speed_ratio(idle, plain, clock) if args.real else 1 / (1 + overhead(idle, plain, clock)))
+            each.append(plain.seconds[clock] / idle.seconds[clock])
     assert not idle.batch.failures, idle.batch.failures
     parts = {"first": slice(args.first), "then": slice(args.first, None)}
     return {"drafter": name, "drafted": drafted, "requests": found} | {

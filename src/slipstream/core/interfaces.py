@@ -18,7 +18,7 @@ from slipstream.core.noise import Noise
 from slipstream.core.registry import NoOptions, read_options
 from slipstream.core.shaping import law_at, places
 from slipstream.core.tree import Siblings
-from slipstream.core.types import Budget, Draft, Row, Scores, Verdict
+from slipstream.core.types import Budget, Draft, GreedyCycle, Row, Scores, Verdict
 
 
 class Model(ABC):
@@ -64,9 +64,16 @@ class Model(ABC):
     def score(self, rows: Sequence[Row], draft: Draft) -> Scores:
         """Run one forward pass over the unread committed tokens and all drafted nodes: logits after every slot."""
 
-    def continue_greedily(self, row: Row, most: int) -> list[int]:
-        """What up to `most` cycles of plain greedy decoding emit for a row, to be appended to it: fewer tokens after an
-        end token, none where every cycle must be run by itself. The caller sees that they fit the context."""
+    @property
+    def has_greedy_cycles(self) -> bool:
+        """Whether `greedy_cycles` runs cycles of most rows."""
+        return False
+
+    def greedy_cycles(self, row: Row, most: int, depth: int = 0, head: Any = None) -> list[GreedyCycle]:
+        """Run up to `most` greedy cycles of a row in one call; their tokens are to be appended to it.
+
+        `head` drafts chains of up to `depth` tokens (`Drafter.chain_head`). There are fewer cycles after an end token
+        or the row's last one, and none where every cycle must be run by itself."""
         return []
 
     @abstractmethod
@@ -148,10 +155,11 @@ class Drafter(ABC):
     longest_chain: ClassVar[int | None] = None  # tokens of a chain at most, if the policy decides; None: its own limit
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """A subclass that overrides `propose` does not inherit `device_form`."""
+        """A subclass that overrides `propose` does not inherit `device_form` and `chain_head`."""
         super().__init_subclass__(**kwargs)
-        if "propose" in vars(cls) and "device_form" not in vars(cls):
-            cls.device_form = Drafter.device_form  # type: ignore[method-assign]
+        for name in ("device_form", "chain_head", "has_chain_head"):
+            if "propose" in vars(cls) and name not in vars(cls):
+                setattr(cls, name, getattr(Drafter, name))
 
     @classmethod
     def build(cls, target: TargetModel, options: Any) -> Drafter:
@@ -203,6 +211,17 @@ class Drafter(ABC):
         """The drafter's part of captured cycles, a `drafters.device.interface.DeviceDrafter`.
 
         None: rows use the ordinary host loop. `target` is the model that scores, on a GPU."""
+        return None
+
+    @property
+    def has_chain_head(self) -> bool:
+        """Whether there is a `chain_head` for most rows."""
+        return False
+
+    def chain_head(self, row: Row, tokens: int) -> Any | None:
+        """What `Model.greedy_cycles` needs to draft chains for a row, which may grow by so many tokens.
+
+        None: drafts come from `propose`."""
         return None
 
 
@@ -280,12 +299,15 @@ class Policy(ABC):
     def budget(self, rows: Sequence[Row]) -> list[Budget]:
         """The drafting budget of each row for the next cycle."""
 
-    def resting(self, rows: Sequence[Row]) -> int:
-        """In how many cycles after this one it is certain that `budget` gives these rows no draft."""
+    def steady(self, rows: Sequence[Row]) -> int:
+        """In how many cycles after this one it is certain that `budget` gives these rows what it gave for this one."""
         return 0
 
     def observe(self, rows: Sequence[Row], draft: Draft, verdict: Verdict) -> None:
         """Receive the outcome of a cycle."""
+
+    def observe_chain(self, row: Row, drafted: int, accepted: int) -> None:
+        """Receive the outcome of a cycle of one row that drafted a chain, as `observe` does."""
 
     def price(self, drafting: float, scoring: float, tokens: int) -> None:
         """Receive the measured times of a cycle in seconds: drafting, and scoring and verifying `tokens` tokens."""

@@ -26,7 +26,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -228,6 +228,24 @@ class RowOutcome:
     tokens: list[int]
     origins: list[Origin]
     drafted: int
+
+
+class GreedyCycle(NamedTuple):
+    """What came of a greedy cycle of one row that a kernel ran by itself: accepted tokens, and the one after them."""
+
+    tokens: list[int]
+    drafted: int
+    drafting: float  # seconds
+    scoring: float  # seconds of scoring and verifying
+
+    @property
+    def accepted(self) -> int:
+        return len(self.tokens) - 1
+
+    @property
+    def origins(self) -> list[Origin]:
+        last = Origin.PLAIN if not self.drafted else Origin.BONUS if self.accepted == self.drafted else Origin.RECOVERED
+        return [*[Origin.ACCEPTED] * self.accepted, last]
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,11 @@ from slipstream.core.types import Budget, Row
 from slipstream.drafters.eagle.cpu_layer import cpu_layer
 from slipstream.drafters.eagle.network import EagleNet
 from slipstream.kernels.cpu.draft import CandidateMode, DraftedNodes, RowDraftArgs
+from slipstream.kernels.cpu.greedy_cycles import ChainHead
 from slipstream.models.cache.packing import Entry, RowEntries, RowSlice
 from slipstream.models.cache.tensors import KVCache, row_places
 from slipstream.models.run.attention import view
+from slipstream.models.weights.linears import PackedLinear
 
 LAG = 32  # unread slots of a row above which `catch_up` reads them
 KEYS_ONLY_ABOVE = (
@@ -153,6 +155,26 @@ class HeadCache:
         arguments = [self._arguments(*args) for args in zip(rows, budget, keys, strict=True)]
         ends, tables = (state, self.logits(state)), (self.embedding, self.ids)
         return self._kernel.drafts(self.cache, mode, arguments, ends, tables)
+
+    @property
+    def has_chain_head(self) -> bool:
+        """Whether a kernel can run all of the head."""
+        return self.has_kernel and isinstance(self.net.fc, PackedLinear)
+
+    def chain_head(self, row: Row, tokens: int) -> ChainHead:
+        """What a kernel needs to draft chains for a row that may grow by so many tokens."""
+        assert self._kernel is not None and isinstance(self.net.fc, PackedLinear), "chains need the kernel"
+        head_row = self._head_rows[row]
+        while (unread := row.length - 1 - head_row.held) > KEYS_ONLY_ABOVE:
+            self._read([row], [min(CHUNK, unread - 1)], None)
+        place = self.make_room(row, row.length + tokens), head_row.held
+
+        def record(slots: int) -> None:
+            head_row.held = slots
+
+        tables, layers = (self.embedding, self.ids), self.net.config.features
+        head = self._kernel.head(self.cache, row.length + tokens, tables)
+        return ChainHead(*head, self.net.fc.packed, self.net.scale, layers, *place, record)
 
     def _arguments(self, row: Row, budget: Budget, keys: Sequence[int]) -> RowDraftArgs:
         width, nodes = (1, budget.depth) if budget.shape is None else (budget.shape.width, budget.shape.nodes)

@@ -69,6 +69,16 @@ class CpuEagleLayer:
         args = PassArgs(out, (cos, sin), row, place, used, [mask], [None], 0, 1, kept, embedding, kept is None)
         return out, self._kernel.run(self._net, self._cache_pointers(cache), args)
 
+    def head(
+        self,
+        cache: KVCache,
+        used: int,
+        tables: tuple[Float[Tensor, "vocab hidden"], Int[Tensor, " draft_vocab"]],
+    ) -> tuple[CpuNetwork, CachePointers, EmbeddingTables]:
+        """The layer as a kernel reads it that runs it over slots below `used`. `tables`: as those of `drafts`."""
+        cos, sin = self._angles(used)
+        return self._net, self._cache_pointers(cache), EmbeddingTables(tables[0], cos, sin, tables[1])
+
     def drafts(
         self,
         cache: KVCache,
@@ -80,10 +90,9 @@ class CpuEagleLayer:
         """Drafts after the committed ends. `ends`: states and logits there. `tables`: embedding, and token id of each
         logit."""
         used = max(row_args.start + (row_args.depth - 1) * row_args.width for row_args in arguments)
-        cos, sin = self._angles(used)
-        lookup = EmbeddingTables(tables[0], cos, sin, tables[1])
+        net, pointers, lookup = self.head(cache, used, tables)
         state, logits = (x.contiguous() for x in ends)
-        return drafts(self._kernel, self._net, self._cache_pointers(cache), lookup, mode, arguments, state, logits)
+        return drafts(self._kernel, net, pointers, lookup, mode, arguments, state, logits)
 
     def logits(self, state: Float[Tensor, "n hidden"]) -> Float[Tensor, "n draft_vocab"]:
         count = len(state)

@@ -31,6 +31,7 @@ from slipstream.drafters.levels.grow import NextLaw, grow
 from slipstream.drafters.levels.slot_states import SlotStates
 from slipstream.drafters.none import empty_draft
 from slipstream.drafters.vocabulary import DraftVocabulary, TrimmedVocabulary
+from slipstream.kernels.cpu.greedy_cycles import ChainHead
 from slipstream.models.cache.packing import Entry
 from slipstream.models.weights.linears import pack_as_target
 
@@ -87,6 +88,14 @@ class Eagle(Drafter):
         from slipstream.drafters.eagle.device import EagleDeviceDrafter
 
         return EagleDeviceDrafter(self, target, target.decoder.like)
+
+    @property
+    def has_chain_head(self) -> bool:
+        return self.draft_temperature is None and self.slots.has_chain_head
+
+    @torch.inference_mode()
+    def chain_head(self, row: Row, tokens: int) -> ChainHead | None:
+        return self.slots.chain_head(row, tokens) if self.has_chain_head and self.slots.ready(row) else None
 
     @torch.inference_mode()
     def propose(self, rows: Sequence[Row], budget: Sequence[Budget], noise: Noise) -> Draft:

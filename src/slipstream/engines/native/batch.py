@@ -61,7 +61,7 @@ class Batch:
         self.publisher = ChunkPublisher()
         self.failures: dict[str, int] = {}
         self.captured = CapturedRows(runner, policy, drafter, rule, model.context, self.publisher, self._note)
-        self._greedy_runs = GreedyRuns(model, policy, rule, self.publisher)
+        self._greedy_runs = GreedyRuns(model, policy, rule, drafter, self.publisher)
         self._prompt_scorer = PromptScorer(model, self.scheduler.chunk, runner is not None)
         self._prompts = PromptReader(model, self.scheduler.chunk, self._note)
 
@@ -195,7 +195,7 @@ class Batch:
         try:
             drafter = self._drafter(job.plan.drafter)
             drafter.open([job.row])
-            chains_only = self.captured.chains_only(job)
+            chains_only = self.captured.chains_only(job) or self._greedy_runs.chains_only(job)
             self.policy.open([job.row], self.model, drafter, self._rule(job.plan.rule), chains_only)
         except Exception as error:
             self._without_drafter(job, error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from slipstream.core.types import Origin
+from slipstream.core.types import GreedyCycle, Origin
 from slipstream.engines.base import Logprob, SpeculationStats
 from slipstream.engines.completion import DraftedTree
 from slipstream.engines.job import Emission, Job
@@ -64,10 +64,19 @@ class ChunkPublisher:
             lambda stats, kept: stats.book(drafted, min(kept, accepted), kept),
         )
 
-    def publish_plain(self, job: Job, tokens: Sequence[int]) -> None:
-        """Publish the tokens of as many cycles without drafts."""
-        plain = Emission(tokens, [Origin.PLAIN] * len(tokens))
-        self._hand_out(job, plain, lambda stats, kept: stats.add(0, 0, kept, kept))
+    def publish_run(self, job: Job, cycles: Sequence[GreedyCycle], kept: int) -> None:
+        """Publish the first `kept` tokens of several cycles, which drafted chains or nothing."""
+        tokens = [token for cycle in cycles for token in cycle.tokens][:kept]
+        origins = [origin for cycle in cycles for origin in cycle.origins][:kept]
+
+        def count(stats: SpeculationStats, left: int) -> None:
+            for cycle in cycles:
+                own = min(left, len(cycle.tokens))
+                if own:
+                    stats.book([1] * cycle.drafted, min(own, cycle.accepted), own)
+                left -= own
+
+        self._hand_out(job, Emission(tokens, origins), count)
 
     def _hand_out(self, job: Job, new: Emission, count: Callable[[SpeculationStats, int], None]) -> None:
         """Publish new tokens. `count` adds the number of tokens before a stop string to statistics."""

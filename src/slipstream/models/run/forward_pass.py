@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from slipstream.core.array_types import Float, Tensor
+from slipstream.core.types import GreedyCycle, Row
 from slipstream.kernels.cpu.decoder import SkippedBlocks
+from slipstream.kernels.cpu.greedy_cycles import ChainHead
 from slipstream.models.cache.packing import RowSlice
 from slipstream.models.cache.tensors import KVCache
 from slipstream.models.run.attention import view
@@ -49,9 +51,17 @@ class LayerPass(ABC):
         The `skipped` blocks of these layers do not run.
         """
 
-    def continue_row(self, row: int, place: int, token: int, most: int, ends: Collection[int]) -> list[int]:
-        """The tokens that greedy decoding gives after `token`, which is to be read at `place` of a cache row: up to
-        `most`, all but the last in the cache. None at all where passes must run one by one."""
+    @property
+    def has_greedy_cycles(self) -> bool:
+        """Whether `greedy_cycles` runs any."""
+        return False
+
+    def greedy_cycles(
+        self, row: Row, index: int, most: int, left: int, depth: int, head: ChainHead | None
+    ) -> list[GreedyCycle]:
+        """Up to `most` greedy cycles of a row at `index` of the cache, which emit up to `left` tokens.
+
+        None at all where passes must run one by one."""
         return []
 
     @abstractmethod
@@ -115,10 +125,16 @@ class ForwardPass(LayerPass):
             raise no_invariance(self._model, f"{pass_kind} is not run by kernels that sum in one order")
         return self._run_modules(pieces, span, given, watched, keep, skipped)
 
-    def continue_row(self, row: int, place: int, token: int, most: int, ends: Collection[int]) -> list[int]:
+    @property
+    def has_greedy_cycles(self) -> bool:
+        return isinstance(self.decoder, CpuDecoder) and self.decoder.has_greedy_cycles
+
+    def greedy_cycles(
+        self, row: Row, index: int, most: int, left: int, depth: int, head: ChainHead | None
+    ) -> list[GreedyCycle]:
         if not isinstance(self.decoder, CpuDecoder):
             return []
-        return self.decoder.continue_row(self._cache, self.features, row, place, token, most, ends)
+        return self.decoder.greedy_cycles(self._cache, self.features, row, index, most, left, depth, head)
 
     def _write_features(
         self, outputs: Mapping[int, Tensor], pieces: Sequence[RowSlice], where: tuple[Tensor, Tensor]

@@ -24,7 +24,7 @@ import torch
 
 from slipstream.core.array_types import Float, Tensor
 from slipstream.core.interfaces import Model
-from slipstream.core.types import Draft, Row, Scores, Verdict
+from slipstream.core.types import Draft, GreedyCycle, Row, Scores, Verdict
 from slipstream.kernels.cpu.decoder import SkippedBlocks
 from slipstream.models.cache.tensors import KVCache
 from slipstream.models.run.cpu.decoder import CpuDecoder
@@ -163,17 +163,22 @@ class TorchModel(Model):
         read again as committed tokens."""
         self._scorer.commit(rows, verdict, draft)
 
+    @property
+    def has_greedy_cycles(self) -> bool:
+        return self.forward_pass.has_greedy_cycles
+
     @torch.inference_mode()
-    def continue_greedily(self, row: Row, most: int) -> list[int]:
-        state = self.rows.states[row]
+    def greedy_cycles(self, row: Row, most: int, depth: int = 0, head: Any = None) -> list[GreedyCycle]:
+        state, left = self.rows.states[row], min(row.room(self.context), most * (depth + 1))
         if len(state.tokens) != row.length - 1 or state.hidden:
             return []
-        self.rows.reserve(row, row.length + most)
-        tokens = self.forward_pass.continue_row(state.index, row.length - 1, row.tokens[-1], most, row.request.ends)
-        if tokens:
+        self.rows.reserve(row, row.length + left)
+        cycles = self.forward_pass.greedy_cycles(row, state.index, most, left, depth, head)
+        if cycles:
             state.drop_uncommitted()
+            tokens = [token for cycle in cycles for token in cycle.tokens]
             self.record_written([row], [tokens[:-1]])
-        return tokens
+        return cycles
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless rows, retained rows and cache agree with each other."""

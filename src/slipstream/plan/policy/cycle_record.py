@@ -47,6 +47,10 @@ def row_drafts(draft: Draft, verdict: Verdict) -> list[RowDraft]:
     return drafts
 
 
+def chain_draft(drafted: int, accepted: int) -> RowDraft:
+    return RowDraft(drafted, drafted, judge_chain(drafted, accepted))
+
+
 def judge_chain(drafted: int, accepted: int) -> list[tuple[int, int]]:
     return [(0, 1)] * accepted + [(-1, 1)] * (accepted < drafted)
 

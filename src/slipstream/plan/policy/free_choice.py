@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from slipstream.core.types import Budget, Draft, Row, Verdict
+from slipstream.core.types import Budget, Row
 from slipstream.plan.policy.acceptance import AcceptanceEstimate, AcceptanceEstimator
 from slipstream.plan.policy.choice import CyclePrices, RowBudget, best
 from slipstream.plan.policy.config import AdaptiveConfig
 from slipstream.plan.policy.costs import CostModel
-from slipstream.plan.policy.cycle_record import CycleRecord, row_drafts
+from slipstream.plan.policy.cycle_record import CycleRecord, RowDraft
 from slipstream.plan.policy.drafting_cost import DraftingCost, drafting_cost
 from slipstream.plan.policy.loss_budget import LossBudget
 from slipstream.plan.policy.prices import RecentMedian, Slowdown
@@ -84,14 +84,23 @@ class FreeChoice:
         for row, estimate in self._estimates.items():
             estimate.pause(self._acceptance.shared_by(row).rate)
 
-    def resting(self, rows: Sequence[Row]) -> int:
-        """For how many cycles to come these rows are left plain."""
+    def steady(self, rows: Sequence[Row]) -> int:
+        """In how many cycles after this one these rows get what they got for this one."""
+        if not self._decided_for(rows):
+            return 0
+        (more, _, cost), base = self._kept, len(rows) + self._others
+        if self._rest or not more or not self.costs.sure(base):
+            return self._rest
+        return max(0, min(more, int(self.losses.holds(self.costs.plain(base)) / cost) - 1))
+
+    def _decided_for(self, rows: Sequence[Row]) -> bool:
+        """Whether the last decision was for these rows."""
         known = self._estimates
-        return self._rest if len(rows) == len(known) and all(row in known for row in rows) else 0
+        return len(rows) == len(known) and all(row in known for row in rows)
 
     def _rests(self, rows: Sequence[Row]) -> bool:
         """Whether these are the rows that were left plain for some cycles, of which this is one."""
-        if not self.resting(rows):
+        if not self._rest or not self._decided_for(rows):
             return False
         self._pause()
         self._rest -= 1
@@ -142,11 +151,13 @@ class FreeChoice:
         return budgets
 
     def _cycles_until(self, seconds: float, plain: float) -> int:
-        """Cycles of rest until the loss budget holds so much more; none where something was drafted lately, since
-        costs may change meanwhile."""
-        if self._idle <= self._rest_config.long_idle:
+        """Cycles of rest until the loss budget holds so much more; few or none where something was drafted lately,
+        since costs may change meanwhile."""
+        config = self._rest_config
+        if self._idle <= config.short_rest:
             return 0
-        return min(self._rest_config.max_rest, int(seconds / (self.losses.income * plain)))
+        most = config.max_rest if self._idle > config.long_idle else config.short_rest
+        return min(most, int(seconds / (self.losses.income * plain)))
 
     def _wake(self, allowed: float, prices: CyclePrices) -> float:
         """Rows whose drafter missed more than the allowed loss pays for are left asleep. What is left of the allowed
@@ -215,11 +226,9 @@ class FreeChoice:
                     total, deepest, budgets[r] = nodes, level, RowBudget(depth, depth)
                     break
 
-    def observe(self, rows: Sequence[Row], draft: Draft, verdict: Verdict) -> None:
-        if not len(draft.tree):
-            return
+    def observe(self, rows: Sequence[Row], drafts: Sequence[RowDraft]) -> None:
         record, config = self._record, self._rest_config
-        for row, drafted in zip(rows, row_drafts(draft, verdict), strict=True):
+        for row, drafted in zip(rows, drafts, strict=True):
             record.steps = max(record.steps, drafted.levels)
             record.branched |= drafted.nodes != drafted.levels
             if not drafted.nodes:

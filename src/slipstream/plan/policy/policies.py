@@ -13,6 +13,7 @@ from slipstream.core.types import Budget, Draft, Row, Verdict
 from slipstream.plan.policy.acceptance import AcceptanceEstimator
 from slipstream.plan.policy.config import AdaptiveConfig, TreeConfig
 from slipstream.plan.policy.costs import CostModel
+from slipstream.plan.policy.cycle_record import chain_draft, row_drafts
 from slipstream.plan.policy.drafting_cost import DraftingCost
 from slipstream.plan.policy.free_choice import FreeChoice
 from slipstream.plan.policy.policy_seed import PolicySeed
@@ -118,11 +119,16 @@ class Adaptive(Policy):
     def budget(self, rows: Sequence[Row]) -> list[Budget]:
         return self.free.budget(rows)
 
-    def resting(self, rows: Sequence[Row]) -> int:
-        return self.free.resting(rows)
+    def steady(self, rows: Sequence[Row]) -> int:
+        return self.free.steady(rows)
 
     def observe(self, rows: Sequence[Row], draft: Draft, verdict: Verdict) -> None:
-        self.free.observe(rows, draft, verdict)
+        if not len(draft.tree):
+            return
+        self.free.observe(rows, row_drafts(draft, verdict))
+
+    def observe_chain(self, row: Row, drafted: int, accepted: int) -> None:
+        self.free.observe([row], [chain_draft(drafted, accepted)])
 
     def price(self, drafting: float, scoring: float, tokens: int) -> None:
         self.free.price(drafting, scoring, tokens)

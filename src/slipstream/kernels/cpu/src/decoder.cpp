@@ -363,6 +363,30 @@ void run_layers(Pass& pass) {
     linear::run_product(pass.head, thread, compute);
 }
 
+struct RowProduct {
+    linear::Job job;
+    std::atomic<int64_t> joined{0};
+};
+
+void RowProductDeleter::operator()(RowProduct* product) const { delete product; }
+
+std::unique_ptr<RowProduct, RowProductDeleter> make_row_product(const Matrix& matrix, const float* x, float* y, int64_t rows,
+                                                                unsigned threads) {
+    static thread_local linear::Scratch scratch;
+    float* arranged = scratch.of(linear::room(rows, matrix.in));
+    std::unique_ptr<RowProduct, RowProductDeleter> product(new RowProduct);
+    linear::Job& job = product->job;
+    linear::prepare(job, matrix, x, arranged, y, rows, threads);
+    for (int64_t row = 0; row < rows; row += linear::MOST)
+        linear::arrange(job.kind, x, arranged, rows, matrix.in, row);
+    return product;
+}
+
+void run_row_product(RowProduct& product) {
+    const int64_t thread = product.joined.fetch_add(1, std::memory_order_relaxed) % product.job.threads;
+    linear::run_product(product.job, thread, compute);
+}
+
 }  // namespace decoder
 
 extern "C" void slipstream_decode(const decoder::Network* net, const decoder::PassArgs* args, unsigned threads,

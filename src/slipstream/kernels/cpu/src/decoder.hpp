@@ -1,4 +1,4 @@
-// One pass over the layers of a decoder, for the kernels that run passes: decoder.cpp defines it, draft.cpp uses it too.
+// One pass over the layers of a decoder, for the kernels that run passes: decoder.cpp defines it, others use it too.
 //
 // A team of threads runs a pass together. One thread makes the pass and schedules it, then every thread calls
 // `run_layers`. A pass can be scheduled and run again with other arguments, as long as it gets no more tokens.
@@ -95,6 +95,18 @@ WITHIN_LIBRARY void schedule(Pass& pass);
 
 // Run the scheduled pass; every thread of the team calls it.
 WITHIN_LIBRARY void run_layers(Pass& pass);
+
+// A product of a few rows by a matrix, y [rows, out]. It uses memory that the calling thread keeps from call to call: a thread
+// has one such product at a time.
+struct RowProduct;
+struct RowProductDeleter {
+    WITHIN_LIBRARY void operator()(RowProduct* product) const;
+};
+WITHIN_LIBRARY std::unique_ptr<RowProduct, RowProductDeleter> make_row_product(const linear::Matrix& matrix, const float* x,
+                                                                               float* y, int64_t rows, unsigned threads);
+
+// Compute it; every thread of the team calls it.
+WITHIN_LIBRARY void run_row_product(RowProduct& product);
 
 // The function that tells the threads of `run_team` how many they are.
 inline TeamSize team_size_of(unsigned threads, TeamSize team_size) {

@@ -24,7 +24,7 @@ class RotaryTable:
     def __init__(self, module: Any) -> None:
         self._module = module
         self._cos, self._sin = torch.empty(2, 0, 0)
-        self._fixed = self._is_fixed()
+        self.fixed = self._is_fixed()
 
     def __call__(
         self, state: Float[Tensor, "tokens hidden"], position: Int[Tensor, " tokens"], below: int
@@ -39,7 +39,7 @@ class RotaryTable:
 
     def table(self, below: int) -> tuple[Float[Tensor, "positions rotated"], Float[Tensor, "positions rotated"]] | None:
         """The cosines and sines of all positions below `below`, and of more; None if there is no table."""
-        if not self._fixed:
+        if not self.fixed:
             return None
         if len(self._cos) < below:
             self._cos, self._sin = self._of(torch.arange(next_power_of_two(max(below, FIRST_POSITIONS))))
