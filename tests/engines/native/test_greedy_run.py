@@ -10,8 +10,8 @@ import torch
 
 import letters
 import slipstream as ss
-from slipstream.engines.native import greedy_run
 from slipstream.engines.native.engine import NativeEngine
+from slipstream.engines.native.greedy_run import GreedyRuns
 from slipstream.kernels.cpu.decoder import kernel
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.target import Target
@@ -20,7 +20,7 @@ from slipstream.models.weights.linears import pack_linears
 pytestmark = pytest.mark.skipif(kernel() is None, reason="needs a C++ compiler")
 GREEDY = ss.Sampling(temperature=0)
 LONG = {"max_tokens": 50, "ignore_eos": True}
-calls: list[int] = []  # tokens of each call
+calls: list[int] = []  # cycles of each call
 
 
 @pytest.fixture
@@ -28,23 +28,23 @@ def engine(request, monkeypatch) -> Iterator[NativeEngine]:
     given, model = letters.target(), copy.deepcopy(letters.plain())
     pack_linears(model)
     calls.clear()
-    own = TorchModel.continue_greedily
+    own = TorchModel.greedy_cycles
 
-    def counted(self, row, most):
-        calls.append(len(tokens := own(self, row, most)))
-        return tokens
+    def counted(self, row, most, *others):
+        calls.append(len(cycles := own(self, row, most, *others)))
+        return cycles
 
-    monkeypatch.setattr(TorchModel, "continue_greedily", counted)
+    monkeypatch.setattr(TorchModel, "greedy_cycles", counted)
     with NativeEngine(Target(given.files, TorchModel(model), given.text), getattr(request, "param", None)) as opened:
         yield opened
 
 
 def both(engine: NativeEngine, monkeypatch, **options) -> tuple[ss.Completion, ss.Completion]:
-    """With several tokens per call, and one by one."""
+    """With several cycles per call, and one by one."""
     several = engine.generate("abc", **options)[0]
     assert max(calls, default=0) > 2
     with monkeypatch.context() as patch:
-        patch.setattr(greedy_run, "MOST", 1)
+        patch.setattr(GreedyRuns, "_suits", lambda self, job: False)
         return several, engine.generate("abc", **options)[0]
 
 
@@ -70,7 +70,7 @@ def test_text_ends_at_stop_strings_end_tokens_and_limits(engine, monkeypatch):
 def test_a_drafter_goes_on_after_cycles_without_drafts(engine, monkeypatch):
     options = {"sampling": GREEDY, "max_tokens": 120, "ignore_eos": True}
     several = [engine.generate(prompt, **options)[0] for prompt in ("abc", "ponm", "hgfe")]
-    monkeypatch.setattr(greedy_run, "MOST", 1)
+    monkeypatch.setattr(GreedyRuns, "_suits", lambda self, job: False)
     assert [engine.generate(done, **options)[0].token_ids for done in ("abc", "ponm", "hgfe")] == [
         done.token_ids for done in several
     ]
@@ -87,7 +87,7 @@ def test_a_drafter_goes_on_after_cycles_without_drafts(engine, monkeypatch):
 )
 def test_what_needs_the_logits_is_decoded_cycle_by_cycle(engine, options):
     assert len(engine.generate("abc", **{**LONG, **options})[0].token_ids) == 50
-    assert max(calls, default=0) <= 2
+    assert max(calls, default=0) <= 1
 
 
 def test_rows_together_are_decoded_cycle_by_cycle_with_the_same_text(engine):
@@ -103,3 +103,33 @@ def test_a_request_without_finite_logits_ends_with_a_sentence(engine):
     done = engine.generate("abc", GREEDY, **LONG)[0]
     assert done.finish_reason == "error"
     assert "not finite" in str(done.error)
+
+
+@pytest.mark.model
+def test_chains_of_the_shipped_head_are_those_of_single_cycles(monkeypatch):
+    """At fixed depths and by the policy, which asks for chains only: text, origins and counts."""
+    from default import target
+
+    own, depths = TorchModel.greedy_cycles, list[int]()
+
+    def counted(self, row, most, depth=0, chains=None):
+        cycles = own(self, row, most, depth, chains)
+        depths.extend([depth] * len(cycles))
+        return cycles
+
+    monkeypatch.setattr(TorchModel, "greedy_cycles", counted)
+    prompt, options = "def merge(left, right):\n    # two sorted lists as one\n", {"max_tokens": 60, "ignore_eos": True}
+    with NativeEngine(target(), "eagle") as opened:
+        plain = opened.generate(prompt, GREEDY, speculation=ss.Speculation(off=True), **options)[0]
+        assert opened.generate(prompt, GREEDY, **options)[0].token_ids == plain.token_ids
+        for depth in (1, 2, 5):
+            depths.clear()
+            options["speculation"] = ss.Speculation(depth=depth)
+            several = opened.generate(prompt, GREEDY, **options)[0]
+            assert {depth} <= {*depths} <= {0, depth}
+            with monkeypatch.context() as patch:
+                patch.setattr(GreedyRuns, "_suits", lambda self, job: False)
+                single = opened.generate(prompt, GREEDY, **options)[0]
+            assert several.token_ids == single.token_ids == plain.token_ids
+            assert (several.origins, several.stats) == (single.origins, single.stats)
+            assert several.tau > 1.5

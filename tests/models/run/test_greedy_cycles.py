@@ -1,11 +1,17 @@
-"""Several greedy tokens in one call: those of passes one by one, with the same cache and features, to the bit."""
+"""Several greedy cycles in one call: those of cycles one by one, with the same drafts, caches and features."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from slipstream.core.types import Origin, Request, Row, Verdict
+from heads import head
+from slipstream.core.loop import advance, cycle, within_limits
+from slipstream.core.noise import CounterNoise
+from slipstream.core.rules import rules
+from slipstream.core.sampling import Sampling
+from slipstream.core.types import Budget, Origin, Request, Row, Step, Verdict
+from slipstream.drafters.eagle.drafter import Eagle
 from slipstream.drafters.none import empty_draft
 from slipstream.kernels.cpu.decoder import kernel
 from slipstream.models.run.torch_model import TorchModel
@@ -36,6 +42,13 @@ def one_by_one(model: TorchModel, row: Row, count: int) -> list[int]:
     return tokens
 
 
+def continued(model: TorchModel, row: Row, count: int) -> list[int]:
+    """The tokens of up to so many plain cycles in one call."""
+    cycles = model.greedy_cycles(row, count)
+    assert all(len(cycle.tokens) == 1 and not cycle.drafted for cycle in cycles)
+    return [token for cycle in cycles for token in cycle.tokens]
+
+
 def extend(row: Row, tokens: list[int]) -> None:
     row.extend(tokens, [Origin.PLAIN] * len(tokens), CONTEXT)
 
@@ -49,7 +62,7 @@ def test_tokens_cache_and_features_are_those_of_single_passes(kind, integers, th
     try:
         row, other = opened(model), opened(model)
         for count in (7, 2, 300 % 7, 60):  # beyond a row's first places and the first table of angles
-            tokens = model.continue_greedily(row, count)
+            tokens = continued(model, row, count)
             assert tokens == one_by_one(model, other, count)
             extend(row, tokens)
             model.check_integrity()
@@ -62,9 +75,9 @@ def test_tokens_cache_and_features_are_those_of_single_passes(kind, integers, th
 
 def test_an_end_token_is_the_last_one():
     model = TorchModel(build_packed("llama", True), invariant=True)
-    tokens = model.continue_greedily(opened(model), 20)
+    tokens = continued(model, opened(model), 20)
     end = tokens[6]
-    stopped = model.continue_greedily(opened(model, frozenset({end})), 20)
+    stopped = continued(model, opened(model, frozenset({end})), 20)
     assert stopped == tokens[: tokens.index(end) + 1]
 
 
@@ -73,7 +86,7 @@ def test_nothing_follows_logits_that_are_not_finite():
     row = opened(model)
     with torch.no_grad():
         model.model.base_model.norm.weight[3] = float("nan")
-    assert model.continue_greedily(row, 5) == []
+    assert continued(model, row, 5) == []
     assert model.score([row], empty_draft(1, VOCAB)).logits.isnan().any()
 
 
@@ -81,8 +94,84 @@ def test_rows_and_models_that_need_ordinary_passes_have_them():
     model = TorchModel(build_packed("llama", True), invariant=True)
     row = opened(model)
     row.tokens += [4, 4]  # two tokens to read
-    assert model.continue_greedily(row, 5) == []
+    assert continued(model, row, 5) == []
     windowed = build("mistral", sliding_window=8)
     pack_linears(windowed)
     for other in (TorchModel(windowed), TorchModel(build("llama"), kernels=False)):
-        assert other.continue_greedily(opened(other), 5) == []
+        assert other.greedy_cycles(opened(other), 5) == []
+        assert not other.has_greedy_cycles
+
+
+FEW = {"vocab_size": 5, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}  # so that drafts come true
+
+
+def pair(integers: bool, ends: frozenset[int] = frozenset(), tokens: int = 400) -> tuple[TorchModel, Eagle, Row, Row]:
+    """A target, a head on it that kernels run, and two equal rows that have read their prompt."""
+    target = TorchModel(build_packed("llama", integers, **FEW), invariant=True)
+    net = head(target.model, range(4), FEATURES)
+    pack_linears(net, integers=integers, rounded=integers)
+    target.declare(net.config.features)
+    embedding = target.model.get_input_embeddings().weight.detach()
+    drafter = Eagle(net, torch.arange(4), embedding, target, target.vocab)
+    rows = [Row(Request([1, 2, 3, 1, 2, 0, 1], Sampling(temperature=0), tokens, ends)) for _ in range(2)]
+    target.open(rows), drafter.open(rows)
+    for row in rows:
+        ordinary(target, drafter, row, 2)
+    return target, drafter, *rows
+
+
+def ordinary(target: TorchModel, drafter: Eagle, row: Row, depth: int) -> Step:
+    rule = rules.get("greedy")()
+    budget = within_limits([Budget(depth)], [row], target.context, None, rule)
+    draft, verdict = cycle([row], target, drafter, rule, budget, CounterNoise([row], [False]))
+    return advance([row], draft, verdict, target.context)[0]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("integers", [False, True])
+def test_cycles_with_chains_are_those_of_single_ones(integers, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        target, drafter, row, other = pair(integers)
+        accepted = set()
+        for depth, most in ((2, 3), (1, 5), (0, 12), (5, 4), (3, 1), (2, 40)):  # beyond a row's first places
+            chains = drafter.chain_head(row, most * (depth + 1)) if depth else None
+            done = target.greedy_cycles(row, most, depth, chains)
+            assert len(done) == most
+            for found in done:
+                step = ordinary(target, drafter, other, depth)
+                assert (found.tokens, found.origins) == (step.tokens, step.origins)
+                assert (found.drafted, found.accepted) == (step.drafted, step.accepted)
+                assert min(found.scoring, found.drafting if depth else 1.0) > 0
+                accepted.add(found.accepted)
+                row.extend(found.tokens, found.origins, target.context)
+            target.check_integrity(), drafter.slots.check_integrity()
+        assert {0, 1, 2} <= accepted
+        assert ordinary(target, drafter, row, 4).tokens == ordinary(target, drafter, other, 4).tokens
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_an_end_token_ends_drafts_and_cycles():
+    target, drafter, row, other = pair(True, frozenset({2}))
+    cycles = target.greedy_cycles(row, 50, 3, drafter.chain_head(row, 200))
+    steps = [ordinary(target, drafter, other, 3)]
+    while other.finish_reason is None:
+        steps.append(ordinary(target, drafter, other, 3))
+    for cycle_ in cycles:
+        row.extend(cycle_.tokens, cycle_.origins, target.context)
+    assert [cycle_.drafted for cycle_ in cycles] == [step.drafted for step in steps]
+    assert row.output == other.output
+    assert row.finish_reason == "stop"
+
+
+def test_drafts_leave_room_for_the_token_after_them():
+    target, drafter, row, other = pair(False, tokens=12)
+    cycles = target.greedy_cycles(row, 50, 3, drafter.chain_head(row, 12))
+    drafted = []
+    while other.finish_reason is None:
+        drafted.append(ordinary(target, drafter, other, 3).drafted)
+    assert [found.drafted for found in cycles] == drafted
+    assert row.tokens + [token for found in cycles for token in found.tokens] == other.tokens
+    assert other.finish_reason == "length"

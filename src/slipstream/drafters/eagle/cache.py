@@ -163,7 +163,8 @@ class HeadCache:
 
     def chain_head(self, row: Row, tokens: int) -> ChainHead:
         """What a kernel needs to draft chains for a row that may grow by so many tokens."""
-        assert self._kernel is not None and isinstance(self.net.fc, PackedLinear), "chains need the kernel"
+        assert self._kernel is not None, "chains need the kernel"
+        assert isinstance(self.net.fc, PackedLinear), "chains need the kernel"
         head_row = self._head_rows[row]
         while (unread := row.length - 1 - head_row.held) > KEYS_ONLY_ABOVE:
             self._read([row], [min(CHUNK, unread - 1)], None)
