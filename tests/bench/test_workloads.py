@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import pytest
@@ -46,6 +47,16 @@ def test_shipped_tests_are_python_that_a_wrong_answer_fails():
         "Here it is:\n```python\ndef running_max(v):\n    return [max(v[: i + 1]) for i in range(len(v))]\n```\nDone."
     )
     assert SCORES["tests"](items[0], good) == 1.0
+
+
+def test_compressed_files_hold_the_same_prompts(tmp_path):
+    plain = written(tmp_path, {"prompt": "a"}, {"prompt": "b"})
+    packed = tmp_path / "mine.jsonl.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert load_workloads(str(packed)) == load_workloads(str(plain))
+    packed.write_bytes(packed.read_bytes()[:-12])
+    with pytest.raises(ValueError, match="cannot read the workload"):
+        load_workloads(str(packed))
 
 
 def test_names_counts_and_digests():

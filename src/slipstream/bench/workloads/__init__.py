@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from slipstream.bench.workloads.formats import Item, read_items
+from slipstream.bench.workloads.formats import Item, name_of, read_items
 
 __all__ = ["Item", "Workload", "further_prompts", "load_workloads", "shipped"]
 
@@ -29,7 +29,11 @@ class Workload:
 
 
 def shipped() -> list[str]:
-    return sorted(path.stem for path in HERE.glob("*.jsonl"))
+    return sorted(_files())
+
+
+def _files() -> dict[str, Path]:
+    return {name_of(path): path for path in HERE.glob("*.jsonl*")}
 
 
 def load_workloads(spec: str) -> list[Workload]:
@@ -48,7 +52,7 @@ def further_prompts(spec: str, count: int) -> list[Workload]:
         name, used = _parts(part.strip())
         items = read_items(_path(name))
         if rest := tuple(items[int(used) : int(used) + count] if used else ()):
-            further.append(Workload(Path(name).stem, rest))
+            further.append(Workload(name_of(Path(name)), rest))
     return further
 
 
@@ -63,12 +67,12 @@ def _load(spec: str) -> Workload:
     items = read_items(_path(name))
     if count and not 1 <= int(count) <= len(items):
         raise ValueError(f"the workload {name} holds {len(items)} prompts; {spec} asks for {count}")
-    return Workload(Path(name).stem, tuple(items[: int(count)] if count else items))
+    return Workload(name_of(Path(name)), tuple(items[: int(count)] if count else items))
 
 
 def _path(name: str) -> Path:
     if name in shipped():
-        return HERE / f"{name}.jsonl"
+        return _files()[name]
     path = Path(name).expanduser()
     if path.is_file():
         return path

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,11 +40,18 @@ class Item:
     stop: tuple[str, ...] = ()
 
 
+def name_of(path: Path) -> str:
+    """The name of the workload in a file; a `.jsonl` file may be compressed."""
+    return Path(path.stem).stem if path.suffix == ".gz" else path.stem
+
+
 def read_items(path: Path) -> list[Item]:
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise ValueError(f"cannot read the workload {path}: {error.strerror}") from error
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            lines = file.read().decode().split("\n")
+    except (OSError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"cannot read the workload {path}: {reason}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text (byte {error.start})") from error
     items = [_item(line, path, number) for number, line in enumerate(lines, 1) if line.strip()]
@@ -57,7 +65,7 @@ def _item(line: str, path: Path, number: int) -> Item:
         data = json.loads(line)
         if not isinstance(data, dict):
             raise ValueError("it must be one JSON object")
-        return _read(data, path.stem)
+        return _read(data, name_of(path))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}, line {number} is not JSON: {error.msg} at character {error.pos + 1}") from error
     except ValueError as error:
