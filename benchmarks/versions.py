@@ -1,6 +1,6 @@
 """Two checkouts on one CPU, request by request in turn: has a change made decoding slower?
 
-    python benchmarks/versions.py OLD NEW [--way plain|depth3|policy] [--rounds 12]
+    python benchmarks/versions.py OLD NEW [--way plain|depth1|depth2|depth3|policy] [--rounds 12]
 
 OLD and NEW are checkouts (folders with `src`). Each has a process of its own, with one thread, on the same core. Every
 request runs in one and then in the other, in alternating order, so a change of the clock meets both. What counts is
@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 WORKLOADS = ("chat", "code", "maths", "rewriting", "summary")
-WAYS = {"plain": ("none", None), "depth3": ("eagle", 3), "policy": ("eagle", None)}
+WAYS = {"plain": ("none", None), "policy": ("eagle", None)} | {f"depth{n}": ("eagle", n) for n in (1, 2, 3)}
 WARM = 2  # rounds before any is counted
 TOKENS = 48
 

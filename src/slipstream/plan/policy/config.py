@@ -101,6 +101,7 @@ class RestConfig:
     min_rest: int = 3  # plain cycles after a decision not to draft
     max_rest: int = 32  # the same at most
     short_rest: int = 12  # the same at most until `long_idle`, where the loss budget is short
+    steady_cost: float = 0.1  # what each cycle of a decision for several may lose at least, in plain passes
     idle_share: float = 0.002  # share of all time for decisions that end in no draft
     thought_share: float = 0.02  # share of all time for all decisions
     max_repeat: int = 8  # cycles that one decision is repeated for

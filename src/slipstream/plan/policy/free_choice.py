@@ -91,7 +91,9 @@ class FreeChoice:
         (more, _, cost), base = self._kept, len(rows) + self._others
         if self._rest or not more or not self.costs.sure(base):
             return self._rest
-        return max(0, min(more, int(self.losses.holds(self.costs.plain(base)) / cost) - 1))
+        plain = self.costs.plain(base)
+        most = max(cost, self._rest_config.steady_cost * plain)  # what is known of costs may change meanwhile
+        return max(0, min(more, int(self.losses.holds(plain) / most) - 1))
 
     def _decided_for(self, rows: Sequence[Row]) -> bool:
         """Whether the last decision was for these rows."""
