@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 
 from slipstream.core.interfaces import Drafter, Model, Policy, Verifier
 from slipstream.core.shaping import needs_shaping
-from slipstream.core.types import GreedyCycle
 from slipstream.engines.job import Job
 from slipstream.engines.native.publisher import ChunkPublisher
 
@@ -47,14 +46,16 @@ class GreedyRuns:
             most = min(most, 1 + self._policy.steady([job.row]))
         started = time.perf_counter()
         try:
-            cycles = self._cycles(job, most, depth)
+            head = self._drafter(job.plan.drafter).chain_head(job.row, most * (depth + 1)) if depth else None
+            read = time.perf_counter()
+            cycles = [] if depth and head is None else self._model.greedy_cycles(job.row, most, depth, head)
         except Exception:  # an ordinary cycle meets it again, and ends whom it concerns; or one token still fits
             return False
         if not cycles:
             return False
-        spent = time.perf_counter() - started
-        self._seconds[depth > 0] = spent / len(cycles)
-        between = (spent - sum(cycle.drafting + cycle.scoring for cycle in cycles)) / len(cycles)
+        ended, reading = time.perf_counter(), read - started  # what the head had missed
+        self._seconds[depth > 0] = (ended - started) / len(cycles)
+        between = (ended - read - sum(cycle.drafting + cycle.scoring for cycle in cycles)) / len(cycles)
         with job.blamed():
             kept = 0
             for n, cycle in enumerate(cycles):
@@ -62,7 +63,8 @@ class GreedyRuns:
                     decide(jobs)
                 if cycle.drafted:
                     self._policy.observe_chain(job.row, cycle.drafted, cycle.accepted)
-                self._policy.price(cycle.drafting, cycle.scoring + between, 1 + cycle.drafted)
+                drafting = cycle.drafting + (0.0 if n else reading)
+                self._policy.price(drafting, cycle.scoring + between, 1 + cycle.drafted)
                 kept += job.row.extend(cycle.tokens, cycle.origins, self._model.context)
             self._publisher.publish_run(job, cycles, kept)
         return True
@@ -71,12 +73,6 @@ class GreedyRuns:
         """Whether a tree would keep a row from such runs, which a chain does not."""
         drafter = self._drafter(job.plan.drafter)
         return self._model.has_greedy_cycles and drafter.has_chain_head and self._is_greedy(job)
-
-    def _cycles(self, job: Job, most: int, depth: int) -> list[GreedyCycle]:
-        if not depth:
-            return self._model.greedy_cycles(job.row, most)
-        head = self._drafter(job.plan.drafter).chain_head(job.row, most * (depth + 1))
-        return [] if head is None else self._model.greedy_cycles(job.row, most, depth, head)
 
     def _suits(self, job: Job) -> bool:
         """Whether a row has read its prompt, and drafts chains or nothing."""
