@@ -153,11 +153,11 @@ class FreeChoice:
         return budgets
 
     def _cycles_until(self, seconds: float, plain: float) -> int:
-        """Cycles of rest until the loss budget holds so much more; few or none where something was drafted lately,
+        """Cycles of rest until the loss budget holds so much more; few where something was drafted lately,
         since costs may change meanwhile."""
         config = self._rest_config
         if self._idle <= config.short_rest:
-            return 0
+            return min(config.min_rest, int(seconds / (self.losses.income * plain)))
         most = config.max_rest if self._idle > config.long_idle else config.short_rest
         return min(most, int(seconds / (self.losses.income * plain)))
 
