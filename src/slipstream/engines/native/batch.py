@@ -61,7 +61,7 @@ class Batch:
         self.publisher = ChunkPublisher()
         self.failures: dict[str, int] = {}
         self.captured = CapturedRows(runner, policy, drafter, rule, model.context, self.publisher, self._note)
-        self._greedy_runs = GreedyRuns(model, policy, rule, drafter, self.publisher)
+        self._greedy_runs = GreedyRuns(model, policy, rule, drafter, self.publisher, self._note)
         self._prompt_scorer = PromptScorer(model, self.scheduler.chunk, runner is not None)
         self._prompts = PromptReader(model, self.scheduler.chunk, self._note)
 

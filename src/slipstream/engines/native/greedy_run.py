@@ -21,7 +21,7 @@ MOST = 16  # cycles of a run
 
 
 class GreedyRuns:
-    """`rule` and `drafter` give those of a name."""
+    """`rule` and `drafter` give those of a name. `note` counts a failure by its sentence."""
 
     def __init__(
         self,
@@ -30,9 +30,10 @@ class GreedyRuns:
         rule: Callable[[str], Verifier],
         drafter: Callable[[str], Drafter],
         publisher: ChunkPublisher,
+        note: Callable[[str], None],
     ) -> None:
         self._model, self._policy, self._publisher = model, policy, publisher
-        self._rule, self._drafter = rule, drafter
+        self._rule, self._drafter, self._note = rule, drafter, note
         self._seconds: defaultdict[bool, float] = defaultdict(lambda: LONGEST / 2)  # of a cycle, plain and with a draft
 
     def run(self, jobs: Sequence[Job], decide: Callable[[Sequence[Job]], None]) -> bool:
@@ -49,7 +50,10 @@ class GreedyRuns:
             head = self._drafter(job.plan.drafter).chain_head(job.row, most * (depth + 1)) if depth else None
             read = time.perf_counter()
             cycles = [] if depth and head is None else self._model.greedy_cycles(job.row, most, depth, head)
-        except Exception:  # an ordinary cycle meets it again, and ends whom it concerns; or one token still fits
+        except MemoryError:  # one token may still fit
+            return False
+        except Exception as error:  # an ordinary cycle may do, or meets it again and ends whom it concerns
+            self._note(f"greedy run: {error}")
             return False
         if not cycles:
             return False

@@ -127,9 +127,7 @@ class CapturedRunner:
         return policy.choose(rows, partial(self._menu, rows, drafter, device, rule), ready)
 
     def _menu(self, rows: Sequence[Row], drafter: Drafter, device: DeviceDrafter, rule: DeviceRule) -> SizeMenu:
-        shape = BatchShape.of(
-            rows, AHEAD
-        )  # of all rows that are about to decode: the head would read their prompts in vain
+        shape = BatchShape.of(rows, AHEAD)  # of all rows to come: the head would read their prompts in vain
         shape = shape.with_rows(max(shape.rows, self.expected_rows))
         depths = chain_depths(drafter.longest_chain)
         grown: Sequence[DraftSize] = GROWN
