@@ -7,6 +7,9 @@ All ways take turns: plain decoding, the policy and fixed depths, each in an eng
 emits the same number of tokens. Prompts are token ids on both sides, without prefix reuse. Each cell has two runs
 before any is timed. `first` is the time until every row has its first token, in runs of their own. With `--vllm` a
 process with that PYTHONPATH runs vLLM in process (`gpu_load_vllm.py`), on the same prompts, in turn with the others.
+
+The ways `plain, reuse` and `policy, reuse` have prefix reuse. With one of them, all prompts of ours begin with a token
+that no other has, so that there is nothing to reuse.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +39,8 @@ from slipstream.engines.native.scheduler import Limits
 from slipstream.models.sources.catalog import full_folder
 
 WAYS = {"plain": Speculation(off=True), "policy": Speculation(), "depth 3": Speculation(depth=3)}
+REUSE = "plain, reuse", "policy, reuse"
+FIRST_TOKEN = 1000  # and those that follow it, for prompts that have nothing in common
 WARM = 2  # runs of each cell before any is timed
 Run = Callable[[int, bool], dict[str, float]]  # batch, whether the first tokens are timed
 
@@ -43,10 +50,13 @@ class Ours:
 
     def __init__(self, engine: NativeEngine, prompts: list[list[int]], speculation: Speculation, asked: Any) -> None:
         self._engine, self._prompts, self._asked = engine, prompts, asked
+        self._first_tokens = count(FIRST_TOKEN) if set(asked.ways) & set(REUSE) else None
         self._options = GenerationOptions(max_tokens=asked.tokens, ignore_eos=True, speculation=speculation)
 
     def __call__(self, batch: int, first: bool) -> dict[str, float]:
         prompts = [self._prompts[i % len(self._prompts)] for i in range(batch)]
+        if self._first_tokens is not None:
+            prompts = [[next(self._first_tokens), *prompt[1:]] for prompt in prompts]
         heat = self._asked.temperature
         repeatable = not heat or self._asked.verify == "coupled"  # under others, a seed would fix the policy's depth
         samplings = [Sampling(temperature=heat, seed=i if repeatable else None) for i in range(batch)]
@@ -144,7 +154,7 @@ def main() -> None:
     start, asked = time.perf_counter(), ASKED
     limits = Limits(rows=max(asked.batches), tokens=1 << 19, retained=0)
 
-    def opened() -> NativeEngine:
+    def opened(limits: Limits = limits) -> NativeEngine:
         return NativeEngine(build_target(asked.model), asked.head, asked.verify, limits=limits)
 
     mixed = opened()
@@ -155,6 +165,9 @@ def main() -> None:
     for name in asked.ways:
         if name in WAYS:
             ways[name] = Ours(opened(), prompts, WAYS[name], asked)
+        if name in REUSE:
+            engine = opened(replace(limits, retained=Limits().retained))
+            ways[name] = Ours(engine, prompts, WAYS[name.removesuffix(", reuse")], asked)
     if "policy, mixed" in asked.ways:
         for name in ("plain", "depth 3"):
             ways[f"{name}, mixed"] = Ours(mixed, prompts, WAYS[name], asked)
