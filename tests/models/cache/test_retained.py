@@ -140,14 +140,27 @@ def test_places_are_given_up_before_the_cache_exceeds_its_limit() -> None:
     assert (kept.rows.segments, kept.rows.places) == ([], 0), "they are not worth moving"
 
 
-@pytest.mark.parametrize("free", [None, 1 << 30])
-def test_on_a_gpu_places_are_given_up_before_the_cache_grows(free: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipstream.models.cache.tensors.free_bytes", lambda _: free)
+@pytest.mark.parametrize("cheap", [True, False])
+def test_on_a_gpu_places_are_given_up_before_the_cache_grows(cheap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KVCache, "grows_cheaply", cheap)
     kept = Kept(1 << 11, places=256)
     kept.keep([1] * 200)
     kept.cache.take(100)
-    assert kept.cache.places == (256 if free else 512), "on a CPU growing costs little"
-    assert kept.rows.longest(text_of([1] * 200))[1] == (0 if free else 200)
+    assert kept.cache.places == (512 if cheap else 256), "on a CPU growing costs little"
+    assert kept.rows.longest(text_of([1] * 200))[1] == (200 if cheap else 0)
+
+
+def test_the_driver_is_asked_for_free_memory_only_when_the_cache_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[object]()
+    monkeypatch.setattr("slipstream.models.cache.tensors.free_bytes", asked.append)
+    cache = KVCache(1 << 10)
+    cache.limit = 1 << 11
+    for _ in range(8):
+        assert not cache.would_exceed_limit(100)
+        cache.reserve(cache.take(100), 110)
+    assert not asked
+    cache.take(512)
+    assert len(asked) == 1
 
 
 def test_rows_of_the_same_text_are_one() -> None:
