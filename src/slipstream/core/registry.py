@@ -27,6 +27,7 @@ class Registry(Collection[str], Generic[T]):
         self.kind = kind
         self.group = f"slipstream.{kind.removesuffix('y') + 'ies' if kind.endswith('y') else kind + 's'}"
         self._entries = dict(entries)
+        self._loaded: dict[str, type[T]] = {}  # by `module:Class`
 
     def register(self, name: str, target: str) -> None:
         """Add a class, given as `module:Class`, without an entry point."""
@@ -63,9 +64,10 @@ class Registry(Collection[str], Generic[T]):
             raise ValueError(f"the {self.kind} {name} cannot be loaded from its plugin {plugin}: {error}") from error
 
     def _load(self, target: str) -> type[T]:
-        module, _, attribute = target.partition(":")
-        loaded: type[T] = getattr(import_module(module), attribute)
-        return loaded
+        if target not in self._loaded:  # every request asks several times
+            module, _, attribute = target.partition(":")
+            self._loaded[target] = getattr(import_module(module), attribute)
+        return self._loaded[target]
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 SPEC = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\((.*)\))?\s*", re.DOTALL)
 
@@ -23,6 +24,7 @@ def parse_spec(text: str) -> tuple[str, dict[str, str]]:
     return name, options
 
 
+@lru_cache
 def spec_name(text: str) -> str:
     """The name alone; the text itself if it is no spec."""
     match = SPEC.fullmatch(text)

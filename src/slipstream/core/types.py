@@ -123,17 +123,17 @@ class Row:
 
     def extend(self, tokens: Sequence[int], origins: Sequence[Origin], context: int) -> int:
         """Commit emitted tokens up to the first end token. Returns how many were committed."""
-        ends = self.request.ends
-        if not ends.isdisjoint(tokens):
+        ends, own = self.request.ends, self.tokens
+        if ended := not ends.isdisjoint(tokens):
             kept = next(i for i, token in enumerate(tokens) if token in ends) + 1
             tokens, origins = tokens[:kept], origins[:kept]
-        self.tokens += tokens
+        own += tokens
         self.origins += origins
         if self.constraint:
             self.constraint.advance(tokens)
-        if self.tokens[-1] in ends:
+        if ended:
             self.finish_reason = "stop"
-        elif self.room(context) == 0:
+        elif len(own) >= self._longest or len(own) >= context:
             self.finish_reason = "length"
         return len(tokens)
 

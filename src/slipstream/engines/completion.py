@@ -59,14 +59,13 @@ class SpeculationStats:
         """Count a cycle that drafted a chain, or several alike; `emitted` are the tokens of all of them."""
         self.cycles += cycles
         self.emitted += emitted
-        if len(self.drafted) < drafted:
-            self.drafted += [0] * (drafted - len(self.drafted))
-        if len(self.accepted) < accepted:
-            self.accepted += [0] * (accepted - len(self.accepted))
-        for i in range(drafted):
-            self.drafted[i] += cycles
-        for i in range(accepted):
-            self.accepted[i] += cycles
+        if not drafted:
+            return
+        for counts, count in ((self.drafted, drafted), (self.accepted, accepted)):
+            if len(counts) < count:
+                counts += [0] * (count - len(counts))
+            for i in range(count):
+                counts[i] += cycles
 
     def book(self, drafted: Sequence[int], accepted: int, emitted: int) -> None:
         """Count a cycle that drafted a tree; `drafted` is the number of tokens at each position."""

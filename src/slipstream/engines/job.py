@@ -52,6 +52,9 @@ class Emission(NamedTuple):
     draft: DraftedTree | None = None
 
 
+_emission = tuple.__new__  # hundreds of them in a cycle, without the call of their own constructor
+
+
 class Job(RequestHandle):
     """One sample of a request. The engine fills it, and the caller reads its chunks."""
 
@@ -177,8 +180,8 @@ class Job(RequestHandle):
         draft: DraftedTree | None = None,
     ) -> None:
         """Hand out newly committed tokens of a request without stop strings. Whoever reads them decodes their text."""
-        finish = self.row.finish_reason
-        self._send(Emission(tokens, origins, logprobs, finish, None, self._first_scores(), draft))
+        finish, scored = self.row.finish_reason, () if self._begun else self._first_scores()
+        self._send(_emission(Emission, (tokens, origins, logprobs, finish, None, scored, draft)))
 
     def _send(self, chunk: Chunk | Emission) -> None:
         self._begun = True

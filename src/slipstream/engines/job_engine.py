@@ -51,9 +51,8 @@ class JobEngine(Engine):
         jobs: list[Job] = []
         for prompt, ids, sampling, plan, prediction in zip(prompts, encoded, each, plans, predictions, strict=True):
             asked = own if own.prediction is None else replace(own, prediction=prediction)
-            request = _conditioned(self.request(ids, self._law_sampling(plan, sampling), asked), prompt)
-            if (history := self._history(plan, sampling, own)) is not None:
-                request = replace(request, history=history)
+            history = self._history(plan, sampling, own)
+            request = _conditioned(self._request(ids, self._law_sampling(plan, sampling), asked, history), prompt)
             jobs += self._samples(request, plan, sampling, own)
         self._send(jobs)
         return list(jobs)
@@ -85,20 +84,27 @@ class JobEngine(Engine):
 
     def request(self, prompt: Prompt, sampling: Sampling, options: GenerationOptions) -> Request:
         """The encoded request: prompt and end tokens as ids, and the compiled grammar."""
+        prompt = self._heard(prompt)
+        ids = encode(prompt, options.raw, self.text, self.model_info.context_length)
+        return _conditioned(self._request(ids, sampling, options), prompt)
+
+    def _request(
+        self, token_ids: Sequence[int], sampling: Sampling, options: GenerationOptions, history: str | None = None
+    ) -> Request:
+        """The same of a prompt whose token ids are known."""
         vocab = self.model_info.vocab_size  # a tokenizer may have more tokens than the model
         (prediction,) = options.predictions(1)
         eos_token_ids = () if options.ignore_eos else (token for token in self.text.ends if token < vocab)
-        prompt = self._heard(prompt)
-        request = Request(
-            prompt=encode(prompt, options.raw, self.text, self.model_info.context_length),
+        return Request(
+            prompt=token_ids,
             sampling=sampling,
             max_tokens=options.max_tokens,
             ends=options.stop_token_ids.union(eos_token_ids),
             min_tokens=options.min_tokens,
             grammar=self._constraint(options),
+            history=history,
             prediction=self._predicted(prediction),
         )
-        return _conditioned(request, prompt)
 
     def _heard(self, prompt: Prompt) -> Prompt:
         """A prompt of audio as token ids and features; any other prompt as it is."""

@@ -76,6 +76,8 @@ class DraftModelSteps:
 class DraftModelDevice(DeviceDrafter):
     """A draft model between captured cycles."""
 
+    needs_depths = True
+
     def __init__(self, drafter: DraftModel, passes: GpuPasses) -> None:
         self._drafter, self._passes, device = drafter, passes, drafter.model.device
         common = torch.arange(min(passes.vocab, drafter.vocab), device=device)

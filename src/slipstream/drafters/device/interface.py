@@ -105,6 +105,7 @@ class DeviceDrafter(ABC):
     context: int | None = None  # the longest text it can read
     max_depth: int | None = None  # of a chain that it can draft; None: any
     whole_vocabulary = False  # whether its logits are those of the target's tokens, all of them and in their order
+    needs_depths = False  # whether it is told how far each row could draft (`commit`)
 
     def places(self, row: Row) -> int:
         """Places of a row in its cache at present."""
@@ -158,7 +159,7 @@ class DeviceDrafter(ABC):
         lines: Sequence[int],
     ) -> None:
         """Record the accepted tokens of each row. Called before the rows are extended by them. `depths` are what rows
-        could draft, `lines` their indices in the cycle."""
+        could draft, if `needs_depths`; `lines` are their indices in the cycle."""
 
 
 class PlainDecoding(DeviceDrafter):

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class StateDrafter(DeviceDrafter):
     """Keeps track of the rows whose states the last cycle holds."""
 
-    # the last cycle, with the index and the length of each of its rows
-    _last_cycle: tuple[dict[Row, tuple[int, int]], Any] | None = None
+    # the last cycle with drafts: its rows, their lines and lengths, and the cycle itself
+    _last_cycle: tuple[Sequence[Row], Sequence[int], Sequence[int], Any] | None = None
 
     @abstractmethod
     def read_states(self, rows: Sequence[Row]) -> tuple[Float[Tensor, "rows hidden"], int]:
@@ -36,17 +36,19 @@ class StateDrafter(DeviceDrafter):
         """Committed tokens of a row that are not in the drafter's cache, the last one not counted."""
 
     @abstractmethod
-    def record_cached(self, row: Row, tokens: int) -> None:
-        """Record that a captured cycle wrote the first `tokens` committed tokens of a row to the drafter's cache."""
+    def record_cached(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
+        """Record that a captured cycle wrote the committed tokens of each row but the last one to the drafter's cache.
+        `lengths`: of the rows, with their new tokens."""
 
     def behind(self, rows: Sequence[Row]) -> int:
         return sum(map(self.unread, rows))
 
     def begin(self, rows: Sequence[Row], budget: Sequence[Budget], cycle: Any) -> tuple[Tensor | None, int]:
         """The state of each row, from the last cycle if it holds all of them."""
-        (places, last), self._last_cycle = self._last_cycle or ({}, None), None
+        (held, lines, lengths, last), self._last_cycle = self._last_cycle or ((), (), (), None), None
         if not cycle.key.depth:
             return None, 0
+        places = {row: (line, length) for row, line, length in zip(held, lines, lengths, strict=True)}
         if last is None or any(row not in places or places[row][1] != row.length for row in rows):
             return self.read_states(rows)
         index = [places[row][0] for row in rows]
@@ -67,11 +69,9 @@ class StateDrafter(DeviceDrafter):
     ) -> None:
         if not cycle.key.depth:
             return
-        lengths = [row.length + len(tokens) + 1 for row, tokens in zip(rows, accepted, strict=True)]
-        for row, length in zip(rows, lengths, strict=True):
-            self.record_cached(row, length - 1)
-        places = {row: (line, length) for row, line, length in zip(rows, lines, lengths, strict=True)}
-        self._last_cycle = places, cycle
+        lengths = [len(row.tokens) + len(tokens) + 1 for row, tokens in zip(rows, accepted, strict=True)]
+        self.record_cached(rows, lengths)
+        self._last_cycle = rows, lines, lengths, cycle
 
 
 class PromptReadingDrafter(StateDrafter):

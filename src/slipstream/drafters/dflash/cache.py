@@ -77,9 +77,11 @@ class BlockCache:
         block_row.index = self.cache.make_room(block_row.index, row, places)
         return block_row.index
 
-    def record_cached(self, row: Row, positions: int) -> None:
-        """Record that a captured cycle wrote the first context positions of a row."""
-        self._rows[row].held, self._rows[row].state = positions, None
+    def record_cached(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
+        """Record that a captured cycle wrote all context positions of rows with so many tokens."""
+        for row, length in zip(rows, lengths, strict=True):
+            block_row = self._rows[row]
+            block_row.held, block_row.state = length - 1, None
 
     def unread(self, row: Row) -> int:
         """Context positions of a row that are not cached."""

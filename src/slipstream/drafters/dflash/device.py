@@ -6,7 +6,7 @@ state of the last one, which the next block starts from. A cycle without drafts 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -171,8 +171,8 @@ class DflashDeviceDrafter(PromptReadingDrafter):
     def unread(self, row: Row) -> int:
         return self._drafter.slots.unread(row)
 
-    def record_cached(self, row: Row, tokens: int) -> None:
-        self._drafter.slots.record_cached(row, tokens)
+    def record_cached(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
+        self._drafter.slots.record_cached(rows, lengths)
 
     def reader(self) -> StackState:
         return self.part()

@@ -87,9 +87,11 @@ class HeadCache:
         head_row.index = self.cache.make_room(head_row.index, row, places)
         return head_row.index
 
-    def record_cached(self, row: Row, slots: int) -> None:
-        """Record that a captured cycle wrote the first `slots` committed slots of a row."""
-        self._head_rows[row].held = slots
+    def record_cached(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
+        """Record that a captured cycle wrote all committed slots of rows with so many tokens."""
+        held = self._head_rows
+        for row, length in zip(rows, lengths, strict=True):
+            held[row].held = length - 1
 
     def unread(self, row: Row) -> int:
         """Committed slots of a row that are not cached."""

@@ -7,7 +7,7 @@ what plain decoding costs, and the next cycle with drafts first reads what was m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -164,8 +164,8 @@ class EagleDeviceDrafter(PromptReadingDrafter):
     def unread(self, row: Row) -> int:
         return self._drafter.slots.unread(row)
 
-    def record_cached(self, row: Row, tokens: int) -> None:
-        self._drafter.slots.record_cached(row, tokens)
+    def record_cached(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
+        self._drafter.slots.record_cached(rows, lengths)
 
     def reader(self) -> HeadState:
         return self.part()

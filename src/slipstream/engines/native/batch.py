@@ -88,7 +88,7 @@ class Batch:
 
     def step(self) -> bool:
         """One cycle for every row that is ready; False where there was nothing to do."""
-        if self._undisturbed() and self.captured.go_on():
+        if (live := self._undisturbed()) and self.captured.go_on(live):
             self._close(self.scheduler.leave())
             return True
         ready = self.schedule()
@@ -101,12 +101,13 @@ class Batch:
                 self._cycle(others)
         return bool(ready or self.scheduler.running or self.scheduler.waiting)
 
-    def _undisturbed(self) -> bool:
-        """Whether a captured cycle is under way that has all rows, and nobody comes or was cancelled."""
-        plan = self.scheduler
-        if not plan.running or self.captured.under_way < len(plan.running) or plan.admits():
-            return False
-        return not any(job.cancelled for job in plan.running) and not any(job.cancelled for job in plan.waiting)
+    def _undisturbed(self) -> list[Job]:
+        """The rows of a captured cycle that is under way, if these are all rows, and nobody comes or was cancelled."""
+        plan, live = self.scheduler, self.captured.live()
+        if not live or len(live) < len(plan.running) or plan.admits():
+            return []
+        cancelled = any(job.cancelled for job in live) or any(job.cancelled for job in plan.waiting)
+        return [] if cancelled else live
 
     def _cycle(self, jobs: Sequence[Job]) -> None:
         usual = all(job.stats.cycles for job in jobs)  # nobody reads a prompt, so the times tell what a cycle costs

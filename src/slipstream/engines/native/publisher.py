@@ -27,13 +27,21 @@ class ChunkPublisher:
         """Publish all pending results. A failure ends only the job concerned."""
         pending, self._pending = self._pending, []
         totals: dict[tuple[int, int], tuple[int, int]] = {}  # cycles and tokens by drafted and accepted
+        plain = 0  # cycles that drafted nothing
         for job, result, kept in pending:
-            tokens, origins, accepted = result.emitted, result.origins, len(result.path)
-            logprobs = () if job.top is None else _logprobs(result, kept, job.top)
-            shown = None if job.top is None else _drafted(result)
-            if kept < len(tokens):
-                tokens, origins, accepted = tokens[:kept], origins[:kept], min(kept, accepted)
             try:
+                if not result.tokens and job.top is None and not job.stops:  # of many rows most often
+                    plain += 1
+                    stats = job.stats
+                    stats.cycles += 1
+                    stats.emitted += 1
+                    job.emit(result.emitted, result.origins)
+                    continue
+                tokens, origins, accepted = result.emitted, result.origins, len(result.path)
+                if kept < len(tokens):
+                    tokens, origins, accepted = tokens[:kept], origins[:kept], min(kept, accepted)
+                logprobs = () if job.top is None else _logprobs(result, kept, job.top)
+                shown = None if job.top is None else _drafted(result)
                 if job.stops or not result.chain:
                     self.publish(job, tokens, origins, logprobs, accepted, result.levels, shown)
                     continue
@@ -44,6 +52,8 @@ class ChunkPublisher:
                 job.emit(tokens, origins, logprobs, shown)
             except Exception as error:
                 job.end("error", str(error))
+        if plain:
+            self.stats.add(0, 0, plain, plain)
         for (drafted, accepted), (cycles, emitted) in totals.items():
             self.stats.add(drafted, accepted, emitted, cycles)
 

@@ -92,7 +92,7 @@ class Scheduler:
             return False
         if not self.running:
             return True
-        job = self._next(Counter(job.tenant for job in self.running))
+        job = self._next(Counter(job.tenant for job in self.running), Counter(job.tenant for job in self.waiting))
         return self.taken + self.places(job) <= self.tokens
 
     @property
@@ -108,10 +108,10 @@ class Scheduler:
         self.waiting = deque(job for job in self.waiting if not job.done)
         if not self.running:
             self.tokens = self._most_tokens
-        rows = Counter(job.tenant for job in self.running)
+        rows, waiting = Counter(job.tenant for job in self.running), Counter(job.tenant for job in self.waiting)
         taken = self.taken
         while self.waiting and len(self.running) < self.rows:
-            job = self._next(rows)
+            job = self._next(rows, waiting)
             taken += self.places(job)
             if taken > self.tokens and self.running:
                 break
@@ -120,6 +120,7 @@ class Scheduler:
             new.append(job)
             self.running.append(job)
             rows[job.tenant] += 1
+            waiting[job.tenant] -= 1
         return new
 
     def preempt(self) -> list[Job]:
@@ -143,17 +144,17 @@ class Scheduler:
                 job.preempt()
                 self.preemptions += 1
 
-    def _next(self, rows: Counter[str]) -> Job:
-        """The first job that waits, of the tenant with the fewest rows. `rows` counts the rows of each tenant."""
-        tenants = {job.tenant for job in self.waiting}
-        if len(tenants) == 1:
+    def _next(self, rows: Counter[str], waiting: Counter[str]) -> Job:
+        """The first job that waits, of the tenant with the fewest rows. The rows and the waiting jobs of each tenant
+        are counted already."""
+        if len(waiting) == 1:
             return self.waiting[0]
-        fewest = min(rows[tenant] for tenant in tenants)
+        fewest = min(rows[tenant] for tenant, count in waiting.items() if count)
         return next(job for job in self.waiting if rows[job.tenant] == fewest)
 
     def leave(self) -> list[Job]:
         """Remove the jobs that are done. Returns those that were running."""
-        done = [job for job in self.running if job.done]
+        done = [job for job in self.running if job.row.finish_reason is not None]
         if not done and not self.waiting:
             return done
         self.running = [job for job in self.running if not job.done]

@@ -242,10 +242,12 @@ class TorchModel(Model):
         """Record that the pending tokens of rows, and `tokens` after them, are in the cache of all layers."""
         states = self.rows.states
         for row, more in zip(rows, tokens, strict=True):
-            state = states[row]
-            if len(state.tokens) == row.length - 1 and not state.uncommitted:  # most often
-                state.tokens.append(row.tokens[-1])
-                state.tokens += more
+            state, text = states[row], row.tokens
+            cached = state.tokens
+            if len(cached) == len(text) - 1 and not state.uncommitted:  # most often
+                cached.append(text[-1])
+                if more:
+                    cached += more
             else:
                 self.rows.extend(row, more)
             if state.published < len(row.request.prompt) - 1:

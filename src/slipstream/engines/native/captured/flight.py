@@ -62,7 +62,7 @@ class Flight:
         """The fewest places that are left of a row once this cycle has landed: of rows that go on, and of those that
         have ended, with which the device goes on. A cycle adds up to `step` tokens to a row. Of a row that has just
         ended, some were cut off, and this cycle adds more. On the device, too, no row outgrows its longest text."""
-        spare = min(beyond for _, beyond in self.room)
+        spare = min([beyond for _, beyond in self.room])
         if spare > step + self.size.places:  # as most often
             return spare, spare
         live, ended = FAR, self.ended
@@ -75,9 +75,12 @@ class Flight:
         return live, max(spare, ended - step) if ended < FAR else FAR
 
     def landed(self, context: int) -> tuple[list[int], list[Row], list[int]]:
-        """Lines, rows and depths of the rows that have not finished since the launch."""
+        """Lines, rows and depths of the rows that have not finished since the launch; no depths where the drafter does
+        not need them."""
         live = [n for n, (_, row, _) in enumerate(self.lines) if row.finish_reason is None]
         lines, rows = [self.lines[n][0] for n in live], [self.lines[n][1] for n in live]
+        if not self.device.needs_depths:
+            return lines, rows, []
         if not self.size.depth:
             return lines, rows, [0] * len(live)
         if self.depths is not None:

@@ -86,27 +86,27 @@ class ScorePass:
 class PendingRecord:
     """The record of a cycle that was launched, [rows, numbers]. It is on its way to the host."""
 
-    def __init__(self, result: Tensor, host: Tensor | None) -> None:
-        """`host`: pinned memory for it; None where the result is on the host already."""
+    def __init__(self, result: Tensor, host: tuple[Tensor, torch.cuda.Event] | None) -> None:
+        """`host`: pinned memory for it, and the event that says when it is there; None where the result is on the host
+        already."""
         self._event: torch.cuda.Event | None = None
         if host is None:
             self._record = result.clone()
             return
-        self._record = host
+        self._record, self._event = host
         self._record.copy_(result, non_blocking=True)
-        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._event.record()
 
     def read(self, rows: int, columns: int) -> list[list[int]]:
         """The first numbers of the first rows, as integers. The one place where the host waits for the device."""
         if self._event is not None:
             self._event.synchronize()
-        lines: list[list[int]] = self._record[:rows, :columns].long().tolist()
+        lines: list[list[int]] = self._record.numpy()[:rows, :columns].astype(np.int64).tolist()
         return lines
 
     def read_numbers(self, rows: int, start: int) -> list[list[float]]:
         """The numbers of the first rows from a column on. Called after `read`."""
-        lines: list[list[float]] = self._record[:rows, start:].tolist()
+        lines: list[list[float]] = self._record.numpy()[:rows, start:].tolist()
         return lines
 
 
@@ -117,7 +117,8 @@ class CapturedCycle:
         self._result, self._recorded = result, result.is_cuda
         self.replay = capture(run) if self._recorded else run
         self._hosts = [
-            torch.empty(result.shape, dtype=result.dtype, pin_memory=True) for _ in range(2 * self._recorded)
+            (torch.empty(result.shape, dtype=result.dtype, pin_memory=True), torch.cuda.Event())  # type: ignore[no-untyped-call]
+            for _ in range(2 * self._recorded)
         ]
 
     def launch(self) -> PendingRecord:

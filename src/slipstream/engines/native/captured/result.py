@@ -12,13 +12,14 @@ from typing import NamedTuple
 from slipstream.core.types import Origin
 
 PLAIN = (Origin.PLAIN,)
+_new = tuple.__new__  # a named tuple of so many rows per millisecond, without the call of its own constructor
 
 
 class CycleResult(NamedTuple):
-    tokens: list[int]  # drafted
+    tokens: Sequence[int]  # drafted
     parents: Sequence[int]  # of each, among them; -1 is the committed end
     path: Sequence[int]  # the accepted ones, first to last
-    kept: list[int]  # which are these
+    kept: Sequence[int]  # which are these
     emitted: list[int]  # and the one after them
     origins: tuple[Origin, ...]  # of those
     logprobs: Sequence[float] = ()  # of the emitted tokens, where they are recorded
@@ -59,18 +60,25 @@ def told_chains(record: Sequence[list[int]], whole: bool = False) -> list[CycleR
     """Of each row: accepted, next token, whether all had a law, drafted; tokens, and more that is not needed here.
 
     `whole`: the next token is the last drafted one where all of them were accepted, as in cascades."""
-    return [_chain(line[0], line[1], line[4 : 4 + line[3]], whole) if line[3] else _plain(line[1]) for line in record]
-
-
-def _plain(last: int) -> CycleResult:
-    return CycleResult([], (), (), [], [last], PLAIN)
+    return [
+        _chain(line[0], line[1], line[4 : 4 + line[3]], whole)
+        if line[3]
+        else _new(CycleResult, ((), (), (), (), [line[1]], PLAIN, (), ()))
+        for line in record
+    ]
 
 
 def _chain(count: int, last: int, tokens: list[int], whole: bool) -> CycleResult:
     kept = tokens[:count]
     rejected = count < len(tokens) and not (whole and tokens[count] == last)  # no rejected token is drawn again
-    final = _origins(count, True, rejected)
-    return CycleResult(tokens, range(-1, len(tokens) - 1), range(count), kept, [*kept, last], final)
+    parents, path = _chain_tree(len(tokens), count)
+    return _new(CycleResult, (tokens, parents, path, kept, [*kept, last], _origins(count, True, rejected), (), ()))
+
+
+@lru_cache
+def _chain_tree(drafted: int, accepted: int) -> tuple[range, range]:
+    """The parents of a chain's tokens, and its accepted path."""
+    return range(-1, drafted - 1), range(accepted)
 
 
 def told_trees(record: Sequence[list[int]], nodes: int) -> list[CycleResult]:

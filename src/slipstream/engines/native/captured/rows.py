@@ -67,10 +67,9 @@ class CapturedRows:
         """Whether its next cycle can be captured."""
         return self.suits(job) and self.runner is not None and self.runner.ready(job.row)
 
-    @property
-    def under_way(self) -> int:
-        """Rows of the cycle whose record was not read yet, without those that have finished."""
-        return 0 if self._flight is None else sum(not job.done for job in self._jobs)
+    def live(self) -> list[Job]:
+        """The rows of the cycle whose record was not read yet, without those that have finished."""
+        return [] if self._flight is None else [job for job in self._jobs if job.row.finish_reason is None]
 
     def run(self, jobs: Sequence[Job], expected_rows: int) -> list[Job]:
         """Run one captured cycle for every row that can have one, by drafter and rule. Returns the other rows.
@@ -90,7 +89,7 @@ class CapturedRows:
             done |= {*group.jobs}
             self._publisher.catch_up()
             if not whole:
-                done -= self._land()
+                done -= self._land(self.live())
         return [job for job in jobs if job not in done]
 
     def _launch(self, group: RowGroup) -> bool:
@@ -165,17 +164,17 @@ class CapturedRows:
             return [decided[job] for job in jobs]
         return self._policy.budget([job.row for job in jobs])
 
-    def go_on(self) -> bool:
+    def go_on(self, live: Sequence[Job]) -> bool:
         """Launch the next cycle of the rows under way, then read the last one's record. False where that cannot be,
         nothing having changed. While the device works, the policy is asked for the cycle after."""
         runner, flight = self.runner, self._flight
         if runner is None or flight is None or not flight.cycle.repeats:
             return False
-        live = [job for job in self._jobs if not job.done]
         runner.expected_rows = len(live)
-        if not any(goal for _, _, goal in flight.lines) and any(job.budget.depth for job in live):
+        drafts = flight.size.depth > 0 and any(goal for _, _, goal in flight.lines)
+        if not drafts and any(job.budget.depth for job in live):
             return False  # the last cycle drafted nothing for once
-        if live and live[0].plan.rule != self._rule_name:
+        if live[0].plan.rule != self._rule_name:
             return False  # greedy rows alone have a cycle of their own
         following, rule, late = None, self._rule(self._rule_name), not self._on_host(self._jobs)
         with self._giving_up():
@@ -187,7 +186,7 @@ class CapturedRows:
                 self._changed = self._choose(live, rule) if late else False
         if following is None:
             return False
-        self.land()
+        self._repeated = self._land(live)
         if self._repeated:
             runner.abandon(following)
         else:
@@ -199,27 +198,28 @@ class CapturedRows:
         """Read the record of the cycle under way, if there is one. Rows get their tokens at once, callers at the
         publisher's next `catch_up`."""
         if self._flight is not None:
-            self._repeated = self._land()
+            self._repeated = self._land(self.live())
 
-    def _land(self) -> set[Job]:
+    def _land(self, live: Sequence[Job]) -> set[Job]:
         """The rows whose cycle must be repeated on the ordinary path."""
         if self._flight is None or self.runner is None:
             return set()
-        if not self.under_way:
+        if not live:
             self.drop()
             return set()
         flight, self._flight, landed = self._flight, None, None
         with self._giving_up():
             landed = self.runner.land(flight)
-        live = [job for job in self._jobs if not job.done]
         if landed is None:
             return set(live)
         if flight.size.depth:
             self._policy.observe_captured([row for row, _ in landed], [result for _, result in landed])
         context = self._context
         self._publisher.later(
-            (job, result, row.extend(result.emitted, result.origins, context))
-            for job, (row, result) in zip(live, landed, strict=True)
+            [
+                (job, result, row.extend(result.emitted, result.origins, context))
+                for job, (row, result) in zip(live, landed, strict=True)
+            ]
         )
         if any(job.stops for job in live):  # a text may end where it holds a string
             self._publisher.catch_up()

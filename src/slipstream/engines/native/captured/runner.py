@@ -242,7 +242,7 @@ class CapturedRunner:
         ):
             return None
         under_way = flight.size.depth + 1  # if all of it is accepted
-        lengths = [row.length for _, row, _ in lines]
+        lengths = [len(row.tokens) for _, row, _ in lines]
         shape = BatchShape(len(lines), max(lengths) + under_way, flight.cut, flight.key.logprobs, sum(lengths))
         room, ended = flight.rooms(under_way)
         if min(room, ended) < size.places + 1 or not self._in_context(shape, size, device):
@@ -358,7 +358,7 @@ class CapturedRunner:
 
 
 def _cached(rows: Sequence[Row]) -> int:
-    return sum(row.length for row in rows)
+    return sum([len(row.tokens) for row in rows])
 
 
 def _no_deeper(budgets: Sequence[Budget], depth: float) -> list[Budget]:
