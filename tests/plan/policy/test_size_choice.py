@@ -60,7 +60,8 @@ def test_drafts_that_do_not_pay_are_left_and_tried_rarely(count):
     chosen = run(*opened(count), menu(0.3), 0.1, 800)
     tries = [depth for depth in chosen[80:] if depth]
     assert set(tries) <= {1}
-    assert 720 / (2 * SizeConfig().max_wait) < len(tries) < 720 / SizeConfig().max_wait * 3
+    wait = (0.3 + SizeConfig().change) / SizeConfig().least_trial  # plain cycles
+    assert 720 / (2 * wait) < len(tries) < 720 / wait * 3
 
 
 def test_a_size_that_is_not_captured_is_no_attempt():

@@ -121,9 +121,9 @@ class SizeConfig:
     hold: int = 8  # cycles that a decision holds for while the rows are the same, at least
     max_hold: int = 32  # cycles that a decision not to draft holds for at most: it doubles while the rows are the same
     rows_per_cycle: int = 8  # with more than `hold` times as many rows it holds for one cycle per so many rows
-    min_wait: int = 4  # plain cycles before the cheapest size is tried again
-    max_wait: int = 128  # the same after many failed attempts
-    trial: float = 32.0  # plain time before a trial, in multiples of what the drafter needs to catch up
+    first_trial: float = 0.08  # share of all time that a trial of the cheapest size may take; halved by each failure
+    least_trial: float = 0.005  # the same after many failures
+    change: float = 0.5  # plain cycles that a change to another size and back counts as in the cost of a trial
     caution: float = 1.2  # factor on the time to catch up: it is certain, the gain is not
     luck: float = 0.5  # share of a row's difference from the others that is taken for chance
     judged_rows: int = 32  # rows that a decision looks at; of more rows, some in turn

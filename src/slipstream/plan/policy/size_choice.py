@@ -2,8 +2,8 @@
 
 A captured cycle costs what its size costs, however much of it a row makes use of, so all rows draft as far as it goes.
 What a size costs was timed when it was captured, so no time has to be risked to learn costs. All there is to learn is
-how many drafted tokens are accepted. Where no size pays, the cheapest is tried now and then, more and more rarely while
-it fails.
+how many drafted tokens are accepted. Where no size pays, the cheapest is tried now and then: for a share of all time,
+which shrinks while trials fail.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SizeChoice:
         self._plain = 0  # cycles since anything was drafted
         self._idle = 0  # decisions in a row not to draft for the same rows
         self._turn = self._decisions = 0
-        self._waits: dict[int, int] = {}  # plain cycles before the cheapest size is tried again, by rows
+        self._failed: dict[int, int] = {}  # trials of the cheapest size in a row that failed, by rows
         self._menu: tuple[int, SizeMenu] | None = None  # for drafts of the host: cycles it still holds for
 
     def held(self, rows: Sequence[Row]) -> DraftSize | None:
@@ -168,17 +168,19 @@ class SizeChoice:
         best = min(range(len(options)), key=expected.__getitem__)
         count = next_power_of_two(len(self._rows))  # the last few rows of a batch say nothing about the next batch
         if self._margin * expected[best] < expected[0]:
-            self._plain, self._waits[count] = 0, config.min_wait
+            self._plain, self._failed[count] = 0, 0
             return options[self._used(options, expected, best) if ready is None else best].size
         self._plain += self._hold if ready is None else 1
         captured = [option for option in others if option.captured]
-        least = self._waits.get(count, config.min_wait)
-        wait = least * (1 + config.trial * delay / plain.seconds / config.min_wait)
-        if captured and self._plain > wait and (ready is None or any(ready)):
+        if captured and (ready is None or any(ready)):
+            cheapest, failed = min(captured, key=lambda option: option.seconds), self._failed.get(count, 0)
             # where the drafter has much to read first, a few cycles more cost little and tell much
-            self._held = config.hold - 1 if delay > plain.seconds else 0
-            self._plain, self._waits[count] = 0, min(config.max_wait, 2 * least)
-            return min(captured, key=lambda option: option.seconds).size
+            cycles = config.hold if delay > plain.seconds else 1
+            cost = delay + cycles * (cheapest.seconds - plain.seconds) + config.change * plain.seconds
+            share = max(config.least_trial, config.first_trial / 2**failed)
+            if share * self._plain * plain.seconds > cost:
+                self._held, self._plain, self._failed[count] = cycles - 1, 0, failed + 1
+                return cheapest.size
         return plain.size
 
     def _used(self, options: Sequence[SizeOption], expected: Sequence[float], best: int) -> int:

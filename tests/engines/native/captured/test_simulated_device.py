@@ -198,8 +198,9 @@ def test_a_few_unlucky_tokens_are_no_reason_to_give_up_a_draft_model_for_good():
         machine.serve(64)
     machine.policy.acceptance.shared((DRAFTER, "greedy")).rate = 0.3
     speeds = [machine.serve(64) for _ in range(12)]
-    assert speeds[0] < 1.01 * machine.plainly(64), "it believes that nothing is to be had"
-    assert sorted(speeds)[6] > 1.1 * machine.plainly(64)
+    usual = sorted(speeds)[6]
+    assert speeds[0] < 0.95 * usual, "it believes that nothing is to be had"
+    assert usual > 1.1 * machine.plainly(64)
 
 
 @pytest.mark.parametrize("ready", [31, None])
@@ -265,3 +266,14 @@ def test_longer_texts_than_those_of_the_warm_up_get_the_right_size_first():
     speeds = [machine.serve(32) for _ in range(8)]
     assert machine.captured <= before + 3
     assert min(speeds[2:]) > 1.05 * machine.plainly(32)
+
+
+@pytest.mark.parametrize("reading", [1e-3, 6e-3])
+def test_a_text_that_pays_is_found_out_soon_after_hopeless_ones(reading):
+    """The trials that find it out take next to nothing of the time of hopeless texts."""
+    machine = Machine(0.1, base=2e-4, level=4e-5, reading=reading)
+    warm(machine, 1)
+    hopeless = [machine.serve(1) for _ in range(40)][10:]
+    assert len(hopeless) / sum(1 / speed for speed in hopeless) > 0.99 * machine.plainly(1)
+    machine.rate = 0.75
+    assert min([machine.serve(1) for _ in range(12)][8:]) > 1.3 * machine.plainly(1)
