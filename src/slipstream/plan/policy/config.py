@@ -122,7 +122,7 @@ class SizeConfig:
     max_hold: int = 32  # cycles that a decision not to draft holds for at most: it doubles while the rows are the same
     rows_per_cycle: int = 8  # with more than `hold` times as many rows it holds for one cycle per so many rows
     first_trial: float = 0.08  # share of all time that a trial of the cheapest size may take; halved by each failure
-    least_trial: float = 0.007  # the same after many failures
+    least_trial: float = 0.005  # the same after many failures
     change: float = 0.5  # plain cycles that a change to another size and back counts as in the cost of a trial
     caution: float = 1.2  # factor on the time to catch up: it is certain, the gain is not
     luck: float = 0.5  # share of a row's difference from the others that is taken for chance

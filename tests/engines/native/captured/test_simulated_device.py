@@ -268,12 +268,12 @@ def test_longer_texts_than_those_of_the_warm_up_get_the_right_size_first():
     assert min(speeds[2:]) > 1.05 * machine.plainly(32)
 
 
-@pytest.mark.parametrize("reading", [1e-3, 3e-3])
-def test_a_text_that_pays_is_found_out_soon_after_hopeless_ones(reading):
-    """The trials that find it out take next to nothing of the time of hopeless texts."""
+@pytest.mark.parametrize(("reading", "cost"), [(1e-3, 0.01), (3e-3, 0.015)])
+def test_a_text_that_pays_is_found_out_soon_after_hopeless_ones(reading, cost):
+    """The trials that find it out take little of the time of hopeless texts."""
     machine = Machine(0.1, base=2e-4, level=4e-5, reading=reading)
     warm(machine, 1)
     hopeless = [machine.serve(1) for _ in range(40)][10:]
-    assert len(hopeless) / sum(1 / speed for speed in hopeless) > 0.99 * machine.plainly(1)
+    assert len(hopeless) / sum(1 / speed for speed in hopeless) > (1 - cost) * machine.plainly(1)
     machine.rate = 0.75
-    assert min([machine.serve(1) for _ in range(16)][12:]) > 1.3 * machine.plainly(1)
+    assert min([machine.serve(1) for _ in range(20)][16:]) > 1.3 * machine.plainly(1)
