@@ -89,7 +89,7 @@ class SizeChoice:
             expected = self._charged(options, self._per_token(rows, options, ready), delay)
         allowed = [n for n, option in enumerate(options) if not option.barred]
         self._last = self._fastest([options[n] for n in allowed], [expected[n] for n in allowed], delay, ready)
-        self.missed = self._missed(options, expected)
+        self.missed = self._missed(options, expected) or self._saved_up(options)
         return self._last
 
     def _charged(self, options: Sequence[SizeOption], times: Sequence[float], delay: float) -> list[float]:
@@ -171,17 +171,31 @@ class SizeChoice:
             self._plain, self._failed[count] = 0, 0
             return options[self._used(options, expected, best) if ready is None else best].size
         self._plain += self._hold if ready is None else 1
-        captured = [option for option in others if option.captured]
-        if captured and (ready is None or any(ready)):
-            cheapest, failed = min(captured, key=lambda option: option.seconds), self._failed.get(count, 0)
+        known = [option for option in others if option.captured or option.known]
+        if known and (ready is None or any(ready)):
+            cheapest = min(known, key=lambda option: (not option.captured, option.seconds))
             # where the drafter has much to read first, a few cycles more cost little and tell much
             cycles = config.hold if delay > plain.seconds else 1
             cost = delay + cycles * (cheapest.seconds - plain.seconds) + config.change * plain.seconds
-            share = max(config.least_trial, config.first_trial / 2**failed)
-            if share * self._plain * plain.seconds > cost:
-                self._held, self._plain, self._failed[count] = cycles - 1, 0, failed + 1
+            if self._trial_share * self._plain * plain.seconds > cost:
+                self._held, self._plain, self._failed[count] = cycles - 1, 0, self._failed.get(count, 0) + 1
                 return cheapest.size
         return plain.size
+
+    @property
+    def _trial_share(self) -> float:
+        """The share of all time that trials may take, with so many rows."""
+        failed = self._failed.get(next_power_of_two(len(self._rows)), 0)
+        return max(self._config.least_trial, self._config.first_trial / 2**failed)
+
+    def _saved_up(self, options: Sequence[SizeOption]) -> tuple[DraftSize, float] | None:
+        """Where nothing that drafts is captured, nothing can be tried: the time that trials may take is saved up until
+        the cheapest size can be captured for it."""
+        plain, *others = options
+        if self._last != PLAIN or not others or not all(option.barred for option in others):
+            return None
+        cheapest = min(others, key=lambda option: option.seconds)
+        return cheapest.size, self._trial_share * self._hold * plain.seconds
 
     def _used(self, options: Sequence[SizeOption], expected: Sequence[float], best: int) -> int:
         """The size in use, if it drafts and is about as good as the best. The next cycle of the same size is launched
