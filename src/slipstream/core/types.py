@@ -116,6 +116,11 @@ class Row:
         """Committed tokens beyond the prompt."""
         return len(self.tokens) - len(self.request.prompt)
 
+    @property
+    def left(self) -> int:
+        """How many tokens may still be emitted, by the request's limit alone."""
+        return self._longest - len(self.tokens)
+
     def room(self, context: int) -> int:
         """How many tokens may still be emitted, by the request's limit and the model's context."""
         longest = self._longest if self._longest < context else context

@@ -162,11 +162,11 @@ class Batch:
 
     def _admit(self) -> None:
         """Open the rows of jobs that fit. Where running rows have the memory that one needs, it waits with the rest."""
-        new = self.scheduler.admit()
+        new, chains_only = self.scheduler.admit(), dict[tuple[str, str], bool]()
         for n, job in enumerate(new):
             with job.blamed():
                 try:
-                    self._open(job)
+                    self._open(job, chains_only)
                 except MemoryError:
                     if not self._wait(new[n:]):
                         raise
@@ -190,14 +190,17 @@ class Batch:
         for job, budget in zip(free, self.captured.budgets(free), strict=True):
             job.budget = budget
 
-    def _open(self, job: Job) -> None:
+    def _open(self, job: Job, chains_only: dict[tuple[str, str], bool]) -> None:
+        """`chains_only`: whether a tree would keep rows from captured cycles, by drafter and rule, as far as known."""
         self.model.open([job.row])
         job.seated = True
         try:
             drafter = self._drafter(job.plan.drafter)
             drafter.open([job.row])
-            chains_only = self.captured.chains_only(job) or self._greedy_runs.chains_only(job)
-            self.policy.open([job.row], self.model, drafter, self._rule(job.plan.rule), chains_only)
+            if (pair := job.drafter_and_rule) not in chains_only:
+                chains_only[pair] = self.captured.chains_only(job)
+            chains = chains_only[pair] or self._greedy_runs.chains_only(job)
+            self.policy.open([job.row], self.model, drafter, self._rule(job.plan.rule), chains)
         except Exception as error:
             self._without_drafter(job, error)
 

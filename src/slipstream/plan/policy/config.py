@@ -119,11 +119,12 @@ class SizeConfig:
     uncaptured: float = 1.1  # factor on the time of a size that is not captured yet, if that is a guess
     stay: float = 1.02  # promised speed over that of the size in use, at least: a change of sizes stops the device
     hold: int = 8  # cycles that a decision holds for while the rows are the same, at least
-    max_hold: int = 32  # cycles that a decision not to draft holds for at most: it doubles while the rows are the same
+    doublings: int = 2  # of the cycles that a decision not to draft holds for, while the rows are the same
     rows_per_cycle: int = 8  # with more than `hold` times as many rows it holds for one cycle per so many rows
     first_trial: float = 0.08  # share of all time that a trial of the cheapest size may take; halved by each failure
     least_trial: float = 0.005  # the same after many failures
     change: float = 0.5  # plain cycles that a change to another size and back counts as in the cost of a trial
+    change_row: float = 1.5e-5  # seconds of the host that it counts as for each row
     caution: float = 1.2  # factor on the time to catch up: it is certain, the gain is not
     luck: float = 0.5  # share of a row's difference from the others that is taken for chance
     judged_rows: int = 32  # rows that a decision looks at; of more rows, some in turn

@@ -37,6 +37,7 @@ class SizeChoice:
         self._rates: Column = np.linspace(0.0, 1.0, self._config.grid)
         self._worths: dict[DraftSize, Column] = {}  # of trees, at these rates
         self._rows: set[Row] = set()  # that the last decision was for
+        self._listed: Sequence[Row] = ()  # these or some of them, as they were last asked for
         self._last = DraftSize(0)
         self.missed: tuple[DraftSize, float] | None = None  # a barred size, and the seconds that it would save
         self._hold = self._held = 0  # cycles that it holds for, and still holds for
@@ -48,8 +49,9 @@ class SizeChoice:
 
     def held(self, rows: Sequence[Row]) -> DraftSize | None:
         """What was chosen for these rows, or for these and others that have left, while it holds."""
-        if not self._held or not self._rows.issuperset(rows):
+        if not self._held or (rows is not self._listed and not self._rows.issuperset(rows)):
             return None
+        self._listed = rows
         self._held -= 1
         return self._last
 
@@ -77,8 +79,9 @@ class SizeChoice:
         where that is known beforehand. `delay` are seconds before drafting can begin, which it must win back."""
         config = self._config
         self._idle = self._idle + 1 if self._last == PLAIN and self._rows.issuperset(rows) else 0
-        self._rows, self._hold = set(rows), max(config.hold, len(rows) // config.rows_per_cycle)
-        self._hold = min(self._hold << self._idle, max(self._hold, config.max_hold))
+        self._rows, self._listed = set(rows), rows
+        self._hold = max(config.hold, len(rows) // config.rows_per_cycle)
+        self._hold <<= min(self._idle, config.doublings)
         self._held = self._hold - 1
         self._decisions += 1
         if self._decisions % config.refresh == 0:
@@ -115,7 +118,7 @@ class SizeChoice:
         """Seconds until the average row and the last one are done, by options; of many rows, some are looked at."""
         judged = [rows[r] for r in _in_turn(len(rows), self._config.judged_rows, self._decisions)]
         rate = np.array([self._rate(row) for row in judged])
-        left = np.array([max(1, row.request.max_tokens - row.emitted) for row in judged])
+        left = np.array([max(1, row.left) for row in judged])
         rate += self._config.luck * (rate.mean() - rate)
         seconds = np.array([option.seconds for option in options])
         tail = np.array([option.seconds if option.tail is None else option.tail for option in options])
@@ -176,7 +179,8 @@ class SizeChoice:
             cheapest = min(known, key=lambda option: (not option.captured, option.seconds))
             # where the drafter has much to read first, a few cycles more cost little and tell much
             cycles = config.hold if delay > plain.seconds else 1
-            cost = delay + cycles * (cheapest.seconds - plain.seconds) + config.change * plain.seconds
+            change = config.change * plain.seconds + config.change_row * len(self._rows)
+            cost = delay + cycles * (cheapest.seconds - plain.seconds) + change
             if self._trial_share * self._plain * plain.seconds > cost:
                 self._held, self._plain, self._failed[count] = cycles - 1, 0, self._failed.get(count, 0) + 1
                 return cheapest.size

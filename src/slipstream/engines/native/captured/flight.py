@@ -53,7 +53,7 @@ class Flight:
 
     def asked(self, lines: Sequence[tuple[int, Row, int]]) -> DraftSize:
         """The size that these rows ask for. That of the graph may be larger, because it was captured already."""
-        if self.size.nodes:
+        if self.size.nodes or not self.size.depth:
             return self.size
         deepest = max(goal for _, _, goal in lines)
         return DraftSize(min((depth for depth in DEPTHS if depth >= deepest), default=self.size.depth))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from slipstream.core.interfaces import Drafter, Policy, Verifier
 from slipstream.core.types import Budget, Row
 from slipstream.engines.job import Job
+from slipstream.engines.native.captured.free_rows import FreeRows
 from slipstream.engines.native.captured.row_groups import RowGroup, row_groups
 from slipstream.engines.native.groups import limited
 from slipstream.engines.native.publisher import ChunkPublisher
@@ -41,6 +42,7 @@ class CapturedRows:
         self._flight: Flight | None = None  # the cycle whose record was not read yet
         self._jobs: Sequence[Job] = ()  # of that cycle
         self._rule_name = ""  # of that cycle
+        self._free, self._drafts = FreeRows(), False  # those of its rows; whether a row is to draft in the next one
         self._repeated: set[Job] = set()  # rows whose last cycle must be repeated on the ordinary path
         self._since = 0.0  # when the last record was read, or a first cycle was begun
         self._whole = True  # whether that cycle has all rows
@@ -69,7 +71,10 @@ class CapturedRows:
 
     def live(self) -> list[Job]:
         """The rows of the cycle whose record was not read yet, without those that have finished."""
-        return [] if self._flight is None else [job for job in self._jobs if job.row.finish_reason is None]
+        if self._flight is None:
+            self._jobs = ()  # nobody waits for the memory of finished ones to be freed
+            return []
+        return [job for job in self._jobs if job.row.finish_reason is None]
 
     def run(self, jobs: Sequence[Job], expected_rows: int) -> list[Job]:
         """Run one captured cycle for every row that can have one, by drafter and rule. Returns the other rows.
@@ -100,6 +105,7 @@ class CapturedRows:
             return False
         assert rule.device_rule is not None, "rows without a device rule take the ordinary path"
         rows, self._changed = [job.row for job in jobs], False
+        self._free.begin()
         plain = self.fresh if drafter.needs.features else ()  # heads begin after the first token, on either path
         first = all(row in plain for row in rows)  # nobody drafts: first tokens do not wait for the head
         late = first and not self._on_host(jobs)
@@ -113,6 +119,7 @@ class CapturedRows:
             if late and self._flight is not None:
                 self._changed = self._choose(jobs, rule)
         self._jobs, self._rule_name = jobs, group.rule
+        self._drafts = any(job.budget.depth for job in jobs)
         return self._flight is not None
 
     def _choose(self, jobs: Sequence[Job], verifier: Verifier) -> bool | None:
@@ -120,20 +127,18 @@ class CapturedRows:
         before; None where the policy wants the ordinary path."""
         if self.runner is None:
             return None
-        if not (free := [job for job in jobs if job.plan.depth is None]):
+        self._free.look(jobs)
+        if not (free := self._free.jobs):
             return False
         if self._on_host(jobs):
             return False if len(free) == len(jobs) and self._idles(jobs, verifier) else None
         drafter, rule = self._drafter(free[0].plan.drafter), verifier.device_rule
         assert rule is not None, "rows without a device rule take the ordinary path"
-        chosen = self.runner.choose([job.row for job in free], drafter, rule, self._policy)
+        chosen = self.runner.choose(self._free.rows, drafter, rule, self._policy)
         if chosen is None:
             return None
-        changed = False
-        for job in free:  # of many rows nearly always the same object
-            if job.budget is not chosen:
-                changed = changed or job.budget != chosen
-                job.budget = chosen
+        if changed := self._free.assign(chosen):
+            self._drafts = any(job.budget.depth for job in jobs)
         return changed
 
     def _on_host(self, jobs: Sequence[Job]) -> bool:
@@ -171,8 +176,7 @@ class CapturedRows:
         if runner is None or flight is None or not flight.cycle.repeats:
             return False
         runner.expected_rows = len(live)
-        drafts = flight.size.depth > 0 and any(goal for _, _, goal in flight.lines)
-        if not drafts and any(job.budget.depth for job in live):
+        if self._drafts and not (flight.size.depth > 0 and any(goal for _, _, goal in flight.lines)):
             return False  # the last cycle drafted nothing for once
         if live[0].plan.rule != self._rule_name:
             return False  # greedy rows alone have a cycle of their own
@@ -236,7 +240,8 @@ class CapturedRows:
         """Forget the cycle under way, as after a failure."""
         if self._flight is not None and self.runner is not None:
             self.runner.abandon(self._flight)
-        self._flight = None
+        self._flight, self._jobs = None, ()
+        self._free.begin()
 
     @contextmanager
     def _giving_up(self) -> Iterator[None]:

@@ -55,6 +55,7 @@ class CapturedRunner:
         self._graphs: dict[tuple[int, Hashable], GraphCache] = {}  # by drafter, 0 for none, and by logits processor
         self._names = set[str]()  # of drafters in the cost model that are in use; a profile may bring more
         self._device_drafters: dict[int, tuple[Drafter, DeviceDrafter | None]] = {}  # by identity; keeps them alive
+        self._alike: Sequence[Row] = ()  # rows that one cycle can shape the laws of
         self._idle = PlainDecoding()  # for drafters without a device form, while they draft nothing
         self.expected_rows = 1  # rows there are or will soon be
         self.captures_all = False  # no larger cycle serves in place of one that is not captured yet
@@ -121,8 +122,9 @@ class CapturedRunner:
             return Budget(0)
         if rule.needs_draft:
             return CASCADE  # sizes are compared with plain decoding, which these rows cannot have
-        if not _alike(rows, device):
+        if rows is not self._alike and not _alike(rows, device):
             return None
+        self._alike = rows
         ready = device.ready(rows, chain_depths(drafter.longest_chain)[-1])
         return policy.choose(rows, partial(self._menu, rows, drafter, device, rule), ready)
 

@@ -35,8 +35,8 @@ class BatchShape:
     @staticmethod
     def of(rows: Sequence[Row], ahead: int = 0) -> BatchShape:
         """`ahead`: the cached tokens are those half way through this number of further tokens of each row."""
-        lengths = [row.length for row in rows]
-        grown = sum(min(ahead, row.request.max_tokens - row.emitted) for row in rows) // 2 if ahead else 0
+        lengths = [len(row.tokens) for row in rows]
+        grown = sum([min(ahead, row.left) for row in rows]) // 2 if ahead else 0
         return BatchShape(len(rows), max(lengths), any(map(_cut, rows)), _recorded(rows), sum(lengths) + grown)
 
     def with_rows(self, count: int) -> BatchShape:
