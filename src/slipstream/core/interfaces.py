@@ -18,7 +18,7 @@ from slipstream.core.noise import Noise
 from slipstream.core.registry import NoOptions, read_options
 from slipstream.core.shaping import law_at, places
 from slipstream.core.tree import Siblings
-from slipstream.core.types import Budget, Draft, GreedyCycle, Row, Scores, Verdict
+from slipstream.core.types import Budget, Draft, Draws, Row, RunCycle, Scores, Verdict
 
 
 class Model(ABC):
@@ -65,12 +65,15 @@ class Model(ABC):
         """Run one forward pass over the unread committed tokens and all drafted nodes: logits after every slot."""
 
     @property
-    def has_greedy_cycles(self) -> bool:
-        """Whether `greedy_cycles` runs cycles of most rows."""
+    def has_cycle_runs(self) -> bool:
+        """Whether `run_cycles` runs cycles of most rows."""
         return False
 
-    def greedy_cycles(self, row: Row, most: int, depth: int = 0, head: Any = None) -> list[GreedyCycle]:
-        """Run up to `most` greedy cycles of a row in one call; their tokens are to be appended to it.
+    def run_cycles(
+        self, row: Row, most: int, depth: int = 0, head: Any = None, draws: Draws | None = None
+    ) -> list[RunCycle]:
+        """Run up to `most` cycles of a row in one call; their tokens are to be appended to it. Without `draws` each
+        token is the most probable one.
 
         `head` drafts chains of up to `depth` tokens (`Drafter.chain_head`). There are fewer cycles after an end token
         or the row's last one, and none where every cycle must be run by itself."""
@@ -219,7 +222,7 @@ class Drafter(ABC):
         return False
 
     def chain_head(self, row: Row, tokens: int) -> Any | None:
-        """What `Model.greedy_cycles` needs to draft chains for a row, which may grow by so many tokens.
+        """What `Model.run_cycles` needs to draft chains for a row, which may grow by so many tokens.
 
         None: drafts come from `propose`."""
         return None

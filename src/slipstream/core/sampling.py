@@ -8,7 +8,7 @@ normal float32 number is treated as 0, because logits divided by it would become
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -106,7 +106,17 @@ class Sampling:
         return self.penalises or bool(self.logit_bias) or restricted
 
 
-def law(logits: Float[Tensor, "n vocab"], sampling: Sequence[Sampling]) -> Law:
+Exponentials = Callable[[Tensor], Tensor]
+"""Replaces numbers, [n, vocab], by their exponentials. Returns the sums of these, [n, 1]."""
+
+
+def exponentials(scaled: Float[Tensor, "n vocab"]) -> Float[Tensor, "n 1"]:
+    return _total(scaled.exp_())
+
+
+def law(
+    logits: Float[Tensor, "n vocab"], sampling: Sequence[Sampling], exponentials: Exponentials = exponentials
+) -> Law:
     """The law of the next token for each row of logits, under that row's own parameters."""
     assert len(logits) == len(sampling)
     logits = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
@@ -124,8 +134,8 @@ def law(logits: Float[Tensor, "n vocab"], sampling: Sequence[Sampling]) -> Law:
     scaled = (logits - best).div_(column([s.temperature or 1.0 for s in sampling]))
     if any(0 < s.top_k < logits.shape[-1] for s in sampling):
         scaled = scaled.masked_fill(~_top_k(scaled, [s.top_k for s in sampling]), -math.inf)
-    probs = scaled.exp_()  # in place: allocating memory costs more than the arithmetic
-    probs.div_(_total(probs))
+    total, probs = exponentials(scaled), scaled  # in place: allocating memory costs more than the arithmetic
+    probs.div_(total)
     if any(s.top_p < 1 for s in sampling):
         probs = keep_only(probs, _top_p(probs, column([s.top_p for s in sampling])))
     if any(s.min_p > 0 for s in sampling):

@@ -25,7 +25,7 @@ from slipstream.engines.completion import DraftedTree
 from slipstream.engines.job import Job
 from slipstream.engines.logprobs import token_logprobs
 from slipstream.engines.native.captured.rows import CapturedRows
-from slipstream.engines.native.greedy_run import GreedyRuns
+from slipstream.engines.native.cycle_runs import CycleRuns
 from slipstream.engines.native.groups import Group, drafted_tree, join, levels, limited, merge, part, slots
 from slipstream.engines.native.laws import check_tree, law_of
 from slipstream.engines.native.prompts.reader import PromptReader
@@ -61,7 +61,7 @@ class Batch:
         self.publisher = ChunkPublisher()
         self.failures: dict[str, int] = {}
         self.captured = CapturedRows(runner, policy, drafter, rule, model.context, self.publisher, self._note)
-        self._greedy_runs = GreedyRuns(model, policy, rule, drafter, self.publisher, self._note)
+        self._runs = CycleRuns(model, policy, rule, drafter, make_noise, self.publisher, self._note)
         self._prompt_scorer = PromptScorer(model, self.scheduler.chunk, runner is not None)
         self._prompts = PromptReader(model, self.scheduler.chunk, self._note)
 
@@ -97,7 +97,7 @@ class Batch:
             self.publisher.catch_up()
         if others:
             self.decide(others)
-            if not self._greedy_runs.run(others, self.decide):
+            if not self._runs.run(others, self.decide):
                 self._cycle(others)
         return bool(ready or self.scheduler.running or self.scheduler.waiting)
 
@@ -199,7 +199,7 @@ class Batch:
             drafter.open([job.row])
             if (pair := job.drafter_and_rule) not in chains_only:
                 chains_only[pair] = self.captured.chains_only(job)
-            chains = chains_only[pair] or self._greedy_runs.chains_only(job)
+            chains = chains_only[pair] or self._runs.chains_only(job)
             self.policy.open([job.row], self.model, drafter, self._rule(job.plan.rule), chains)
         except Exception as error:
             self._without_drafter(job, error)

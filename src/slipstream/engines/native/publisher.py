@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from slipstream.core.types import GreedyCycle, Origin
+from slipstream.core.types import Origin, RunCycle
 from slipstream.engines.base import Logprob, SpeculationStats
 from slipstream.engines.completion import DraftedTree
 from slipstream.engines.job import Emission, Job
@@ -74,7 +74,7 @@ class ChunkPublisher:
             lambda stats, kept: stats.book(drafted, min(kept, accepted), kept),
         )
 
-    def publish_run(self, job: Job, cycles: Sequence[GreedyCycle], kept: int) -> None:
+    def publish_run(self, job: Job, cycles: Sequence[RunCycle], kept: int) -> None:
         """Publish the first `kept` tokens of several cycles, which drafted chains or nothing."""
         tokens = [token for cycle in cycles for token in cycle.tokens][:kept]
         origins = [origin for cycle in cycles for origin in cycle.origins][:kept]

@@ -187,7 +187,7 @@ class DecoderKernel:
         function(path, "slipstream_products", POINTER)(work(row_bits))
         self._draft = function(path, "slipstream_draft", *(POINTER,) * 3, ctypes.c_uint, POINTER, POINTER)
         self._markov = function(path, "slipstream_markov", POINTER, ctypes.c_uint, POINTER, POINTER)
-        self._cycles = function(path, "slipstream_greedy_cycles", *(POINTER,) * 3, ctypes.c_uint, POINTER, POINTER)
+        self._cycles = function(path, "slipstream_cycle_run", *(POINTER,) * 3, ctypes.c_uint, POINTER, POINTER)
         self._team = parallel(), symbol("omp_get_num_threads")
 
     def run(self, net: CpuNetwork, cache: CachePointers, args: PassArgs) -> Tensor | None:
@@ -210,9 +210,9 @@ class DecoderKernel:
         call.rotated, call.last, (call.row_step, call.head_step) = rotated, net.layers, cache.steps
         self._draft(net.address, ctypes.addressof(call), draft_args, _threads(net.work, tokens), *self._team)
 
-    def greedy_cycles(self, net: CpuNetwork, call: int, cycle_args: int) -> None:
+    def run_cycles(self, net: CpuNetwork, call: int, cycle_args: int) -> None:
         """Run some cycles of one row. `call`: address of a `PassStruct`. `cycle_args`: of a `_CycleArgs`
-        (`kernels.cpu.greedy_cycles`)."""
+        (`kernels.cpu.cycle_run`)."""
         assert net.row_bits == self.row_bits, "the weights need the library for other activation bits"
         self._cycles(net.address, call, cycle_args, _threads(net.work, 1), *self._team)
 

@@ -1,4 +1,4 @@
-"""Samples tokens by an exponential race (`race.cpp`). Its reference is `core.noise.race`.
+"""Samples tokens by an exponential race (`race.cpp`). Its reference is `core.noise.race`. Computes laws as well.
 
 In torch, a race over the vocabulary takes about twenty passes over memory, and computing a residual distribution takes
 about ten. The kernel computes the residual and runs the race in one pass each.
@@ -13,9 +13,10 @@ from pathlib import Path
 
 import torch
 
-from slipstream.core.array_types import Int, Tensor
+from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.core.law import Dense, Law, OneHot
 from slipstream.core.noise import CounterNoise, race
+from slipstream.core.sampling import exponentials as torch_exponentials
 from slipstream.core.verify.token import ResidualLaw, residual
 from slipstream.kernels.cpu.compile import Unavailable, function, load_or_none
 from slipstream.kernels.cpu.linear import POINTER, SIZE, parallel
@@ -33,6 +34,7 @@ class RaceKernel:
         self._residual = function(
             path, "slipstream_residual", *(POINTER,) * 2, SIZE, POINTER, *where, *(SIZE,) * 3, POINTER, *team
         )
+        self._exponentials = function(path, "slipstream_exponentials", POINTER, *(SIZE,) * 3, POINTER, *team)
         self._parallel = parallel()
         self._check()
 
@@ -64,6 +66,12 @@ class RaceKernel:
         self._residual(key.data_ptr(), *target, *draft, *target_probs.shape, out.data_ptr(), *self._team)
         return out
 
+    def exponentials(self, scaled: Float[Tensor, "n vocab"]) -> Float[Tensor, "n 1"]:
+        """As `core.sampling.exponentials`, for numbers of at most 0. A run of cycles computes the same (`law.hpp`)."""
+        total = scaled.new_empty(len(scaled), 1)
+        self._exponentials(scaled.data_ptr(), scaled.stride(0), *scaled.shape, total.data_ptr(), *self._team)
+        return total
+
     @staticmethod
     def _supports(law: ResidualLaw) -> bool:
         """Whether the kernel computes this residual with these types."""
@@ -85,6 +93,11 @@ class RaceKernel:
         for sampled_law in (law, Dense(probs.double()), left):
             if not torch.equal(self.race(sampled_law, key), race(sampled_law, key)):
                 raise Unavailable("it is compiled, but its results are wrong")
+        scaled = law.probs.log()
+        exps = scaled.clone()
+        total = self.exponentials(exps)
+        if not (torch.allclose(exps, scaled.exp(), 1e-6, 0) and torch.allclose(total, exps.sum(-1, keepdim=True))):
+            raise Unavailable("it is compiled, but its exponentials are wrong")
 
 
 class KernelNoise(CounterNoise):
@@ -93,6 +106,13 @@ class KernelNoise(CounterNoise):
     def race(self, law: Law, key: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
         compiled = kernel() if law.device.type == "cpu" else None  # keys always are on the CPU
         return super().race(law, key) if compiled is None else compiled.race(law, key)
+
+
+def exponentials(scaled: Float[Tensor, "n vocab"]) -> Float[Tensor, "n 1"]:
+    """`core.sampling.exponentials`, by the kernel where it can. The numbers are at most 0."""
+    suits = scaled.is_cpu and scaled.dtype == torch.float32 and scaled.stride(1) == 1
+    compiled = kernel() if suits else None
+    return torch_exponentials(scaled) if compiled is None else compiled.exponentials(scaled)
 
 
 @functools.cache

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from slipstream.core.array_types import Float, Tensor
-from slipstream.core.types import GreedyCycle, Row
+from slipstream.core.types import Row, RunCycle
+from slipstream.kernels.cpu.cycle_run import RunPlan
 from slipstream.kernels.cpu.decoder import SkippedBlocks
-from slipstream.kernels.cpu.greedy_cycles import ChainHead
 from slipstream.models.cache.packing import RowSlice
 from slipstream.models.cache.tensors import KVCache
 from slipstream.models.run.attention import view
@@ -52,16 +52,12 @@ class LayerPass(ABC):
         """
 
     @property
-    def has_greedy_cycles(self) -> bool:
-        """Whether `greedy_cycles` runs any."""
+    def has_cycle_runs(self) -> bool:
+        """Whether `run_cycles` runs any."""
         return False
 
-    def greedy_cycles(
-        self, row: Row, index: int, most: int, left: int, depth: int, head: ChainHead | None
-    ) -> list[GreedyCycle]:
-        """Up to `most` greedy cycles of a row at `index` of the cache, which emit up to `left` tokens.
-
-        None at all where passes must run one by one."""
+    def run_cycles(self, row: Row, plan: RunPlan) -> list[RunCycle]:
+        """Some cycles of a row, by `CycleRun.run`; none where passes must run one by one."""
         return []
 
     @abstractmethod
@@ -126,15 +122,13 @@ class ForwardPass(LayerPass):
         return self._run_modules(pieces, span, given, watched, keep, skipped)
 
     @property
-    def has_greedy_cycles(self) -> bool:
-        return isinstance(self.decoder, CpuDecoder) and self.decoder.has_greedy_cycles
+    def has_cycle_runs(self) -> bool:
+        return isinstance(self.decoder, CpuDecoder) and self.decoder.has_cycle_runs
 
-    def greedy_cycles(
-        self, row: Row, index: int, most: int, left: int, depth: int, head: ChainHead | None
-    ) -> list[GreedyCycle]:
+    def run_cycles(self, row: Row, plan: RunPlan) -> list[RunCycle]:
         if not isinstance(self.decoder, CpuDecoder):
             return []
-        return self.decoder.greedy_cycles(self._cache, self.features, row, index, most, left, depth, head)
+        return self.decoder.run_cycles(self._cache, self.features, row, plan)
 
     def _write_features(
         self, outputs: Mapping[int, Tensor], pieces: Sequence[RowSlice], where: tuple[Tensor, Tensor]

@@ -24,7 +24,8 @@ import torch
 
 from slipstream.core.array_types import Float, Tensor
 from slipstream.core.interfaces import Model
-from slipstream.core.types import Draft, GreedyCycle, Row, Scores, Verdict
+from slipstream.core.types import Draft, Draws, Row, RunCycle, Scores, Verdict
+from slipstream.kernels.cpu.cycle_run import RunPlan
 from slipstream.kernels.cpu.decoder import SkippedBlocks
 from slipstream.models.cache.tensors import KVCache
 from slipstream.models.run.cpu.decoder import CpuDecoder
@@ -164,16 +165,19 @@ class TorchModel(Model):
         self._scorer.commit(rows, verdict, draft)
 
     @property
-    def has_greedy_cycles(self) -> bool:
-        return self.forward_pass.has_greedy_cycles
+    def has_cycle_runs(self) -> bool:
+        return self.forward_pass.has_cycle_runs
 
     @torch.inference_mode()
-    def greedy_cycles(self, row: Row, most: int, depth: int = 0, head: Any = None) -> list[GreedyCycle]:
+    def run_cycles(
+        self, row: Row, most: int, depth: int = 0, head: Any = None, draws: Draws | None = None
+    ) -> list[RunCycle]:
         state, left = self.rows.states[row], min(row.room(self.context), most * (depth + 1))
         if len(state.tokens) != row.length - 1 or state.hidden:
             return []
         self.rows.reserve(row, row.length + left)
-        cycles = self.forward_pass.greedy_cycles(row, state.index, most, left, depth, head)
+        plan = RunPlan(state.index, most, left, depth, head, draws)
+        cycles = self.forward_pass.run_cycles(row, plan)
         if cycles:
             state.drop_uncommitted()
             tokens = [token for cycle in cycles for token in cycle.tokens]

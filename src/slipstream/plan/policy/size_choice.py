@@ -190,7 +190,8 @@ class SizeChoice:
     def _trial_share(self) -> float:
         """The share of all time that trials may take, with so many rows."""
         failed = self._failed.get(next_power_of_two(len(self._rows)), 0)
-        return max(self._config.least_trial, self._config.first_trial / 2**failed)
+        share: float = self._config.first_trial / 2**failed
+        return max(self._config.least_trial, share)
 
     def _saved_up(self, options: Sequence[SizeOption]) -> tuple[DraftSize, float] | None:
         """Where nothing that drafts is captured, nothing can be tried: the time that trials may take is saved up until

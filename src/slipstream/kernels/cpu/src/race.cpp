@@ -4,7 +4,7 @@
 #include <atomic>
 #include <vector>
 
-#include "noise.hpp"
+#include "law.hpp"
 
 namespace {
 
@@ -61,6 +61,23 @@ void run(Race& race, int64_t* out, unsigned threads, Parallel parallel) {
     }
 }
 
+// Rows whose numbers are replaced by their exponentials; each thread takes the next row.
+struct Exponentials {
+    float *line, *total;
+    int64_t stride, rows, count;
+    std::atomic<int64_t> next{0};
+};
+
+void raise(void* data) {
+    Exponentials& all = *static_cast<Exponentials*>(data);
+    for (int64_t r; (r = all.next.fetch_add(1, std::memory_order_relaxed)) < all.rows;) {
+        double sum = 0;
+        for (int64_t i = 0; i < all.count; i += law::PART)
+            sum += law::exponentials(all.line + r * all.stride + i, std::min(law::PART, all.count - i));
+        all.total[r] = static_cast<float>(sum);
+    }
+}
+
 // The residual max(scale * target - draft, 0) of one law, or scale * target if that is 0 everywhere. Returns its sum. The two
 // loops must not be fused: core/verify/token.py rounds the product before it subtracts.
 double residual(const float* target, double scale, const int64_t* ids, const float* draft, int64_t many, int64_t count,
@@ -100,4 +117,13 @@ extern "C" void slipstream_residual(const int64_t* key, const float* target, int
                           left.data() + r * count);
     Race race{key, nullptr, 0, left.data(), count, 1, rows, count, sum.data(), 1, nullptr};
     run(race, out, threads, parallel);
+}
+
+// Replaces the numbers of `line` [rows, count], at most 0, by their exponentials; `total` [rows] receives their sums. Rows lie
+// `stride` numbers apart.
+extern "C" void slipstream_exponentials(float* line, int64_t stride, int64_t rows, int64_t count, float* total,
+                                        unsigned threads, Parallel parallel) {
+    Exponentials all{line, total, stride, rows, count};
+    if (threads > 1 && rows > 1) parallel(raise, &all, threads, 0);
+    else raise(&all);
 }

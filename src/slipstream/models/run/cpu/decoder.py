@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from slipstream.core.array_types import Float, Int, Tensor
-from slipstream.core.types import GreedyCycle, Row
+from slipstream.core.types import Row, RunCycle
+from slipstream.kernels.cpu.cycle_run import CycleRun, RunPlan
 from slipstream.kernels.cpu.decoder import (
     CachePointers,
     CpuLayer,
@@ -20,7 +21,6 @@ from slipstream.kernels.cpu.decoder import (
     PassArgs,
     SkippedBlocks,
 )
-from slipstream.kernels.cpu.greedy_cycles import ChainHead, GreedyCycles
 from slipstream.kernels.cpu.linear import PackedWeight
 from slipstream.models.cache.attention_mask import AttentionMask
 from slipstream.models.cache.packing import RowSlice
@@ -53,7 +53,7 @@ class CpuDecoder:
         self.state_like = torch.empty(1, len(base.norm.weight))  # one hidden state
         self._pointers: tuple[KVCache, int, CachePointers] | None = None
         self._embedding = _embedding_table(model.get_input_embeddings())
-        self._cycles: tuple[KVCache, int, object, Tensor, GreedyCycles] | None = None
+        self._cycles: tuple[KVCache, int, object, Tensor, CycleRun] | None = None
 
     def forward(
         self,
@@ -107,35 +107,25 @@ class CpuDecoder:
         return logits
 
     @property
-    def has_greedy_cycles(self) -> bool:
+    def has_cycle_runs(self) -> bool:
         """Whether the arguments of `forward` depend on nothing but the tokens."""
         return self._angles.fixed and self._embedding is not None and self._kinds == (None,) and self._net.outputs > 0
 
-    def greedy_cycles(
-        self,
-        cache: KVCache,
-        features: FeatureStore,
-        row: Row,
-        index: int,
-        most: int,
-        left: int,
-        depth: int,
-        head: ChainHead | None,
-    ) -> list[GreedyCycle]:
-        """Greedy cycles of a row at `index` of the cache, by `GreedyCycles.run`. The outputs of the declared layers are
-        kept. None at all for a model that needs the arguments of `forward`."""
-        angles = self._angles.table(row.length + left)
-        if angles is None or self._embedding is None or not self.has_greedy_cycles:
+    def run_cycles(self, cache: KVCache, features: FeatureStore, row: Row, plan: RunPlan) -> list[RunCycle]:
+        """Some cycles of a row, by `CycleRun.run`. The outputs of the declared layers are kept. None at all for a model
+        that needs the arguments of `forward`."""
+        angles = self._angles.table(row.length + plan.left)
+        if angles is None or self._embedding is None or not self.has_cycle_runs:
             return []
-        held, last = features.all_places(self.state_like), self._cycles
+        held, last, head = features.all_places(self.state_like), self._cycles, plan.head
         if head is not None and (head.net.row_bits != self._net.row_bits or not held.keys() >= {*head.layers}):
             return []
         valid = last is not None and last[0] is cache and last[1] == cache.version
         if last is None or not valid or last[2] is not held or last[3] is not angles[0]:
             pointers = self._cache_pointers(cache)
-            own = GreedyCycles(self._kernel, self._net, self._embedding, pointers, angles, held)
+            own = CycleRun(self._kernel, self._net, self._embedding, pointers, angles, held)
             self._cycles = last = cache, cache.version, held, angles[0], own
-        return last[4].run(row, index, most, left, depth, head)
+        return last[4].run(row, plan)
 
     def _cache_pointers(self, cache: KVCache) -> CachePointers:
         if self._pointers is None or self._pointers[0] is not cache or self._pointers[1] != cache.version:

@@ -10,8 +10,8 @@ import torch
 
 import letters
 import slipstream as ss
+from slipstream.engines.native.cycle_runs import CycleRuns
 from slipstream.engines.native.engine import NativeEngine
-from slipstream.engines.native.greedy_run import GreedyRuns
 from slipstream.kernels.cpu.decoder import kernel
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.target import Target
@@ -28,13 +28,13 @@ def engine(request, monkeypatch) -> Iterator[NativeEngine]:
     given, model = letters.target(), copy.deepcopy(letters.plain())
     pack_linears(model)
     calls.clear()
-    own = TorchModel.greedy_cycles
+    own = TorchModel.run_cycles
 
     def counted(self, row, most, *others):
         calls.append(len(cycles := own(self, row, most, *others)))
         return cycles
 
-    monkeypatch.setattr(TorchModel, "greedy_cycles", counted)
+    monkeypatch.setattr(TorchModel, "run_cycles", counted)
     with NativeEngine(Target(given.files, TorchModel(model), given.text), getattr(request, "param", None)) as opened:
         yield opened
 
@@ -44,7 +44,7 @@ def both(engine: NativeEngine, monkeypatch, **options) -> tuple[ss.Completion, s
     several = engine.generate("abc", **options)[0]
     assert max(calls, default=0) > 2
     with monkeypatch.context() as patch:
-        patch.setattr(GreedyRuns, "_suits", lambda self, job: False)
+        patch.setattr(CycleRuns, "_suits", lambda self, job: False)
         return several, engine.generate("abc", **options)[0]
 
 
@@ -60,6 +60,19 @@ def test_output_and_counts_are_those_of_single_cycles(engine, monkeypatch):
     assert several.tau == 1.0
 
 
+@pytest.mark.parametrize("engine", [None, "ngram"], indirect=True)
+@pytest.mark.parametrize("verify", ["token", "block", "coupled"])
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
+def test_sampled_tokens_are_those_of_single_cycles(engine, monkeypatch, verify, temperature):
+    options = {**LONG, "speculation": ss.Speculation(verify=verify, off=True)}
+    texts = set()
+    for seed in range(6):
+        several, single = both(engine, monkeypatch, sampling=ss.Sampling(temperature, seed=seed), **options)
+        assert same(several, single)
+        texts.add(several.text)
+    assert len(texts) == 6 or temperature < 1
+
+
 def test_text_ends_at_stop_strings_end_tokens_and_limits(engine, monkeypatch):
     text = engine.generate("abc", GREEDY, **LONG)[0].text
     for options in ({"stop": [text[20:23]]}, {"stop_token_ids": [letters.TOKENS.index(text[9])]}, {"max_tokens": 11}):
@@ -70,7 +83,7 @@ def test_text_ends_at_stop_strings_end_tokens_and_limits(engine, monkeypatch):
 def test_a_drafter_goes_on_after_cycles_without_drafts(engine, monkeypatch):
     options = {"sampling": GREEDY, "max_tokens": 120, "ignore_eos": True}
     several = [engine.generate(prompt, **options)[0] for prompt in ("abc", "ponm", "hgfe")]
-    monkeypatch.setattr(GreedyRuns, "_suits", lambda self, job: False)
+    monkeypatch.setattr(CycleRuns, "_suits", lambda self, job: False)
     assert [engine.generate(done, **options)[0].token_ids for done in ("abc", "ponm", "hgfe")] == [
         done.token_ids for done in several
     ]
@@ -79,7 +92,7 @@ def test_a_drafter_goes_on_after_cycles_without_drafts(engine, monkeypatch):
 @pytest.mark.parametrize(
     "options",
     [
-        {"sampling": ss.Sampling(temperature=0.7, seed=1)},
+        {"sampling": ss.Sampling(temperature=0.7, top_p=0.9, seed=1)},
         {"sampling": ss.Sampling(temperature=0, repetition_penalty=1.3)},
         {"sampling": GREEDY, "logprobs": 2},
         {"sampling": GREEDY, "min_tokens": 49},
@@ -110,14 +123,14 @@ def test_chains_of_the_shipped_head_are_those_of_single_cycles(monkeypatch):
     """At fixed depths and by the policy, which asks for chains only: text, origins and counts."""
     from default import target
 
-    own, depths = TorchModel.greedy_cycles, list[int]()
+    own, depths = TorchModel.run_cycles, list[int]()
 
-    def counted(self, row, most, depth=0, chains=None):
-        cycles = own(self, row, most, depth, chains)
+    def counted(self, row, most, depth=0, *others):
+        cycles = own(self, row, most, depth, *others)
         depths.extend([depth] * len(cycles))
         return cycles
 
-    monkeypatch.setattr(TorchModel, "greedy_cycles", counted)
+    monkeypatch.setattr(TorchModel, "run_cycles", counted)
     prompt, options = "def merge(left, right):\n    # two sorted lists as one\n", {"max_tokens": 60, "ignore_eos": True}
     with NativeEngine(target(), "eagle") as opened:
         plain = opened.generate(prompt, GREEDY, speculation=ss.Speculation(off=True), **options)[0]
@@ -128,8 +141,42 @@ def test_chains_of_the_shipped_head_are_those_of_single_cycles(monkeypatch):
             several = opened.generate(prompt, GREEDY, **options)[0]
             assert {depth} <= {*depths} <= {0, depth}
             with monkeypatch.context() as patch:
-                patch.setattr(GreedyRuns, "_suits", lambda self, job: False)
+                patch.setattr(CycleRuns, "_suits", lambda self, job: False)
                 single = opened.generate(prompt, GREEDY, **options)[0]
             assert several.token_ids == single.token_ids == plain.token_ids
             assert (several.origins, several.stats) == (single.origins, single.stats)
             assert several.tau > 1.5
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_sampled_chains_of_the_shipped_head_are_those_of_single_cycles(monkeypatch, temperature):
+    """Draft and target draw from the same noise, so that the text is that of plain decoding, too."""
+    from default import target
+
+    own, depths = TorchModel.run_cycles, list[int]()
+
+    def counted(self, row, most, depth=0, *others):
+        cycles = own(self, row, most, depth, *others)
+        depths.extend([depth] * len(cycles))
+        return cycles
+
+    monkeypatch.setattr(TorchModel, "run_cycles", counted)
+    prompt, options = "def merge(left, right):\n    # two sorted lists as one\n", {"max_tokens": 60, "ignore_eos": True}
+    with NativeEngine(target(), "eagle", "coupled") as opened:
+        for seed in range(3):
+            sampling = ss.Sampling(temperature, seed=seed)
+            plain = opened.generate(prompt, sampling, speculation=ss.Speculation(off=True), **options)[0]
+            for depth in (1, 3):
+                depths.clear()
+                options["speculation"] = ss.Speculation(depth=depth)
+                several = opened.generate(prompt, sampling, **options)[0]
+                assert {depth} <= {*depths} <= {0, depth}
+                with monkeypatch.context() as patch:
+                    patch.setattr(CycleRuns, "_suits", lambda self, job: False)
+                    single = opened.generate(prompt, sampling, **options)[0]
+                assert several.token_ids == single.token_ids == plain.token_ids
+                assert (several.origins, several.stats) == (single.origins, single.stats)
+                assert several.tau > 1.2
+            del options["speculation"]
+            assert opened.generate(prompt, sampling, **options)[0].token_ids == plain.token_ids

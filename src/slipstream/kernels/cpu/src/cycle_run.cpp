@@ -1,6 +1,7 @@
-// Greedy decoding of one row, several cycles in one call: each emits the most probable token, or first has a head draft a
-// chain and then emits what of it the target says as well, and one token more. It ends after an end token, and before a cycle
-// whose logits are not all finite.
+// Decoding of one row, several cycles in one call: each emits the target's choice, or first has a head draft a chain and then
+// emits what of it the target chooses as well, and one token more. The choice is the most probable token, or the winner of
+// the race with the key of its position (race.cpp). A run ends after an end token, and before a cycle whose logits are not all
+// finite.
 //
 // In Python, what lies between two passes of a small model takes a tenth of a plain cycle and a quarter of one that drafts,
 // because the weights that a pass reads evict everything else from the caches.
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "decoder.hpp"
+#include "law.hpp"
 #include "ranking.hpp"
 
 namespace {
@@ -18,7 +20,7 @@ namespace {
 using Unpack = int (*)(const linear::Matrix*, const int64_t*, int64_t, float*);  // `slipstream_unpack` of linear.cpp
 using Clock = std::chrono::steady_clock;
 
-// The head that drafts; laid out as `_HeadArgs` in greedy_cycles.py. Its slot t reads token t + 1 and a state of position t:
+// The head that drafts; laid out as `_HeadArgs` in cycle_run.py. Its slot t reads token t + 1 and a state of position t:
 // the fused outputs of some of the target's layers there or, for drafted tokens, what the head gave for slot t - 1.
 struct HeadArgs {
     const decoder::Network* net;
@@ -32,13 +34,13 @@ struct HeadArgs {
     int64_t row, held;  // its row of the cache, and how many slots of committed tokens are cached there
 };
 
-// What came of a cycle; laid out as `_Cycle` in greedy_cycles.py. Times are in seconds.
+// What came of a cycle; laid out as `_Cycle` in cycle_run.py. Times are in seconds.
 struct Cycle {
     int64_t drafted, emitted;
     double drafting, scoring;
 };
 
-// Laid out as `_CycleArgs` in greedy_cycles.py.
+// Laid out as `_CycleArgs` in cycle_run.py.
 struct CycleArgs {
     const float* table;            // [vocabulary, hidden] the embedding, or null:
     const linear::Matrix* packed;  // the embedding in few bits
@@ -46,9 +48,11 @@ struct CycleArgs {
     const float *cos, *sin;  // by position
     float* const* features;  // by layer: [places, hidden] for its outputs, or null
     const int64_t* ends;     // end tokens
+    const int64_t* key;      // [left] of the race at each position, or null: the most probable token is chosen
     HeadArgs* head;          // or null: nothing is drafted
     int64_t* token;          // the last committed token, behind those that the head has not read; receives what is emitted
     Cycle* cycle;            // [most] receives the cycles
+    double temperature;                                // where there are keys
     int64_t end_count, row, place, depth, most, left;  // left: tokens that may be emitted
     int64_t cycles, emitted;                           // how many there were
 };
@@ -108,7 +112,10 @@ Leader leader(const float* logits, int64_t from, int64_t to) {
 struct CycleScratch {
     Tokens target, head;
     std::vector<float> states, fused;
-    std::vector<Leader> leaders;  // by slot and thread
+    std::vector<Leader> leaders;      // by slot and thread
+    std::vector<float> weight, odds;  // of the target's laws by slot, of the head's law
+    std::vector<double> sums;         // of the weights, by slot and part
+    std::vector<noise::Lead> races;   // by slot and thread
     std::vector<int64_t> draft;
 };
 
@@ -187,12 +194,27 @@ struct Run {
         head_args.cos = head.cos + first * head.rotated, head_args.sin = head.sin + first * head.rotated;
     }
 
-    // Take the head's most probable token into the draft, and let the head read it unless the draft is complete.
-    void draft_next() {
+    // The head's choice, as the index of its logit; negative if there is none. The race is that of the target's position.
+    int64_t head_choice() {
         const HeadArgs& head = *args.head;
+        const int64_t count = head.net->head->out;
         float best;
         int64_t index;
-        drafting = ranking::largest(head_args.logits, head.net->head->out, 1, &best, &index) == 1;
+        if (ranking::largest(head_args.logits, count, 1, &best, &index) != 1) return -1;
+        if (!args.key) return index;
+        scratch.odds.resize(count);
+        double sum = 0;
+        for (int64_t i = 0; i < count; i += law::PART)
+            sum += law::weigh(head_args.logits + i, best, args.temperature, std::min(law::PART, count - i), &scratch.odds[i]);
+        const uint64_t key = args.key[args.emitted + scratch.draft.size()];
+        return law::leader(key, head.ids, scratch.odds.data(), static_cast<float>(sum), 0, count).first;
+    }
+
+    // Take the head's choice into the draft, and let the head read it unless the draft is complete.
+    void draft_next() {
+        const HeadArgs& head = *args.head;
+        const int64_t index = head_choice();
+        drafting = index >= 0;
         if (!drafting) return;
         const int64_t token = head.ids[index], drafts = scratch.draft.size(), hidden = head.net->hidden;
         scratch.draft.push_back(token);
@@ -221,6 +243,11 @@ struct Run {
             if (args.features[i]) scratch.target.features[i] = args.features[i] + (args.row + place()) * hidden;
         pass_args.cos = args.cos + place() * pass_args.rotated, pass_args.sin = args.sin + place() * pass_args.rotated;
         scratch.leaders.resize(count * threads);
+        if (args.key) {
+            const int64_t vocab = net.head->out;
+            scratch.weight.resize(count * vocab), scratch.sums.resize(count * law::parts_of(vocab));
+            scratch.races.resize(count * threads);
+        }
         start_pass(net, pass_args);
     }
 
@@ -242,17 +269,59 @@ struct Run {
         return best;
     }
 
+    // The weights of a thread's parts of the vocabulary, at every slot.
+    void weigh(int64_t number, int64_t team) {
+        const int64_t vocab = net.head->out, parts = law::parts_of(vocab);
+        for (int64_t slot = 0; slot < pass_args.slots; ++slot) {
+            const float best = best_of(slot, team).logit;
+            for (int64_t part = number; part < parts; part += team) {
+                const int64_t at = slot * vocab + part * law::PART, count = std::min(law::PART, vocab - part * law::PART);
+                scratch.sums[slot * parts + part] =
+                    law::weigh(pass_args.logits + at, best, args.temperature, count, &scratch.weight[at]);
+            }
+        }
+    }
+
+    // Who leads the races among these tokens.
+    void race(int64_t number, int64_t team) {
+        const int64_t vocab = net.head->out, parts = law::parts_of(vocab);
+        for (int64_t slot = 0; slot < pass_args.slots; ++slot) {
+            double sum = 0;
+            for (int64_t part = 0; part < parts; ++part) sum += scratch.sums[slot * parts + part];
+            noise::Lead best;
+            for (int64_t part = number; part < parts; part += team) {
+                const int64_t first = part * law::PART, end = std::min(first + law::PART, vocab);
+                const float* weight = &scratch.weight[slot * vocab];
+                const auto lead = law::leader(args.key[args.emitted + slot], nullptr, weight, sum, first, end);
+                if (lead.time < best.time) best = lead;
+            }
+            scratch.races[slot * threads + number] = best;
+        }
+    }
+
+    // The target's choice after a slot; negative if it cannot be told.
+    int64_t choice_of(int64_t slot, int64_t team) const {
+        const Leader best = best_of(slot, team);
+        if (!best.finite || !args.key) return best.finite ? best.token : -1;
+        noise::Lead first;
+        for (int64_t n = 0; n < team; ++n) {
+            const noise::Lead& own = scratch.races[slot * threads + n];
+            if (own.time < first.time || (own.time == first.time && own.first < first.first)) first = own;
+        }
+        return first.first;
+    }
+
     // Emit the accepted part of the draft and the token after it. Nothing where a token cannot be told.
     void verify(int64_t team) {
         const int64_t drafts = scratch.draft.size();
         int64_t* to = args.token + args.emitted + 1;
         int64_t count = 0;
         for (bool same = true; same; ++count) {
-            const Leader best = best_of(count, team);
-            unfinished = best.finite;
+            const int64_t choice = choice_of(count, team);
+            unfinished = choice >= 0;
             if (!unfinished) return;
-            to[count] = best.token;
-            same = count < drafts && scratch.draft[count] == best.token;
+            to[count] = choice;
+            same = count < drafts && scratch.draft[count] == choice;
         }
         const Clock::time_point now = Clock::now();
         const auto seconds = [](Clock::duration time) { return std::chrono::duration<double>(time).count(); };
@@ -286,13 +355,19 @@ void run_cycles(void* data) {
         decoder::run_layers(*run.pass);
         run.barrier.wait(threads);
         run.find_leaders(number, threads);
+        if (run.args.key) {
+            run.barrier.wait(threads);
+            run.weigh(number, threads);
+            run.barrier.wait(threads);
+            run.race(number, threads);
+        }
         alone([&] { run.verify(threads); });
     }
 }
 
 }  // namespace
 
-extern "C" void slipstream_greedy_cycles(const decoder::Network* net, const decoder::PassArgs* given, CycleArgs* args,
+extern "C" void slipstream_cycle_run(const decoder::Network* net, const decoder::PassArgs* given, CycleArgs* args,
                                          unsigned threads, decoder::Parallel parallel, decoder::TeamSize team_size) {
     static thread_local CycleScratch scratch;
     args->cycles = args->emitted = 0;

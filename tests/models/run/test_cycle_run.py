@@ -44,7 +44,7 @@ def one_by_one(model: TorchModel, row: Row, count: int) -> list[int]:
 
 def continued(model: TorchModel, row: Row, count: int) -> list[int]:
     """The tokens of up to so many plain cycles in one call."""
-    cycles = model.greedy_cycles(row, count)
+    cycles = model.run_cycles(row, count)
     assert all(len(cycle.tokens) == 1 and not cycle.drafted for cycle in cycles)
     return [token for cycle in cycles for token in cycle.tokens]
 
@@ -98,8 +98,8 @@ def test_rows_and_models_that_need_ordinary_passes_have_them():
     windowed = build("mistral", sliding_window=8)
     pack_linears(windowed)
     for other in (TorchModel(windowed), TorchModel(build("llama"), kernels=False)):
-        assert other.greedy_cycles(opened(other), 5) == []
-        assert not other.has_greedy_cycles
+        assert other.run_cycles(opened(other), 5) == []
+        assert not other.has_cycle_runs
 
 
 FEW = {"vocab_size": 5, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}  # so that drafts come true
@@ -137,7 +137,7 @@ def test_cycles_with_chains_are_those_of_single_ones(integers, threads):
         accepted = set()
         for depth, most in ((2, 3), (1, 5), (0, 12), (5, 4), (3, 1), (2, 40)):  # beyond a row's first places
             chains = drafter.chain_head(row, most * (depth + 1)) if depth else None
-            done = target.greedy_cycles(row, most, depth, chains)
+            done = target.run_cycles(row, most, depth, chains)
             assert len(done) == most
             for found in done:
                 step = ordinary(target, drafter, other, depth)
@@ -155,7 +155,7 @@ def test_cycles_with_chains_are_those_of_single_ones(integers, threads):
 
 def test_an_end_token_ends_drafts_and_cycles():
     target, drafter, row, other = pair(True, frozenset({2}))
-    cycles = target.greedy_cycles(row, 50, 3, drafter.chain_head(row, 200))
+    cycles = target.run_cycles(row, 50, 3, drafter.chain_head(row, 200))
     steps = [ordinary(target, drafter, other, 3)]
     while other.finish_reason is None:
         steps.append(ordinary(target, drafter, other, 3))
@@ -168,7 +168,7 @@ def test_an_end_token_ends_drafts_and_cycles():
 
 def test_drafts_leave_room_for_the_token_after_them():
     target, drafter, row, other = pair(False, tokens=12)
-    cycles = target.greedy_cycles(row, 50, 3, drafter.chain_head(row, 12))
+    cycles = target.run_cycles(row, 50, 3, drafter.chain_head(row, 12))
     drafted = []
     while other.finish_reason is None:
         drafted.append(ordinary(target, drafter, other, 3).drafted)

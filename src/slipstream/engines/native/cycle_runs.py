@@ -1,8 +1,11 @@
-"""Several greedy cycles in one call of the model, for a row that decodes alone: plain ones, or with chains of a head.
+"""Several cycles in one call of the model, for a row that decodes alone: plain ones, or with chains of a head.
 
 Between two passes of a small model the host takes a tenth of a plain cycle and a quarter of one that drafts: what a
 pass reads evicts everything else from the caches. Tokens, drafts and counts are those of ordinary cycles. A run is
 short enough that tokens still come smoothly, and that a new request waits no longer than a person notices.
+
+Tokens are the most probable ones, or are drawn at a temperature. Drafts that are sampled share the noise of the
+target's draws (the coupled rule). Rules that compare laws verify drafts on the ordinary path.
 """
 
 from __future__ import annotations
@@ -10,18 +13,24 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from slipstream.core.device import DeviceVerdict
 from slipstream.core.interfaces import Drafter, Model, Policy, Verifier
+from slipstream.core.loop import NoiseFactory
 from slipstream.core.shaping import needs_shaping
+from slipstream.core.types import Draws, RunCycle
 from slipstream.engines.job import Job
 from slipstream.engines.native.publisher import ChunkPublisher
 
 LONGEST = 0.04  # seconds of a run
 MOST = 16  # cycles of a run
+COMPARED = DeviceVerdict.TOKEN, DeviceVerdict.BLOCK  # rules that compare laws; without a draft, they draw one token
 
 
-class GreedyRuns:
-    """`rule` and `drafter` give those of a name. `note` counts a failure by its sentence."""
+class CycleRuns:
+    """`rule` and `drafter` give those of a name, `make_noise` the noise of rows. `note` counts a failure by its
+    sentence."""
 
     def __init__(
         self,
@@ -29,10 +38,11 @@ class GreedyRuns:
         policy: Policy,
         rule: Callable[[str], Verifier],
         drafter: Callable[[str], Drafter],
+        make_noise: NoiseFactory,
         publisher: ChunkPublisher,
         note: Callable[[str], None],
     ) -> None:
-        self._model, self._policy, self._publisher = model, policy, publisher
+        self._model, self._policy, self._publisher, self._make_noise = model, policy, publisher, make_noise
         self._rule, self._drafter, self._note = rule, drafter, note
         self._seconds: defaultdict[bool, float] = defaultdict(lambda: LONGEST / 2)  # of a cycle, plain and with a draft
 
@@ -49,11 +59,11 @@ class GreedyRuns:
         try:
             head = self._drafter(job.plan.drafter).chain_head(job.row, most * (depth + 1)) if depth else None
             read = time.perf_counter()
-            cycles = [] if depth and head is None else self._model.greedy_cycles(job.row, most, depth, head)
+            cycles = self._cycles(job, most, depth, head)
         except MemoryError:  # one token may still fit
             return False
         except Exception as error:  # an ordinary cycle may do, or meets it again and ends whom it concerns
-            self._note(f"greedy run: {error}")
+            self._note(f"several cycles: {error}")
             return False
         if not cycles:
             return False
@@ -76,15 +86,30 @@ class GreedyRuns:
     def chains_only(self, job: Job) -> bool:
         """Whether a tree would keep a row from such runs, which a chain does not."""
         drafter = self._drafter(job.plan.drafter)
-        return self._model.has_greedy_cycles and drafter.has_chain_head and self._is_greedy(job)
+        return self._model.has_cycle_runs and drafter.has_chain_head and self._is_simple(job, drafts=True)
 
     def _suits(self, job: Job) -> bool:
         """Whether a row has read its prompt, and drafts chains or nothing."""
-        return job.budget.shape is None and job.stats.cycles > 0 and self._is_greedy(job)
+        return job.budget.shape is None and job.stats.cycles > 0 and self._is_simple(job, job.budget.depth > 0)
 
-    def _is_greedy(self, job: Job) -> bool:
-        """Whether the next tokens of a row are the most probable ones, and nobody wants more than them."""
-        rule = self._rule(job.plan.rule).device_rule
-        if rule is None or not rule.greedy or rule.lossy:
+    def _is_simple(self, job: Job, drafts: bool) -> bool:
+        """Whether the next tokens of a row are the most probable ones or are drawn from whole laws, and nobody wants
+        more than them. `drafts`: whether drafted tokens are only compared with them."""
+        rule, sampling = self._rule(job.plan.rule).device_rule, job.row.request.sampling
+        if rule is None or rule.lossy or job.top is not None or needs_shaping(job.row):
             return False
-        return job.top is None and job.row.request.sampling.temperature == 0 and not needs_shaping(job.row)
+        if sampling.temperature == 0:
+            return rule.greedy
+        whole = not sampling.top_k and sampling.top_p >= 1 and not sampling.min_p
+        matched = rule.verdict is DeviceVerdict.MATCH and rule.shared
+        return whole and (matched or (not drafts and rule.verdict in COMPARED))
+
+    def _cycles(self, job: Job, most: int, depth: int, head: Any | None) -> list[RunCycle]:
+        """`head`: of drafts. There are no cycles without it, or without keys for what is to be drawn."""
+        sampling, draws = job.row.request.sampling, None
+        if sampling.temperature > 0:
+            noise = self._make_noise([job.row], [self._rule(job.plan.rule).shared])
+            draws = Draws(sampling.temperature, noise.emit_keys(0, most * (depth + 1)))
+        if (depth and head is None) or (draws is not None and not draws.keys):
+            return []
+        return self._model.run_cycles(job.row, most, depth, head, draws)

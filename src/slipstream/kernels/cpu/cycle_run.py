@@ -1,6 +1,7 @@
-"""Greedy decoding of one row, several cycles in one call (`greedy_cycles.cpp`), plain or with chains of a head.
+"""Decoding of one row, several cycles in one call (`cycle_run.cpp`), plain or with chains of a head.
 
-Cycles one by one define the results: the same passes, the head's drafts, and the most probable token after each slot.
+Cycles one by one define the results: the same passes, the head's drafts, and the target's choice after each slot, which
+is the most probable token, or the winner of the race with the key of its position.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from slipstream.core.types import GreedyCycle, Row
+from slipstream.core.types import Draws, Row, RunCycle
 from slipstream.kernels.cpu.decoder import CachePointers, CpuNetwork, DecoderKernel, PassStruct
 from slipstream.kernels.cpu.draft import EmbeddingTables
 from slipstream.kernels.cpu.linear import POINTER, SIZE, PackedWeight, unpacker
 
 HEAD_ADDRESSES = ("net", "embedding", "cos", "sin", "ids", "fuse", "factor", "state", "keys", "values")
 HEAD_SIZES = ("fused", "rotated", "row_step", "head_step", "row", "held")
-ADDRESSES = ("table", "packed", "unpack", "cos", "sin", "features", "ends", "head", "token", "cycle")
+ADDRESSES = ("table", "packed", "unpack", "cos", "sin", "features", "ends", "key", "head", "token", "cycle")
 SIZES = ("end_count", "row", "place", "depth", "most", "left", "cycles", "emitted")
 
 
@@ -31,7 +32,11 @@ class _Cycle(ctypes.Structure):
 
 
 class _CycleArgs(ctypes.Structure):
-    _fields_ = (*((name, POINTER) for name in ADDRESSES), *((name, SIZE) for name in SIZES))
+    _fields_ = (
+        *((name, POINTER) for name in ADDRESSES),
+        ("temperature", ctypes.c_double),
+        *((name, SIZE) for name in SIZES),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +54,19 @@ class ChainHead:
     record: Callable[[int], None]  # receives how many are cached afterwards
 
 
-class GreedyCycles:
+@dataclass(frozen=True, eq=False)
+class RunPlan:
+    """What to run for a row."""
+
+    index: int  # of the row in the cache
+    most: int  # cycles at most
+    left: int  # tokens that may be emitted
+    depth: int = 0  # of chains at most
+    head: ChainHead | None = None  # drafts them
+    draws: Draws | None = None  # at least `left`; None: the most probable token is chosen
+
+
+class CycleRun:
     """Valid as long as the cache, the tables of the angles and the places of the features are the same tensors."""
 
     def __init__(
@@ -79,28 +96,29 @@ class GreedyCycles:
         else:
             self._args.table = embedding.data_ptr()
 
-    def run(
-        self, row: Row, index: int, most: int, left: int, depth: int = 0, head: ChainHead | None = None
-    ) -> list[GreedyCycle]:
-        """Up to `most` cycles of a row at `index` of the cache, which emit up to `left` tokens, with chains of up to
-        `depth` tokens: fewer cycles after an end token, and before one whose logits are not finite. The last committed
-        token is not cached yet, and the last one emitted is not cached afterwards."""
+    def run(self, row: Row, plan: RunPlan) -> list[RunCycle]:
+        """Some cycles of a row: fewer than `plan.most` after an end token, and before one whose logits are not finite.
+        The last committed token is not cached yet, and the last one emitted is not cached afterwards."""
+        head, draws = plan.head, plan.draws
         unread = 1 if head is None else max(1, row.length - 1 - head.held)
-        tokens = (SIZE * (unread + left))(*row.tokens[-unread:])
-        ends, cycles = (SIZE * len(row.request.ends))(*row.request.ends), (_Cycle * most)()
+        tokens = (SIZE * (unread + plan.left))(*row.tokens[-unread:])
+        ends, cycles = (SIZE * len(row.request.ends))(*row.request.ends), (_Cycle * plan.most)()
+        keys = None if draws is None else (SIZE * plan.left)(*draws.keys[: plan.left])
         args, first = self._args, unread - 1
         args.token, args.cycle = ctypes.addressof(tokens) + first * ctypes.sizeof(SIZE), ctypes.addressof(cycles)
         args.ends, args.end_count = ctypes.addressof(ends), len(ends)
-        args.row, args.place, args.depth, args.most, args.left = index, row.length - 1, depth, most, left
+        args.key, args.temperature = None if keys is None else ctypes.addressof(keys), draws.temperature if draws else 0
+        args.row, args.place, args.depth = plan.index, row.length - 1, plan.depth
+        args.most, args.left = plan.most, plan.left
         drafter = None if head is None else self._head_args(head)
         args.head = None if drafter is None else ctypes.addressof(drafter[0])
-        self._kernel.greedy_cycles(self._net, ctypes.addressof(self._call), ctypes.addressof(args))
+        self._kernel.run_cycles(self._net, ctypes.addressof(self._call), ctypes.addressof(args))
         if head is not None and drafter is not None:
             head.record(drafter[0].held)
-        done, at = list[GreedyCycle](), first + 1
+        done, at = list[RunCycle](), first + 1
         for cycle in cycles[: args.cycles]:
             emitted = tokens[at : at + cycle.emitted]
-            done.append(GreedyCycle(emitted, cycle.drafted, cycle.drafting, cycle.scoring))
+            done.append(RunCycle(emitted, cycle.drafted, cycle.drafting, cycle.scoring))
             at += cycle.emitted
         return done
 
