@@ -1,6 +1,6 @@
 """Two checkouts on one CPU, request by request in turn: has a change made decoding slower?
 
-    python benchmarks/versions.py OLD NEW [--way plain|depth1|depth2|depth3|policy] [--rounds 12]
+    python benchmarks/versions.py OLD NEW [--way plain|depth1|depth2|depth3|policy] [--rounds 12] [--temperature 0]
 
 OLD and NEW are checkouts (folders with `src`). Each has a process of its own, with one thread, on the same core. Every
 request runs in one and then in the other, in alternating order, so a change of the clock meets both. What counts is
@@ -27,7 +27,7 @@ WARM = 2  # rounds before any is counted
 TOKENS = 48
 
 
-def serve(way: str) -> None:
+def serve(way: str, temperature: float) -> None:
     """Answer the prompts on stdin, one JSON string a line; print the processor time of each."""
     import torch
 
@@ -38,18 +38,19 @@ def serve(way: str) -> None:
     with ss.Engine("smollm2-135m", drafter=drafter, depth=depth) as engine:
         print("ready", flush=True)
         for line in sys.stdin:
+            sampling = ss.Sampling(temperature=temperature, seed=0)  # with a seed the rule is coupled
             began = time.process_time()
-            engine.generate(json.loads(line), ss.Sampling(temperature=0), max_tokens=TOKENS)
+            engine.generate(json.loads(line), sampling, max_tokens=TOKENS, ignore_eos=True)
             print(f"seconds {time.process_time() - began}", flush=True)
 
 
 class Version:
     """A checkout in a process of its own."""
 
-    def __init__(self, checkout: Path, way: str) -> None:
+    def __init__(self, checkout: Path, way: str, temperature: float) -> None:
         pinned = ["taskset", "-c", "0"] if shutil.which("taskset") else []
         self._process = subprocess.Popen(
-            [*pinned, sys.executable, __file__, "--serve", way],
+            [*pinned, sys.executable, __file__, "--serve", way, "--temperature", str(temperature)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -93,17 +94,19 @@ def main() -> None:
     parser.add_argument("new", type=Path, nargs="?")
     parser.add_argument("--way", choices=WAYS, action="append")
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--serve", choices=WAYS, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.serve:
-        serve(asked.serve)
+        serve(asked.serve, asked.temperature)
         return
     if asked.old is None or asked.new is None:
         parser.error("name two checkouts, the old one first")
     for way in asked.way or WAYS:
-        versions = Version(asked.old, way), Version(asked.new, way)
+        versions = [Version(checkout, way, asked.temperature) for checkout in (asked.old, asked.new)]
         try:
-            print(json.dumps({"way": way, "old / new": compare(*versions, asked.rounds)}), flush=True)
+            ratios = compare(*versions, asked.rounds)
+            print(json.dumps({"way": way, "temperature": asked.temperature, "old / new": ratios}), flush=True)
         finally:
             for version in versions:
                 version.close()

@@ -9,7 +9,7 @@ from slipstream.core.law import Dense, OneHot, Sparse
 from slipstream.core.noise import CounterNoise, Purpose, Site, race
 from slipstream.core.types import Request, Row
 from slipstream.core.verify.token import ResidualLaw
-from slipstream.kernels.cpu.race import KernelNoise, kernel
+from slipstream.kernels.cpu.race import TINY, KernelNoise, kernel
 
 pytestmark = pytest.mark.skipif(kernel() is None, reason="needs a C++ compiler")
 
@@ -99,3 +99,25 @@ def test_a_rest_of_someone_elses_making_is_taken_as_it_is():
         probs(20, 50, 1.0), torch.ones(20).double(), Dense(probs(20, 50, 2.0)), lambda weight, _: weight.flip(1)
     )
     assert torch.equal(kernel().race(law, keys(20)), race(law, keys(20)))
+
+
+@pytest.mark.parametrize("vocab", [1, 5, 16, 4097, 5003, 49152])
+def test_exponentials_of_numbers_that_are_at_most_0(vocab):
+    scaled = torch.randn(5, vocab, generator=torch.Generator().manual_seed(vocab)).mul(8)
+    scaled -= scaled.max(-1, keepdim=True).values
+    scaled[1, 1:] = -torch.inf
+    scaled[2, 1:] = -100.0  # of which torch gives a denormal number
+    exps = scaled.clone()
+    total = kernel().exponentials(exps)
+    assert torch.allclose(exps, scaled.double().exp().float(), 1e-6, TINY)
+    assert torch.allclose(total.double(), exps.double().sum(-1, keepdim=True), 1e-7)
+    assert bool((exps[torch.isneginf(scaled)] == 0).all())
+
+
+def test_exponentials_of_a_row_are_the_same_whatever_rows_lie_beside_it():
+    scaled = probs(7, 5003, 3.0).log()
+    wide = torch.zeros(7, 5011)[:, :5003].copy_(scaled)  # rows do not lie end to end
+    whole, apart = kernel().exponentials(wide), [row[None].clone() for row in scaled]
+    alone = torch.cat([kernel().exponentials(row) for row in apart])
+    assert torch.equal(whole, alone)
+    assert torch.equal(wide, torch.cat(apart))

@@ -277,3 +277,18 @@ def test_a_text_that_pays_is_found_out_soon_after_hopeless_ones(reading, cost):
     assert len(hopeless) / sum(1 / speed for speed in hopeless) > (1 - cost) * machine.plainly(1)
     machine.rate = 0.75
     assert min([machine.serve(1) for _ in range(20)][16:]) > 1.3 * machine.plainly(1)
+
+
+def test_drafts_come_back_where_what_was_captured_is_gone_and_the_budget_is_spent():
+    """Nothing that drafts is captured, so nothing can be tried. The time that trials may take pays for a capture."""
+    machine = Machine(0.1, base=2e-4, level=1e-4, reading=1e-3)
+    warm(machine, 64)
+    for _ in range(3):
+        machine.serve(64)
+    machine.stock.set_version((1, 0))
+    machine.allowance.spent = 20
+    for _ in range(3):
+        machine.serve(1)
+    machine.rate = 0.75
+    speeds = [machine.serve(1) for _ in range(24)]
+    assert sorted(speeds[16:])[4] > 1.2 * machine.plainly(1)
