@@ -49,6 +49,16 @@ def test_a_head_comes_back_within_a_rounding_of_itself(tmp_path, precision, step
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
 
 
+@pytest.mark.parametrize(
+    ("ids", "size"),
+    [([], 0), ([0], 1), ([1, 2, 5, 7, 8, 9], 2), ([9, 2, 5], 6), ([3, 3], 4), ([70_000, 70_001], 8), ([0, 9000], 4)],
+)
+def test_ids_come_back_and_take_little_room(ids, size):
+    stored = files._stored_ids(torch.tensor(ids, dtype=torch.long))
+    assert files._restored_ids(stored).tolist() == ids
+    assert stored.nbytes == size
+
+
 def test_int8_takes_half_the_bytes_and_int6_less(tmp_path):
     size = {}
     for precision in ("int8", "int6", "bf16"):

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -76,15 +77,25 @@ def read(folder: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor], In
     if config.get(KIND) != kind:
         raise ValueError(f"{folder} holds no {kind} drafter: its {CONFIG} must say {KIND!r}: {kind!r}")
     tensors = _read(folder / WEIGHTS, config.get("sha256"))
-    ids = tensors.pop(IDS, torch.zeros(0)).long()
+    ids = _restored_ids(tensors.pop(IDS, torch.zeros(0)))
     scales = {name for name in tensors if name.removesuffix(SCALE) != name and name.removesuffix(SCALE) in tensors}
     weights = {name: _restored(name, weight, tensors) for name, weight in tensors.items() if name not in scales}
     return config, weights, ids
 
 
 def _stored_ids(ids: Int[Tensor, " draft_vocab"]) -> Tensor:
-    is_short = not len(ids) or int(ids.max()) < 1 << 16
-    return ids.to(torch.uint16 if is_short else torch.int32).contiguous()
+    """Sorted ids as a bit for every token id, where that is smaller. Others as numbers."""
+    most = int(ids.max()) if len(ids) else 0
+    numbers = ids.to(torch.uint16 if most < 1 << 16 else torch.int32).contiguous()
+    if most // 8 >= numbers.nbytes or not bool((ids[1:] > ids[:-1]).all()):
+        return numbers
+    return torch.from_numpy(np.packbits(np.bincount(ids.numpy()).astype(bool)))
+
+
+def _restored_ids(stored: Tensor) -> Int[Tensor, " draft_vocab"]:
+    if stored.dtype == torch.uint8:
+        return torch.from_numpy(np.flatnonzero(np.unpackbits(stored.numpy())))
+    return stored.long()
 
 
 def _stored(name: str, weight: Float[Tensor, "..."], precision: str) -> dict[str, Tensor]:
