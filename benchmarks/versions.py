@@ -1,6 +1,7 @@
 """Two checkouts on one CPU, request by request in turn: has a change made decoding slower?
 
-    python benchmarks/versions.py OLD NEW [--way plain|depth1|depth2|depth3|policy] [--rounds 12] [--temperature 0]
+    python benchmarks/versions.py OLD NEW [--way plain|depth1|depth2|depth3|policy] [--rounds 12]
+                                          [--temperature 0] [--verify coupled]
 
 OLD and NEW are checkouts (folders with `src`). Each has a process of its own, with one thread, on the same core. Every
 request runs in one and then in the other, in alternating order, so a change of the clock meets both. What counts is
@@ -27,7 +28,7 @@ WARM = 2  # rounds before any is counted
 TOKENS = 48
 
 
-def serve(way: str, temperature: float) -> None:
+def serve(way: str, temperature: float, verify: str) -> None:
     """Answer the prompts on stdin, one JSON string a line; print the processor time of each."""
     import torch
 
@@ -35,10 +36,11 @@ def serve(way: str, temperature: float) -> None:
 
     torch.set_num_threads(1)
     drafter, depth = WAYS[way]
-    with ss.Engine("smollm2-135m", drafter=drafter, depth=depth) as engine:
+    rule = None if temperature == 0 else verify
+    with ss.Engine("smollm2-135m", drafter=drafter, depth=depth, verify=rule) as engine:
         print("ready", flush=True)
         for line in sys.stdin:
-            sampling = ss.Sampling(temperature=temperature, seed=0)  # with a seed the rule is coupled
+            sampling = ss.Sampling(temperature=temperature, seed=0)
             began = time.process_time()
             engine.generate(json.loads(line), sampling, max_tokens=TOKENS, ignore_eos=True)
             print(f"seconds {time.process_time() - began}", flush=True)
@@ -47,10 +49,10 @@ def serve(way: str, temperature: float) -> None:
 class Version:
     """A checkout in a process of its own."""
 
-    def __init__(self, checkout: Path, way: str, temperature: float) -> None:
+    def __init__(self, checkout: Path, way: str, temperature: float, verify: str) -> None:
         pinned = ["taskset", "-c", "0"] if shutil.which("taskset") else []
         self._process = subprocess.Popen(
-            [*pinned, sys.executable, __file__, "--serve", way, "--temperature", str(temperature)],
+            [*pinned, sys.executable, __file__, "--serve", way, "--temperature", str(temperature), "--verify", verify],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -95,15 +97,16 @@ def main() -> None:
     parser.add_argument("--way", choices=WAYS, action="append")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--verify", default="coupled", help="the rule, above temperature 0")
     parser.add_argument("--serve", choices=WAYS, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.serve:
-        serve(asked.serve, asked.temperature)
+        serve(asked.serve, asked.temperature, asked.verify)
         return
     if asked.old is None or asked.new is None:
         parser.error("name two checkouts, the old one first")
     for way in asked.way or WAYS:
-        versions = [Version(checkout, way, asked.temperature) for checkout in (asked.old, asked.new)]
+        versions = [Version(checkout, way, asked.temperature, asked.verify) for checkout in (asked.old, asked.new)]
         try:
             ratios = compare(*versions, asked.rounds)
             print(json.dumps({"way": way, "temperature": asked.temperature, "old / new": ratios}), flush=True)

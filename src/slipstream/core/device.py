@@ -29,6 +29,14 @@ class DeviceVerdict(Enum):
     LOSSY = "lossy"  # a test that changes the output's law
 
 
+class Draws(NamedTuple):
+    """How the next tokens of a row are drawn: at a temperature, by a rule, from a stream of draws (`Noise.stream`)."""
+
+    temperature: float
+    verdict: DeviceVerdict  # MATCH: draft and target share the draws of each position
+    stream: int
+
+
 class LossyTest(NamedTuple):
     """A lossy rule: its kind, its two options (the second is 0 where there is none), and whether all draws are the
     largest probabilities."""

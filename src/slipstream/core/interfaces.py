@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from slipstream.core.array_types import Float, Tensor
-from slipstream.core.device import DeviceRule, RowResult, SizeMenu
+from slipstream.core.device import DeviceRule, Draws, RowResult, SizeMenu
 from slipstream.core.law import Law
 from slipstream.core.noise import Noise
 from slipstream.core.registry import NoOptions, read_options
 from slipstream.core.shaping import law_at, places
 from slipstream.core.tree import Siblings
-from slipstream.core.types import Budget, Draft, Draws, Row, RunCycle, Scores, Verdict
+from slipstream.core.types import Budget, Draft, Row, RunCycle, Scores, Verdict
 
 
 class Model(ABC):

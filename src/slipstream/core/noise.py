@@ -105,10 +105,9 @@ class Noise(ABC):
         """The keys for drafting a chain over the next `count` positions of a row; empty if draws do not use keys."""
         return []
 
-    def emit_keys(self, row: int, count: int) -> list[int]:
-        """The keys of the next `count` tokens of a row: of each where it is emitted by a cycle that drafts nothing or,
-        from the noise of its position, by any cycle. Empty if draws do not use keys."""
-        return []
+    def stream(self, row: int) -> int | None:
+        """The key from which those of all draws of a row are folded, in any cycle; None if draws do not use keys."""
+        return None
 
     def odds(self, law: Law, site: Site) -> Law:
         """An estimate of each token's probability to win the target's race, given the noise of its position.
@@ -181,10 +180,8 @@ class CounterNoise(Noise):
     def chain_keys(self, row: int, count: int) -> list[int]:
         return keys(*zip(*(self._key(row, n, n, Purpose.DRAFT) for n in range(count)), strict=True)).tolist()
 
-    def emit_keys(self, row: int, count: int) -> list[int]:
-        stream, start, shared = self._stream[row], self._start[row], self._shared[row]
-        purpose = Purpose.FIELD if shared else Purpose.EMIT
-        return keys([stream] * count, range(start, start + count), [0] * count, [purpose] * count).tolist()
+    def stream(self, row: int) -> int | None:
+        return self._stream[row]
 
     def _key(self, row: int, node: int, depth: int, purpose: int) -> tuple[int, int, int, int]:
         """The key fields of a token's draw."""

@@ -235,13 +235,6 @@ class RowOutcome:
     drafted: int
 
 
-class Draws(NamedTuple):
-    """How the next tokens of a row are drawn: by races over their laws at a temperature."""
-
-    temperature: float
-    keys: Sequence[int]  # of the race for each of these tokens
-
-
 class RunCycle(NamedTuple):
     """What came of a cycle of one row that a kernel ran by itself: accepted tokens, and the one after them."""
 

@@ -1,4 +1,4 @@
-"""A row alone that decodes greedily takes several cycles at a time, with the output and the counts of single ones."""
+"""A row that decodes alone takes several cycles at a time, with the output and the counts of single ones."""
 
 from __future__ import annotations
 
@@ -149,9 +149,10 @@ def test_chains_of_the_shipped_head_are_those_of_single_cycles(monkeypatch):
 
 
 @pytest.mark.model
+@pytest.mark.parametrize("verify", ["coupled", "token", "block"])
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_sampled_chains_of_the_shipped_head_are_those_of_single_cycles(monkeypatch, temperature):
-    """Draft and target draw from the same noise, so that the text is that of plain decoding, too."""
+def test_sampled_chains_of_the_shipped_head_are_those_of_single_cycles(monkeypatch, temperature, verify):
+    """Where draft and target draw from the same noise, the text is that of plain decoding, too."""
     from default import target
 
     own, depths = TorchModel.run_cycles, list[int]()
@@ -163,7 +164,7 @@ def test_sampled_chains_of_the_shipped_head_are_those_of_single_cycles(monkeypat
 
     monkeypatch.setattr(TorchModel, "run_cycles", counted)
     prompt, options = "def merge(left, right):\n    # two sorted lists as one\n", {"max_tokens": 60, "ignore_eos": True}
-    with NativeEngine(target(), "eagle", "coupled") as opened:
+    with NativeEngine(target(), "eagle", verify) as opened:
         for seed in range(3):
             sampling = ss.Sampling(temperature, seed=seed)
             plain = opened.generate(prompt, sampling, speculation=ss.Speculation(off=True), **options)[0]
@@ -175,8 +176,10 @@ def test_sampled_chains_of_the_shipped_head_are_those_of_single_cycles(monkeypat
                 with monkeypatch.context() as patch:
                     patch.setattr(CycleRuns, "_suits", lambda self, job: False)
                     single = opened.generate(prompt, sampling, **options)[0]
-                assert several.token_ids == single.token_ids == plain.token_ids
+                assert several.token_ids == single.token_ids
+                assert several.token_ids == plain.token_ids or verify != "coupled"
                 assert (several.origins, several.stats) == (single.origins, single.stats)
                 assert several.tau > 1.2
             del options["speculation"]
-            assert opened.generate(prompt, sampling, **options)[0].token_ids == plain.token_ids
+            by_policy = opened.generate(prompt, sampling, **options)[0]
+            assert by_policy.token_ids == plain.token_ids or verify != "coupled"

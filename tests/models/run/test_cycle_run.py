@@ -1,4 +1,4 @@
-"""Several greedy cycles in one call: those of cycles one by one, with the same drafts, caches and features."""
+"""Several cycles in one call: those of cycles one by one, with the same drafts, caches and features."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from heads import head
+from slipstream.core.device import Draws
 from slipstream.core.loop import advance, cycle, within_limits
 from slipstream.core.noise import CounterNoise
 from slipstream.core.rules import rules
@@ -105,7 +106,9 @@ def test_rows_and_models_that_need_ordinary_passes_have_them():
 FEW = {"vocab_size": 5, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}  # so that drafts come true
 
 
-def pair(integers: bool, ends: frozenset[int] = frozenset(), tokens: int = 400) -> tuple[TorchModel, Eagle, Row, Row]:
+def pair(
+    integers: bool, ends: frozenset[int] = frozenset(), tokens: int = 400, rule: str = "greedy", seed: int = 0
+) -> tuple[TorchModel, Eagle, Row, Row]:
     """A target, a head on it that kernels run, and two equal rows that have read their prompt."""
     target = TorchModel(build_packed("llama", integers, **FEW), invariant=True)
     net = head(target.model, range(4), FEATURES)
@@ -113,18 +116,26 @@ def pair(integers: bool, ends: frozenset[int] = frozenset(), tokens: int = 400) 
     target.declare(net.config.features)
     embedding = target.model.get_input_embeddings().weight.detach()
     drafter = Eagle(net, torch.arange(4), embedding, target, target.vocab)
-    rows = [Row(Request([1, 2, 3, 1, 2, 0, 1], Sampling(temperature=0), tokens, ends)) for _ in range(2)]
+    sampling = Sampling(temperature=0.0 if rule == "greedy" else 0.8, seed=seed)
+    rows = [Row(Request([1, 2, 3, 1, 2, 0, 1], sampling, tokens, ends)) for _ in range(2)]
     target.open(rows), drafter.open(rows)
     for row in rows:
-        ordinary(target, drafter, row, 2)
+        ordinary(target, drafter, row, 2, rule)
     return target, drafter, *rows
 
 
-def ordinary(target: TorchModel, drafter: Eagle, row: Row, depth: int) -> Step:
-    rule = rules.get("greedy")()
+def ordinary(target: TorchModel, drafter: Eagle, row: Row, depth: int, rule_name: str = "greedy") -> Step:
+    rule = rules.get(rule_name)()
     budget = within_limits([Budget(depth)], [row], target.context, None, rule)
-    draft, verdict = cycle([row], target, drafter, rule, budget, CounterNoise([row], [False]))
+    draft, verdict = cycle([row], target, drafter, rule, budget, CounterNoise([row], [rule.shared]))
     return advance([row], draft, verdict, target.context)[0]
+
+
+def draws_of(row: Row, rule_name: str) -> Draws:
+    rule = rules.get(rule_name)()
+    assert rule.device_rule is not None
+    stream = CounterNoise([row], [rule.shared]).stream(0)
+    return Draws(row.request.sampling.temperature, rule.device_rule.verdict, stream)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -149,6 +160,30 @@ def test_cycles_with_chains_are_those_of_single_ones(integers, threads):
             target.check_integrity(), drafter.slots.check_integrity()
         assert {0, 1, 2} <= accepted
         assert ordinary(target, drafter, row, 4).tokens == ordinary(target, drafter, other, 4).tokens
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("rule", ["token", "block", "coupled"])
+def test_sampled_cycles_with_chains_are_those_of_single_ones(rule, threads):
+    before, accepted = torch.get_num_threads(), set()
+    torch.set_num_threads(threads)
+    try:
+        for seed in range(4):
+            target, drafter, row, other = pair(True, rule=rule, seed=seed)
+            for depth, most in ((2, 6), (0, 5), (4, 12), (1, 12)):
+                chains = drafter.chain_head(row, most * (depth + 1)) if depth else None
+                done = target.run_cycles(row, most, depth, chains, draws_of(row, rule))
+                assert len(done) == most
+                for found in done:
+                    step = ordinary(target, drafter, other, depth, rule)
+                    assert (found.tokens, found.origins) == (step.tokens, step.origins)
+                    assert (found.drafted, found.accepted) == (step.drafted, step.accepted)
+                    accepted.add((found.drafted, found.accepted))
+                    row.extend(found.tokens, found.origins, target.context)
+            target.check_integrity(), drafter.slots.check_integrity()
+        assert {(2, 0), (2, 1), (2, 2), (4, 0), (4, 2), (1, 0), (1, 1)} <= accepted
     finally:
         torch.set_num_threads(before)
 

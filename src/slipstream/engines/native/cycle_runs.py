@@ -4,8 +4,7 @@ Between two passes of a small model the host takes a tenth of a plain cycle and 
 pass reads evicts everything else from the caches. Tokens, drafts and counts are those of ordinary cycles. A run is
 short enough that tokens still come smoothly, and that a new request waits no longer than a person notices.
 
-Tokens are the most probable ones, or are drawn at a temperature. Drafts that are sampled share the noise of the
-target's draws (the coupled rule). Rules that compare laws verify drafts on the ordinary path.
+Tokens are the most probable ones, or are drawn at a temperature by the rules `token`, `block` and `coupled`.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from slipstream.core.device import DeviceVerdict
+from slipstream.core.device import DeviceVerdict, Draws
 from slipstream.core.interfaces import Drafter, Model, Policy, Verifier
 from slipstream.core.loop import NoiseFactory
 from slipstream.core.shaping import needs_shaping
-from slipstream.core.types import Draws, RunCycle
+from slipstream.core.types import RunCycle
 from slipstream.engines.job import Job
 from slipstream.engines.native.publisher import ChunkPublisher
 
 LONGEST = 0.04  # seconds of a run
 MOST = 16  # cycles of a run
-COMPARED = DeviceVerdict.TOKEN, DeviceVerdict.BLOCK  # rules that compare laws; without a draft, they draw one token
+COMPARING = DeviceVerdict.TOKEN, DeviceVerdict.BLOCK  # the laws of draft and target
 
 
 class CycleRuns:
@@ -86,30 +85,32 @@ class CycleRuns:
     def chains_only(self, job: Job) -> bool:
         """Whether a tree would keep a row from such runs, which a chain does not."""
         drafter = self._drafter(job.plan.drafter)
-        return self._model.has_cycle_runs and drafter.has_chain_head and self._is_simple(job, drafts=True)
+        return self._model.has_cycle_runs and drafter.has_chain_head and self._is_simple(job)
 
     def _suits(self, job: Job) -> bool:
         """Whether a row has read its prompt, and drafts chains or nothing."""
-        return job.budget.shape is None and job.stats.cycles > 0 and self._is_simple(job, job.budget.depth > 0)
+        return job.budget.shape is None and job.stats.cycles > 0 and self._is_simple(job)
 
-    def _is_simple(self, job: Job, drafts: bool) -> bool:
+    def _is_simple(self, job: Job) -> bool:
         """Whether the next tokens of a row are the most probable ones or are drawn from whole laws, and nobody wants
-        more than them. `drafts`: whether drafted tokens are only compared with them."""
+        more than them."""
         rule, sampling = self._rule(job.plan.rule).device_rule, job.row.request.sampling
         if rule is None or rule.lossy or job.top is not None or needs_shaping(job.row):
             return False
         if sampling.temperature == 0:
             return rule.greedy
-        whole = not sampling.top_k and sampling.top_p >= 1 and not sampling.min_p
-        matched = rule.verdict is DeviceVerdict.MATCH and rule.shared
-        return whole and (matched or (not drafts and rule.verdict in COMPARED))
+        coupled = rule.verdict is DeviceVerdict.MATCH and rule.shared
+        return not sampling.truncates and (coupled or rule.verdict in COMPARING)
 
     def _cycles(self, job: Job, most: int, depth: int, head: Any | None) -> list[RunCycle]:
-        """`head`: of drafts. There are no cycles without it, or without keys for what is to be drawn."""
-        sampling, draws = job.row.request.sampling, None
-        if sampling.temperature > 0:
-            noise = self._make_noise([job.row], [self._rule(job.plan.rule).shared])
-            draws = Draws(sampling.temperature, noise.emit_keys(0, most * (depth + 1)))
-        if (depth and head is None) or (draws is not None and not draws.keys):
+        """`head`: of drafts. There are no cycles without it, or without a stream of draws."""
+        temperature, draws = job.row.request.sampling.temperature, None
+        if depth and head is None:
             return []
+        if temperature > 0:
+            rule = self._rule(job.plan.rule)
+            stream = self._make_noise([job.row], [rule.shared]).stream(0)
+            if stream is None or rule.device_rule is None:
+                return []
+            draws = Draws(temperature, rule.device_rule.verdict, stream)
         return self._model.run_cycles(job.row, most, depth, head, draws)

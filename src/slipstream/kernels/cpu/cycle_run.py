@@ -1,7 +1,7 @@
 """Decoding of one row, several cycles in one call (`cycle_run.cpp`), plain or with chains of a head.
 
-Cycles one by one define the results: the same passes, the head's drafts, and the target's choice after each slot, which
-is the most probable token, or the winner of the race with the key of its position.
+Cycles one by one define the results: the same passes, the head's drafts, and the same rules (`core.verify`) with the
+same draws (`core.noise`).
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from slipstream.core.types import Draws, Row, RunCycle
+from slipstream.core.device import DeviceVerdict, Draws
+from slipstream.core.types import Row, RunCycle
 from slipstream.kernels.cpu.decoder import CachePointers, CpuNetwork, DecoderKernel, PassStruct
 from slipstream.kernels.cpu.draft import EmbeddingTables
 from slipstream.kernels.cpu.linear import POINTER, SIZE, PackedWeight, unpacker
 
 HEAD_ADDRESSES = ("net", "embedding", "cos", "sin", "ids", "fuse", "factor", "state", "keys", "values")
 HEAD_SIZES = ("fused", "rotated", "row_step", "head_step", "row", "held")
-ADDRESSES = ("table", "packed", "unpack", "cos", "sin", "features", "ends", "key", "head", "token", "cycle")
-SIZES = ("end_count", "row", "place", "depth", "most", "left", "cycles", "emitted")
+ADDRESSES = ("table", "packed", "unpack", "cos", "sin", "features", "ends", "head", "token", "cycle")
+RULES = (DeviceVerdict.MATCH, DeviceVerdict.TOKEN, DeviceVerdict.BLOCK)  # from 1 on, as in cycle_run.cpp
+SIZES = ("rule", "stream", "end_count", "row", "place", "depth", "most", "left", "cycles", "emitted")
 
 
 class _HeadArgs(ctypes.Structure):
@@ -63,7 +65,7 @@ class RunPlan:
     left: int  # tokens that may be emitted
     depth: int = 0  # of chains at most
     head: ChainHead | None = None  # drafts them
-    draws: Draws | None = None  # at least `left`; None: the most probable token is chosen
+    draws: Draws | None = None  # None: the most probable token is chosen
 
 
 class CycleRun:
@@ -103,11 +105,13 @@ class CycleRun:
         unread = 1 if head is None else max(1, row.length - 1 - head.held)
         tokens = (SIZE * (unread + plan.left))(*row.tokens[-unread:])
         ends, cycles = (SIZE * len(row.request.ends))(*row.request.ends), (_Cycle * plan.most)()
-        keys = None if draws is None else (SIZE * plan.left)(*draws.keys[: plan.left])
         args, first = self._args, unread - 1
         args.token, args.cycle = ctypes.addressof(tokens) + first * ctypes.sizeof(SIZE), ctypes.addressof(cycles)
         args.ends, args.end_count = ctypes.addressof(ends), len(ends)
-        args.key, args.temperature = None if keys is None else ctypes.addressof(keys), draws.temperature if draws else 0
+        args.rule, args.temperature, args.stream = 0, 0.0, 0
+        if draws is not None:
+            args.rule, args.temperature = 1 + RULES.index(draws.verdict), draws.temperature
+            args.stream = draws.stream
         args.row, args.place, args.depth = plan.index, row.length - 1, plan.depth
         args.most, args.left = plan.most, plan.left
         drafter = None if head is None else self._head_args(head)

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from slipstream.core.array_types import Float, Tensor
+from slipstream.core.device import Draws
 from slipstream.core.interfaces import Model
-from slipstream.core.types import Draft, Draws, Row, RunCycle, Scores, Verdict
+from slipstream.core.types import Draft, Row, RunCycle, Scores, Verdict
 from slipstream.kernels.cpu.cycle_run import RunPlan
 from slipstream.kernels.cpu.decoder import SkippedBlocks
 from slipstream.models.cache.tensors import KVCache

@@ -1,7 +1,6 @@
-// Decoding of one row, several cycles in one call: each emits the target's choice, or first has a head draft a chain and then
-// emits what of it the target chooses as well, and one token more. The choice is the most probable token, or the winner of
-// the race with the key of its position (race.cpp). A run ends after an end token, and before a cycle whose logits are not all
-// finite.
+// Decoding of one row, several cycles in one call: each emits a token of the target's, or first has a head draft a chain and
+// then emits what of it a rule accepts, and one token more. Tokens are the most probable ones, or are drawn with the keys of
+// core/noise.py. A run ends after an end token, and before a cycle whose logits are not all finite.
 //
 // In Python, what lies between two passes of a small model takes a tenth of a plain cycle and a quarter of one that drafts,
 // because the weights that a pass reads evict everything else from the caches.
@@ -14,6 +13,7 @@
 #include "decoder.hpp"
 #include "law.hpp"
 #include "ranking.hpp"
+#include "verify.hpp"
 
 namespace {
 
@@ -34,6 +34,14 @@ struct HeadArgs {
     int64_t row, held;  // its row of the cache, and how many slots of committed tokens are cached there
 };
 
+// How a token is chosen and a draft is verified; numbered as `RULES` in cycle_run.py.
+enum Rule : int64_t {
+    GREEDY,   // the most probable token; the same must be drafted
+    COUPLED,  // the winner of the race of its position; the same must be drafted
+    TOKEN,    // a token of the law, or of the residual of the first drafted token that is rejected
+    BLOCK,    // the same, with drafts verified as a whole
+};
+
 // What came of a cycle; laid out as `_Cycle` in cycle_run.py. Times are in seconds.
 struct Cycle {
     int64_t drafted, emitted;
@@ -48,11 +56,11 @@ struct CycleArgs {
     const float *cos, *sin;  // by position
     float* const* features;  // by layer: [places, hidden] for its outputs, or null
     const int64_t* ends;     // end tokens
-    const int64_t* key;      // [left] of the race at each position, or null: the most probable token is chosen
     HeadArgs* head;          // or null: nothing is drafted
     int64_t* token;          // the last committed token, behind those that the head has not read; receives what is emitted
     Cycle* cycle;            // [most] receives the cycles
-    double temperature;                                // where there are keys
+    double temperature;                                // unless the rule is greedy
+    int64_t rule, stream;                              // stream: the key that the row's draws are made of
     int64_t end_count, row, place, depth, most, left;  // left: tokens that may be emitted
     int64_t cycles, emitted;                           // how many there were
 };
@@ -108,15 +116,26 @@ Leader leader(const float* logits, int64_t from, int64_t to) {
     return best;
 }
 
+// A race for a token: over the target's law after a slot, or over the residual there.
+struct Race {
+    int64_t slot;
+    uint64_t key;
+    bool over_residual;
+};
+
 // What a thread keeps from call to call.
 struct CycleScratch {
     Tokens target, head;
     std::vector<float> states, fused;
-    std::vector<Leader> leaders;      // by slot and thread
-    std::vector<float> weight, odds;  // of the target's laws by slot, of the head's law
-    std::vector<double> sums;         // of the weights, by slot and part
-    std::vector<noise::Lead> races;   // by slot and thread
+    std::vector<Leader> leaders;     // by slot and thread
+    std::vector<float> weight, law;  // of the target's laws by slot; the head's laws by drafted token
+    std::vector<double> sums;        // of the weights, by slot and part
+    std::vector<float> total;        // of the weights, by slot
+    std::vector<Race> races;
+    std::vector<noise::Lead> leads;  // by race and thread
+    std::vector<double> left;        // the residual
     std::vector<int64_t> draft;
+    std::vector<float> chance;       // of each drafted token under the head's law
 };
 
 struct Run {
@@ -130,7 +149,9 @@ struct Run {
     std::unique_ptr<decoder::RowProduct, decoder::RowProductDeleter> fusion{};
     decoder::Barrier barrier{};
     std::atomic<int> arrived{0};
-    int64_t depth = 0;  // of this cycle's draft at most
+    int64_t depth = 0;        // of this cycle's draft at most
+    int64_t accepted = 0;     // drafted tokens, by the rules that compare laws
+    double residual_sum = 0;  // of the residual
     bool drafting = false, unfinished = true;
     Clock::time_point began{}, drafted{};
 
@@ -148,7 +169,7 @@ struct Run {
 
     void begin_cycle() {
         began = Clock::now();
-        scratch.draft.clear();
+        scratch.draft.clear(), scratch.chance.clear(), scratch.races.clear();
         depth = args.head ? std::min(args.depth, args.left - args.emitted - 1) : 0;
         drafting = depth > 0;
         if (drafting) gather_states();
@@ -194,20 +215,29 @@ struct Run {
         head_args.cos = head.cos + first * head.rotated, head_args.sin = head.sin + first * head.rotated;
     }
 
-    // The head's choice, as the index of its logit; negative if there is none. The race is that of the target's position.
+    bool samples() const { return args.rule != GREEDY; }
+    bool compares() const { return args.rule == TOKEN || args.rule == BLOCK; }
+
+    // The key of a draw of this cycle. Coupled draws have the key of their position, whatever they are for.
+    uint64_t key(int64_t node, noise::Purpose purpose) const {
+        const uint64_t start = place() + 1;
+        if (args.rule == COUPLED) return noise::key_of(args.stream, start + node, 0, noise::FIELD);
+        return noise::key_of(args.stream, start, node, purpose);
+    }
+
+    // The head's choice, as the index of its logit; negative if there is none.
     int64_t head_choice() {
-        const HeadArgs& head = *args.head;
-        const int64_t count = head.net->head->out;
-        float best;
-        int64_t index;
-        if (ranking::largest(head_args.logits, count, 1, &best, &index) != 1) return -1;
-        if (!args.key) return index;
-        scratch.odds.resize(count);
-        double sum = 0;
-        for (int64_t i = 0; i < count; i += law::PART)
-            sum += law::weigh(head_args.logits + i, best, args.temperature, std::min(law::PART, count - i), &scratch.odds[i]);
-        const uint64_t key = args.key[args.emitted + scratch.draft.size()];
-        return law::leader(key, head.ids, scratch.odds.data(), static_cast<float>(sum), 0, count).first;
+        const int64_t count = args.head->net->head->out, drafts = scratch.draft.size();
+        float chance = 0;
+        int64_t index = -1;
+        if (!samples()) return ranking::largest(head_args.logits, count, 1, &chance, &index) == 1 ? index : -1;
+        scratch.law.resize((drafts + 1) * count);
+        const auto own = static_cast<int64_t>(key(drafts, noise::DRAFT));
+        const ranking::Slot slot{head_args.logits, args.head->ids, count, static_cast<float>(args.temperature), own,
+                                 &scratch.law[drafts * count]};
+        const float peak = ranking::rank(slot, ranking::DRAWN, 1, &chance, &index);
+        scratch.chance.push_back(chance);
+        return peak > 0 ? index : -1;
     }
 
     // Take the head's choice into the draft, and let the head read it unless the draft is complete.
@@ -243,10 +273,10 @@ struct Run {
             if (args.features[i]) scratch.target.features[i] = args.features[i] + (args.row + place()) * hidden;
         pass_args.cos = args.cos + place() * pass_args.rotated, pass_args.sin = args.sin + place() * pass_args.rotated;
         scratch.leaders.resize(count * threads);
-        if (args.key) {
+        if (samples()) {
             const int64_t vocab = net.head->out;
             scratch.weight.resize(count * vocab), scratch.sums.resize(count * law::parts_of(vocab));
-            scratch.races.resize(count * threads);
+            scratch.total.resize(count), scratch.leads.resize(count * threads);
         }
         start_pass(net, pass_args);
     }
@@ -282,47 +312,108 @@ struct Run {
         }
     }
 
-    // Who leads the races among these tokens.
-    void race(int64_t number, int64_t team) {
-        const int64_t vocab = net.head->out, parts = law::parts_of(vocab);
-        for (int64_t slot = 0; slot < pass_args.slots; ++slot) {
+    // What is raced for. Nothing where some law cannot be told.
+    void call_races(int64_t team) {
+        const int64_t drafts = scratch.draft.size(), parts = law::parts_of(net.head->out);
+        for (int64_t slot = 0; slot <= drafts; ++slot) {
+            unfinished = unfinished && best_of(slot, team).finite;
             double sum = 0;
             for (int64_t part = 0; part < parts; ++part) sum += scratch.sums[slot * parts + part];
+            scratch.total[slot] = static_cast<float>(sum);
+        }
+        if (!unfinished) return;
+        if (compares()) return compare_laws();
+        for (int64_t slot = 0; slot <= drafts; ++slot) scratch.races.push_back({slot, key(slot, noise::FIELD), false});
+    }
+
+    // The target's probability of a token after a slot.
+    float prob(int64_t slot, int64_t token) const {
+        return scratch.weight[slot * net.head->out + token] / scratch.total[slot];
+    }
+
+    // Accept a part of the draft, and let a token be drawn from the law after it or from the residual there.
+    void compare_laws() {
+        const int64_t drafts = scratch.draft.size(), vocab = net.head->out;
+        std::vector<float> chance(drafts);
+        for (int64_t i = 0; i < drafts; ++i) chance[i] = prob(i, scratch.draft[i]);
+        const auto draw = [&](int64_t i) { return noise::uniform(key(i, noise::ACCEPT)); };
+        const auto apply = [&](auto f, int64_t i, double scale) {
+            scratch.left.resize(vocab);
+            const int64_t many = args.head->net->head->out;
+            const auto target = [this, i](int64_t token) { return prob(i, token); };
+            return f(target, scale, args.head->ids, &scratch.law[i * many], many, vocab, scratch.left.data());
+        };
+        const auto excess = [&](int64_t i, double scale) {
+            return apply([](auto... given) { return law::excess(given...); }, i, scale);
+        };
+        const verify::Accepted found =
+            args.rule == TOKEN ? verify::by_token(chance.data(), scratch.chance.data(), drafts, draw)
+                               : verify::by_block(chance.data(), scratch.chance.data(), drafts, draw, excess);
+        accepted = found.count;
+        const bool rejected = accepted < drafts;
+        if (rejected) residual_sum = apply([](auto... given) { return law::residual(given...); }, accepted, found.scale);
+        scratch.races.push_back({accepted, key(accepted, noise::EMIT), rejected});
+    }
+
+    // Who leads the races among a thread's tokens.
+    void race(int64_t number, int64_t team) {
+        const int64_t vocab = net.head->out, parts = law::parts_of(vocab);
+        for (size_t n = 0; n < scratch.races.size(); ++n) {
+            const Race& race = scratch.races[n];
             noise::Lead best;
             for (int64_t part = number; part < parts; part += team) {
                 const int64_t first = part * law::PART, end = std::min(first + law::PART, vocab);
-                const float* weight = &scratch.weight[slot * vocab];
-                const auto lead = law::leader(args.key[args.emitted + slot], nullptr, weight, sum, first, end);
+                const noise::Lead lead =
+                    race.over_residual
+                        ? law::leader(race.key, nullptr, scratch.left.data(), residual_sum, first, end)
+                        : law::leader(race.key, nullptr, &scratch.weight[race.slot * vocab], scratch.total[race.slot], first, end);
                 if (lead.time < best.time) best = lead;
             }
-            scratch.races[slot * threads + number] = best;
+            scratch.leads[n * threads + number] = best;
         }
     }
 
-    // The target's choice after a slot; negative if it cannot be told.
-    int64_t choice_of(int64_t slot, int64_t team) const {
-        const Leader best = best_of(slot, team);
-        if (!best.finite || !args.key) return best.finite ? best.token : -1;
+    // Who wins a race; negative if nobody can.
+    int64_t winner(int64_t n, int64_t team) const {
         noise::Lead first;
-        for (int64_t n = 0; n < team; ++n) {
-            const noise::Lead& own = scratch.races[slot * threads + n];
+        for (int64_t i = 0; i < team; ++i) {
+            const noise::Lead& own = scratch.leads[n * threads + i];
             if (own.time < first.time || (own.time == first.time && own.first < first.first)) first = own;
         }
         return first.first;
     }
 
-    // Emit the accepted part of the draft and the token after it. Nothing where a token cannot be told.
-    void verify(int64_t team) {
+    // The target's token after a slot; negative if it cannot be told.
+    int64_t choice_of(int64_t slot, int64_t team) const {
+        if (samples()) return winner(slot, team);
+        const Leader best = best_of(slot, team);
+        return best.finite ? best.token : -1;
+    }
+
+    // Writes what of the draft is accepted and the token after it. Returns how many, 0 where a token cannot be told.
+    int64_t write(int64_t* to, int64_t team) const {
         const int64_t drafts = scratch.draft.size();
-        int64_t* to = args.token + args.emitted + 1;
+        if (compares()) {
+            std::copy_n(scratch.draft.begin(), accepted, to);
+            to[accepted] = winner(0, team);
+            return to[accepted] < 0 ? 0 : accepted + 1;
+        }
         int64_t count = 0;
         for (bool same = true; same; ++count) {
-            const int64_t choice = choice_of(count, team);
-            unfinished = choice >= 0;
-            if (!unfinished) return;
-            to[count] = choice;
-            same = count < drafts && scratch.draft[count] == choice;
+            to[count] = choice_of(count, team);
+            if (to[count] < 0) return 0;
+            same = count < drafts && scratch.draft[count] == to[count];
         }
+        return count;
+    }
+
+    // Emit what was accepted and the token after it. The run ends where that cannot be told.
+    void emit(int64_t team) {
+        if (!unfinished) return;
+        int64_t* to = args.token + args.emitted + 1;
+        const int64_t drafts = scratch.draft.size(), count = write(to, team);
+        unfinished = count > 0;
+        if (!unfinished) return;
         const Clock::time_point now = Clock::now();
         const auto seconds = [](Clock::duration time) { return std::chrono::duration<double>(time).count(); };
         args.cycle[args.cycles++] = {drafts, count, seconds(drafted - began), seconds(now - drafted)};
@@ -355,13 +446,13 @@ void run_cycles(void* data) {
         decoder::run_layers(*run.pass);
         run.barrier.wait(threads);
         run.find_leaders(number, threads);
-        if (run.args.key) {
+        if (run.samples()) {
             run.barrier.wait(threads);
             run.weigh(number, threads);
-            run.barrier.wait(threads);
+            alone([&] { run.call_races(threads); });
             run.race(number, threads);
         }
-        alone([&] { run.verify(threads); });
+        alone([&] { run.emit(threads); });
     }
 }
 

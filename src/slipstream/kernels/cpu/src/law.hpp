@@ -43,11 +43,36 @@ inline double weigh(const float* logits, float best, float temperature, int64_t 
 }
 
 // The token between `begin` and `end` that wins the race of a law; `total` is the sum of all weights.
-inline noise::Lead leader(uint64_t key, const int64_t* ids, const float* weight, float total, int64_t begin, int64_t end) {
+template <class Number>
+noise::Lead leader(uint64_t key, const int64_t* ids, const Number* weight, Number total, int64_t begin, int64_t end) {
     const double inverse = 1.0 / total;
     return noise::leader(
         key, ids, begin, end, [=](int64_t i) { return weight[i] * inverse; },
-        [=](int64_t i) { return static_cast<double>(weight[i] / total); });
+        [=](int64_t i) { return static_cast<double>(static_cast<float>(weight[i] / total)); });
+}
+
+// max(scale * p - q, 0) for every token, where p(i) is the target's probability and `draft` that of `many` tokens: those of
+// `ids`, or 0, 1, … if that is null. Returns the sum. The two loops must not be fused: core/verify/token.py rounds the product
+// before it subtracts.
+template <class Target>
+double excess(Target p, double scale, const int64_t* ids, const float* draft, int64_t many, int64_t count, double* left) {
+    for (int64_t i = 0; i < count; ++i) left[i] = static_cast<double>(p(i)) * scale;
+    for (int64_t i = 0; i < many; ++i) left[ids ? ids[i] : i] -= static_cast<double>(draft[i]);
+    double sums[4] = {};
+    int64_t i = 0;
+    for (; i + 4 <= count; i += 4)
+        for (int64_t j = 0; j < 4; ++j) sums[j] += left[i + j] = std::max(left[i + j], 0.0);
+    for (; i < count; ++i) sums[0] += left[i] = std::max(left[i], 0.0);
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+// The same, or scale * p if that is 0 everywhere: the residual, not normalised.
+template <class Target>
+double residual(Target p, double scale, const int64_t* ids, const float* draft, int64_t many, int64_t count, double* left) {
+    double sum = excess(p, scale, ids, draft, many, count, left);
+    if (sum > 0) return sum;
+    for (int64_t i = 0; i < count; ++i) sum += left[i] = static_cast<double>(p(i)) * scale;
+    return sum;
 }
 
 }  // namespace

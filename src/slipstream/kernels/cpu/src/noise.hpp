@@ -18,9 +18,23 @@ inline uint64_t mix(uint64_t x) {
     return x ^ (x >> 31);
 }
 
+// A key with one more field (`fold`).
+inline uint64_t fold(uint64_t key, uint64_t field) { return mix(mix(key) + (field + 1) * GOLDEN); }
+
+// What a draw decides; numbered as `Purpose`.
+enum Purpose : uint64_t { DRAFT = 1, ACCEPT, EMIT, FIELD };
+
+// The key of a draw in a cycle that starts at a length of the text, from the key of the row.
+inline uint64_t key_of(uint64_t row, uint64_t start, uint64_t node, Purpose purpose) {
+    return fold(fold(fold(row, start), node), purpose);
+}
+
+// The random number of a key.
+inline double uniform(uint64_t key) { return (static_cast<double>(key >> 12) + 0.5) * 0x1p-52; }
+
 // The random number of a token for a key that was mixed once.
 inline double uniform(uint64_t mixed, uint64_t token) {
-    return (static_cast<double>(mix(mixed + (token + 1) * GOLDEN) >> 12) + 0.5) * 0x1p-52;
+    return uniform(mix(mixed + (token + 1) * GOLDEN));
 }
 
 // The winner of a race or of a part of it: its index (-1: none) and its time.

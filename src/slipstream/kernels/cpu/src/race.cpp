@@ -30,10 +30,7 @@ noise::Lead part(const Race& race, int64_t r, int64_t begin, int64_t end) {
     if (!race.wide) return noise::leader(key, own, static_cast<const float*>(race.probs) + r * race.stride, begin, end);
     const double* line = static_cast<const double*>(race.probs) + r * race.stride;
     if (!race.sum) return noise::leader(key, own, line, begin, end);
-    const double sum = race.sum[r], inverse = 1 / sum;
-    return noise::leader(
-        key, own, begin, end, [=](int64_t i) { return line[i] * inverse; },
-        [=](int64_t i) { return static_cast<double>(static_cast<float>(line[i] / sum)); });
+    return law::leader(key, own, line, race.sum[r], begin, end);
 }
 
 void work(void* data) {
@@ -78,23 +75,6 @@ void raise(void* data) {
     }
 }
 
-// The residual max(scale * target - draft, 0) of one law, or scale * target if that is 0 everywhere. Returns its sum. The two
-// loops must not be fused: core/verify/token.py rounds the product before it subtracts.
-double residual(const float* target, double scale, const int64_t* ids, const float* draft, int64_t many, int64_t count,
-                double* left) {
-    for (int64_t i = 0; i < count; ++i) left[i] = static_cast<double>(target[i]) * scale;
-    for (int64_t i = 0; i < many; ++i) left[ids ? ids[i] : i] -= static_cast<double>(draft[i]);
-    double sums[4] = {};
-    int64_t i = 0;
-    for (; i + 4 <= count; i += 4)
-        for (int64_t j = 0; j < 4; ++j) sums[j] += left[i + j] = std::max(left[i + j], 0.0);
-    for (; i < count; ++i) sums[0] += left[i] = std::max(left[i], 0.0);
-    double sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-    if (sum > 0) return sum;
-    for (i = 0; i < count; ++i) sum += left[i] = static_cast<double>(target[i]) * scale;
-    return sum;
-}
-
 }  // namespace
 
 // ids [rows, count] or null for 0, 1, …; probs [rows, count] in float64 if `wide`, else float32. Rows lie `step` and `stride`
@@ -113,8 +93,8 @@ extern "C" void slipstream_residual(const int64_t* key, const float* target, int
     static thread_local std::vector<double> left, sum;
     left.resize(rows * count), sum.resize(rows);
     for (int64_t r = 0; r < rows; ++r)
-        sum[r] = residual(target + r * stride, scale[r], ids ? ids + r * step : nullptr, draft + r * apart, many, count,
-                          left.data() + r * count);
+        sum[r] = law::residual([own = target + r * stride](int64_t i) { return own[i]; }, scale[r],
+                               ids ? ids + r * step : nullptr, draft + r * apart, many, count, left.data() + r * count);
     Race race{key, nullptr, 0, left.data(), count, 1, rows, count, sum.data(), 1, nullptr};
     run(race, out, threads, parallel);
 }
