@@ -8,6 +8,7 @@ import random
 import pytest
 
 from slipstream.core.types import Request, Row
+from slipstream.plan.policy.config import RestConfig
 from slipstream.plan.policy.policies import Adaptive
 
 
@@ -40,3 +41,24 @@ def test_what_was_promised_is_kept(drafting, token, likely):
     assert kept, "nothing was promised"
     if likely == 0.9 and drafting + token < 0.001:
         assert True in kept, "drafts were not promised"
+
+
+def longest_promise(count: int) -> int:
+    """Cycles with drafts that were promised at a time to so many rows, whose drafts are good."""
+    policy = Adaptive(clock=lambda: 0.0)  # thinking takes no time
+    rows = [Row(Request([1, 2, 3])) for _ in range(count)]
+    for row in rows:
+        policy.acceptance.open(row, None)
+    promised = 0
+    for _ in range(60):
+        depths = [budget.depth for budget in policy.budget(rows)]
+        promised = max(promised, policy.steady(rows) * any(depths))
+        for row, depth in zip(rows, depths, strict=True):
+            policy.observe_chain(row, depth, depth) if depth else None
+        policy.price(2e-4 * any(depths), 3e-3 + 2e-4 * sum(depths), count + sum(depths))
+    return promised
+
+
+def test_a_row_alone_keeps_its_draft_for_a_few_cycles_which_can_share_a_call():
+    assert longest_promise(1) == RestConfig().alone_repeat
+    assert longest_promise(2) == 0, "rows together decode cycle by cycle"

@@ -149,7 +149,8 @@ class FreeChoice:
             self._rest = max(config.min_rest, min(config.max_rest, rest))
         elif self._clock and usual == [bool(budget) for budget in budgets]:  # attempts are made once
             repeat = int(spent / (config.thought_share * prices.plain))
-            self._kept = min(config.max_repeat, repeat), budgets, cost
+            least = config.alone_repeat if len(estimates) == 1 else 0
+            self._kept = max(least, min(config.max_repeat, repeat)), budgets, cost
         return budgets
 
     def _cycles_until(self, seconds: float, plain: float) -> int:
