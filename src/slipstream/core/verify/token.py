@@ -92,6 +92,9 @@ class ResidualLaw(Law):
         return self.law.support()
 
 
+OF_THE_PAPER = acceptance, residual
+
+
 class Token(Verifier):
     name: ClassVar[str] = "token"
     lossless: ClassVar[bool] = True
@@ -99,6 +102,8 @@ class Token(Verifier):
 
     def __init__(self, acceptance: Acceptance = acceptance, residual: Residual = residual) -> None:
         self.acceptance, self.residual = acceptance, residual
+        if (acceptance, residual) != OF_THE_PAPER:  # kernels have these
+            self.device_rule = None  # type: ignore[misc]
 
     def verify(self, draft: Draft, target: Law, noise: Noise) -> Verdict:
         if not len(draft.tree):

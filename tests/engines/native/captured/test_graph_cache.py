@@ -184,6 +184,7 @@ def test_a_rule_or_drafter_that_works_in_another_way_takes_the_ordinary_path():
             return super().propose(rows, budget, noise)
 
     assert OtherToken.device_rule is None
+    assert Token(acceptance=lambda target, draft: target).device_rule is None
     assert Renamed.device_rule is Token.device_rule
     assert OtherDrafter(8).device_form(None) is None
     assert NoDrafter(8).device_form(None) is not None
