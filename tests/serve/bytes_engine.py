@@ -49,8 +49,8 @@ class Scripted(NativeEngine):
         super().__init__(Target(files, TorchModel(copy.deepcopy(weights())), TextCodec(tokenizer)), "ngram")
         self.prompts: list[str] = []
 
-    def request(self, prompt, sampling, options):
-        request = super().request(prompt, sampling, options)
+    def encoded_request(self, token_ids, sampling, options, history=None):
+        request = super().encoded_request(token_ids, sampling, options, history)
         self.prompts.append(self.text.tokenizer.decode(request.prompt))
         if options.constraint is not None:
             return request

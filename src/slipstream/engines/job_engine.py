@@ -52,7 +52,7 @@ class JobEngine(Engine):
         for prompt, ids, sampling, plan, prediction in zip(prompts, encoded, each, plans, predictions, strict=True):
             asked = own if own.prediction is None else replace(own, prediction=prediction)
             history = self._history(plan, sampling, own)
-            request = _conditioned(self._request(ids, self._law_sampling(plan, sampling), asked, history), prompt)
+            request = _conditioned(self.encoded_request(ids, self._law_sampling(plan, sampling), asked, history), prompt)
             jobs += self._samples(request, plan, sampling, own)
         self._send(jobs)
         return list(jobs)
@@ -86,9 +86,9 @@ class JobEngine(Engine):
         """The encoded request: prompt and end tokens as ids, and the compiled grammar."""
         prompt = self._heard(prompt)
         ids = encode(prompt, options.raw, self.text, self.model_info.context_length)
-        return _conditioned(self._request(ids, sampling, options), prompt)
+        return _conditioned(self.encoded_request(ids, sampling, options), prompt)
 
-    def _request(
+    def encoded_request(
         self, token_ids: Sequence[int], sampling: Sampling, options: GenerationOptions, history: str | None = None
     ) -> Request:
         """The same of a prompt whose token ids are known."""
