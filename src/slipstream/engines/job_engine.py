@@ -52,7 +52,9 @@ class JobEngine(Engine):
         for prompt, ids, sampling, plan, prediction in zip(prompts, encoded, each, plans, predictions, strict=True):
             asked = own if own.prediction is None else replace(own, prediction=prediction)
             history = self._history(plan, sampling, own)
-            request = _conditioned(self.encoded_request(ids, self._law_sampling(plan, sampling), asked, history), prompt)
+            request = _conditioned(
+                self.encoded_request(ids, self._law_sampling(plan, sampling), asked, history), prompt
+            )
             jobs += self._samples(request, plan, sampling, own)
         self._send(jobs)
         return list(jobs)
