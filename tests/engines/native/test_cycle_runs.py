@@ -39,6 +39,20 @@ def engine(request, monkeypatch) -> Iterator[NativeEngine]:
         yield opened
 
 
+@pytest.fixture
+def depths(monkeypatch) -> list[int]:
+    """Receives the depth of each cycle that runs in a call with others."""
+    own, found = TorchModel.run_cycles, list[int]()
+
+    def counted(self, row, most, depth=0, *others):
+        cycles = own(self, row, most, depth, *others)
+        found.extend([depth] * len(cycles))
+        return cycles
+
+    monkeypatch.setattr(TorchModel, "run_cycles", counted)
+    return found
+
+
 def both(engine: NativeEngine, monkeypatch, **options) -> tuple[ss.Completion, ss.Completion]:
     """With several cycles per call, and one by one."""
     several = engine.generate("abc", **options)[0]
@@ -119,18 +133,10 @@ def test_a_request_without_finite_logits_ends_with_a_sentence(engine):
 
 
 @pytest.mark.model
-def test_chains_of_the_shipped_head_are_those_of_single_cycles(monkeypatch):
+def test_chains_of_the_shipped_head_are_those_of_single_cycles(monkeypatch, depths):
     """At fixed depths and by the policy, which asks for chains only: text, origins and counts."""
     from default import target
 
-    own, depths = TorchModel.run_cycles, list[int]()
-
-    def counted(self, row, most, depth=0, *others):
-        cycles = own(self, row, most, depth, *others)
-        depths.extend([depth] * len(cycles))
-        return cycles
-
-    monkeypatch.setattr(TorchModel, "run_cycles", counted)
     prompt, options = "def merge(left, right):\n    # two sorted lists as one\n", {"max_tokens": 60, "ignore_eos": True}
     with NativeEngine(target(), "eagle") as opened:
         plain = opened.generate(prompt, GREEDY, speculation=ss.Speculation(off=True), **options)[0]
@@ -150,18 +156,11 @@ def test_chains_of_the_shipped_head_are_those_of_single_cycles(monkeypatch):
 
 @pytest.mark.model
 @pytest.mark.parametrize("verify", ["coupled", "token", "block"])
-def test_sampled_chains_of_the_shipped_head_are_those_of_single_cycles(monkeypatch, verify):
+def test_sampled_chains_of_the_shipped_head_are_those_of_single_cycles(monkeypatch, depths, verify):
     """Where draft and target draw from the same noise, the text is that of plain decoding, too."""
     from default import target
 
-    own, depths, sampling = TorchModel.run_cycles, list[int](), ss.Sampling(0.9, seed=1)
-
-    def counted(self, row, most, depth=0, *others):
-        cycles = own(self, row, most, depth, *others)
-        depths.extend([depth] * len(cycles))
-        return cycles
-
-    monkeypatch.setattr(TorchModel, "run_cycles", counted)
+    sampling = ss.Sampling(0.9, seed=1)
     prompt, options = "def merge(left, right):\n    # two sorted lists as one\n", {"max_tokens": 60, "ignore_eos": True}
     with NativeEngine(target(), "eagle", verify) as opened:
         drafts = {**options, "speculation": ss.Speculation(depth=3)}

@@ -43,12 +43,14 @@ def test_what_was_promised_is_kept(drafting, token, likely):
         assert True in kept, "drafts were not promised"
 
 
-def longest_promise(count: int) -> int:
+def longest_promise(count: int, chains_only: bool = True) -> int:
     """Cycles with drafts that were promised at a time to so many rows, whose drafts are good."""
     policy = Adaptive(clock=lambda: 0.0)  # thinking takes no time
     rows = [Row(Request([1, 2, 3])) for _ in range(count)]
     for row in rows:
         policy.acceptance.open(row, None)
+    if chains_only:
+        policy.free.chains_only.update(rows)
     promised = 0
     for _ in range(60):
         depths = [budget.depth for budget in policy.budget(rows)]
@@ -62,3 +64,4 @@ def longest_promise(count: int) -> int:
 def test_a_row_alone_keeps_its_draft_for_a_few_cycles_which_can_share_a_call():
     assert longest_promise(1) == RestConfig().alone_repeat
     assert longest_promise(2) == 0, "rows together decode cycle by cycle"
+    assert longest_promise(1, chains_only=False) == 0, "nothing is won by keeping it"

@@ -21,7 +21,7 @@ from slipstream.kernels.cpu.linear import POINTER, SIZE, PackedWeight, unpacker
 HEAD_ADDRESSES = ("net", "embedding", "cos", "sin", "ids", "fuse", "factor", "state", "keys", "values")
 HEAD_SIZES = ("fused", "rotated", "row_step", "head_step", "row", "held")
 ADDRESSES = ("table", "packed", "unpack", "cos", "sin", "features", "ends", "head", "token", "cycle")
-RULES = (DeviceVerdict.MATCH, DeviceVerdict.TOKEN, DeviceVerdict.BLOCK)  # from 1 on, as in cycle_run.cpp
+RULES = (DeviceVerdict.MATCH, DeviceVerdict.TOKEN, DeviceVerdict.BLOCK)  # numbered from 1 on, as in choice.hpp
 SIZES = ("rule", "stream", "end_count", "row", "place", "depth", "most", "left", "cycles", "emitted")
 
 

@@ -105,7 +105,7 @@ class RestConfig:
     idle_share: float = 0.002  # share of all time for decisions that end in no draft
     thought_share: float = 0.02  # share of all time for all decisions
     max_repeat: int = 8  # cycles that one decision is repeated for
-    alone_repeat: int = 5  # the same at least for a row alone: cycles that are alike can share a call
+    alone_repeat: int = 5  # the same at least for a row alone that gets chains only: equal cycles run in one call
     long_idle: int = 128  # cycles without any draft after which rests grow
     forgotten: int = 256  # cycles without any draft after which one token is priced again
     stale: int = 64  # plain cycles of a row after which it is tried even where drafting could hardly pay

@@ -48,6 +48,7 @@ class FreeChoice:
         self._lengths = RecentMedian(config.cost.window)  # tokens of rows that have ended
         self._nodes_per_level = 1.0  # more than one where a drafter branches unasked
         self._estimates: dict[Row, AcceptanceEstimate] = {}  # of the rows that are decided for
+        self.chains_only: set[Row] = set()  # rows for which chains were asked for
         self._record = CycleRecord()
         self._others = 0  # rows in the last pass that were not decided for
         self._asked = False  # whether drafts were asked for in this cycle
@@ -149,7 +150,7 @@ class FreeChoice:
             self._rest = max(config.min_rest, min(config.max_rest, rest))
         elif self._clock and usual == [bool(budget) for budget in budgets]:  # attempts are made once
             repeat = int(spent / (config.thought_share * prices.plain))
-            least = config.alone_repeat if len(estimates) == 1 else 0
+            least = config.alone_repeat if prices.base == 1 and self.chains_only >= self._estimates.keys() else 0
             self._kept = max(least, min(config.max_repeat, repeat)), budgets, cost
         return budgets
 
@@ -187,6 +188,7 @@ class FreeChoice:
 
     def closed(self, row: Row) -> None:
         """A row has ended, or was cancelled."""
+        self.chains_only.discard(row)
         self._lengths.add(row.emitted)
 
     def _prices(self, base: int) -> CyclePrices:

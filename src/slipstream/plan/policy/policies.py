@@ -99,6 +99,8 @@ class Adaptive(Policy):
         if not chains_only and sibling_mode(rule, drafter) is not None:
             width, most = min(tree.width, model.vocab), min(tree.max_nodes, model.context)
             ranks = self.acceptance.shared(group).ranks or self._rank_table(width, most, seed)
+        if chains_only:
+            self.free.chains_only.update(rows)
         for row in rows:
             self._groups[row] = group
             self.acceptance.open(row, group, ranks, drafter.longest_chain, drafter.setup_seconds(row))

@@ -1,5 +1,5 @@
 // The tokens that a cycle emits: what a rule accepts of a drafted chain, and one token more. The threads of a team work on it in
-// four steps with barriers between them: `find_leaders`, then, unless the rule is greedy, `weigh`, `call_races` by one thread, and
+// four steps with barriers between them: `find_leaders`, then, unless the rule is greedy, `weigh`, `prepare_races` by one thread, and
 // `race`. After that one thread writes the tokens. References are core/verify and core/noise.py.
 
 #pragma once
@@ -131,7 +131,7 @@ struct Choice {
     }
 
     // Decide what is raced for. False where some law cannot be told.
-    bool call_races() {
+    bool prepare_races() {
         for (int64_t slot = 0; slot < slots(); ++slot) {
             if (!best_of(slot).finite) return false;
             double sum = 0;

@@ -262,7 +262,7 @@ void run_cycles(void* data) {
         if (choice.draws.any()) {
             run.barrier.wait(threads);
             choice.weigh(number);
-            alone([&] { run.unfinished = choice.call_races(); });
+            alone([&] { run.unfinished = choice.prepare_races(); });
             choice.race(number);
         }
         alone([&] { run.emit(); });
