@@ -202,6 +202,7 @@ class NativeEngine(JobEngine):
             sizes = [size for size in runner.prompt_sizes if size <= self._batch.scheduler.chunk]
             texts = rounds(rows, drafts, model.context, sizes) if speech is None else speech_rounds(rows, drafts)
             for number, each in enumerate(texts):
+                runner.least_text = each.text
                 batches: Sequence[Sequence[Prompt]] = [prompts(each.rows, model.vocab, each.prompt, number)]
                 if speech is not None:
                     batches = recordings(each.rows, speech.languages)
@@ -209,7 +210,7 @@ class NativeEngine(JobEngine):
                     for handle in self.submit_all(batch, [each.sampling] * each.rows, each.options):
                         handle.result()
         finally:
-            runner.captures_all = False
+            runner.captures_all, runner.least_text = False, 0
         self._policy.forget()
         self._batch.publisher.stats = SpeculationStats()
 

@@ -12,6 +12,8 @@ from slipstream.engines.native.captured.warm_up import (
     DRAFTING,
     FURTHER,
     LENGTHS,
+    LONG,
+    LONG_DRAFTING,
     PLAIN,
     PROMPT,
     ROWS,
@@ -46,7 +48,7 @@ def kind(sampling):
 
 def test_rounds_begin_with_the_most_rows_and_have_every_depth_and_temperature():
     plan = list(rounds(6, drafts=True, context=1000))
-    short = [each for each in plan if each.prompt == PROMPT]
+    short = [each for each in plan if each.prompt == PROMPT and not each.text]
     assert [each.rows for each in short] == [4] * 21 + [2] * 18 + [1] * 21
     for rows, depths in ((4, (PLAIN, *DRAFTING, *FURTHER)), (2, (PLAIN, *DRAFTING)), (1, (PLAIN, *DRAFTING, *FURTHER))):
         kinds = {(*kind(each.sampling), each.speculation) for each in short if each.rows == rows}
@@ -56,6 +58,17 @@ def test_rounds_begin_with_the_most_rows_and_have_every_depth_and_temperature():
     assert {each.speculation for each in rounds(6, drafts=False, context=1000)} == {PLAIN}
     assert max(each.rows for each in rounds(300, drafts=True, context=1000)) == ROWS
     assert len({tuple(prompt) for prompt in prompts(ROWS, 1 << 12)}) == ROWS
+
+
+def test_long_texts_have_cycles_of_their_own_where_the_context_has_room():
+    plan = [each for each in rounds(16, drafts=True, context=8192) if each.text]
+    assert {each.rows for each in plan} == {16, 4, 1}
+    assert {each.text for each in plan} == {LONG}
+    assert {each.speculation for each in plan} == {PLAIN, *LONG_DRAFTING}
+    assert {each.prompt for each in plan} == {PROMPT}
+    assert {kind(each.sampling) for each in plan} == set(map(kind, SAMPLINGS))
+    assert not [each for each in rounds(16, drafts=True, context=2000) if each.text]
+    assert {each.speculation for each in rounds(16, drafts=False, context=8192) if each.text} == {PLAIN}
 
 
 def test_prompts_of_several_lengths_fit_the_context():
@@ -100,7 +113,9 @@ def test_a_warm_engine_has_emitted_nothing_and_expects_nothing():
         del engine.submit_all
         plan = list(rounds(2, drafts=True, context=engine.target.model.context, sizes=(8, 24)))
         assert seen == [each.rows for each in plan], "a step does not read so many tokens as the largest size"
-        assert not engine._batch.captured.runner.captures_all
+        runner = engine._batch.captured.runner
+        assert not runner.captures_all
+        assert not runner.least_text
         assert (engine.stats["tokens"], engine.stats["drafted"], engine.stats["failures"]) == (0, 0, {})
         assert engine._policy.acceptance.groups() == []
         assert engine.generate("abcabc", Sampling(0), max_tokens=4)[0].token_ids == first

@@ -59,6 +59,7 @@ class CapturedRunner:
         self._idle = PlainDecoding()  # for drafters without a device form, while they draft nothing
         self.expected_rows = 1  # rows there are or will soon be
         self.captures_all = False  # no larger cycle serves in place of one that is not captured yet
+        self.least_text = 0  # tokens of the longest row that cycles are for, at least
         self.cycles = self.captures = 0  # so far
         self.capture_budget = CaptureBudget()
 
@@ -129,7 +130,7 @@ class CapturedRunner:
         return policy.choose(rows, partial(self._menu, rows, drafter, device, rule), ready)
 
     def _menu(self, rows: Sequence[Row], drafter: Drafter, device: DeviceDrafter, rule: DeviceRule) -> SizeMenu:
-        shape = BatchShape.of(rows, AHEAD)  # of all rows to come: the head would read their prompts in vain
+        shape = self._shape(rows, AHEAD)  # of all rows to come: the head would read their prompts in vain
         shape = shape.with_rows(max(shape.rows, self.expected_rows))
         depths = chain_depths(drafter.longest_chain)
         grown: Sequence[DraftSize] = GROWN
@@ -143,6 +144,10 @@ class CapturedRunner:
         graphs = self._graphs_of(drafter, rows[0])
         options = graphs.menu(shape, rule, sizes, may_capture)
         return SizeMenu(options, graphs.costs.reading(device.behind(rows)), partial(graphs.missed, shape, rule))
+
+    def _shape(self, rows: Sequence[Row], ahead: int = 0) -> BatchShape:
+        shape = BatchShape.of(rows, ahead)
+        return shape if shape.longest >= self.least_text else replace(shape, longest=self.least_text)
 
     def _graphs_of(self, drafter: Drafter | None, row: Row) -> GraphCache:
         """The graphs of a drafter for rows with the logits processor of `row`."""
@@ -194,7 +199,7 @@ class CapturedRunner:
         budget, goals = _no_deeper(budget, deepest), _no_deeper(goals, deepest)
         if not any(row.depth and row.shape for row in budget):
             budget = device.draft_on_host(rows, budget)
-        shape, size = BatchShape.of(rows), size_for(budget, rule, drafter.longest_chain)
+        shape, size = self._shape(rows), size_for(budget, rule, drafter.longest_chain)
         processor = rows[0].request.processor
         if size is None or not self._fits(shape, size, drafter, rule, processor is not None or _mixed(rows, rule)):
             return None

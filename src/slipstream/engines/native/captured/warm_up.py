@@ -2,8 +2,9 @@
 
 A size of cycle is compiled and captured when it is first met, which takes as long as hundreds of cycles. Caches grow
 with the rows, and captured cycles do not outlive that. So many rows come first. Kernels are compiled for few and for
-many tokens, and for long texts: one and most rows draft further, and one row has prompts of several lengths. Passes
-over prompts are captured when their size is met for the second time, so each size has two rounds.
+many tokens, and for long texts: one and most rows draft further, and one row has prompts of several lengths. Long texts
+have cycles of their own, which are captured without such texts. Passes over prompts are captured when their size is met
+for the second time, so each size has two rounds.
 Speech has fewer rows, greedy ones, with timestamps and without.
 """
 
@@ -25,19 +26,23 @@ DRAFTING, SPEECH_DRAFTING = (
     (Speculation(), *(Speculation(depth=depth) for depth in depths)) for depths in ((1, 2, 3, 5), (2, 3, 5, 8))
 )
 FURTHER = (Speculation(depth=8),)  # that a policy may choose, too
+LONG_DRAFTING = Speculation(), Speculation(depth=1), Speculation(depth=3)  # the same for long texts
 SAMPLINGS = Sampling(0.0), Sampling(1.0), Sampling(1.0, seed=0)  # greedy, sampled and seeded rows have other cycles
 PROMPT = 4  # tokens
+LONG = 1100  # tokens of a long text
 LENGTHS = 24, 100, 1700  # tokens of prompts whose passes run by different kernels
 USUAL_PROMPT = 256  # tokens of each prompt of a pass over several
 
 
 class Round(NamedTuple):
-    """So many requests at once, all with these sampling parameters, speculation and length of the prompt."""
+    """So many requests at once, all with these sampling parameters, speculation and length of the prompt. Their cycles
+    are those of texts of at least `text` tokens."""
 
     rows: int
     sampling: Sampling
     speculation: Speculation
     prompt: int = PROMPT
+    text: int = 0
 
     @property
     def tokens(self) -> int:
@@ -57,8 +62,16 @@ def rounds(rows: int, drafts: bool, context: int, sizes: Sequence[int] = ()) -> 
     for count in _halves(most):
         further = FURTHER if drafts and count in (1, most) else ()
         yield from (Round(count, sampling, each) for sampling in SAMPLINGS for each in (*usual, *further))
+    yield from _long_texts(most, drafts, context)
     texts = (Round(1, SAMPLINGS[0], speculation, length) for length in LENGTHS for speculation in usual)
     yield from (each for each in (*texts, *_reads(most, drafts, sizes)) if each.prompt + each.tokens <= context)
+
+
+def _long_texts(rows: int, drafts: bool, context: int) -> Iterator[Round]:
+    """Rounds of every second halving of so many rows. Cycles for more rows serve those between."""
+    ways = (PLAIN, *LONG_DRAFTING) if drafts else (PLAIN,)
+    for count in list(_halves(rows))[::2] if context >= 2 * LONG else ():
+        yield from (Round(count, sampling, each, text=LONG) for sampling in SAMPLINGS for each in ways)
 
 
 def _reads(rows: int, drafts: bool, sizes: Sequence[int]) -> Iterator[Round]:
