@@ -223,3 +223,15 @@ def test_prices_are_for_the_texts_half_way_through_what_comes():
     assert BatchShape.of(rows).cached == 200
     assert BatchShape.of(rows, 256).cached == 200 + (50 + 256) // 2
     assert BatchShape.of(rows).with_rows(6).cached == 600
+
+
+def test_rows_are_priced_by_their_own_cycle_where_one_for_longer_texts_seems_cheaper():
+    stock, short, long = GraphCache(), BatchShape(4, 100, False), BatchShape(4, 1100, False)
+    for size, seconds in ((PLAIN, 0.001), (DraftSize(2), 0.0015)):
+        capture(stock, short, size, 4, seconds)
+        capture(stock, long, size, 4, seconds / 2)  # timed once, for texts that were short
+    prices = {offer.size: offer.seconds for offer in stock.menu(short, RULE, SIZES[:3], lambda cost: False)}
+    assert prices[PLAIN] == pytest.approx(0.001)
+    assert prices[DraftSize(2)] == pytest.approx(0.0015)
+    assert find(stock, short, DraftSize(2)) == short.key(DraftSize(2), RULE, 4), "that is the one that runs"
+    assert stock.menu(long, RULE, SIZES[:3], lambda cost: False)[0].seconds == pytest.approx(0.0005)

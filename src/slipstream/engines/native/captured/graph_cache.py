@@ -163,12 +163,18 @@ class GraphCache:
         return None if added is None else plain + added
 
     def _captured_sizes(self, shape: BatchShape, rule: DeviceRule) -> dict[DraftSize, float]:
-        """Seconds of the cheapest captured cycle of each size that these rows fit in."""
+        """Seconds of the cycle that these rows would have, by size: their own, or else the cheapest that they fit in."""
         captured: dict[DraftSize, float] = {}
+        owned = set[DraftSize]()
         for key in self._alike[rule, shape.logprobs]:
-            if key.rows >= shape.rows and shape.fits(key, rule):
+            size = key.size
+            if key.rows >= shape.rows and size not in owned and shape.fits(key, rule):
                 seconds = self.costs.seconds(key, shape.rows, shape.cached)
-                captured[key.size] = min(seconds, captured.get(key.size, seconds))
+                if key == shape.key(size, rule, shape.lines(size)):
+                    owned.add(size)
+                    captured[size] = seconds
+                else:
+                    captured[size] = min(seconds, captured.get(size, seconds))
         return captured
 
     def _cost_of_own(self, shape: BatchShape, size: DraftSize, rule: DeviceRule) -> float | None:
