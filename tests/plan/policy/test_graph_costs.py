@@ -9,6 +9,7 @@ import pytest
 from slipstream.core.device import DraftSize, GraphKey
 from slipstream.core.verify.match import Greedy
 from slipstream.core.verify.token import Token
+from slipstream.plan.policy.config import CostConfig
 from slipstream.plan.policy.graph_costs import GraphCosts
 
 
@@ -25,9 +26,33 @@ def known() -> GraphCosts:
 
 def test_a_cycle_that_ran_takes_what_it_took():
     costs = known()
-    for seconds in (2.5, 2.9, 2.6):
+    for seconds in (2.5, 2.9, 2.6, 2.9, 2.9):
         costs.learn(key(5), 8, seconds)
     assert costs.seconds(key(5), 7) == 2.6, "rows are rounded up"
+
+
+def test_ten_slow_cycles_in_a_row_are_no_price():
+    costs = known()
+    for seconds in [2.0] * 20 + [7.0] * 10:
+        costs.learn(key(5), 8, seconds)
+    assert costs.seconds(key(5), 8) == 2.0
+    for _ in range(25):
+        costs.learn(key(5), 8, 3.0)
+    assert costs.seconds(key(5), 8) == 3.0, "a lasting change is one"
+
+
+def test_a_price_of_long_ago_does_not_count():
+    costs = known()
+    for _ in range(8):
+        costs.learn(key(5), 8, 9.0)  # while the host did something else
+    for _ in range(CostConfig().graph_memory - 8):
+        costs.learn(key(0), 8, 1.1)
+    assert costs.seconds(key(5), 8) == 9.0
+    for _ in range(8):
+        costs.learn(key(0), 8, 1.1)
+    assert costs.seconds(key(5), 8) == pytest.approx(2.0 + 0.1), "as if it had never run"
+    costs.learn(key(5), 8, 9.0)
+    assert costs.seconds(key(5), 8) == 9.0, "it is still so"
 
 
 def test_one_that_did_not_run_takes_the_least_that_the_host_adds_to_others():

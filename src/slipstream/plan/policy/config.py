@@ -50,7 +50,10 @@ class CostConfig:
 
     window: int = 9  # latest times that a median is taken of
     plain_window: int = 9  # the same for plain passes
-    graph_window: int = 7  # the same for captured cycles
+    graph_window: int = 31  # the same for captured cycles
+    graph_quantile: float = 0.25  # of these times that counts: pauses of the host are in none of the shortest
+    graph_memory: int = 512  # captured cycles of all kinds after which what one kind took no longer counts
+    graph_reliable: int = 4  # cycles of a kind whose host part others are expected to have, at least
     context_memory: float = 64.0  # captured cycles that the usual time of a kind is taken over
     context_cycles: float = 1024.0  # captured cycles that what a cached token adds rests on
     context_prior: float = 1e7  # tokens²; so much variance of the texts' length counts as one without any effect

@@ -20,6 +20,7 @@ class GraphCosts:
     by its key and the rows there are, rounded up to a power of two. A cycle that did not run yet is expected to take
     its time on the device and the least that the host adds to others of so many rows: the host does more in a cycle
     that emits more, and a size that is priced too low is found out when it runs, one that is priced too high never.
+    For the same reason a time that was measured long ago no longer counts.
 
     `cached` tokens are those of all rows together. A price is that of the texts' present length, whenever the cycle ran
     last."""
@@ -28,6 +29,8 @@ class GraphCosts:
         self._config = config or CostConfig()
         self._device: dict[GraphKey, float] = {}
         self._whole: dict[tuple[GraphKey, int], TimesByContext] = {}
+        self._learnt: dict[tuple[GraphKey, int], int] = {}  # cycles of all kinds until one of a kind ran last
+        self._cycles = 0
         self._host = RecentMedian(self._config.graph_window)
         self._least_host: dict[int, float] = {}  # by rows, with no text; worked out when it is asked for
         self._context = ContextCost(self._config)
@@ -44,26 +47,34 @@ class GraphCosts:
 
     def learn(self, key: GraphKey, rows: int, seconds: float, cached: int = 0) -> None:
         """A cycle with so many rows took so long with the host's part. Nothing was captured or read in it."""
-        window, kind = self._config.graph_window, (key, next_power_of_two(rows))
+        kind = key, next_power_of_two(rows)
         self._context.add(kind, cached, seconds)
-        self._whole.setdefault(kind, TimesByContext(window)).add(seconds, cached, self._context.per_token)
+        if kind not in self._whole or not self._recent(kind):
+            self._whole[kind] = TimesByContext(self._config.graph_window, self._config.graph_quantile)
+        self._whole[kind].add(seconds, cached)
+        self._cycles += 1
+        self._learnt[kind] = self._cycles
         self._host.add(max(0.0, seconds - self.device(key)))
         self._least_host.pop(kind[1], None)
 
     def seconds(self, key: GraphKey, rows: int, cached: int = 0) -> float:
         count = next_power_of_two(rows)
         measured = self._whole.get((key, count))
-        if measured:
+        if measured is not None and self._recent((key, count)):
             return max(LEAST * measured.at(cached, 0.0), measured.at(cached, self._context.per_token))
         return self.device(key) + self._host_part(count, cached)
+
+    def _recent(self, kind: tuple[GraphKey, int]) -> bool:
+        """Whether what a kind of cycle took still counts. What is not known on the device counts for ever."""
+        return self._cycles - self._learnt.get(kind, 0) < self._config.graph_memory or kind[0] not in self._device
 
     def _host_part(self, count: int, cached: int) -> float:
         """The least that the host and the text add to a cycle of so many rows; what was added lately where none ran."""
         per_token = self._context.per_token
         if count not in self._least_host:
-            parts = [
-                times.at(0, per_token) - self.device(key) for (key, rows), times in self._whole.items() if rows == count
-            ]
+            kinds = [(key, times) for (key, rows), times in self._whole.items() if rows == count]
+            often = [kind for kind in kinds if len(kind[1]) >= self._config.graph_reliable]
+            parts = [times.at(0, per_token) - self.device(key) for key, times in often or kinds]
             if not parts:
                 return self._host.value
             self._least_host[count] = min(parts)
@@ -112,10 +123,11 @@ class GraphCosts:
     @classmethod
     def from_json(cls, saved: Mapping[str, Any], config: CostConfig | None = None) -> GraphCosts:
         costs = cls(config)
-        window = costs._config.graph_window
+        window, quantile = costs._config.graph_window, costs._config.graph_quantile
         costs._device = {GraphKey.from_json(key): seconds for key, seconds in saved["device"]}
         costs._whole = {
-            (GraphKey.from_json(key), rows): TimesByContext(window, times) for key, rows, times in saved["whole"]
+            (GraphKey.from_json(key), rows): TimesByContext(window, quantile, times)
+            for key, rows, times in saved["whole"]
         }
         costs._host = RecentMedian(window, saved["host"])
         costs.reading = ReadingCost.from_json(saved["reading"], costs._config)

@@ -144,22 +144,29 @@ class ContextCost:
 
 
 class TimesByContext:
-    """The latest times of one kind of cycle, each with the cached tokens of all rows."""
+    """The latest times of one kind of cycle, each with the cached tokens of all rows.
 
-    def __init__(self, window: int, times: Iterable[tuple[float, int]] = ()) -> None:
-        self._latest: deque[tuple[float, int]] = deque(maxlen=window)
-        self._median = (0.0, 0)
-        for seconds, tokens in times:
-            self.add(seconds, tokens, 0.0)
+    Most are about equal, and some are longer, since the host had something else to do, for ten cycles in a row. So the
+    price is a lower quantile of many."""
 
-    def add(self, seconds: float, tokens: int, per_token: float) -> None:
+    def __init__(self, window: int, quantile: float = 0.5, times: Iterable[tuple[float, int]] = ()) -> None:
+        self._latest: deque[tuple[float, int]] = deque(((seconds, tokens) for seconds, tokens in times), maxlen=window)
+        self._quantile = quantile
+        self._usual: tuple[float, int] | None = None  # worked out when it is asked for
+
+    def __len__(self) -> int:
+        return len(self._latest)
+
+    def add(self, seconds: float, tokens: int) -> None:
         self._latest.append((seconds, tokens))
-        ordered = sorted(self._latest, key=lambda time: time[0] - per_token * time[1])
-        self._median = ordered[(len(ordered) - 1) // 2]
+        self._usual = None
 
     def at(self, tokens: int, per_token: float) -> float:
-        """Seconds with so many cached tokens."""
-        seconds, then = self._median
+        """Seconds with so many cached tokens, each of which adds `per_token`."""
+        if self._usual is None:
+            ordered = sorted(self._latest, key=lambda time: time[0] - per_token * time[1])
+            self._usual = ordered[int((len(ordered) - 1) * self._quantile)]
+        seconds, then = self._usual
         return seconds + per_token * (tokens - then)
 
     def to_json(self) -> list[tuple[float, int]]:

@@ -44,7 +44,7 @@ class SizeChoice:
         self._plain = 0  # cycles since anything was drafted
         self._idle = 0  # decisions in a row not to draft for the same rows
         self._turn = self._decisions = 0
-        self._failed: dict[int, int] = {}  # trials of the cheapest size in a row that failed, by rows
+        self._failed: dict[int, int] = {}  # trials of the cheapest size that failed, less decisions to draft, by rows
         self._menu: tuple[int, SizeMenu] | None = None  # for drafts of the host: cycles it still holds for
 
     def held(self, rows: Sequence[Row]) -> DraftSize | None:
@@ -171,7 +171,7 @@ class SizeChoice:
         best = min(range(len(options)), key=expected.__getitem__)
         count = next_power_of_two(len(self._rows))  # the last few rows of a batch say nothing about the next batch
         if self._margin * expected[best] < expected[0]:
-            self._plain, self._failed[count] = 0, 0
+            self._plain, self._failed[count] = 0, max(0, self._failed.get(count, 0) - 1)
             return options[self._used(options, expected, best) if ready is None else best].size
         self._plain += self._hold if ready is None else 1
         known = [option for option in others if option.captured or option.known]

@@ -163,7 +163,7 @@ class GraphCache:
         return None if added is None else plain + added
 
     def _captured_sizes(self, shape: BatchShape, rule: DeviceRule) -> dict[DraftSize, float]:
-        """Seconds of the cycle that these rows would have, by size: their own, or else the cheapest that they fit in."""
+        """Seconds of the cycle that these rows would have, by size: their own, or else the cheapest that holds them."""
         captured: dict[DraftSize, float] = {}
         owned = set[DraftSize]()
         for key in self._alike[rule, shape.logprobs]:
