@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -38,6 +39,9 @@ class DecodingPlan:
     def budget(self) -> Budget:
         """The budget of every cycle, if the depth is fixed."""
         return Budget(self.depth or 0, shape=self.shape)
+
+
+ChainCounts = tuple[int, int, int]  # of a cycle that drafted a chain or nothing: tokens drafted, accepted and emitted
 
 
 class Emission(NamedTuple):
@@ -73,7 +77,8 @@ class Job(RequestHandle):
         self.row.logprobs = logprobs
         self.prompt_logprobs: list[Logprob | None] | None = None if prompt_logprobs is None else [None]
         self.guarantee = guarantee or Guarantee(plan.rule)
-        self.stats, self.tenant = SpeculationStats(), tenant
+        self._stats, self.tenant = SpeculationStats(), tenant
+        self._counted: deque[ChainCounts] = deque()  # cycles that are not in `_stats` yet
         self.submitted, self.queue_seconds = time.perf_counter(), 0.0
         self.state_layer: int | None = None  # the layer whose outputs at the prompt's tokens are wanted
         self.states: list[Tensor] = []  # those outputs, chunk by chunk
@@ -92,6 +97,17 @@ class Job(RequestHandle):
         self._seen: list[Chunk] = []
         self._ready: Callable[[], None] | None = None  # called after each chunk
         self._begun = False  # whether a chunk was published
+
+    @property
+    def stats(self) -> SpeculationStats:
+        counted, stats = self._counted, self._stats
+        while counted:
+            stats.add(*counted.popleft())  # one by one: the engine's thread may go on counting
+        return stats
+
+    @stats.setter
+    def stats(self, stats: SpeculationStats) -> None:
+        self._stats = stats
 
     def admit(self) -> None:
         """Its row begins: it waits no longer."""
@@ -178,10 +194,19 @@ class Job(RequestHandle):
         origins: Sequence[Origin],
         logprobs: Sequence[Logprob] = (),
         draft: DraftedTree | None = None,
+        counts: ChainCounts | None = None,
     ) -> None:
-        """Hand out newly committed tokens of a request without stop strings. Whoever reads them decodes their text."""
+        """Hand out newly committed tokens of a request without stop strings. Whoever reads them decodes their text.
+        `counts`: of the cycle, unless it was counted already."""
+        if counts is not None:
+            self._counted.append(counts)
         finish, scored = self.row.finish_reason, () if self._begun else self._first_scores()
-        self._send(_emission(Emission, (tokens, origins, logprobs, finish, None, scored, draft)))
+        self._begun = True
+        self._chunks.put(_emission(Emission, (tokens, origins, logprobs, finish, None, scored, draft)))
+        if self._ready is not None:
+            self._ready()
+        if finish is not None:
+            self._over.set()
 
     def _send(self, chunk: Chunk | Emission) -> None:
         self._begun = True

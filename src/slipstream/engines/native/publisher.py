@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from slipstream.core.types import Origin, RunCycle
 from slipstream.engines.base import Logprob, SpeculationStats
 from slipstream.engines.completion import DraftedTree
-from slipstream.engines.job import Emission, Job
+from slipstream.engines.job import ChainCounts, Emission, Job
 from slipstream.engines.native.captured.result import CycleResult
 
 
@@ -26,36 +26,28 @@ class ChunkPublisher:
     def catch_up(self) -> None:
         """Publish all pending results. A failure ends only the job concerned."""
         pending, self._pending = self._pending, []
-        totals: dict[tuple[int, int], tuple[int, int]] = {}  # cycles and tokens by drafted and accepted
-        plain = 0  # cycles that drafted nothing
+        totals: dict[ChainCounts, int] = {}  # cycles
         for job, result, kept in pending:
             try:
-                if not result.tokens and job.top is None and not job.stops:  # of many rows most often
-                    plain += 1
-                    stats = job.stats
-                    stats.cycles += 1
-                    stats.emitted += 1
-                    job.emit(result.emitted, result.origins)
-                    continue
-                tokens, origins, accepted = result.emitted, result.origins, len(result.path)
+                drafted, parents, path, _, tokens, origins, _, _ = result
+                accepted = len(path)
                 if kept < len(tokens):
                     tokens, origins, accepted = tokens[:kept], origins[:kept], min(kept, accepted)
-                logprobs = () if job.top is None else _logprobs(result, kept, job.top)
-                shown = None if job.top is None else _drafted(result)
-                if job.stops or not result.chain:
+                if job.stops or (drafted and type(parents) is not range):  # a tree
+                    logprobs = () if job.top is None else _logprobs(result, kept, job.top)
+                    shown = None if job.top is None else _drafted(result)
                     self.publish(job, tokens, origins, logprobs, accepted, result.levels, shown)
                     continue
-                drafted = len(result.tokens)
-                job.stats.add(drafted, accepted, kept)
-                cycles, emitted = totals.get((drafted, accepted), (0, 0))
-                totals[drafted, accepted] = cycles + 1, emitted + kept
-                job.emit(tokens, origins, logprobs, shown)
+                counts = len(drafted), accepted, kept
+                totals[counts] = totals.get(counts, 0) + 1
+                if job.top is None:  # of many rows most often
+                    job.emit(tokens, origins, counts=counts)
+                else:
+                    job.emit(tokens, origins, _logprobs(result, kept, job.top), _drafted(result), counts)
             except Exception as error:
                 job.end("error", str(error))
-        if plain:
-            self.stats.add(0, 0, plain, plain)
-        for (drafted, accepted), (cycles, emitted) in totals.items():
-            self.stats.add(drafted, accepted, emitted, cycles)
+        for (depth, accepted, kept), cycles in totals.items():
+            self.stats.add(depth, accepted, cycles * kept, cycles)
 
     def publish(
         self,

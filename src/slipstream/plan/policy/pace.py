@@ -28,6 +28,8 @@ class Pace:
         self._variance, self._weight = self._config.spread**2, self._config.prior
         # tokens in cycles with drafts: a row's, the mean row's, and the mean row's times the sensitivity
         self._moved: dict[Row, tuple[float, float, float]] = {}
+        self._together: Sequence[Row] = ()  # rows whose tokens of the latest cycles are not in `_moved` yet
+        self._own, self._others, self._weighted = np.zeros(0), 0.0, 0.0  # those tokens
         self._crowd = 0.0  # rows that decoded together lately, at most
 
     def moved(self, rows: Sequence[Row], counts: Sequence[int], sensitivity: float = 1.0) -> None:
@@ -36,12 +38,24 @@ class Pace:
         self._crowd = max(len(rows), self._config.fade * self._crowd)
         if 2 * len(rows) < self._crowd:
             return
-        mean = sum(counts) / len(counts)
-        for row, count in zip(rows, counts, strict=True):
-            own, others, weighted = self._moved.get(row, (0.0, 0.0, 0.0))
-            self._moved[row] = own + count, others + mean, weighted + mean * sensitivity
+        if rows != self._together:
+            self._settle()
+            self._together, self._own = rows, np.zeros(len(rows))
+        own, mean = np.array(counts, float), sum(counts) / len(counts)
+        self._own += own
+        self._others += mean
+        self._weighted += mean * sensitivity
+
+    def _settle(self) -> None:
+        """Hundreds of rows share a cycle of a millisecond, most often with the rows of the last one."""
+        others, weighted = self._others, self._weighted
+        for row, more in zip(self._together, self._own.tolist(), strict=True):
+            own, before, so_far = self._moved.get(row, (0.0, 0.0, 0.0))
+            self._moved[row] = own + more, before + others, so_far + weighted
+        self._together, self._own, self._others, self._weighted = (), np.zeros(0), 0.0, 0.0
 
     def close(self, row: Row) -> None:
+        self._settle()
         own, others, weighted = self._moved.pop(row, (0.0, 0.0, 0.0))
         if others >= self._config.min_tokens and own != others and weighted:  # a row alone is like the others
             self._weight = min(self._weight + 1, self._config.memory)

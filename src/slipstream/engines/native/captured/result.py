@@ -60,25 +60,23 @@ def told_chains(record: Sequence[list[int]], whole: bool = False) -> list[CycleR
     """Of each row: accepted, next token, whether all had a law, drafted; tokens, and more that is not needed here.
 
     `whole`: the next token is the last drafted one where all of them were accepted, as in cascades."""
-    return [
-        _chain(line[0], line[1], line[4 : 4 + line[3]], whole)
-        if line[3]
-        else _new(CycleResult, ((), (), (), (), [line[1]], PLAIN, (), ()))
-        for line in record
-    ]
-
-
-def _chain(count: int, last: int, tokens: list[int], whole: bool) -> CycleResult:
-    kept = tokens[:count]
-    rejected = count < len(tokens) and not (whole and tokens[count] == last)  # no rejected token is drawn again
-    parents, path = _chain_tree(len(tokens), count)
-    return _new(CycleResult, (tokens, parents, path, kept, [*kept, last], _origins(count, True, rejected), (), ()))
+    results = []
+    for line in record:
+        if not (drafted := line[3]):
+            results.append(_new(CycleResult, ((), (), (), (), [line[1]], PLAIN, (), ())))
+            continue
+        count, last, tokens = line[0], line[1], line[4 : 4 + drafted]
+        rejected = count < drafted and not (whole and tokens[count] == last)  # no rejected token is drawn again
+        kept = tokens[:count]
+        parents, path, origins = _chain(drafted, count, rejected)
+        results.append(_new(CycleResult, (tokens, parents, path, kept, [*kept, last], origins, (), ())))
+    return results
 
 
 @lru_cache
-def _chain_tree(drafted: int, accepted: int) -> tuple[range, range]:
-    """The parents of a chain's tokens, and its accepted path."""
-    return range(-1, drafted - 1), range(accepted)
+def _chain(drafted: int, accepted: int, rejected: bool) -> tuple[range, range, tuple[Origin, ...]]:
+    """The parents of a chain's tokens, its accepted path, and where what is emitted comes from."""
+    return range(-1, drafted - 1), range(accepted), _origins(accepted, True, rejected)
 
 
 def told_trees(record: Sequence[list[int]], nodes: int) -> list[CycleResult]:
