@@ -1,8 +1,9 @@
-"""Garbage collection is rare while an engine decodes, and as before when the last one is closed."""
+"""While an engine decodes, garbage collection is rare and turns of threads are short; then both are as before."""
 
 from __future__ import annotations
 
 import gc
+import sys
 
 import pytest
 
@@ -29,6 +30,15 @@ def test_thresholds_are_raised_while_an_engine_decodes_and_restored_after_the_la
             assert gc.get_freeze_count() > 0
         assert gc.get_threshold() == (collector.YOUNG, 7, 5), "the first engine goes on"
     assert gc.get_threshold() == usual
+
+
+def test_turns_of_threads_are_short_while_an_engine_decodes():
+    before = sys.getswitchinterval()
+    assert before > 2 * collector.TURN
+    with NativeEngine(letters.target()) as engine:
+        engine.generate("abc", max_tokens=2)
+        assert sys.getswitchinterval() == pytest.approx(collector.TURN)
+    assert sys.getswitchinterval() == before
 
 
 def test_a_collector_that_is_off_stays_off(usual):

@@ -26,7 +26,7 @@ def known() -> GraphCosts:
 
 def test_a_cycle_that_ran_takes_what_it_took():
     costs = known()
-    for seconds in (2.5, 2.9, 2.6, 2.9, 2.9):
+    for seconds in (2.5, 2.9, 2.6):
         costs.learn(key(5), 8, seconds)
     assert costs.seconds(key(5), 7) == 2.6, "rows are rounded up"
 
@@ -41,16 +41,18 @@ def test_ten_slow_cycles_in_a_row_are_no_price():
     assert costs.seconds(key(5), 8) == 3.0, "a lasting change is one"
 
 
-def test_a_price_of_long_ago_does_not_count():
+def test_a_price_of_long_ago_is_doubted_if_the_host_added_more_than_it_most_often_does():
     costs = known()
     for _ in range(8):
         costs.learn(key(5), 8, 9.0)  # while the host did something else
+        costs.learn(key(1), 8, 1.3)
     for _ in range(CostConfig().graph_memory - 8):
         costs.learn(key(0), 8, 1.1)
     assert costs.seconds(key(5), 8) == 9.0
     for _ in range(8):
         costs.learn(key(0), 8, 1.1)
-    assert costs.seconds(key(5), 8) == pytest.approx(2.0 + 0.1), "as if it had never run"
+    assert costs.seconds(key(5), 8) == pytest.approx(2.0 + 0.1)
+    assert costs.seconds(key(1), 8) == pytest.approx(1.3), "nothing is wrong with it"
     costs.learn(key(5), 8, 9.0)
     assert costs.seconds(key(5), 8) == 9.0, "it is still so"
 

@@ -51,8 +51,8 @@ class CostConfig:
     window: int = 9  # latest times that a median is taken of
     plain_window: int = 9  # the same for plain passes
     graph_window: int = 31  # the same for captured cycles
-    graph_quantile: float = 0.25  # of these times that counts: pauses of the host are in none of the shortest
-    graph_memory: int = 512  # captured cycles of all kinds after which what one kind took no longer counts
+    graph_quantile: float = 0.4  # of these times that counts: a third of them may be pauses of the host
+    graph_memory: int = 512  # captured cycles of all kinds after which what one kind took is doubted
     graph_reliable: int = 4  # cycles of a kind whose host part others are expected to have, at least
     context_memory: float = 64.0  # captured cycles that the usual time of a kind is taken over
     context_cycles: float = 1024.0  # captured cycles that what a cached token adds rests on
@@ -66,6 +66,7 @@ class CostConfig:
     further: float = 0.6  # cost of one more item beyond the largest number measured; share of the mean cost
     late_draft: float = 0.6  # share of the time of a draft after a pause that the next draft is expected to take
     first_level: float = 0.08  # cost of a level in a captured cycle before any was timed; share of a plain cycle
+    reading_quantile: float = 0.4  # of the latest times of catching up that counts
     first_readings: int = 2  # times of catching up with so many tokens that do not count: they compile and capture
 
 

@@ -20,7 +20,8 @@ class GraphCosts:
     by its key and the rows there are, rounded up to a power of two. A cycle that did not run yet is expected to take
     its time on the device and the least that the host adds to others of so many rows: the host does more in a cycle
     that emits more, and a size that is priced too low is found out when it runs, one that is priced too high never.
-    For the same reason a time that was measured long ago no longer counts.
+    For the same reason a time that was measured long ago counts only if it is no longer than with what the host most
+    often adds.
 
     `cached` tokens are those of all rows together. A price is that of the texts' present length, whenever the cycle ran
     last."""
@@ -32,7 +33,8 @@ class GraphCosts:
         self._learnt: dict[tuple[GraphKey, int], int] = {}  # cycles of all kinds until one of a kind ran last
         self._cycles = 0
         self._host = RecentMedian(self._config.graph_window)
-        self._least_host: dict[int, float] = {}  # by rows, with no text; worked out when it is asked for
+        # by rows, with no text: the least and the median that the host adds; worked out when it is asked for
+        self._host_parts: dict[int, tuple[float, float]] = {}
         self._context = ContextCost(self._config)
         self._drafting: dict[GraphKey, float | None] = {}  # what `drafting` found out
         self.reading = ReadingCost(self._config)  # by tokens that the drafter had to read first
@@ -49,36 +51,37 @@ class GraphCosts:
         """A cycle with so many rows took so long with the host's part. Nothing was captured or read in it."""
         kind = key, next_power_of_two(rows)
         self._context.add(kind, cached, seconds)
-        if kind not in self._whole or not self._recent(kind):
+        if kind not in self._whole:
             self._whole[kind] = TimesByContext(self._config.graph_window, self._config.graph_quantile)
         self._whole[kind].add(seconds, cached)
         self._cycles += 1
         self._learnt[kind] = self._cycles
         self._host.add(max(0.0, seconds - self.device(key)))
-        self._least_host.pop(kind[1], None)
+        self._host_parts.pop(kind[1], None)
 
     def seconds(self, key: GraphKey, rows: int, cached: int = 0) -> float:
         count = next_power_of_two(rows)
         measured = self._whole.get((key, count))
-        if measured is not None and self._recent((key, count)):
-            return max(LEAST * measured.at(cached, 0.0), measured.at(cached, self._context.per_token))
-        return self.device(key) + self._host_part(count, cached)
+        if not measured:
+            return self.device(key) + self._host_part(count, cached)
+        seconds = max(LEAST * measured.at(cached, 0.0), measured.at(cached, self._context.per_token))
+        if self._cycles - self._learnt.get((key, count), 0) < self._config.graph_memory or key not in self._device:
+            return seconds
+        return min(seconds, self.device(key) + self._host_part(count, cached, usual=True))
 
-    def _recent(self, kind: tuple[GraphKey, int]) -> bool:
-        """Whether what a kind of cycle took still counts. What is not known on the device counts for ever."""
-        return self._cycles - self._learnt.get(kind, 0) < self._config.graph_memory or kind[0] not in self._device
-
-    def _host_part(self, count: int, cached: int) -> float:
-        """The least that the host and the text add to a cycle of so many rows; what was added lately where none ran."""
+    def _host_part(self, count: int, cached: int, usual: bool = False) -> float:
+        """The least that the host and the text add to a cycle of so many rows, or what they most often add; what was
+        added lately where none ran."""
         per_token = self._context.per_token
-        if count not in self._least_host:
+        if count not in self._host_parts:
             kinds = [(key, times) for (key, rows), times in self._whole.items() if rows == count]
             often = [kind for kind in kinds if len(kind[1]) >= self._config.graph_reliable]
-            parts = [times.at(0, per_token) - self.device(key) for key, times in often or kinds]
+            parts = sorted(times.at(0, per_token) - self.device(key) for key, times in often or kinds)
             if not parts:
                 return self._host.value
-            self._least_host[count] = min(parts)
-        return max(0.0, self._least_host[count] + per_token * cached)
+            self._host_parts[count] = parts[0], parts[len(parts) // 2]
+        least, median = self._host_parts[count]
+        return max(0.0, (median if usual else least) + per_token * cached)
 
     def drafting(self, key: GraphKey) -> float | None:
         """The time on the device that drafts add to a plain cycle, as it was for another rule or for texts of another

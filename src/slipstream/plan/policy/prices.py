@@ -95,6 +95,9 @@ class CostCurve:
             self._values[count] = beyond or on_line(self._points, count)
         return self._values[count]
 
+    def _usual(self, times: Sequence[float]) -> float:
+        return sorted(times)[int((len(times) - 1) * self._config.reading_quantile)]
+
     def to_json(self) -> dict[str, list[float]]:
         return {str(count): price.to_json() for count, price in self._measured.items()}
 
@@ -165,7 +168,7 @@ class TimesByContext:
         """Seconds with so many cached tokens, each of which adds `per_token`."""
         if self._usual is None:
             ordered = sorted(self._latest, key=lambda time: time[0] - per_token * time[1])
-            self._usual = ordered[int((len(ordered) - 1) * self._quantile)]
+            self._usual = ordered[round((len(ordered) - 1) * self._quantile)]
         seconds, then = self._usual
         return seconds + per_token * (tokens - then)
 
@@ -177,8 +180,8 @@ class ReadingCost:
     """What it costs a drafter to read tokens that it missed: seconds by their number, rounded up to a power of two.
 
     The first readings of a number compile kernels and capture their passes, and later ones may still meet a size that
-    is new. So the first ones do not count, and of the latest the least does. A cost that is too high would end
-    drafting for good, since it is learnt while drafting only. For the same reason more tokens than ever are not taken
+    is new. So the first ones do not count, and of the latest a lower quantile does. A cost that is too high would end
+    drafting for long, since it is learnt while drafting only. For the same reason more tokens than ever are not taken
     to cost in proportion: a pass has costs of its own.
     """
 
@@ -197,10 +200,13 @@ class ReadingCost:
         """0 until something is known."""
         if not tokens or not self._latest:
             return 0.0
-        points = [(count, min(times)) for count, times in sorted(self._latest.items())]
+        points = [(count, self._usual(times)) for count, times in sorted(self._latest.items())]
         if len(points) == 1 or tokens < points[0][0]:
             points = [(0, 0.0), *points]
         return on_line(points, tokens)
+
+    def _usual(self, times: Sequence[float]) -> float:
+        return sorted(times)[int((len(times) - 1) * self._config.reading_quantile)]
 
     def to_json(self) -> dict[str, list[float]]:
         return {str(count): list(times) for count, times in self._latest.items()}
