@@ -140,3 +140,17 @@ def test_a_price_that_is_known_of_cycles_like_it_is_not_doubted():
     chooser.choose(some, [plain, short])
     times = chooser._paced(some, [plain, short, short._replace(known=True)], 0.0)
     assert times[1] == pytest.approx(SizeConfig().uncaptured * times[2])
+
+
+@pytest.mark.parametrize(("left", "tries"), [(1000, True), (400, True), (80, False)])
+def test_no_trial_begins_where_rows_are_soon_done(left, tries):
+    chooser, some = opened(8)
+    run(chooser, some, menu(0.3), 0.05, 200)
+    for row in some:
+        row.tokens += [1] * (1000 - left)
+    texts = 20.0  # seconds that the head reads first
+    chosen = [(chooser.held(some) or chooser.choose(some, menu(0.3), delay=texts)).depth for _ in range(12000)]
+    assert any(chosen) == tries
+    new = rows(8)
+    chosen = [(chooser.held(new) or chooser.choose(new, menu(0.3), delay=texts)).depth for _ in range(12000)]
+    assert any(chosen), "new rows have more left"

@@ -181,10 +181,16 @@ class SizeChoice:
             cycles = config.hold if delay > plain.seconds else 1
             change = config.change * plain.seconds + config.change_row * len(self._rows)
             cost = delay + cycles * (cheapest.seconds - plain.seconds) + change
-            if self._trial_share * self._plain * plain.seconds > cost:
+            if self._trial_share * self._plain * plain.seconds > cost and not self._late(cost, plain.seconds):
                 self._held, self._plain, self._failed[count] = cycles - 1, 0, self._failed.get(count, 0) + 1
                 return cheapest.size
         return plain.size
+
+    def _late(self, cost: float, plain: float) -> bool:
+        """Whether a trial had better wait for new rows: these are past their middle, and soon done."""
+        left = max(row.left for row in self._listed)
+        soon = left * plain < self._config.late_trial * cost
+        return soon and 2 * left < max(row.request.max_tokens for row in self._listed)
 
     @property
     def _trial_share(self) -> float:
