@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,7 +30,7 @@ class GraphCosts:
     def __init__(self, config: CostConfig | None = None) -> None:
         self._config = config or CostConfig()
         self._device: dict[GraphKey, float] = {}
-        self._whole: dict[tuple[GraphKey, int], TimesByContext] = {}
+        self._whole: defaultdict[int, dict[GraphKey, TimesByContext]] = defaultdict(dict)  # by rows
         self._learnt: dict[tuple[GraphKey, int], int] = {}  # cycles of all kinds until one of a kind ran last
         self._cycles = 0
         self._host = RecentMedian(self._config.graph_window)
@@ -51,9 +52,9 @@ class GraphCosts:
         """A cycle with so many rows took so long with the host's part. Nothing was captured or read in it."""
         kind = key, next_power_of_two(rows)
         self._context.add(kind, cached, seconds)
-        if kind not in self._whole:
-            self._whole[kind] = TimesByContext(self._config.graph_window, self._config.graph_quantile)
-        self._whole[kind].add(seconds, cached)
+        if key not in (alike := self._whole[kind[1]]):
+            alike[key] = TimesByContext(self._config.graph_window, self._config.graph_quantile)
+        alike[key].add(seconds, cached)
         self._cycles += 1
         self._learnt[kind] = self._cycles
         self._host.add(max(0.0, seconds - self.device(key)))
@@ -61,7 +62,7 @@ class GraphCosts:
 
     def seconds(self, key: GraphKey, rows: int, cached: int = 0) -> float:
         count = next_power_of_two(rows)
-        measured = self._whole.get((key, count))
+        measured = self._whole[count].get(key)
         if not measured:
             return self.device(key) + self._host_part(count, cached)
         seconds = max(LEAST * measured.at(cached, 0.0), measured.at(cached, self._context.per_token))
@@ -74,7 +75,7 @@ class GraphCosts:
         added lately where none ran."""
         per_token = self._context.per_token
         if count not in self._host_parts:
-            kinds = [(key, times) for (key, rows), times in self._whole.items() if rows == count]
+            kinds = self._whole[count].items()
             often = [kind for kind in kinds if len(kind[1]) >= self._config.graph_reliable]
             parts = sorted(times.at(0, per_token) - self.device(key) for key, times in often or kinds)
             if not parts:
@@ -118,7 +119,11 @@ class GraphCosts:
     def to_json(self) -> dict[str, Any]:
         return {
             "device": [[key.to_json(), seconds] for key, seconds in self._device.items()],
-            "whole": [[key.to_json(), rows, times.to_json()] for (key, rows), times in self._whole.items()],
+            "whole": [
+                [key.to_json(), rows, times.to_json()]
+                for rows, own in self._whole.items()
+                for key, times in own.items()
+            ],
             "host": self._host.to_json(),
             "reading": self.reading.to_json(),
         }
@@ -128,10 +133,8 @@ class GraphCosts:
         costs = cls(config)
         window, quantile = costs._config.graph_window, costs._config.graph_quantile
         costs._device = {GraphKey.from_json(key): seconds for key, seconds in saved["device"]}
-        costs._whole = {
-            (GraphKey.from_json(key), rows): TimesByContext(window, quantile, times)
-            for key, rows, times in saved["whole"]
-        }
+        for key, rows, times in saved["whole"]:
+            costs._whole[rows][GraphKey.from_json(key)] = TimesByContext(window, quantile, times)
         costs._host = RecentMedian(window, saved["host"])
         costs.reading = ReadingCost.from_json(saved["reading"], costs._config)
         return costs

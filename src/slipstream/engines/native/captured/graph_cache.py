@@ -35,7 +35,8 @@ class GraphCache:
     def __init__(self, costs: GraphCosts | None = None) -> None:
         self.costs = costs or GraphCosts()
         self.cycles: dict[GraphKey, ChainCycle | TreeCycle] = {}
-        self._alike: defaultdict[tuple[DeviceRule, int | None], list[GraphKey]] = defaultdict(list)  # of these cycles
+        # of these cycles, by rule and recorded log-probabilities, and then by size
+        self._alike: defaultdict[tuple[DeviceRule, int | None], dict[DraftSize, list[GraphKey]]] = defaultdict(dict)
         self._version: tuple[int, int] | None = None
         self._missed: defaultdict[GraphKey, float] = defaultdict(float)  # seconds lost because a larger one served
         self._offered: set[GraphKey] = set()  # to be captured if they are chosen from the last menu
@@ -71,7 +72,7 @@ class GraphCache:
 
     def add(self, key: GraphKey, cycle: ChainCycle | TreeCycle) -> None:
         if key not in self.cycles:
-            self._alike[key.rule, key.logprobs].append(key)
+            self._alike[key.rule, key.logprobs].setdefault(key.size, []).append(key)
         self.cycles[key] = cycle
         self._missed.pop(key, None)
         self._offered.discard(key)
@@ -147,7 +148,7 @@ class GraphCache:
         own = shape.key(PLAIN, rule, shape.lines(PLAIN))
         if own in self.cycles:
             return False
-        larger = [key for key in self._alike[rule, shape.logprobs] if not key.depth and shape.fits(key, rule)]
+        larger = [key for key in self._alike[rule, shape.logprobs].get(PLAIN, ()) if shape.fits(key, rule)]
         if larger:
             best = min(larger, key=self.costs.device)
             self.missed(shape, rule, PLAIN, BETWEEN_MENUS * _saved_share(best, own) * self.costs.device(best))
@@ -165,16 +166,11 @@ class GraphCache:
     def _captured_sizes(self, shape: BatchShape, rule: DeviceRule) -> dict[DraftSize, float]:
         """Seconds of the cycle that these rows would have, by size: their own, or else the cheapest that holds them."""
         captured: dict[DraftSize, float] = {}
-        owned = set[DraftSize]()
-        for key in self._alike[rule, shape.logprobs]:
-            size = key.size
-            if key.rows >= shape.rows and size not in owned and shape.fits(key, rule):
-                seconds = self.costs.seconds(key, shape.rows, shape.cached)
-                if key == shape.key(size, rule, shape.lines(size)):
-                    owned.add(size)
-                    captured[size] = seconds
-                else:
-                    captured[size] = min(seconds, captured.get(size, seconds))
+        for size, keys in self._alike[rule, shape.logprobs].items():
+            own = shape.key(size, rule, shape.lines(size))
+            fitting = [own] if own in self.cycles else [key for key in keys if shape.fits(key, rule)]
+            if fitting:
+                captured[size] = min(self.costs.seconds(key, shape.rows, shape.cached) for key in fitting)
         return captured
 
     def _cost_of_own(self, shape: BatchShape, size: DraftSize, rule: DeviceRule) -> float | None:
