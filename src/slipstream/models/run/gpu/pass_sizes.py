@@ -17,10 +17,14 @@ FEW_CHUNKS = 16  # of a pass that has room for a chunk per token
 LEAST = 8  # parts of the cache that a captured pass can read, at least
 
 
-@cache
 def parts_of(used: int) -> int:
     """How many parts of the cache a pass may read. An empty part costs next to nothing."""
-    return next_power_of_two(max(LEAST, -(-used // PART)))
+    return _parts(used, LEAST)
+
+
+@cache
+def _parts(used: int, least: int) -> int:
+    return next_power_of_two(max(least, -(-used // PART)))
 
 
 def chunks_of(count: int, size: int, chunk: int) -> int:

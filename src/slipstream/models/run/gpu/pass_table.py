@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import chain
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from slipstream.core.array_types import Int, Tensor
 from slipstream.kernels.gpu.attention import LONG, WORDS, Layout, PromptSlice
@@ -40,31 +40,38 @@ def table_of(
     """The position, place and visibility of each packed entry, on the host, and the number of chunks.
 
     Padding entries have place -1. Pieces that begin at an entry in `sliced` are in no chunk."""
-    table = torch.zeros(COLUMNS, size, dtype=torch.long)
-    numbers = table.numpy()
-    first, count, words, offset = list[int](), list[int](), list[tuple[int, int, int]](), 0
-    for piece in pieces:
-        line, skip = piece.line, piece.skip
-        here = slice(offset, offset + len(piece))
-        numbers[0, here], numbers[1, here] = _array(line.position[skip:]), line.row
-        numbers[2, here] = np.arange(line.start + skip, line.start + len(line))
-        numbers[3, here] = numbers[4, here] = _array(line.limit[skip:])
-        numbers[-1, here] = line.token[skip:]
-        for i in range(skip, len(line)) if line.branched else ():
-            for place in line.seen[i]:
-                word, bit = divmod(place - line.limit[i], 64)
-                words.append((offset + i - skip, word, bit))
-        starts = range(offset, offset + (0 if offset in sliced else len(piece)), chunk)
-        first += starts
-        count += [min(chunk, offset + len(piece) - start) for start in starts]
-        offset += len(piece)
-    table[2, offset:] = -1
-    table[5:7, : len(first)] = torch.tensor([first, count])
+    numbers, lines = np.zeros((COLUMNS, size), np.int64), [piece.line for piece in pieces]
+    table = torch.from_numpy(numbers)
+    sizes = np.array([len(piece) for piece in pieces], np.int64)
+    ends = np.cumsum(sizes)
+    begins, total = ends - sizes, int(ends[-1]) if pieces else 0
+    starts = np.array([line.start + piece.skip for piece, line in zip(pieces, lines, strict=True)], np.int64)
+    places = np.arange(total) + np.repeat(starts - begins, sizes)
+    numbers[0, :total] = numbers[2, :total] = places  # a text's positions are its places
+    numbers[1, :total] = np.repeat(np.array([line.row for line in lines], np.int64), sizes)
+    numbers[2, total:] = -1
+    numbers[3, :total] = numbers[4, :total] = places + 1
+    tokens = chain.from_iterable(line.token[piece.skip :] for piece, line in zip(pieces, lines, strict=True))
+    numbers[-1, :total] = np.fromiter(tokens, np.int64, total)
+    for piece, offset in zip(pieces, begins.tolist(), strict=True):
+        if piece.line.branched:
+            _branches(table, piece, offset)
+    whole = [offset not in sliced for offset in begins.tolist()] if sliced else True
+    counts = np.where(whole, -(-sizes // chunk), 0)
+    chunks = int(counts.sum())
+    order = np.arange(chunks) - np.repeat(np.cumsum(counts) - counts, counts)
+    first = np.repeat(begins, counts) + chunk * order
+    numbers[5, :chunks], numbers[6, :chunks] = first, np.minimum(chunk, np.repeat(ends, counts) - first)
+    return table, chunks
+
+
+def _branches(table: Int[Tensor, "columns size"], piece: RowSlice, offset: int) -> None:
+    """What a node of a tree sees beyond its limit, and its position in the text."""
+    line, skip, numbers = piece.line, piece.skip, table.numpy()
+    here = slice(offset, offset + len(piece))
+    numbers[0, here], numbers[3, here], numbers[4, here] = line.position[skip:], line.limit[skip:], line.limit[skip:]
     bits = table[7 : 7 + WORDS].view(-1, WORDS)
-    for token, word, bit in words:
-        bits[token, word] |= 1 << bit if bit < 63 else -(1 << 63)
-    return table, len(first)
-
-
-def _array(values: Sequence[int]) -> NDArray[np.int64]:
-    return np.arange(values.start, values.stop) if isinstance(values, range) else np.array(values)
+    for i in range(skip, len(line)):
+        for place in line.seen[i]:
+            word, bit = divmod(place - line.limit[i], 64)
+            bits[offset + i - skip, word] |= 1 << bit if bit < 63 else -(1 << 63)
