@@ -119,17 +119,19 @@ class SizeChoice:
         judged = [rows[r] for r in _in_turn(len(rows), self._config.judged_rows, self._decisions)]
         rate = np.array([self._rate(row) for row in judged])
         left = np.array([max(1, row.left) for row in judged])
-        rate += self._config.luck * (rate.mean() - rate)
+        mean = float(rate.sum()) / len(rate)
+        rate += self._config.luck * (mean - rate)
+        around = max(0.0, mean - self._step), mean, min(1.0, mean + self._step)
         seconds = np.array([option.seconds for option in options])
         tail = np.array([option.seconds if option.tail is None else option.tail for option in options])
-        more, sensitivity = self._accepted(rate, options), self._sensitivity(float(rate.mean()), options)
+        accepted = self._accepted(np.append(rate, around), options)
+        more, sensitivity = accepted[:, :-3], self._sensitivity(accepted[:, -3:], around[2] - around[0], options)
         return self.pace.seconds(seconds, np.minimum(tail, seconds), more, left, sensitivity, len(rows) / len(judged))
 
-    def _sensitivity(self, rate: float, options: Sequence[SizeOption]) -> Column:
-        """The relative change of a row's speed per change of its acceptance, by options."""
-        low, high = max(0.0, rate - self._step), min(1.0, rate + self._step)
-        tokens = 1 + self._accepted(np.array([low, rate, high]), options)
-        sensitivity: Column = (tokens[:, 2] - tokens[:, 0]) / (high - low) / tokens[:, 1]
+    def _sensitivity(self, accepted: Column, apart: float, options: Sequence[SizeOption]) -> Column:
+        """The relative change of a row's speed per change of its acceptance, by options. `accepted`: tokens at three
+        rates, of which the first and the last are so far apart."""
+        sensitivity: Column = (accepted[:, 2] - accepted[:, 0]) / apart / (1 + accepted[:, 1])
         self._sensitivities = {option.size: float(own) for option, own in zip(options, sensitivity, strict=True)}
         return sensitivity
 
