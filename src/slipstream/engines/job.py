@@ -79,6 +79,7 @@ class Job(RequestHandle):
         self.guarantee = guarantee or Guarantee(plan.rule)
         self._stats, self.tenant = SpeculationStats(), tenant
         self._counted: deque[ChainCounts] = deque()  # cycles that are not in `_stats` yet
+        self.counting = threading.RLock()  # held while `stats` change
         self.submitted, self.queue_seconds = time.perf_counter(), 0.0
         self.state_layer: int | None = None  # the layer whose outputs at the prompt's tokens are wanted
         self.states: list[Tensor] = []  # those outputs, chunk by chunk
@@ -100,10 +101,11 @@ class Job(RequestHandle):
 
     @property
     def stats(self) -> SpeculationStats:
-        counted, stats = self._counted, self._stats
-        while counted:
-            stats.add(*counted.popleft())  # one by one: the engine's thread may go on counting
-        return stats
+        if self._counted:
+            with self.counting:
+                while self._counted:  # the engine's thread may go on adding to them
+                    self._stats.add(*self._counted.popleft())
+        return self._stats
 
     @stats.setter
     def stats(self, stats: SpeculationStats) -> None:
@@ -197,7 +199,7 @@ class Job(RequestHandle):
         counts: ChainCounts | None = None,
     ) -> None:
         """Hand out newly committed tokens of a request without stop strings. Whoever reads them decodes their text.
-        `counts`: of the cycle, unless it was counted already."""
+        `counts`: of the cycle, unless it was counted already. Hundreds of calls per cycle: `_send` is written out."""
         if counts is not None:
             self._counted.append(counts)
         finish, scored = self.row.finish_reason, () if self._begun else self._first_scores()

@@ -85,8 +85,9 @@ class ChunkPublisher:
         tokens, origins, logprobs, shown = new.token_ids, new.origins, new.logprobs, new.draft
         chunk = job.take(tokens, origins, logprobs, shown) if job.stops else None
         kept = len(tokens) if chunk is None else len(chunk.token_ids)
-        for stats in (job.stats, self.stats):  # before the chunk is published: its reader may read the counts
-            count(stats, kept)
+        with job.counting:  # before the chunk is published: its reader may read the counts
+            count(job.stats, kept)
+        count(self.stats, kept)
         if chunk is None:
             job.emit(tokens, origins, logprobs, shown)
         else:

@@ -95,9 +95,6 @@ class CostCurve:
             self._values[count] = beyond or on_line(self._points, count)
         return self._values[count]
 
-    def _usual(self, times: Sequence[float]) -> float:
-        return sorted(times)[int((len(times) - 1) * self._config.reading_quantile)]
-
     def to_json(self) -> dict[str, list[float]]:
         return {str(count): price.to_json() for count, price in self._measured.items()}
 
