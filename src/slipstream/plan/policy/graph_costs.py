@@ -21,8 +21,8 @@ class GraphCosts:
     by its key and the rows there are, rounded up to a power of two. A cycle that did not run yet is expected to take
     its time on the device and the least that the host adds to others of so many rows: the host does more in a cycle
     that emits more, and a size that is priced too low is found out when it runs, one that is priced too high never.
-    For the same reason a time that was measured long ago counts only if it is no longer than with what the host most
-    often adds.
+    A time that was measured long ago may be too high, too: then its time on the device and what the host usually adds
+    count, if they are less.
 
     `cached` tokens are those of all rows together. A price is that of the texts' present length, whenever the cycle ran
     last."""
@@ -71,7 +71,7 @@ class GraphCosts:
         return min(seconds, self.device(key) + self._host_part(count, cached, usual=True))
 
     def _host_part(self, count: int, cached: int, usual: bool = False) -> float:
-        """The least that the host and the text add to a cycle of so many rows, or what they most often add; what was
+        """The least that the host and the text add to a cycle of so many rows, or what they usually add; what was
         added lately where none ran."""
         per_token = self._context.per_token
         if count not in self._host_parts:

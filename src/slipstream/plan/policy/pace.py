@@ -47,7 +47,8 @@ class Pace:
         self._weighted += mean * sensitivity
 
     def _settle(self) -> None:
-        """Hundreds of rows share a cycle of a millisecond, most often with the rows of the last one."""
+        """Add the tokens of the latest cycles to `_moved`: once for many cycles of the same rows, since adding them row
+        by row takes a part of every cycle's time."""
         others, weighted = self._others, self._weighted
         for row, more in zip(self._together, self._own.tolist(), strict=True):
             own, before, so_far = self._moved.get(row, (0.0, 0.0, 0.0))

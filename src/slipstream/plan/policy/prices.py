@@ -146,8 +146,8 @@ class ContextCost:
 class TimesByContext:
     """The latest times of one kind of cycle, each with the cached tokens of all rows.
 
-    Most are about equal, and some are longer, since the host had something else to do, for ten cycles in a row. So the
-    price is a lower quantile of many."""
+    Most are about equal. Some are longer because the host had something else to do, sometimes for ten cycles in a row.
+    So the price is a lower quantile of many."""
 
     def __init__(self, window: int, quantile: float = 0.5, times: Iterable[tuple[float, int]] = ()) -> None:
         self._latest: deque[tuple[float, int]] = deque(((seconds, tokens) for seconds, tokens in times), maxlen=window)

@@ -59,7 +59,7 @@ class CapturedRunner:
         self._idle = PlainDecoding()  # for drafters without a device form, while they draft nothing
         self.expected_rows = 1  # rows there are or will soon be
         self.captures_all = False  # no larger cycle serves in place of one that is not captured yet
-        self.least_text = 0  # tokens of the longest row that cycles are for, at least
+        self.least_text = 0  # cycles are those for a longest row of so many tokens, at least
         self.cycles = self.captures = 0  # so far
         self.capture_budget = CaptureBudget()
 

@@ -2,9 +2,9 @@
 
 A size of cycle is compiled and captured when it is first met, which takes as long as hundreds of cycles. Caches grow
 with the rows, and captured cycles do not outlive that. So many rows come first. Kernels are compiled for few and for
-many tokens, and for long texts: one and most rows draft further, and one row has prompts of several lengths. Long texts
-have cycles of their own, which are captured without such texts. Passes over prompts are captured when their size is met
-for the second time, so each size has two rounds.
+many tokens, and for long texts: one and most rows draft further, and one row has prompts of several lengths. Cycles
+for texts above 1,024 tokens read more of the cache; they are captured with short texts. Passes over prompts are
+captured when their size is met for the second time, so each size has two rounds.
 Speech has fewer rows, greedy ones, with timestamps and without.
 """
 
