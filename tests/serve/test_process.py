@@ -98,6 +98,10 @@ def label_of(engine: NativeEngine) -> str:
     return engine.label
 
 
+def counts_of(engine: NativeEngine) -> dict[str, object]:
+    return engine.stats
+
+
 @pytest.mark.parametrize(
     "options",
     [{"speculation": Speculation(drafter="nobody")}, {"max_tokens": -1}, {"stop_token_ids": [-4]}, {"regex": "("}],
@@ -151,7 +155,7 @@ def test_a_request_that_the_engine_refuses_gets_400(address):
 
 def test_a_client_that_goes_away_frees_its_row(address, remote):
     body = LONG | {"n": 8, "stream": True, "speculation": {"off": True}}
-    before = remote.stats["tokens"]
+    before = remote.call(counts_of)["tokens"]
     with httpx.stream("POST", f"{address}/v1/completions", json=body) as response:
         next(response.iter_lines())
     wait_until(lambda: remote.stats["tokens"] > before and not remote.stats["running"], 10)
@@ -164,7 +168,7 @@ def value(address: str, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"slipstream:{name}"))
 
 
-def test_workers_give_the_same_answers_and_add_up_their_counts(workers, address):
+def test_workers_give_the_same_answers_and_add_up_their_counts(workers, address, remote):
     here, group = workers
     assert len(group.process_ids) == 2
     assert status(here) == 200
@@ -174,6 +178,8 @@ def test_workers_give_the_same_answers_and_add_up_their_counts(workers, address)
         assert httpx.post(f"{here}/v1/completions", json=LONG).json()["choices"] == expected
     assert {value(here, "generation_tokens_total") for _ in range(2)} == {before + 4 * 120}
     assert {value(here, "num_requests_active") for _ in range(2)} == {0.0}
+    # the engine's counts come from its process ten times a second
+    wait_until(lambda: remote.stats == remote.call(counts_of) and not remote.stats["running"])
     for path in ("/v1/models", "/api/tags", "/v1/slipstream", "/"):
         both = [httpx.get(here + path) for _ in range(2)]
         assert both[0].status_code == 200
