@@ -13,6 +13,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Shape
 from slipstream.core.types import Budget
 
@@ -30,9 +31,9 @@ class DeviceVerdict(Enum):
 
 
 class Draws(NamedTuple):
-    """How the next tokens of a row are drawn: at a temperature, by a rule, from a stream of draws (`Noise.stream`)."""
+    """How the next tokens of a row are drawn: from which laws, by a rule, from a stream of draws (`Noise.stream`)."""
 
-    temperature: float
+    sampling: Sampling
     verdict: DeviceVerdict  # MATCH: draft and target share the draws of each position
     stream: int
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -106,17 +106,36 @@ class Sampling:
         return self.penalises or bool(self.logit_bias) or restricted
 
 
-Exponentials = Callable[[Tensor], Tensor]
-"""Replaces numbers, [n, vocab], by their exponentials. Returns the sums of these, [n, 1]."""
-
-
 def exponentials(scaled: Float[Tensor, "n vocab"]) -> Float[Tensor, "n 1"]:
     return _total(scaled.exp_())
 
 
-def law(
-    logits: Float[Tensor, "n vocab"], sampling: Sequence[Sampling], exponentials: Exponentials = exponentials
-) -> Law:
+def truncated(probs: Float[Tensor, "n vocab"], sampling: Sequence[Sampling]) -> Float[Tensor, "n vocab"]:
+    """Probabilities after top-p, then min-p."""
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=probs.dtype, device=probs.device)[:, None]
+
+    if any(s.top_p < 1 for s in sampling):
+        probs = keep_only(probs, _top_p(probs, column([s.top_p for s in sampling])))
+    if any(s.min_p > 0 for s in sampling):
+        probs = keep_only(probs, probs >= column([s.min_p for s in sampling]) * probs.amax(-1, keepdim=True))
+    return probs
+
+
+class LawKernels(NamedTuple):
+    """Functions that compute parts of laws."""
+
+    # replaces numbers, [n, vocab], by their exponentials; returns the sums of these, [n, 1]
+    exponentials: Callable[[Tensor], Tensor] = exponentials
+    # top-p and min-p; may change the given probabilities
+    truncated: Callable[[Tensor, Sequence[Sampling]], Tensor] = truncated
+
+
+TORCH = LawKernels()
+
+
+def law(logits: Float[Tensor, "n vocab"], sampling: Sequence[Sampling], kernels: LawKernels = TORCH) -> Law:
     """The law of the next token for each row of logits, under that row's own parameters."""
     assert len(logits) == len(sampling)
     logits = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
@@ -127,19 +146,14 @@ def law(
     best = logits.amax(-1, keepdim=True)
     _check(best[:, 0].tolist())
 
-    def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=logits.dtype, device=logits.device)[:, None]
-
     greedy = [s.temperature == 0 for s in sampling]
-    scaled = (logits - best).div_(column([s.temperature or 1.0 for s in sampling]))
+    scaled = (logits - best).div_(logits.new_tensor([s.temperature or 1.0 for s in sampling])[:, None])
     if any(0 < s.top_k < logits.shape[-1] for s in sampling):
         scaled = scaled.masked_fill(~_top_k(scaled, [s.top_k for s in sampling]), -math.inf)
-    total, probs = exponentials(scaled), scaled  # in place: allocating memory costs more than the arithmetic
+    total, probs = kernels.exponentials(scaled), scaled  # in place: allocating memory costs more than the arithmetic
     probs.div_(total)
-    if any(s.top_p < 1 for s in sampling):
-        probs = keep_only(probs, _top_p(probs, column([s.top_p for s in sampling])))
-    if any(s.min_p > 0 for s in sampling):
-        probs = keep_only(probs, probs >= column([s.min_p for s in sampling]) * probs.amax(-1, keepdim=True))
+    if any(s.top_p < 1 or s.min_p > 0 for s in sampling):
+        probs = kernels.truncated(probs, sampling)
     if any(greedy):
         chosen = OneHot(likeliest(logits), logits.shape[-1]).dense().to(probs.dtype)
         probs = torch.where(torch.tensor(greedy, device=probs.device)[:, None], chosen, probs)

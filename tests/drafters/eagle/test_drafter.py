@@ -174,11 +174,14 @@ CHAINS = [Budget(1), Budget(5), Budget(7, 0.05), Budget(3), Budget(6, 0.06), Bud
         (CandidateMode.DRAWN, 0.7, None, False, CHAINS),
         (CandidateMode.DRAWN, 1.5, Siblings.IID, False, CHAINS),
         (CandidateMode.DRAWN, 1.0, Siblings.DISTINCT, True, CHAINS),
+        (CandidateMode.DRAWN, {"top_k": 5}, None, False, CHAINS),
+        (CandidateMode.DRAWN, {"top_p": 0.7}, None, False, CHAINS),
+        (CandidateMode.DRAWN, {"top_k": 9, "top_p": 0.9, "min_p": 0.1}, Siblings.DISTINCT, True, CHAINS),
     ],
 )
 def test_drafts_in_one_call_are_what_grows_step_by_step(kind, temperature, siblings, shared, budgets):
     """Rows of different lengths, budgets and end tokens side by side, one of which drafts nothing; several cycles."""
-    wish = Sampling(temperature, seed=3)
+    wish = Sampling(0.9, seed=3, **temperature) if isinstance(temperature, dict) else Sampling(temperature, seed=3)
     ends = [frozenset(), frozenset(SOME[::3]), frozenset(), frozenset(SOME[1::4])]
     prompts = [range(1, 9), range(5, 8), range(2, 22), range(30, 41)]
     target, drafter, rows = tiny_pair(*(Request(list(p), wish, 60, e) for p, e in zip(prompts, ends, strict=True)))
@@ -204,7 +207,7 @@ def test_what_someone_else_has_a_say_in_grows_step_by_step():
     best = Budget(4, shape=Shape(nodes=8, width=3), siblings=Siblings.CHOSEN)
     asked = [
         (Request([1, 2, 3], Sampling(0.8, top_p=0.5)), best),
-        (Request([1, 2, 3], Sampling(0.8, top_k=5)), Budget(3)),
+        (Request([1, 2, 3], Sampling(0.8, top_k=5)), Budget(3, siblings=Siblings.CHOSEN)),
         (Request([1, 2, 3], Sampling(0, logit_bias={SOME[0]: 4.0})), best),
         (Request([1, 2, 3], Sampling(0.8)), replace(best, siblings=Siblings.DISTINCT)),
         (Request([1, 2, 3], Sampling(0)), replace(best, shape=Shape((-1, -1, 0)))),

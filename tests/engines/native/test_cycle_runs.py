@@ -87,6 +87,21 @@ def test_sampled_tokens_are_those_of_single_cycles(engine, monkeypatch, verify, 
     assert len(texts) == 6 or temperature < 1
 
 
+@pytest.mark.parametrize(
+    "limits", [{"top_k": 2}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 5, "top_p": 0.9, "min_p": 0.05}]
+)
+@pytest.mark.parametrize("verify", ["block", "coupled"])
+def test_truncated_laws_are_those_of_single_cycles(engine, monkeypatch, verify, limits):
+    options = {**LONG, "speculation": ss.Speculation(verify=verify, off=True)}
+    whole = {engine.generate("abc", ss.Sampling(1.3, seed=seed), **options)[0].text for seed in range(6)}
+    texts = set()
+    for seed in range(6):
+        several, single = both(engine, monkeypatch, sampling=ss.Sampling(1.3, seed=seed, **limits), **options)
+        assert same(several, single)
+        texts.add(several.text)
+    assert texts != whole
+
+
 def test_text_ends_at_stop_strings_end_tokens_and_limits(engine, monkeypatch):
     text = engine.generate("abc", GREEDY, **LONG)[0].text
     for options in ({"stop": [text[20:23]]}, {"stop_token_ids": [letters.TOKENS.index(text[9])]}, {"max_tokens": 11}):
@@ -106,7 +121,6 @@ def test_a_drafter_goes_on_after_cycles_without_drafts(engine, monkeypatch):
 @pytest.mark.parametrize(
     "options",
     [
-        {"sampling": ss.Sampling(temperature=0.7, top_p=0.9, seed=1)},
         {"sampling": ss.Sampling(temperature=0, repetition_penalty=1.3)},
         {"sampling": GREEDY, "logprobs": 2},
         {"sampling": GREEDY, "min_tokens": 49},
@@ -155,12 +169,13 @@ def test_chains_of_the_shipped_head_are_those_of_single_cycles(monkeypatch, dept
 
 
 @pytest.mark.model
+@pytest.mark.parametrize("limits", [{}, {"top_k": 20, "top_p": 0.8}, {"min_p": 0.05}])
 @pytest.mark.parametrize("verify", ["coupled", "token", "block"])
-def test_sampled_chains_of_the_shipped_head_are_those_of_single_cycles(monkeypatch, depths, verify):
+def test_sampled_chains_of_the_shipped_head_are_those_of_single_cycles(monkeypatch, depths, verify, limits):
     """Where draft and target draw from the same noise, the text is that of plain decoding, too."""
     from default import target
 
-    sampling = ss.Sampling(0.9, seed=1)
+    sampling = ss.Sampling(0.9, seed=1, **limits)
     prompt, options = "def merge(left, right):\n    # two sorted lists as one\n", {"max_tokens": 60, "ignore_eos": True}
     with NativeEngine(target(), "eagle", verify) as opened:
         drafts = {**options, "speculation": ss.Speculation(depth=3)}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from slipstream.core import sampling
 from slipstream.core.law import Dense, OneHot, Sparse
 from slipstream.core.noise import CounterNoise, Purpose, Site, race
+from slipstream.core.sampling import Sampling
 from slipstream.core.types import Request, Row
 from slipstream.core.verify.token import ResidualLaw
 from slipstream.kernels.cpu.race import TINY, KernelNoise, kernel
@@ -121,3 +123,31 @@ def test_exponentials_of_a_row_are_the_same_whatever_rows_lie_beside_it():
     alone = torch.cat([kernel().exponentials(row) for row in apart])
     assert torch.equal(whole, alone)
     assert torch.equal(wide, torch.cat(apart))
+
+
+@pytest.mark.parametrize("vocab", [1, 5, 700, 5003, 49152])
+@pytest.mark.parametrize("sharpness", [0.0, 0.01, 1.0, 4.0, 40.0])
+def test_top_p_and_min_p(vocab, sharpness):
+    """Also where all tokens are equal, thousands are kept, or most have nothing at all."""
+    masses, shares = (0.0, 0.3, 0.9, 0.999, 0.9999999, 1.0), (0.0, 1e-4, 0.3, 1.0)
+    params = [Sampling(top_p=mass, min_p=share) for mass in masses for share in shares]
+    given = probs(len(params), vocab, sharpness)
+    found, expected = kernel().truncated(given.clone(), params), sampling.truncated(given.clone(), params)
+    assert torch.equal(found > 0, expected > 0)
+    assert torch.allclose(found, expected, 3e-7, 0)
+    whole = [i for i, wish in enumerate(params) if not wish.truncates]
+    assert torch.equal(found[whole], given[whole])
+
+
+def test_equal_probabilities_are_kept_together():
+    law = torch.tensor([[0.25, 0.125, 0.25, 0.125, 0.25]]).repeat(4, 1)
+    params = [Sampling(top_p=0.2), Sampling(top_p=0.75), Sampling(top_p=0.76), Sampling(min_p=0.5)]
+    kept = (kernel().truncated(law.clone(), params) > 0).tolist()
+    assert kept == [[True, False, True, False, True]] * 2 + [[True] * 5] * 2
+
+
+def test_rows_that_do_not_lie_end_to_end_are_truncated_alike():
+    given, params = probs(7, 5003, 3.0), [Sampling(top_p=0.1 * i + 0.2, min_p=0.01) for i in range(7)]
+    wide = torch.zeros(7, 5011)[:, :5003].copy_(given)
+    alone = torch.cat([kernel().truncated(given[i : i + 1].clone(), params[i : i + 1]) for i in range(7)])
+    assert torch.equal(kernel().truncated(wide, params), alone)

@@ -107,7 +107,12 @@ FEW = {"vocab_size": 5, "pad_token_id": None, "bos_token_id": None, "eos_token_i
 
 
 def pair(
-    integers: bool, ends: frozenset[int] = frozenset(), tokens: int = 400, rule: str = "greedy", seed: int = 0
+    integers: bool,
+    ends: frozenset[int] = frozenset(),
+    tokens: int = 400,
+    rule: str = "greedy",
+    seed: int = 0,
+    **limits: float,
 ) -> tuple[TorchModel, Eagle, Row, Row]:
     """A target, a head on it that kernels run, and two equal rows that have read their prompt."""
     target = TorchModel(build_packed("llama", integers, **FEW), invariant=True)
@@ -116,7 +121,7 @@ def pair(
     target.declare(net.config.features)
     embedding = target.model.get_input_embeddings().weight.detach()
     drafter = Eagle(net, torch.arange(4), embedding, target, target.vocab)
-    sampling = Sampling(temperature=0.0 if rule == "greedy" else 0.8, seed=seed)
+    sampling = Sampling(temperature=0.0 if rule == "greedy" else 0.8, seed=seed, **limits)
     rows = [Row(Request([1, 2, 3, 1, 2, 0, 1], sampling, tokens, ends)) for _ in range(2)]
     target.open(rows), drafter.open(rows)
     for row in rows:
@@ -135,7 +140,7 @@ def draws_of(row: Row, rule_name: str) -> Draws:
     rule = rules.get(rule_name)()
     assert rule.device_rule is not None
     stream = CounterNoise([row], [rule.shared]).stream(0)
-    return Draws(row.request.sampling.temperature, rule.device_rule.verdict, stream)
+    return Draws(row.request.sampling, rule.device_rule.verdict, stream)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -166,12 +171,13 @@ def test_cycles_with_chains_are_those_of_single_ones(integers, threads):
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("rule", ["token", "block", "coupled"])
-def test_sampled_cycles_with_chains_are_those_of_single_ones(rule, threads):
+@pytest.mark.parametrize("limits", [{}, {"top_k": 4}, {"top_p": 0.95}, {"top_k": 4, "top_p": 0.99, "min_p": 0.02}])
+def test_sampled_cycles_with_chains_are_those_of_single_ones(rule, threads, limits):
     before, accepted = torch.get_num_threads(), set()
     torch.set_num_threads(threads)
     try:
         for seed in range(4):
-            target, drafter, row, other = pair(True, rule=rule, seed=seed)
+            target, drafter, row, other = pair(True, rule=rule, seed=seed, **limits)
             for depth, most in ((2, 6), (0, 5), (4, 12), (1, 12)):
                 chains = drafter.chain_head(row, most * (depth + 1)) if depth else None
                 done = target.run_cycles(row, most, depth, chains, draws_of(row, rule))

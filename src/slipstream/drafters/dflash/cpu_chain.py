@@ -48,8 +48,8 @@ class CpuChains:
 
 
 def _arguments(row: Row, budget: Budget, keys: Sequence[int]) -> RowChainArgs:
-    temperature, ends = ranking_sampling(row).temperature, tuple(row.request.ends)
-    return RowChainArgs(row.tokens[-1], budget.depth, budget.stop_below, temperature, ends, keys)
+    sampling, ends = ranking_sampling(row), tuple(row.request.ends)
+    return RowChainArgs(row.tokens[-1], budget.depth, budget.stop_below, sampling, ends, keys)
 
 
 def cpu_chains(markov: MarkovLogits, vocabulary: DraftVocabulary) -> CpuChains | None:

@@ -181,9 +181,9 @@ class HeadCache:
 
     def _arguments(self, row: Row, budget: Budget, keys: Sequence[int]) -> RowDraftArgs:
         width, nodes = (1, budget.depth) if budget.shape is None else (budget.shape.width, budget.shape.nodes)
-        temperature, ends = ranking_sampling(row).temperature, tuple(row.request.ends)
+        sampling, ends = ranking_sampling(row), tuple(row.request.ends)
         place = self.make_room(row, row.length + budget.depth * width), row.length - 1
-        return RowDraftArgs(*place, budget.depth, width, nodes, budget.stop_below, temperature, ends, keys)
+        return RowDraftArgs(*place, budget.depth, width, nodes, budget.stop_below, sampling, ends, keys)
 
     def logits(self, state: Float[Tensor, "n hidden"]) -> Float[Tensor, "n draft_vocab"]:
         """The head's logits. Those of the last kernel call are not computed again."""

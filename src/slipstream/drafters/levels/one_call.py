@@ -1,7 +1,7 @@
 """Drafts that one kernel call makes: when this is possible, the noise it needs, and the result as a `Draft`.
 
-A kernel call supports rows whose draft depends on the drafter only: no grammar, no penalties, no truncation. Other
-drafts grow level by level (`grow`), which is also the reference of the kernels.
+A kernel call supports rows whose draft depends on the drafter only: no grammar, no penalties, and top-k, top-p or min-p
+only in sampled chains. Other drafts grow level by level (`grow`), which is also the reference of the kernels.
 """
 
 from __future__ import annotations
@@ -31,10 +31,14 @@ def candidate_mode(rows: Sequence[Row], budget: Sequence[Budget], shared: bool, 
 def _row_mode(row: Row, budget: Budget, shared: bool, vocab: int) -> CandidateMode | None:
     shape, params, chosen = budget.shape, row.request.sampling, budget.siblings is Siblings.CHOSEN
     sampled = params.temperature > 0
-    if needs_shaping(row) or (sampled and params.truncates):
+    if needs_shaping(row):
+        return None
+    if shape is None and sampled and not chosen:
+        return CandidateMode.DRAWN
+    if sampled and params.truncates:
         return None
     if shape is None:
-        return CandidateMode.SURE if not sampled else CandidateMode.LIKELY if chosen else CandidateMode.DRAWN
+        return CandidateMode.LIKELY if sampled else CandidateMode.SURE
     if shape.parents or shape.width > vocab:
         return None
     if chosen:

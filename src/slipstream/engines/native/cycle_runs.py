@@ -4,7 +4,8 @@ Between two passes of a small model the host takes a tenth of a plain cycle and 
 pass reads evicts everything else from the caches. Tokens, drafts and counts are those of ordinary cycles. A run is
 short enough that tokens still come smoothly, and that a new request waits no longer than a person notices.
 
-Tokens are the most probable ones, or are drawn at a temperature by the rules `token`, `block` and `coupled`.
+Tokens are the most probable ones, or are drawn at a temperature by the rules `token`, `block` and `coupled`, with or
+without top-k, top-p and min-p.
 """
 
 from __future__ import annotations
@@ -92,25 +93,25 @@ class CycleRuns:
         return job.budget.shape is None and job.stats.cycles > 0 and self._is_simple(job)
 
     def _is_simple(self, job: Job) -> bool:
-        """Whether the next tokens of a row are the most probable ones or are drawn from whole laws, and nobody wants
-        more than them."""
+        """Whether the next tokens of a row are the most probable ones or are drawn from laws that only temperature and
+        truncation shape, and nobody wants more than them."""
         rule, sampling = self._rule(job.plan.rule).device_rule, job.row.request.sampling
         if rule is None or rule.lossy or job.top is not None or needs_shaping(job.row):
             return False
         if sampling.temperature == 0:
             return rule.greedy
         coupled = rule.verdict is DeviceVerdict.MATCH and rule.shared
-        return not sampling.truncates and (coupled or rule.verdict in COMPARING)
+        return coupled or rule.verdict in COMPARING
 
     def _cycles(self, job: Job, most: int, depth: int, head: Any | None) -> list[RunCycle]:
         """`head`: of drafts. There are no cycles without it, or without a stream of draws."""
-        temperature, draws = job.row.request.sampling.temperature, None
+        sampling, draws = job.row.request.sampling, None
         if depth and head is None:
             return []
-        if temperature > 0:
+        if sampling.temperature > 0:
             rule = self._rule(job.plan.rule)
             stream = self._make_noise([job.row], [rule.shared]).stream(0)
             if stream is None or rule.device_rule is None:
                 return []
-            draws = Draws(temperature, rule.device_rule.verdict, stream)
+            draws = Draws(sampling, rule.device_rule.verdict, stream)
         return self._model.run_cycles(job.row, most, depth, head, draws)

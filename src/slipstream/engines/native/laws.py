@@ -14,7 +14,7 @@ from slipstream.core.rules import rules
 from slipstream.core.shaping import Place, shape
 from slipstream.core.tree import Shape
 from slipstream.engines.completion import DEAD_END
-from slipstream.kernels.cpu.race import exponentials
+from slipstream.kernels.cpu.race import LAW_KERNELS
 
 BROKEN = "the model's logits are not finite"
 
@@ -41,10 +41,10 @@ def law_of(logits: Tensor, where: Sequence[Place]) -> tuple[Law, dict[int, str]]
     """The law at every slot, and the slots that have none, with the reason. A row that reaches such a slot fails."""
     samplings = [row.request.sampling for row, _ in where]
     try:
-        return sampling.law(shape(logits, where), samplings, exponentials), {}
+        return sampling.law(shape(logits, where), samplings, LAW_KERNELS), {}
     except Exception:  # some slot has no law: find out which
         shaped, dead = lawful(logits, where)
-        return sampling.law(shaped, samplings, exponentials), dead
+        return sampling.law(shaped, samplings, LAW_KERNELS), dead
 
 
 def lawful(logits: Tensor, where: Sequence[Place]) -> tuple[Tensor, dict[int, str]]:

@@ -17,6 +17,7 @@ from slipstream.core.types import Row, RunCycle
 from slipstream.kernels.cpu.decoder import CachePointers, CpuNetwork, DecoderKernel, PassStruct
 from slipstream.kernels.cpu.draft import EmbeddingTables
 from slipstream.kernels.cpu.linear import POINTER, SIZE, PackedWeight, unpacker
+from slipstream.kernels.cpu.truncate import TruncationStruct, truncation
 
 HEAD_ADDRESSES = ("net", "embedding", "cos", "sin", "ids", "fuse", "factor", "state", "keys", "values")
 HEAD_SIZES = ("fused", "rotated", "row_step", "head_step", "row", "held")
@@ -37,6 +38,7 @@ class _CycleArgs(ctypes.Structure):
     _fields_ = (
         *((name, POINTER) for name in ADDRESSES),
         ("temperature", ctypes.c_double),
+        ("limits", TruncationStruct),
         *((name, SIZE) for name in SIZES),
     )
 
@@ -108,10 +110,10 @@ class CycleRun:
         args, first = self._args, unread - 1
         args.token, args.cycle = ctypes.addressof(tokens) + first * ctypes.sizeof(SIZE), ctypes.addressof(cycles)
         args.ends, args.end_count = ctypes.addressof(ends), len(ends)
-        args.rule, args.temperature, args.stream = 0, 0.0, 0
+        args.rule = 0
         if draws is not None:
-            args.rule, args.temperature = 1 + RULES.index(draws.verdict), draws.temperature
-            args.stream = draws.stream
+            args.rule, args.stream = 1 + RULES.index(draws.verdict), draws.stream
+            args.temperature, args.limits = draws.sampling.temperature, truncation(draws.sampling)
         args.row, args.place, args.depth = plan.index, row.length - 1, plan.depth
         args.most, args.left = plan.most, plan.left
         drafter = None if head is None else self._head_args(head)

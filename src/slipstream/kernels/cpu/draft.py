@@ -14,8 +14,10 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from slipstream.core.sampling import Sampling
 from slipstream.kernels.cpu.decoder import CachePointers, CpuNetwork, DecoderKernel
 from slipstream.kernels.cpu.linear import POINTER, SIZE
+from slipstream.kernels.cpu.truncate import address, truncations
 
 INPUTS = ("embedding", "cos", "sin", "ids", "state", "logits")
 PER_ROW = ("row", "start", "depth", "width", "nodes")
@@ -33,7 +35,7 @@ class CandidateMode(IntEnum):
 class _DraftArgs(ctypes.Structure):
     _fields_ = (
         *((name, POINTER) for name in (*INPUTS, *PER_ROW, "floor", "temperature", "ends", "ends_from")),
-        *((name, POINTER) for name in ("token", "parent", "count", "prob", "law", "key")),
+        *((name, POINTER) for name in ("token", "parent", "count", "prob", "law", "key", "limits")),
         *((name, SIZE) for name in ("rows", "most", "levels", "mode")),
     )
 
@@ -48,7 +50,7 @@ class RowDraftArgs:
     width: int
     nodes: int
     floor: float  # drafting stops at a slot whose most probable token is less probable
-    temperature: float  # at which candidates are ranked
+    sampling: Sampling  # of which candidates are ranked or sampled
     ends: Sequence[int]  # end tokens, which have no successors
     keys: Sequence[int] = ()  # noise keys of the next positions, for RACED and DRAWN
 
@@ -95,9 +97,10 @@ def drafts(
     parts = [*per_row, ends_from, *keys, ends]
     integers = torch.tensor([x for part in parts for x in part], dtype=torch.long)
     reals = torch.tensor(
-        [[args.floor for args in row_args], [args.temperature for args in row_args]], dtype=torch.float64
+        [[args.floor for args in row_args], [args.sampling.temperature for args in row_args]], dtype=torch.float64
     )
     result, prob = torch.empty(2 * rows * most + rows, dtype=torch.long), torch.empty(rows, most)
+    limits = truncations([args.sampling for args in row_args])
     law = torch.empty(rows, levels, net.outputs if mode is CandidateMode.DRAWN else 0)
     at, out, line = integers.data_ptr(), result.data_ptr(), 8 * rows
     after = at + 5 * line  # where each row's end tokens begin; then keys, then end tokens
@@ -106,6 +109,7 @@ def drafts(
         *(at + n * line for n in range(len(PER_ROW))),
         *(reals.data_ptr(), reals.data_ptr() + line, after + 8 * (rows + 1) + levels * line, after),
         *(out, out + most * line, out + 2 * most * line, prob.data_ptr(), law.data_ptr(), after + 8 * (rows + 1)),
+        address(limits),
         *(rows, most, levels, mode),
     )
     kernel.draft(net, cache, tables.cos.shape[1], ctypes.addressof(call), sum(per_row[PER_ROW.index("width")]))

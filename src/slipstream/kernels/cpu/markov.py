@@ -13,16 +13,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from slipstream.core.sampling import Sampling
 from slipstream.kernels.cpu.decoder import DecoderKernel
 from slipstream.kernels.cpu.draft import CandidateMode, DraftedNodes
 from slipstream.kernels.cpu.linear import POINTER, SIZE, PackedWeight, work
+from slipstream.kernels.cpu.truncate import address, truncations
 
 
 class _MarkovArgs(ctypes.Structure):
     _fields_ = (
         *((name, POINTER) for name in ("columns", "work", "embedding", "norm", "previous", "outputs", "ids")),
         *((name, POINTER) for name in ("last", "depth", "ends_from", "key", "ends", "floor", "temperature")),
-        *((name, POINTER) for name in ("token", "count", "prob", "law")),
+        *((name, POINTER) for name in ("limits", "token", "count", "prob", "law")),
         *((name, SIZE) for name in ("rows", "levels", "hidden", "mode")),
         ("epsilon", ctypes.c_float),
     )
@@ -47,7 +49,7 @@ class RowChainArgs:
     last: int  # the committed end
     depth: int
     floor: float  # drafting stops where the most probable token is less probable
-    temperature: float
+    sampling: Sampling  # of which tokens are sampled or ranked
     ends: Sequence[int]  # end tokens, which have no successors
     keys: Sequence[int] = ()  # noise keys of the next positions, for DRAWN
 
@@ -67,14 +69,15 @@ def markov_chains(
     keys = [key for args in row_args for key in (*args.keys, *(0,) * (levels - len(args.keys)))]
     parts = [[args.last for args in row_args], [args.depth for args in row_args], ends_from, keys, ends]
     integers = torch.tensor([x for part in parts for x in part], dtype=torch.long)
-    reals = torch.tensor([[args.floor, args.temperature] for args in row_args], dtype=torch.float64).T.contiguous()
+    reals = torch.tensor([[args.floor, args.sampling.temperature] for args in row_args], dtype=torch.float64).T.contiguous()
     result, prob = torch.empty(rows * levels + rows, dtype=torch.long), torch.empty(rows, levels)
     law = torch.empty(rows, levels, columns.outputs if drawn else 0)
+    limits = truncations([args.sampling for args in row_args])
     weights = tables.embedding, tables.norm, tables.previous, outputs, tables.ids
     places = [integers.data_ptr() + 8 * sum(map(len, parts[:n])) for n in range(len(parts))]
     call = _MarkovArgs(
         *(columns.address, work(kernel.row_bits), *(x.data_ptr() for x in weights), *places),
-        *(reals.data_ptr(), reals.data_ptr() + 8 * rows, result.data_ptr(), result.data_ptr() + 8 * rows * levels),
+        *(reals.data_ptr(), reals.data_ptr() + 8 * rows, address(limits), result.data_ptr(), result.data_ptr() + 8 * rows * levels),
         *(prob.data_ptr(), law.data_ptr(), rows, levels, tables.embedding.shape[1], mode, tables.epsilon),
     )
     kernel.markov(ctypes.addressof(call), columns.inputs * columns.outputs)

@@ -9,17 +9,20 @@ from __future__ import annotations
 import ctypes
 import functools
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from slipstream.core import sampling
 from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.core.law import Dense, Law, OneHot
 from slipstream.core.noise import CounterNoise, race
-from slipstream.core.sampling import exponentials as torch_exponentials
+from slipstream.core.sampling import Sampling
 from slipstream.core.verify.token import ResidualLaw, residual
 from slipstream.kernels.cpu.compile import Unavailable, function, load_or_none
 from slipstream.kernels.cpu.linear import POINTER, SIZE, parallel
+from slipstream.kernels.cpu.truncate import address, truncations
 
 SOURCE = Path(__file__).parent / "src" / "race.cpp"
 TINY = 2e-38  # exponentials that are smaller become 0
@@ -36,6 +39,7 @@ class RaceKernel:
             path, "slipstream_residual", *(POINTER,) * 2, SIZE, POINTER, *where, *(SIZE,) * 3, POINTER, *team
         )
         self._exponentials = function(path, "slipstream_exponentials", POINTER, *(SIZE,) * 3, POINTER, *team)
+        self._truncate = function(path, "slipstream_truncate", POINTER, *(SIZE,) * 3, POINTER, *team)
         self._parallel = parallel()
         self._check()
 
@@ -73,6 +77,12 @@ class RaceKernel:
         self._exponentials(scaled.data_ptr(), scaled.stride(0), *scaled.shape, total.data_ptr(), *self._team)
         return total
 
+    def truncated(self, probs: Float[Tensor, "n vocab"], params: Sequence[Sampling]) -> Float[Tensor, "n vocab"]:
+        """As `core.sampling.truncated`. Changes the given probabilities. A run of cycles computes the same."""
+        if (limits := truncations(params)) is not None:
+            self._truncate(probs.data_ptr(), probs.stride(0), *probs.shape, address(limits), *self._team)
+        return probs
+
     @staticmethod
     def _supports(law: ResidualLaw) -> bool:
         """Whether the kernel computes this residual with these types."""
@@ -99,6 +109,10 @@ class RaceKernel:
         total = self.exponentials(exps)
         if not (torch.allclose(exps, scaled.exp(), 1e-6, TINY) and torch.allclose(total, exps.sum(-1, keepdim=True))):
             raise Unavailable("it is compiled, but its exponentials are wrong")
+        params = [Sampling(top_p=draws.random(), min_p=draws.random() / 9) for _ in range(40)]
+        expected = sampling.truncated(law.probs, params)
+        if not torch.allclose(self.truncated(law.probs.clone(), params), expected, 1e-6, TINY):
+            raise Unavailable("it is compiled, but it truncates wrongly")
 
 
 class KernelNoise(CounterNoise):
@@ -113,7 +127,17 @@ def exponentials(scaled: Float[Tensor, "n vocab"]) -> Float[Tensor, "n 1"]:
     """`core.sampling.exponentials`, by the kernel where it can. The numbers are at most 0."""
     suits = scaled.is_cpu and scaled.dtype == torch.float32 and scaled.stride(1) == 1
     compiled = kernel() if suits else None
-    return torch_exponentials(scaled) if compiled is None else compiled.exponentials(scaled)
+    return sampling.exponentials(scaled) if compiled is None else compiled.exponentials(scaled)
+
+
+def truncated(probs: Float[Tensor, "n vocab"], params: Sequence[Sampling]) -> Float[Tensor, "n vocab"]:
+    """`core.sampling.truncated`, by the kernel where it can."""
+    suits = probs.is_cpu and probs.dtype == torch.float32 and probs.stride(1) == 1
+    compiled = kernel() if suits else None
+    return sampling.truncated(probs, params) if compiled is None else compiled.truncated(probs, params)
+
+
+LAW_KERNELS = sampling.LawKernels(exponentials, truncated)
 
 
 @functools.cache

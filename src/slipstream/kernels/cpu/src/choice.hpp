@@ -1,6 +1,7 @@
 // The tokens that a cycle emits: what a rule accepts of a drafted chain, and one token more. The threads of a team work on it in
-// four steps with barriers between them: `find_leaders`, then, unless the rule is greedy, `weigh`, `prepare_races` by one thread, and
-// `race`. After that one thread writes the tokens. References are core/verify and core/noise.py.
+// steps with barriers between them: `find_leaders`, then, unless the rule is greedy, `limit` and `weigh`, `truncate`,
+// `prepare_races` by one thread, and `race`. After that one thread writes the tokens. References are core/sampling.py, core/verify and
+// core/noise.py.
 
 #pragma once
 
@@ -10,6 +11,7 @@
 
 #include "law.hpp"
 #include "ranking.hpp"
+#include "truncate.hpp"
 #include "verify.hpp"
 
 namespace choice {
@@ -28,6 +30,7 @@ struct Draws {
     Rule rule;
     double temperature;
     uint64_t stream;    // the key that those of the row's draws are made of
+    truncate::Truncation limits{};
     uint64_t start = 0;  // committed tokens at the start of the cycle
 
     bool any() const { return rule != GREEDY; }
@@ -88,6 +91,7 @@ struct Choice {
     std::vector<float> weight;       // of the laws, by slot
     std::vector<double> sums;        // of the weights, by slot and part
     std::vector<float> total;        // of the weights, by slot
+    std::vector<float> least;        // (logit - largest) / temperature that top-k keeps, by slot
     std::vector<Race> races;
     std::vector<noise::Lead> leads;  // by race and thread
     std::vector<double> left;        // the residual
@@ -95,12 +99,15 @@ struct Choice {
     int64_t slots() const { return draft.token.size() + 1; }
     int64_t parts() const { return law::parts_of(vocab); }
     bool compares() const { return draws.rule == TOKEN || draws.rule == BLOCK; }
+    bool limits_logits() const { return draws.any() && draws.limits.by_logits(vocab); }
+    bool truncates() const { return draws.any() && draws.limits.by_probability(); }
 
     void start(const float* given, int64_t size, int64_t threads) {
         logits = given, vocab = size, team = threads;
         leaders.resize(slots() * team), races.clear();
         if (!draws.any()) return;
         weight.resize(slots() * vocab), sums.resize(slots() * parts()), total.resize(slots()), leads.resize(slots() * team);
+        least.assign(slots(), -std::numeric_limits<float>::infinity());
     }
 
     void find_leaders(int64_t number) {
@@ -119,14 +126,39 @@ struct Choice {
         return best;
     }
 
+    // What top-k keeps at a thread's slots.
+    void limit(int64_t number) {
+        const float temperature = draws.temperature;
+        for (int64_t slot = number; slot < slots(); slot += team)
+            if (const Leader best = best_of(slot); best.finite)
+                least[slot] = truncate::least_kept(logits + slot * vocab, vocab, best.logit, temperature, draws.limits.top_k);
+    }
+
     // The weights of a thread's parts of the vocabulary, at every slot.
     void weigh(int64_t number) {
         for (int64_t slot = 0; slot < slots(); ++slot) {
             const float best = best_of(slot).logit;
             for (int64_t part = number; part < parts(); part += team) {
                 const int64_t at = slot * vocab + part * law::PART, count = std::min(law::PART, vocab - part * law::PART);
-                sums[slot * parts() + part] = law::weigh(logits + at, best, draws.temperature, count, &weight[at]);
+                sums[slot * parts() + part] = law::weigh(logits + at, best, draws.temperature, least[slot], count, &weight[at]);
             }
+        }
+    }
+
+    // The sum of a slot's weights.
+    float sum_of(int64_t slot) const {
+        double sum = 0;
+        for (int64_t part = 0; part < parts(); ++part) sum += sums[slot * parts() + part];
+        return static_cast<float>(sum);
+    }
+
+    // Make the weights of a thread's slots the probabilities that top-p and min-p leave.
+    void truncate(int64_t number) {
+        for (int64_t slot = number; slot < slots(); slot += team) {
+            if (!best_of(slot).finite) continue;
+            float *line = &weight[slot * vocab], sum = sum_of(slot);
+            for (int64_t i = 0; i < vocab; ++i) line[i] /= sum;
+            truncate::by_probability(line, vocab, draws.limits);
         }
     }
 
@@ -134,9 +166,7 @@ struct Choice {
     bool prepare_races() {
         for (int64_t slot = 0; slot < slots(); ++slot) {
             if (!best_of(slot).finite) return false;
-            double sum = 0;
-            for (int64_t part = 0; part < parts(); ++part) sum += sums[slot * parts() + part];
-            total[slot] = static_cast<float>(sum);
+            total[slot] = truncates() ? 1 : sum_of(slot);
         }
         if (compares()) compare_laws();
         else

@@ -50,6 +50,7 @@ struct CycleArgs {
     int64_t* token;          // the last committed token, behind those that the head has not read; receives what is emitted
     Cycle* cycle;            // [most] receives the cycles
     double temperature;      // unless the rule is greedy
+    truncate::Truncation limits;
     int64_t rule, stream;                              // stream: the key that the row's draws are made of
     int64_t end_count, row, place, depth, most, left;  // left: tokens that may be emitted
     int64_t cycles, emitted;                           // how many there were
@@ -177,7 +178,7 @@ struct Run {
         draft().law.resize((drafts + 1) * count), draft().ids = args.head->ids, draft().many = count;
         const auto key = static_cast<int64_t>(draws.key(drafts, noise::DRAFT));
         const ranking::Slot slot{head_args.logits, args.head->ids, count, static_cast<float>(draws.temperature), key,
-                                 &draft().law[drafts * count]};
+                                 &draft().law[drafts * count], &draws.limits};
         const float peak = ranking::rank(slot, ranking::DRAWN, 1, &chance, &index);
         draft().chance.push_back(chance);
         return peak > 0 ? index : -1;
@@ -261,7 +262,9 @@ void run_cycles(void* data) {
         choice.find_leaders(number);
         if (choice.draws.any()) {
             run.barrier.wait(threads);
+            if (choice.limits_logits()) choice.limit(number), run.barrier.wait(threads);
             choice.weigh(number);
+            if (choice.truncates()) run.barrier.wait(threads), choice.truncate(number);
             alone([&] { run.unfinished = choice.prepare_races(); });
             choice.race(number);
         }
@@ -280,7 +283,8 @@ extern "C" void slipstream_cycle_run(const decoder::Network* net, const decoder:
         head_args.keys = head->keys, head_args.values = head->values, head_args.rotated = head->rotated;
         head_args.row_step = head->row_step, head_args.head_step = head->head_step, head_args.last = 1;
     }
-    scratch.choice.draws = {static_cast<choice::Rule>(args->rule), args->temperature, static_cast<uint64_t>(args->stream)};
+    scratch.choice.draws = {static_cast<choice::Rule>(args->rule), args->temperature, static_cast<uint64_t>(args->stream),
+                            args->limits};
     Run run{*net, *given, head_args, *args, scratch, threads, decoder::team_size_of(threads, team_size)};
     decoder::run_team(parallel, threads, run_cycles, &run);
 }

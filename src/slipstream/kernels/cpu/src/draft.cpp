@@ -31,6 +31,7 @@ struct DraftArgs {
     float* prob;                        // [rows, most] of each token after its parent
     float* law;                         // [rows, levels, vocabulary] the distributions tokens were sampled from, if any
     const int64_t* key;                 // [rows, levels] keys of the noise at the next positions, for RACED and DRAWN
+    const truncate::Truncation* limits;  // [rows] of what DRAWN samples from, or null
     int64_t rows, most, levels, mode;
 };
 
@@ -102,7 +103,7 @@ struct DraftRun {
     void rank(int64_t slot) {
         const int64_t r = scratch.slots[slot].row, line = r * args.levels + level;
         const ranking::Slot own{logits + slot * vocab, args.ids, vocab, static_cast<float>(args.temperature[r]),
-                                args.key[line], args.law + line * vocab};
+                                args.key[line], args.law + line * vocab, args.limits ? args.limits + r : nullptr};
         const int64_t count = std::min(vocab, args.width[r]);
         float* prob = scratch.prob.data() + slot * widest;
         std::fill(prob, prob + widest, 0.0f);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 
 #include "noise.hpp"
 #include "vectors.hpp"
@@ -33,12 +34,16 @@ inline double exponentials(float* line, int64_t count) {
     return sums[0];
 }
 
-// Writes the weights of one part of some logits, whose largest is `best`. Returns their sum.
-inline double weigh(const float* logits, float best, float temperature, int64_t count, float* weight) {
+// Writes the weights of one part of some logits, whose largest is `best`. Returns their sum. Those whose (logit - best) /
+// temperature is below `least` become 0.
+inline double weigh(const float* logits, float best, float temperature, float least, int64_t count, float* weight) {
     using namespace vectors;
     int64_t i = 0;
     for (; i + LANES <= count; i += LANES) store(weight + i, (load(logits + i) - best) / temperature);
     for (; i < count; ++i) weight[i] = (logits[i] - best) / temperature;
+    constexpr float NEVER = -std::numeric_limits<float>::infinity();
+    if (least > NEVER)
+        for (i = 0; i < count; ++i) weight[i] = weight[i] < least ? NEVER : weight[i];
     return exponentials(weight, count);
 }
 

@@ -25,6 +25,7 @@ struct MarkovArgs {
     const int64_t *last, *depth;                  // [rows] the committed end, and the most tokens of the chain
     const int64_t *ends_from, *key, *ends;        // end tokens of all rows, and where each row's begin; [rows, levels] keys
     const double *floor, *temperature;            // [rows] drafting stops where the likeliest token is less probable
+    const truncate::Truncation* limits;           // [rows] of what DRAWN samples from, or null
     int64_t *token, *count;                       // [rows, levels], [rows]
     float *prob, *law;                            // [rows, levels]; [rows, levels, vocabulary] if tokens are sampled
     int64_t rows, levels, hidden, mode;
@@ -102,7 +103,7 @@ struct MarkovRun {
     void rank(int64_t i) {
         const int64_t r = scratch.active[i], at = line(r);
         const ranking::Slot own{scratch.logits.data() + i * vocab(), args.ids, vocab(),
-                                static_cast<float>(args.temperature[r]), args.key[at], args.law + at * vocab()};
+                                static_cast<float>(args.temperature[r]), args.key[at], args.law + at * vocab(), args.limits ? args.limits + r : nullptr};
         scratch.prob[r] = 0;
         scratch.peak[r] = ranking::rank(own, args.mode, 1, &scratch.prob[r], &scratch.index[r]);
     }

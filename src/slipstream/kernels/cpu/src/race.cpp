@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "law.hpp"
+#include "truncate.hpp"
 
 namespace {
 
@@ -75,6 +76,20 @@ void raise(void* data) {
     }
 }
 
+// Rows of probabilities that are truncated; each thread takes the next row.
+struct Truncations {
+    float* line;
+    int64_t stride, rows, count;
+    const truncate::Truncation* limits;
+    std::atomic<int64_t> next{0};
+};
+
+void cut(void* data) {
+    Truncations& all = *static_cast<Truncations*>(data);
+    for (int64_t r; (r = all.next.fetch_add(1, std::memory_order_relaxed)) < all.rows;)
+        truncate::by_probability(all.line + r * all.stride, all.count, all.limits[r]);
+}
+
 }  // namespace
 
 // ids [rows, count] or null for 0, 1, …; probs [rows, count] in float64 if `wide`, else float32. Rows lie `step` and `stride`
@@ -106,4 +121,12 @@ extern "C" void slipstream_exponentials(float* line, int64_t stride, int64_t row
     Exponentials all{line, total, stride, rows, count};
     if (threads > 1 && rows > 1) parallel(raise, &all, threads, 0);
     else raise(&all);
+}
+
+// Applies top-p and min-p to probabilities, `line` [rows, count]. Rows lie `stride` numbers apart.
+extern "C" void slipstream_truncate(float* line, int64_t stride, int64_t rows, int64_t count, const truncate::Truncation* limits,
+                                    unsigned threads, Parallel parallel) {
+    Truncations all{line, stride, rows, count, limits};
+    if (threads > 1 && rows > 1) parallel(cut, &all, threads, 0);
+    else cut(&all);
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "noise.hpp"
+#include "truncate.hpp"
 #include "vectors.hpp"
 
 namespace ranking {
@@ -34,17 +35,8 @@ struct Slot {
     float temperature;
     int64_t key;  // of the noise, for RACED and DRAWN
     float* law;   // [vocab] receives the distribution, for DRAWN
+    const truncate::Truncation* limits = nullptr;  // of the distribution, for DRAWN
 };
-
-// Whether any number of four vectors is above a bound.
-inline bool above(const float* x, Floats bound) {
-    constexpr int L = vectors::LANES;
-    const auto any = (load(x) > bound) | (load(x + L) > bound) | (load(x + 2 * L) > bound) | (load(x + 3 * L) > bound);
-    uint64_t words[sizeof any / 8], all = 0;
-    std::memcpy(words, &any, sizeof any);
-    for (uint64_t word : words) all |= word;
-    return all != 0;
-}
 
 // The `count` largest of n numbers, largest first, of equal ones the first; returns how many, fewer where some are NaN.
 int64_t largest(const float* x, int64_t n, int64_t count, float* value, int64_t* index) {
@@ -62,7 +54,7 @@ int64_t largest(const float* x, int64_t n, int64_t count, float* value, int64_t*
     };
     int64_t i = 0;
     for (; i + STEP <= n; i += STEP)
-        if (above(x + i, Floats{} + least)) scan(i, i + STEP);
+        if (vectors::above(x + i, Floats{} + least)) scan(i, i + STEP);
     scan(i, n);
     return filled;
 }
@@ -150,16 +142,30 @@ float raced(const Slot& slot, float best, int64_t count, float* prob, int64_t* i
     return prob[0];
 }
 
+// Leave only the weights that top-k keeps; returns their sum.
+double keep_top(const Slot& slot, float best) {
+    const float least = truncate::least_kept(slot.x, slot.vocab, best, slot.temperature, slot.limits->top_k);
+    double sum = 0;
+    for (int64_t i = 0; i < slot.vocab; ++i)
+        if ((slot.x[i] - best) / slot.temperature >= least) sum += slot.law[i];
+        else slot.law[i] = 0;
+    return sum;
+}
+
 // Sample one token from the distribution, which is written to `law`; returns its largest probability. No token where the
 // distribution has NaN.
 float drawn(const Slot& slot, float best, float* prob, int64_t* index) {
-    const float total = static_cast<float>(exp_sum(slot.x, slot.vocab, best, slot.temperature, slot.law));
+    double sum = exp_sum(slot.x, slot.vocab, best, slot.temperature, slot.law);
+    if (slot.limits && slot.limits->by_logits(slot.vocab)) sum = keep_top(slot, best);
+    const float total = static_cast<float>(sum);
     for (int64_t i = 0; i < slot.vocab; ++i) slot.law[i] /= total;
+    const bool truncated = slot.limits && slot.limits->by_probability();
+    if (truncated) truncate::by_probability(slot.law, slot.vocab, *slot.limits);
     const int64_t first = noise::winner(static_cast<uint64_t>(slot.key), slot.ids, slot.law, slot.vocab);
     if (first < 0) return prob[0] = 0;
     index[0] = first;
     prob[0] = slot.law[first];
-    return 1 / total;
+    return truncated ? *std::max_element(slot.law, slot.law + slot.vocab) : 1 / total;
 }
 
 // Write the `count` best tokens and their probabilities, which must be 0 before; returns the largest probability, 0 if there

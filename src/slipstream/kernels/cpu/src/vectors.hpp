@@ -62,6 +62,16 @@ inline Floats larger(Floats a, Floats b) {
     return (Floats)(((Words)a & more) | ((Words)b & ~more));
 }
 
+// Whether any number of four vectors is above a bound.
+inline bool above(const float* x, Floats bound) {
+    constexpr int L = LANES;
+    const auto any = (load(x) > bound) | (load(x + L) > bound) | (load(x + 2 * L) > bound) | (load(x + 3 * L) > bound);
+    uint64_t words[sizeof any / 8], all = 0;
+    std::memcpy(words, &any, sizeof any);
+    for (uint64_t word : words) all |= word;
+    return all != 0;
+}
+
 // e^x for x <= 0, to about one unit in the last place; 0 below the range of float32.
 inline Floats exponential(Floats x) {
     const Floats low = Floats{} - 87.0f;
