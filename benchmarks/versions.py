@@ -1,7 +1,7 @@
 """Two checkouts on one CPU, request by request in turn: has a change made decoding slower?
 
     python benchmarks/versions.py OLD NEW [--way plain|depth1|depth2|depth3|policy] [--rounds 12]
-                                          [--temperature 0] [--verify coupled]
+                                          [--temperature 0 --top-k 0 --top-p 1 --min-p 0] [--verify coupled]
 
 OLD and NEW are checkouts (folders with `src`). Each has a process of its own, with one thread, on the same core. Every
 request runs in one and then in the other, in alternating order, so a change of the clock meets both. What counts is
@@ -24,11 +24,12 @@ from pathlib import Path
 
 WORKLOADS = ("chat", "code", "maths", "rewriting", "summary")
 WAYS = {"plain": ("none", None), "policy": ("eagle", None)} | {f"depth{n}": ("eagle", n) for n in (1, 2, 3)}
+WHOLE = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}  # parameters without any truncation
 WARM = 2  # rounds before any is counted
 TOKENS = 48
 
 
-def serve(way: str, temperature: float, verify: str) -> None:
+def serve(way: str, params: dict[str, float], verify: str) -> None:
     """Answer the prompts on stdin, one JSON string a line; print the processor time of each."""
     import torch
 
@@ -36,11 +37,11 @@ def serve(way: str, temperature: float, verify: str) -> None:
 
     torch.set_num_threads(1)
     drafter, depth = WAYS[way]
-    rule = None if temperature == 0 else verify
+    rule = None if params["temperature"] == 0 else verify
     with ss.Engine("smollm2-135m", drafter=drafter, depth=depth, verify=rule) as engine:
         print("ready", flush=True)
         for line in sys.stdin:
-            sampling = ss.Sampling(temperature=temperature, seed=0)
+            sampling = ss.Sampling(**params, seed=0)
             began = time.process_time()
             engine.generate(json.loads(line), sampling, max_tokens=TOKENS, ignore_eos=True)
             print(f"seconds {time.process_time() - began}", flush=True)
@@ -49,10 +50,10 @@ def serve(way: str, temperature: float, verify: str) -> None:
 class Version:
     """A checkout in a process of its own."""
 
-    def __init__(self, checkout: Path, way: str, temperature: float, verify: str) -> None:
+    def __init__(self, checkout: Path, way: str, params: dict[str, float], verify: str) -> None:
         pinned = ["taskset", "-c", "0"] if shutil.which("taskset") else []
         self._process = subprocess.Popen(
-            [*pinned, sys.executable, __file__, "--serve", way, "--temperature", str(temperature), "--verify", verify],
+            [*pinned, sys.executable, __file__, "--serve", way, "--params", json.dumps(params), "--verify", verify],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -96,20 +97,23 @@ def main() -> None:
     parser.add_argument("new", type=Path, nargs="?")
     parser.add_argument("--way", choices=WAYS, action="append")
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--temperature", type=float, default=0.0)
+    for name, value in WHOLE.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
     parser.add_argument("--verify", default="coupled", help="the rule, above temperature 0")
     parser.add_argument("--serve", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--params", type=json.loads, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.serve:
-        serve(asked.serve, asked.temperature, asked.verify)
+        serve(asked.serve, asked.params, asked.verify)
         return
     if asked.old is None or asked.new is None:
         parser.error("name two checkouts, the old one first")
+    params = {name: getattr(asked, name) for name in WHOLE}
     for way in asked.way or WAYS:
-        versions = [Version(checkout, way, asked.temperature, asked.verify) for checkout in (asked.old, asked.new)]
+        versions = [Version(checkout, way, params, asked.verify) for checkout in (asked.old, asked.new)]
         try:
             ratios = compare(*versions, asked.rounds)
-            print(json.dumps({"way": way, "temperature": asked.temperature, "old / new": ratios}), flush=True)
+            print(json.dumps({"way": way, **params, "old / new": ratios}), flush=True)
         finally:
             for version in versions:
                 version.close()
