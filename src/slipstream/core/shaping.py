@@ -79,6 +79,11 @@ def needs_shaping(row: Row) -> bool:
     return limited or request.sampling.changes_logits or request.processor is not None
 
 
+def needs_callback(row: Row) -> bool:
+    """Whether a grammar or a logits processor changes the logits of a row."""
+    return row.constraint is not None or row.request.processor is not None
+
+
 def only_processed(row: Row) -> bool:
     """Whether a row's logits processor is all that changes its logits, beside temperature and truncation."""
     request = row.request

@@ -102,6 +102,43 @@ def test_truncated_laws_are_those_of_single_cycles(engine, monkeypatch, verify, 
     assert texts != whole
 
 
+CHANGES = {
+    "repetition": {"repetition_penalty": 1.3},
+    "presence and frequency": {"presence_penalty": 0.7, "frequency_penalty": 0.3},
+    "all penalties": {"repetition_penalty": 0.8, "presence_penalty": -0.4, "frequency_penalty": 0.9},
+    "bias": {"logit_bias": {3: 1.5, 5: -2.0, 7: 0.1}},
+    "allowed": {"allowed_token_ids": frozenset({2, 5, 3, 9, 11})},
+    "suppressed": {"suppress_tokens": frozenset({4, 8})},
+    "all": {
+        **{"repetition_penalty": 1.1, "frequency_penalty": 0.2, "logit_bias": {4: 0.7}},
+        **{"allowed_token_ids": frozenset(range(2, 12)), "suppress_tokens": frozenset({6}), "top_k": 6, "top_p": 0.9},
+    },
+}
+
+
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("temperature", [0.0, 1.2])
+def test_changed_logits_are_those_of_single_cycles(engine, monkeypatch, temperature, changes):
+    options, texts = {**LONG, "speculation": ss.Speculation(off=True)}, []
+    for seed in range(4):
+        asked, plain = (ss.Sampling(temperature, seed=seed, **params) for params in (changes, {}))
+        several, single = both(engine, monkeypatch, sampling=asked, **options)
+        assert same(several, single)
+        texts.append((several.text, engine.generate("abc", plain, **options)[0].text))
+    assert any(one != other for one, other in texts)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.2])
+def test_no_end_comes_before_the_least_number_of_tokens(engine, monkeypatch, temperature):
+    sampling = ss.Sampling(temperature, seed=5)
+    tokens = engine.generate("abc", sampling, **LONG)[0].token_ids
+    options = {"max_tokens": 50, "stop_token_ids": [tokens[3]]}
+    assert len(engine.generate("abc", sampling, **options)[0].token_ids) <= 4
+    several, single = both(engine, monkeypatch, sampling=sampling, min_tokens=30, **options)
+    assert same(several, single)
+    assert len(several.token_ids) >= 30
+
+
 def test_text_ends_at_stop_strings_end_tokens_and_limits(engine, monkeypatch):
     text = engine.generate("abc", GREEDY, **LONG)[0].text
     for options in ({"stop": [text[20:23]]}, {"stop_token_ids": [letters.TOKENS.index(text[9])]}, {"max_tokens": 11}):
@@ -121,9 +158,8 @@ def test_a_drafter_goes_on_after_cycles_without_drafts(engine, monkeypatch):
 @pytest.mark.parametrize(
     "options",
     [
-        {"sampling": ss.Sampling(temperature=0, repetition_penalty=1.3)},
         {"sampling": GREEDY, "logprobs": 2},
-        {"sampling": GREEDY, "min_tokens": 49},
+        {"sampling": GREEDY, "regex": "[a-p]{50}", "ignore_eos": False},
     ],
 )
 def test_what_needs_the_logits_is_decoded_cycle_by_cycle(engine, options):
@@ -168,8 +204,11 @@ def test_chains_of_the_shipped_head_are_those_of_single_cycles(monkeypatch, dept
             assert several.tau > 1.5
 
 
+PENALTIES = {"min_p": 0.05, "repetition_penalty": 1.1, "presence_penalty": 0.4, "frequency_penalty": 0.2}
+
+
 @pytest.mark.model
-@pytest.mark.parametrize("limits", [{}, {"top_k": 20, "top_p": 0.8}, {"min_p": 0.05}])
+@pytest.mark.parametrize("limits", [{}, {"top_k": 20, "top_p": 0.8}, PENALTIES])
 @pytest.mark.parametrize("verify", ["coupled", "token", "block"])
 def test_sampled_chains_of_the_shipped_head_are_those_of_single_cycles(monkeypatch, depths, verify, limits):
     """Where draft and target draw from the same noise, the text is that of plain decoding, too."""

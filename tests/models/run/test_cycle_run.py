@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -112,7 +114,7 @@ def pair(
     tokens: int = 400,
     rule: str = "greedy",
     seed: int = 0,
-    **limits: float,
+    **limits: Any,
 ) -> tuple[TorchModel, Eagle, Row, Row]:
     """A target, a head on it that kernels run, and two equal rows that have read their prompt."""
     target = TorchModel(build_packed("llama", integers, **FEW), invariant=True)
@@ -190,6 +192,41 @@ def test_sampled_cycles_with_chains_are_those_of_single_ones(rule, threads, limi
                     row.extend(found.tokens, found.origins, target.context)
             target.check_integrity(), drafter.slots.check_integrity()
         assert {(2, 0), (2, 1), (2, 2), (4, 0), (4, 2), (1, 0), (1, 1)} <= accepted
+    finally:
+        torch.set_num_threads(before)
+
+
+CHANGES = {
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.1},
+    "bias": {"logit_bias": {0: 0.5, 4: 1.0, 2: -0.3}, "min_p": 0.01},
+    "allowed": {"allowed_token_ids": frozenset({0, 2, 3, 4}), "suppress_tokens": frozenset({3})},
+    "no draft": {"allowed_token_ids": frozenset({4})},  # which is not in the draft vocabulary
+}
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("rule", ["greedy", "token", "block", "coupled"])
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
+def test_cycles_with_chains_of_changed_logits_are_those_of_single_ones(rule, threads, changes):
+    before, accepted = torch.get_num_threads(), set()
+    torch.set_num_threads(threads)
+    try:
+        for seed in range(3):
+            target, drafter, row, other = pair(True, rule=rule, seed=seed, **changes)
+            for depth, most in ((2, 6), (0, 5), (4, 12), (1, 8)):
+                chains = drafter.chain_head(row, most * (depth + 1)) if depth else None
+                draws = None if rule == "greedy" else draws_of(row, rule)
+                done = target.run_cycles(row, most, depth, chains, draws)
+                assert len(done) == most
+                for found in done:
+                    step = ordinary(target, drafter, other, depth, rule)
+                    assert (found.tokens, found.origins) == (step.tokens, step.origins)
+                    assert (found.drafted, found.accepted) == (step.drafted, step.accepted)
+                    accepted.add((found.drafted, found.accepted))
+                    row.extend(found.tokens, found.origins, target.context)
+            target.check_integrity(), drafter.slots.check_integrity()
+        drafts = {taken for drafted, taken in accepted if drafted}
+        assert not drafts if changes is CHANGES["no draft"] else {0, 1} <= drafts
     finally:
         torch.set_num_threads(before)
 

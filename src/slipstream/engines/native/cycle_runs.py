@@ -4,8 +4,9 @@ Between two passes of a small model the host takes a tenth of a plain cycle and 
 pass reads evicts everything else from the caches. Tokens, drafts and counts are those of ordinary cycles. A run is
 short enough that tokens still come smoothly, and that a new request waits no longer than a person notices.
 
-Tokens are the most probable ones, or are drawn at a temperature by the rules `token`, `block` and `coupled`, with or
-without top-k, top-p and min-p.
+Tokens are the most probable ones, or are drawn at a temperature by the rules `token`, `block` and `coupled`. Top-k,
+top-p, min-p, penalties, biases, token sets and `min_tokens` may shape their laws; grammars and logits processors take
+single cycles.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from slipstream.core.device import DeviceVerdict, Draws
 from slipstream.core.interfaces import Drafter, Model, Policy, Verifier
 from slipstream.core.loop import NoiseFactory
-from slipstream.core.shaping import needs_shaping
+from slipstream.core.shaping import needs_callback
 from slipstream.core.types import RunCycle
 from slipstream.engines.job import Job
 from slipstream.engines.native.publisher import ChunkPublisher
@@ -93,10 +94,10 @@ class CycleRuns:
         return job.budget.shape is None and job.stats.cycles > 0 and self._is_simple(job)
 
     def _is_simple(self, job: Job) -> bool:
-        """Whether the next tokens of a row are the most probable ones or are drawn from laws that only temperature and
-        truncation shape, and nobody wants more than them."""
+        """Whether the next tokens of a row are the most probable ones or are drawn from laws that the kernel knows,
+        and nobody wants more than them."""
         rule, sampling = self._rule(job.plan.rule).device_rule, job.row.request.sampling
-        if rule is None or rule.lossy or job.top is not None or needs_shaping(job.row):
+        if rule is None or rule.lossy or job.top is not None or needs_callback(job.row):
             return False
         if sampling.temperature == 0:
             return rule.greedy

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from slipstream.core.device import DeviceVerdict, Draws
+from slipstream.core.shaping import needs_shaping
 from slipstream.core.types import Row, RunCycle
 from slipstream.kernels.cpu.decoder import CachePointers, CpuNetwork, DecoderKernel, PassStruct
 from slipstream.kernels.cpu.draft import EmbeddingTables
 from slipstream.kernels.cpu.linear import POINTER, SIZE, PackedWeight, unpacker
+from slipstream.kernels.cpu.shaping import LogitChanges
 from slipstream.kernels.cpu.truncate import TruncationStruct, truncation
 
 HEAD_ADDRESSES = ("net", "embedding", "cos", "sin", "ids", "fuse", "factor", "state", "keys", "values")
@@ -39,6 +41,7 @@ class _CycleArgs(ctypes.Structure):
         *((name, POINTER) for name in ADDRESSES),
         ("temperature", ctypes.c_double),
         ("limits", TruncationStruct),
+        ("changes", POINTER),
         *((name, SIZE) for name in SIZES),
     )
 
@@ -114,6 +117,8 @@ class CycleRun:
         if draws is not None:
             args.rule, args.stream = 1 + RULES.index(draws.verdict), draws.stream
             args.temperature, args.limits = draws.sampling.temperature, truncation(draws.sampling)
+        changes = LogitChanges(row) if needs_shaping(row) else None
+        args.changes = None if changes is None else changes.address
         args.row, args.place, args.depth = plan.index, row.length - 1, plan.depth
         args.most, args.left = plan.most, plan.left
         drafter = None if head is None else self._head_args(head)

@@ -1,5 +1,5 @@
 // The tokens that a cycle emits: what a rule accepts of a drafted chain, and one token more. The threads of a team work on it in
-// steps with barriers between them: `find_leaders`, then, unless the rule is greedy, `limit` and `weigh`, `truncate`,
+// steps with barriers between them: `find_leaders`, `shape` for requests that change logits, then, unless the rule is greedy, `limit` and `weigh`, `truncate`,
 // `prepare_races` by one thread, and `race`. After that one thread writes the tokens. References are core/sampling.py, core/verify and
 // core/noise.py.
 
@@ -11,6 +11,7 @@
 
 #include "law.hpp"
 #include "ranking.hpp"
+#include "shaping.hpp"
 #include "truncate.hpp"
 #include "verify.hpp"
 
@@ -83,7 +84,8 @@ Leader leader(const float* logits, int64_t from, int64_t to) {
 struct Choice {
     Chain draft;
     Draws draws{};
-    const float* logits = nullptr;  // [slots, vocab]
+    shaping::Shaper shaper;
+    float* logits = nullptr;        // [slots, vocab]
     int64_t vocab = 0, team = 1;    // team: threads
     int64_t accepted = 0;           // drafted tokens, by the rules that compare laws
     double residual_sum = 0;
@@ -102,7 +104,7 @@ struct Choice {
     bool limits_logits() const { return draws.any() && draws.limits.by_logits(vocab); }
     bool truncates() const { return draws.any() && draws.limits.by_probability(); }
 
-    void start(const float* given, int64_t size, int64_t threads) {
+    void start(float* given, int64_t size, int64_t threads) {
         logits = given, vocab = size, team = threads;
         leaders.resize(slots() * team), races.clear();
         if (!draws.any()) return;
@@ -113,6 +115,19 @@ struct Choice {
     void find_leaders(int64_t number) {
         for (int64_t slot = 0; slot < slots(); ++slot)
             leaders[slot * team + number] = leader(logits + slot * vocab, vocab * number / team, vocab * (number + 1) / team);
+    }
+
+    // Change the logits at a thread's slots, and find their leaders again.
+    void shape(int64_t number) {
+        const auto at = [this](int64_t token) { return token < vocab ? token : -1; };
+        for (int64_t slot = number; slot < slots(); slot += team) {
+            if (!best_of(slot).finite) continue;
+            float* line = logits + slot * vocab;
+            shaper.shape(line, vocab, draft.token.data(), slot, at);
+            Leader best{0, 0, true};
+            best.finite = ranking::largest(line, vocab, 1, &best.logit, &best.token) == 1;
+            std::fill_n(leaders.data() + slot * team, team, best);
+        }
     }
 
     // The most probable token after a slot.

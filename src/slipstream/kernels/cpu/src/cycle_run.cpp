@@ -51,6 +51,7 @@ struct CycleArgs {
     Cycle* cycle;            // [most] receives the cycles
     double temperature;      // unless the rule is greedy
     truncate::Truncation limits;
+    const shaping::Changes* changes;  // of the row's logits, or null
     int64_t rule, stream;                              // stream: the key that the row's draws are made of
     int64_t end_count, row, place, depth, most, left;  // left: tokens that may be emitted
     int64_t cycles, emitted;                           // how many there were
@@ -174,6 +175,11 @@ struct Run {
         const choice::Draws& draws = scratch.choice.draws;
         float chance = 0;
         int64_t index = -1;
+        if (const shaping::Shaper& shaper = scratch.choice.shaper; shaper.active())
+            shaper.shape(head_args.logits, count, draft().token.data(), drafts, [this, count](int64_t token) {
+                const int64_t *ids = args.head->ids, *found = std::lower_bound(ids, ids + count, token);
+                return found < ids + count && *found == token ? found - ids : int64_t{-1};
+            });
         if (!draws.any()) return ranking::largest(head_args.logits, count, 1, &chance, &index) == 1 ? index : -1;
         draft().law.resize((drafts + 1) * count), draft().ids = args.head->ids, draft().many = count;
         const auto key = static_cast<int64_t>(draws.key(drafts, noise::DRAFT));
@@ -231,6 +237,7 @@ struct Run {
         const auto seconds = [](Clock::duration time) { return std::chrono::duration<double>(time).count(); };
         args.cycle[args.cycles++] = {drafts, count, seconds(drafted - began), seconds(now - drafted)};
         args.emitted += count;
+        scratch.choice.shaper.commit(to, count);
         unfinished = args.cycles < args.most && args.emitted < args.left;
         for (int64_t i = 0; i < count; ++i) unfinished = unfinished && !ends(to[i]);
     }
@@ -260,6 +267,7 @@ void run_cycles(void* data) {
         decoder::run_layers(*run.pass);
         run.barrier.wait(threads);
         choice.find_leaders(number);
+        if (choice.shaper.active()) run.barrier.wait(threads), choice.shape(number);
         if (choice.draws.any()) {
             run.barrier.wait(threads);
             if (choice.limits_logits()) choice.limit(number), run.barrier.wait(threads);
@@ -285,6 +293,7 @@ extern "C" void slipstream_cycle_run(const decoder::Network* net, const decoder:
     }
     scratch.choice.draws = {static_cast<choice::Rule>(args->rule), args->temperature, static_cast<uint64_t>(args->stream),
                             args->limits};
+    scratch.choice.shaper.start(args->changes);
     Run run{*net, *given, head_args, *args, scratch, threads, decoder::team_size_of(threads, team_size)};
     decoder::run_team(parallel, threads, run_cycles, &run);
 }
