@@ -79,6 +79,11 @@ class Model(ABC):
         or the row's last one, and none where every cycle must be run by itself."""
         return []
 
+    def run_rows(self, rows: Sequence[Row], most: int, draws: Sequence[Draws | None]) -> list[list[RunCycle]]:
+        """Run up to `most` cycles without drafts of several rows in one call, as `run_cycles` does for one; those of
+        each row. Every row has room for `most` tokens."""
+        return [[] for _ in rows]
+
     @abstractmethod
     def commit(self, rows: Sequence[Row], verdict: Verdict) -> None:
         """Keep the cache entries of the accepted path of the last scored draft and drop its other entries."""

@@ -12,6 +12,7 @@ import letters
 import slipstream as ss
 from slipstream.engines.native.cycle_runs import CycleRuns
 from slipstream.engines.native.engine import NativeEngine
+from slipstream.engines.options import GenerationOptions
 from slipstream.kernels.cpu.decoder import kernel
 from slipstream.models.run.torch_model import TorchModel
 from slipstream.models.target import Target
@@ -167,11 +168,61 @@ def test_what_needs_the_logits_is_decoded_cycle_by_cycle(engine, options):
     assert max(calls, default=0) <= 1
 
 
-def test_rows_together_are_decoded_cycle_by_cycle_with_the_same_text(engine):
-    alone = [engine.generate(prompt, GREEDY, **LONG)[0].token_ids for prompt in ("abc", "hgf")]
-    assert max(calls) > 2
-    together = engine.generate(["abc", "hgf"], GREEDY, **LONG)
-    assert [done.token_ids for done in together] == alone
+def asked_together(engine, rows: list[tuple[str, ss.Sampling, dict]]) -> list[ss.Completion]:
+    """The completions of requests that are decoded side by side."""
+    handles = [engine.submit(prompt, how, GenerationOptions(**options))[0] for prompt, how, options in rows]
+    return [handle.result() for handle in handles]
+
+
+OFF, TOKEN, COUPLED = (ss.Speculation(verify=rule, off=True) for rule in (None, "token", "coupled"))
+TOGETHER = {
+    "greedy": [(prompt, GREEDY, LONG) for prompt in ("abc", "hgf", "ponmlk")],
+    "sampled": [(prompt, ss.Sampling(1.2, seed=4), {**LONG, "speculation": OFF}) for prompt in ("abc", "hgf")],
+    "mixed": [
+        ("abc", GREEDY, {**LONG, "max_tokens": 70}),
+        ("ab", ss.Sampling(1.2, seed=1), {**LONG, "speculation": TOKEN}),
+        ("hgfedcba", ss.Sampling(1.0, seed=2, top_k=5), {**LONG, "speculation": COUPLED}),
+        ("kl", ss.Sampling(1.4, seed=3, top_p=0.8, min_p=0.02), {**LONG, "max_tokens": 33}),
+        ("mm", ss.Sampling(0.8, seed=4, repetition_penalty=1.4, logit_bias={3: 1.0}), LONG),
+        ("ijk", ss.Sampling(1.1, seed=5), {"stop": ["a"], "max_tokens": 60}),
+        ("p", ss.Sampling(0.0, presence_penalty=0.5), {"stop_token_ids": [7], "max_tokens": 60, "min_tokens": 9}),
+    ],
+}
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("rows", TOGETHER.values(), ids=TOGETHER)
+def test_rows_together_have_the_output_and_counts_of_single_cycles(engine, monkeypatch, rows, threads):
+    before, own = torch.get_num_threads(), TorchModel.run_rows
+    ran: list[tuple[int, int]] = []  # rows and cycles of each call
+
+    def counted(self, given, *others):
+        cycles = own(self, given, *others)
+        ran.append((len(given), len(cycles[0])))
+        return cycles
+
+    monkeypatch.setattr(TorchModel, "run_rows", counted)
+    torch.set_num_threads(threads)
+    try:
+        for _ in range(2):  # once the price of a cycle is known, several are run
+            together = asked_together(engine, rows)
+        assert max(count for count, _ in ran) == len(rows)
+        assert max(cycles for _, cycles in ran) > 2
+        monkeypatch.setattr(CycleRuns, "_suits", lambda self, job: False)
+        for several, single in zip(together, asked_together(engine, rows), strict=True):
+            fields = "text", "token_ids", "origins", "finish_reason"
+            assert all(getattr(several, name) == getattr(single, name) for name in fields)
+            assert several.stats.cycles == single.stats.cycles
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_rows_together_end_where_logits_are_not_finite(engine):
+    with torch.no_grad():
+        engine.target.model.model.base_model.norm.weight[3] = float("nan")
+    for done in asked_together(engine, TOGETHER["mixed"]):
+        assert done.finish_reason == "error"
+        assert "not finite" in str(done.error)
 
 
 def test_a_request_without_finite_logits_ends_with_a_sentence(engine):

@@ -76,6 +76,43 @@ def test_tokens_cache_and_features_are_those_of_single_passes(kind, integers, th
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_rows_together_have_tokens_caches_and_features_of_single_passes(kind, threads):
+    model, before = TorchModel(build_packed(kind, True), invariant=True), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        pairs = [(opened(model), opened(model)) for _ in range(3)]
+        for n, (row, other) in enumerate(pairs):  # of different lengths
+            extend(row, continued(model, row, 1 + 4 * n))
+            one_by_one(model, other, 1 + 4 * n)
+        rows = [row for row, _ in pairs]
+        for count in (3, 1, 40):
+            found = model.run_rows(rows, count, [None] * 3)
+            for (row, other), cycles in zip(pairs, found, strict=True):
+                tokens = [token for cycle in cycles for token in cycle.tokens]
+                assert len(cycles) == count
+                assert all(cycle.scoring > 0 == cycle.drafted for cycle in cycles)
+                assert tokens == one_by_one(model, other, count)
+                extend(row, tokens)
+            model.check_integrity()
+        for row, other in pairs:
+            for layer in FEATURES:
+                assert torch.equal(model.states(row)[layer], model.states(other)[layer][: model.cached(row)])
+            assert one_by_one(model, row, 3) == one_by_one(model, other, 3)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_rows_together_stop_after_the_end_token_of_any():
+    model = TorchModel(build_packed("llama", True), invariant=True)
+    tokens = continued(model, opened(model), 20)
+    rows = [opened(model), opened(model, frozenset({tokens[6]}))]
+    ended = 1 + tokens.index(tokens[6])
+    found = model.run_rows(rows, 15, [None] * 2)
+    assert [[token for cycle in own for token in cycle.tokens] for own in found] == [tokens[:ended]] * 2
+
+
 def test_an_end_token_is_the_last_one():
     model = TorchModel(build_packed("llama", True), invariant=True)
     tokens = continued(model, opened(model), 20)

@@ -1,4 +1,4 @@
-"""Several cycles in one call of the model, for a row that decodes alone: plain ones, or with chains of a head.
+"""Several cycles in one call of the model: plain ones of all rows, or of a single row with chains of a head.
 
 Between two passes of a small model the host takes a tenth of a plain cycle and a quarter of one that drafts: what a
 pass reads evicts everything else from the caches. Tokens, drafts and counts are those of ordinary cycles. A run is
@@ -45,17 +45,19 @@ class CycleRuns:
     ) -> None:
         self._model, self._policy, self._publisher, self._make_noise = model, policy, publisher, make_noise
         self._rule, self._drafter, self._note = rule, drafter, note
-        self._seconds: defaultdict[bool, float] = defaultdict(lambda: LONGEST / 2)  # of a cycle, plain and with a draft
+        # of a cycle, by the number of rows and whether they draft
+        self._seconds: defaultdict[tuple[int, bool], float] = defaultdict(lambda: LONGEST / 2)
 
     def run(self, jobs: Sequence[Job], decide: Callable[[Sequence[Job]], None]) -> bool:
-        """Run the coming cycles of the only job, for which `decide` was called. False, with nothing done, where they
-        must be ordinary ones. `decide` is called for each further cycle."""
-        if len(jobs) > 1 or not self._suits(jobs[0]):
+        """Run the coming cycles of these jobs, for which `decide` was called. False, with nothing done, where they must
+        be ordinary ones. `decide` is called for each further cycle."""
+        if not self._model.has_cycle_runs or not all(map(self._suits, jobs)):
             return False
+        return self._run_row(jobs, decide) if len(jobs) == 1 else self._run_rows(jobs, decide)
+
+    def _run_row(self, jobs: Sequence[Job], decide: Callable[[Sequence[Job]], None]) -> bool:
         job, depth = jobs[0], jobs[0].budget.depth
-        most = max(1, min(MOST, int(LONGEST / self._seconds[depth > 0]), job.row.room(self._model.context)))
-        if job.plan.depth is None:
-            most = min(most, 1 + self._policy.steady([job.row]))
+        most = self._most(jobs)
         started = time.perf_counter()
         try:
             head = self._drafter(job.plan.drafter).chain_head(job.row, most * (depth + 1)) if depth else None
@@ -69,7 +71,7 @@ class CycleRuns:
         if not cycles:
             return False
         ended, reading = time.perf_counter(), read - started  # what the head had missed
-        self._seconds[depth > 0] = (ended - started) / len(cycles)
+        self._seconds[1, depth > 0] = (ended - started) / len(cycles)
         between = (ended - read - sum(cycle.drafting + cycle.scoring for cycle in cycles)) / len(cycles)
         with job.blamed():
             kept = 0
@@ -83,6 +85,44 @@ class CycleRuns:
                 kept += job.row.extend(cycle.tokens, cycle.origins, self._model.context)
             self._publisher.publish_run(job, cycles, kept)
         return True
+
+    def _run_rows(self, jobs: Sequence[Job], decide: Callable[[Sequence[Job]], None]) -> bool:
+        if any(job.budget.depth for job in jobs):
+            return False
+        most, rows = self._most(jobs), [job.row for job in jobs]
+        started = time.perf_counter()
+        try:
+            draws = [self._draws(job) for job in jobs]
+            if any(drawn is None and row.request.sampling.temperature > 0 for drawn, row in zip(draws, rows, strict=True)):
+                return False
+            cycles = self._model.run_rows(rows, most, draws)
+        except MemoryError:  # one token may still fit
+            return False
+        except Exception as error:  # an ordinary cycle may do, or meets it again and ends whom it concerns
+            self._note(f"several cycles of several rows: {error}")
+            return False
+        if not cycles[0]:
+            return False
+        self._seconds[len(jobs), False] = seconds = (time.perf_counter() - started) / len(cycles[0])
+        kept = [0] * len(jobs)
+        for n in range(len(cycles[0])):
+            if n:
+                decide(jobs)
+            self._policy.price(0.0, seconds, len(jobs))
+            for i, (row, own) in enumerate(zip(rows, cycles, strict=True)):
+                kept[i] += row.extend(own[n].tokens, own[n].origins, self._model.context)
+        for job, own, tokens in zip(jobs, cycles, kept, strict=True):
+            with job.blamed():
+                self._publisher.publish_run(job, own, tokens)
+        return True
+
+    def _most(self, jobs: Sequence[Job]) -> int:
+        """How many cycles to run at most."""
+        seconds = self._seconds[len(jobs), any(job.budget.depth for job in jobs)]
+        most = min(MOST, int(LONGEST / seconds), *(job.row.room(self._model.context) for job in jobs))
+        if free := [job.row for job in jobs if job.plan.depth is None]:
+            most = min(most, 1 + self._policy.steady(free))
+        return max(1, most)
 
     def chains_only(self, job: Job) -> bool:
         """Whether a tree would keep a row from such runs, which a chain does not."""
@@ -106,13 +146,15 @@ class CycleRuns:
 
     def _cycles(self, job: Job, most: int, depth: int, head: Any | None) -> list[RunCycle]:
         """`head`: of drafts. There are no cycles without it, or without a stream of draws."""
-        sampling, draws = job.row.request.sampling, None
-        if depth and head is None:
+        draws = self._draws(job)
+        if (depth and head is None) or (draws is None and job.row.request.sampling.temperature > 0):
             return []
-        if sampling.temperature > 0:
-            rule = self._rule(job.plan.rule)
-            stream = self._make_noise([job.row], [rule.shared]).stream(0)
-            if stream is None or rule.device_rule is None:
-                return []
-            draws = Draws(sampling, rule.device_rule.verdict, stream)
         return self._model.run_cycles(job.row, most, depth, head, draws)
+
+    def _draws(self, job: Job) -> Draws | None:
+        """How the tokens of a row are drawn; None at temperature 0 and where there is no stream of draws."""
+        sampling, rule = job.row.request.sampling, self._rule(job.plan.rule)
+        if sampling.temperature == 0 or rule.device_rule is None:
+            return None
+        stream = self._make_noise([job.row], [rule.shared]).stream(0)
+        return None if stream is None else Draws(sampling, rule.device_rule.verdict, stream)

@@ -33,7 +33,7 @@ ALWAYS_FUSED = "--param=avoid-fma-max-bits=0"
 FLAGS = ("-std=c++17", "-O2", NATIVE, "-ffp-contract=fast", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
 PARTS = {
-    "decoder.cpp": ("draft.cpp", "markov.cpp", "cycle_run.cpp")
+    "decoder.cpp": ("draft.cpp", "markov.cpp", "cycle_run.cpp", "rows_run.cpp")
 }  # further sources of a library, which is named after its first
 WITH_ROW_BITS = ("linear.cpp", "decoder.cpp")  # libraries that differ by the bits of activations (`row_bits`)
 CPU_FIELDS = {"model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant"}  # in /proc/cpuinfo

@@ -188,6 +188,7 @@ class DecoderKernel:
         self._draft = function(path, "slipstream_draft", *(POINTER,) * 3, ctypes.c_uint, POINTER, POINTER)
         self._markov = function(path, "slipstream_markov", POINTER, ctypes.c_uint, POINTER, POINTER)
         self._cycles = function(path, "slipstream_cycle_run", *(POINTER,) * 3, ctypes.c_uint, POINTER, POINTER)
+        self._rows = function(path, "slipstream_rows_run", *(POINTER,) * 3, ctypes.c_uint, POINTER, POINTER)
         self._team = parallel(), symbol("omp_get_num_threads")
 
     def run(self, net: CpuNetwork, cache: CachePointers, args: PassArgs) -> Tensor | None:
@@ -215,6 +216,11 @@ class DecoderKernel:
         (`kernels.cpu.cycle_run`)."""
         assert net.row_bits == self.row_bits, "the weights need the library for other activation bits"
         self._cycles(net.address, call, cycle_args, _threads(net.work, 1), *self._team)
+
+    def run_rows(self, net: CpuNetwork, call: int, rows_args: int, rows: int) -> None:
+        """Run some cycles of several rows. `rows_args`: address of a `_RowsArgs` (`kernels.cpu.rows_run`)."""
+        assert net.row_bits == self.row_bits, "the weights need the library for other activation bits"
+        self._rows(net.address, call, rows_args, _threads(net.work, rows), *self._team)
 
     def markov(self, markov_args: int, products: int) -> None:
         """Run chains. `markov_args`: address of a `_MarkovArgs` (`kernels.cpu.markov`). `products`: multiplications of

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from slipstream.core.array_types import Float, Tensor
+from slipstream.core.device import Draws
 from slipstream.core.types import Row, RunCycle
 from slipstream.kernels.cpu.cycle_run import RunPlan
 from slipstream.kernels.cpu.decoder import SkippedBlocks
@@ -57,8 +58,14 @@ class LayerPass(ABC):
         return False
 
     def run_cycles(self, row: Row, plan: RunPlan) -> list[RunCycle]:
-        """Some cycles of a row, by `CycleRun.run`; none where passes must run one by one."""
+        """Some cycles of a row, by `kernels.cpu.cycle_run`; none where passes must run one by one."""
         return []
+
+    def run_rows(
+        self, rows: Sequence[Row], indices: Sequence[int], most: int, draws: Sequence[Draws | None]
+    ) -> list[list[RunCycle]]:
+        """Some cycles of several rows, by `kernels.cpu.rows_run`; none where passes must run one by one."""
+        return [[] for _ in rows]
 
     @abstractmethod
     def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
@@ -129,6 +136,13 @@ class ForwardPass(LayerPass):
         if not isinstance(self.decoder, CpuDecoder):
             return []
         return self.decoder.run_cycles(self._cache, self.features, row, plan)
+
+    def run_rows(
+        self, rows: Sequence[Row], indices: Sequence[int], most: int, draws: Sequence[Draws | None]
+    ) -> list[list[RunCycle]]:
+        if not isinstance(self.decoder, CpuDecoder):
+            return [[] for _ in rows]
+        return self.decoder.run_rows(self._cache, self.features, rows, indices, most, draws)
 
     def _write_features(
         self, outputs: Mapping[int, Tensor], pieces: Sequence[RowSlice], where: tuple[Tensor, Tensor]

@@ -185,6 +185,20 @@ class TorchModel(Model):
             self.record_written([row], [tokens[:-1]])
         return cycles
 
+    @torch.inference_mode()
+    def run_rows(self, rows: Sequence[Row], most: int, draws: Sequence[Draws | None]) -> list[list[RunCycle]]:
+        states = [self.rows.states[row] for row in rows]
+        if any(len(state.tokens) != row.length - 1 or state.hidden for row, state in zip(rows, states, strict=True)):
+            return [[] for _ in rows]
+        for row in rows:
+            self.rows.reserve(row, row.length + most)
+        cycles = self.forward_pass.run_rows(rows, [state.index for state in states], most, draws)
+        if cycles[0]:
+            for state in states:
+                state.drop_uncommitted()
+            self.record_written(rows, [[cycle.tokens[0] for cycle in own[:-1]] for own in cycles])
+        return cycles
+
     def check_integrity(self) -> None:
         """Raise AssertionError unless rows, retained rows and cache agree with each other."""
         self.rows.check_integrity()

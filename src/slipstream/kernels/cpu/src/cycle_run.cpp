@@ -10,13 +10,11 @@
 #include <cmath>
 #include <vector>
 
-#include "choice.hpp"
-#include "decoder.hpp"
+#include "run_parts.hpp"
 
 namespace {
 
-using Unpack = int (*)(const linear::Matrix*, const int64_t*, int64_t, float*);  // `slipstream_unpack` of linear.cpp
-using Clock = std::chrono::steady_clock;
+using run_parts::Clock, run_parts::Tokens;
 
 // The head that drafts; laid out as `_HeadArgs` in cycle_run.py. Its slot t reads token t + 1 and a state of position t:
 // the fused outputs of some of the target's layers there or, for drafted tokens, what the head gave for slot t - 1.
@@ -40,49 +38,13 @@ struct Cycle {
 
 // Laid out as `_CycleArgs` in cycle_run.py.
 struct CycleArgs {
-    const float* table;            // [vocabulary, hidden] the embedding, or null:
-    const linear::Matrix* packed;  // the embedding in few bits
-    Unpack unpack;
-    const float *cos, *sin;  // by position
-    float* const* features;  // by layer: [places, hidden] for its outputs, or null
-    const int64_t* ends;     // end tokens
+    run_parts::Inputs inputs;
+    run_parts::RowDraws draws;
     HeadArgs* head;          // or null: nothing is drafted
     int64_t* token;          // the last committed token, behind those that the head has not read; receives what is emitted
     Cycle* cycle;            // [most] receives the cycles
-    double temperature;      // unless the rule is greedy
-    truncate::Truncation limits;
-    const shaping::Changes* changes;  // of the row's logits, or null
-    int64_t rule, stream;                              // stream: the key that the row's draws are made of
-    int64_t end_count, row, place, depth, most, left;  // left: tokens that may be emitted
-    int64_t cycles, emitted;                           // how many there were
-};
-
-// The tokens of a pass over consecutive places of one row.
-struct Tokens {
-    std::vector<float> hidden, second, logits;
-    std::vector<int64_t> row, place, scored;
-    std::vector<uint8_t> seen;
-    std::vector<const uint8_t*> mask;  // by layer
-    std::vector<float*> features;
-
-    // Makes them the tokens of a pass, from `first` on; each sees all places up to its own.
-    void lay_out(decoder::PassArgs& args, const decoder::Network& net, int64_t own_row, int64_t first, int64_t count) {
-        const int64_t used = first + count;
-        hidden.resize(count * net.hidden), row.assign(count, own_row), place.resize(count), scored.resize(count);
-        for (int64_t i = 0; i < count; ++i) place[i] = first + i, scored[i] = i;
-        seen.assign(count > 1 ? count * used : 0, 0);
-        if (count > 1)
-            for (int64_t i = 0; i < count; ++i) std::fill_n(seen.begin() + i * used, first + i + 1, 1);
-        mask.assign(args.last, count > 1 ? seen.data() : nullptr), features.assign(args.last, nullptr);
-        args.hidden = hidden.data(), args.mask = mask.data(), args.features = features.data();
-        args.row = row.data(), args.place = place.data(), args.scored = scored.data();
-        args.tokens = count, args.used = used;
-    }
-
-    void expect_logits(decoder::PassArgs& args, const decoder::Network& net, int64_t count) {
-        logits.resize(count * net.head->out);
-        args.logits = logits.data(), args.slots = count;
-    }
+    int64_t row, place, depth, most, left;  // left: tokens that may be emitted
+    int64_t cycles, emitted;                // how many there were
 };
 
 // What a thread keeps from call to call.
@@ -110,11 +72,6 @@ struct Run {
     choice::Chain& draft() const { return scratch.choice.draft; }
     int64_t place() const { return args.place + args.emitted; }  // of the last committed token
     const int64_t* last() const { return args.token + args.emitted; }
-    bool ends(int64_t token) const {
-        const int64_t* end = args.ends + args.end_count;
-        return std::find(args.ends, end, token) != end;
-    }
-
     void start_pass(const decoder::Network& own, const decoder::PassArgs& own_args) {
         pass = decoder::make_pass(own, own_args, threads, team_size);
         decoder::schedule(*pass);
@@ -198,7 +155,7 @@ struct Run {
         if (!drafting) return;
         const int64_t token = head.ids[index], drafts = draft().token.size(), hidden = head.net->hidden;
         draft().token.push_back(token);
-        drafting = drafts + 1 < depth && !ends(token);
+        drafting = drafts + 1 < depth && !args.draws.ends(token);
         if (!drafting) return;
         const float* state = scratch.head.hidden.data() + (head_args.tokens - 1) * hidden;
         std::copy(state, state + hidden, scratch.head.hidden.data());
@@ -215,13 +172,13 @@ struct Run {
         scratch.target.expect_logits(pass_args, net, count);
         for (int64_t i = 0; i < count; ++i) {
             const int64_t* token = i ? &draft().token[i - 1] : last();
-            float* to = scratch.target.hidden.data() + i * hidden;
-            if (args.table) std::memcpy(to, args.table + *token * hidden, hidden * sizeof(float));
-            else args.unpack(args.packed, token, 1, to);
+            args.inputs.embed(token, hidden, scratch.target.hidden.data() + i * hidden);
         }
         for (int64_t i = 0; i < pass_args.last; ++i)
-            if (args.features[i]) scratch.target.features[i] = args.features[i] + (args.row + place()) * hidden;
-        pass_args.cos = args.cos + place() * pass_args.rotated, pass_args.sin = args.sin + place() * pass_args.rotated;
+            if (args.inputs.features[i])
+                scratch.target.features[i] = args.inputs.features[i] + (args.row + place()) * hidden;
+        pass_args.cos = args.inputs.cos + place() * pass_args.rotated;
+        pass_args.sin = args.inputs.sin + place() * pass_args.rotated;
         scratch.choice.start(pass_args.logits, net.head->out, team_size());
         start_pass(net, pass_args);
     }
@@ -239,7 +196,7 @@ struct Run {
         args.emitted += count;
         scratch.choice.shaper.commit(to, count);
         unfinished = args.cycles < args.most && args.emitted < args.left;
-        for (int64_t i = 0; i < count; ++i) unfinished = unfinished && !ends(to[i]);
+        for (int64_t i = 0; i < count; ++i) unfinished = unfinished && !args.draws.ends(to[i]);
     }
 };
 
@@ -291,9 +248,7 @@ extern "C" void slipstream_cycle_run(const decoder::Network* net, const decoder:
         head_args.keys = head->keys, head_args.values = head->values, head_args.rotated = head->rotated;
         head_args.row_step = head->row_step, head_args.head_step = head->head_step, head_args.last = 1;
     }
-    scratch.choice.draws = {static_cast<choice::Rule>(args->rule), args->temperature, static_cast<uint64_t>(args->stream),
-                            args->limits};
-    scratch.choice.shaper.start(args->changes);
+    args->draws.begin(scratch.choice);
     Run run{*net, *given, head_args, *args, scratch, threads, decoder::team_size_of(threads, team_size)};
     decoder::run_team(parallel, threads, run_cycles, &run);
 }

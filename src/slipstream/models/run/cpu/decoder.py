@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from slipstream.core.array_types import Float, Int, Tensor
+from slipstream.core.device import Draws
 from slipstream.core.types import Row, RunCycle
-from slipstream.kernels.cpu.cycle_run import CycleRun, RunPlan
+from slipstream.kernels.cpu.cycle_run import RunPlan, run_cycles
 from slipstream.kernels.cpu.decoder import (
     CachePointers,
     CpuLayer,
@@ -22,6 +23,8 @@ from slipstream.kernels.cpu.decoder import (
     SkippedBlocks,
 )
 from slipstream.kernels.cpu.linear import PackedWeight
+from slipstream.kernels.cpu.rows_run import run_rows
+from slipstream.kernels.cpu.run_parts import RunInputs
 from slipstream.models.cache.attention_mask import AttentionMask
 from slipstream.models.cache.packing import RowSlice
 from slipstream.models.cache.tensors import KVCache
@@ -53,7 +56,7 @@ class CpuDecoder:
         self.state_like = torch.empty(1, len(base.norm.weight))  # one hidden state
         self._pointers: tuple[KVCache, int, CachePointers] | None = None
         self._embedding = _embedding_table(model.get_input_embeddings())
-        self._cycles: tuple[KVCache, int, object, Tensor, CycleRun] | None = None
+        self._inputs: tuple[KVCache, int, object, Tensor, RunInputs] | None = None
 
     def forward(
         self,
@@ -112,20 +115,43 @@ class CpuDecoder:
         return self._angles.fixed and self._embedding is not None and self._kinds == (None,) and self._net.outputs > 0
 
     def run_cycles(self, cache: KVCache, features: FeatureStore, row: Row, plan: RunPlan) -> list[RunCycle]:
-        """Some cycles of a row, by `CycleRun.run`. The outputs of the declared layers are kept. None at all for a model
-        that needs the arguments of `forward`."""
-        angles = self._angles.table(row.length + plan.left)
+        """Some cycles of a row, by `run_cycles` of the kernel. The outputs of the declared layers are kept. None at all
+        for a model that needs the arguments of `forward`."""
+        inputs, head = self._run_inputs(cache, features, row.length + plan.left), plan.head
+        if inputs is None:
+            return []
+        if head is not None:
+            held = features.all_places(self.state_like)
+            if head.net.row_bits != self._net.row_bits or not held.keys() >= {*head.layers}:
+                return []
+        return run_cycles(inputs, row, plan)
+
+    def run_rows(
+        self,
+        cache: KVCache,
+        features: FeatureStore,
+        rows: Sequence[Row],
+        indices: Sequence[int],
+        most: int,
+        draws: Sequence[Draws | None],
+    ) -> list[list[RunCycle]]:
+        """Some cycles of several rows, by `run_rows` of the kernel, as `run_cycles` does for one."""
+        inputs = self._run_inputs(cache, features, max(row.length for row in rows) + most)
+        return [[] for _ in rows] if inputs is None else run_rows(inputs, rows, indices, most, draws)
+
+    def _run_inputs(self, cache: KVCache, features: FeatureStore, positions: int) -> RunInputs | None:
+        """What runs of cycles read, for texts of so many tokens. None for a model that needs the arguments of
+        `forward`."""
+        angles = self._angles.table(positions)
         if angles is None or self._embedding is None or not self.has_cycle_runs:
-            return []
-        held, last, head = features.all_places(self.state_like), self._cycles, plan.head
-        if head is not None and (head.net.row_bits != self._net.row_bits or not held.keys() >= {*head.layers}):
-            return []
+            return None
+        held, last = features.all_places(self.state_like), self._inputs
         valid = last is not None and last[0] is cache and last[1] == cache.version
         if last is None or not valid or last[2] is not held or last[3] is not angles[0]:
             pointers = self._cache_pointers(cache)
-            own = CycleRun(self._kernel, self._net, self._embedding, pointers, angles, held)
-            self._cycles = last = cache, cache.version, held, angles[0], own
-        return last[4].run(row, plan)
+            own = RunInputs(self._kernel, self._net, self._embedding, pointers, angles, held)
+            self._inputs = last = cache, cache.version, held, angles[0], own
+        return last[4]
 
     def _cache_pointers(self, cache: KVCache) -> CachePointers:
         if self._pointers is None or self._pointers[0] is not cache or self._pointers[1] != cache.version:
