@@ -25,8 +25,8 @@ NEEDED = (
     "slipstream/bench/workloads/code.jsonl",
     "slipstream/drafters/trained/smollm2-135m-eagle/model.safetensors",
     "slipstream/drafters/trained/smollm2-135m-draft/model.safetensors",
-    "slipstream/kernels/cpu/src/decoder.cpp",
-    "slipstream/kernels/cpu/src/decoder.hpp",
+    "slipstream/kernels/cpu/src/passes/decoder.cpp",
+    "slipstream/kernels/cpu/src/vectors.hpp",
     "slipstream/serve/page/index.html",
 )
 

@@ -111,8 +111,13 @@ CHANGES = {
     "allowed": {"allowed_token_ids": frozenset({2, 5, 3, 9, 11})},
     "suppressed": {"suppress_tokens": frozenset({4, 8})},
     "all": {
-        **{"repetition_penalty": 1.1, "frequency_penalty": 0.2, "logit_bias": {4: 0.7}},
-        **{"allowed_token_ids": frozenset(range(2, 12)), "suppress_tokens": frozenset({6}), "top_k": 6, "top_p": 0.9},
+        "repetition_penalty": 1.1,
+        "frequency_penalty": 0.2,
+        "logit_bias": {4: 0.7},
+        "allowed_token_ids": frozenset(range(2, 12)),
+        "suppress_tokens": frozenset({6}),
+        "top_k": 6,
+        "top_p": 0.9,
     },
 }
 

@@ -21,8 +21,8 @@ from slipstream.core.shaping import ranking_sampling
 from slipstream.core.types import Budget, Row
 from slipstream.drafters.eagle.cpu_layer import cpu_layer
 from slipstream.drafters.eagle.network import EagleNet
-from slipstream.kernels.cpu.cycle_run import ChainHead
 from slipstream.kernels.cpu.draft import CandidateMode, DraftedNodes, RowDraftArgs
+from slipstream.kernels.cpu.runs.cycle_run import ChainHead
 from slipstream.models.cache.packing import Entry, RowEntries, RowSlice
 from slipstream.models.cache.tensors import KVCache, row_places
 from slipstream.models.run.attention import view

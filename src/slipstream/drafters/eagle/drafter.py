@@ -31,7 +31,7 @@ from slipstream.drafters.levels.grow import NextLaw, grow
 from slipstream.drafters.levels.slot_states import SlotStates
 from slipstream.drafters.none import empty_draft
 from slipstream.drafters.vocabulary import DraftVocabulary, TrimmedVocabulary
-from slipstream.kernels.cpu.cycle_run import ChainHead
+from slipstream.kernels.cpu.runs.cycle_run import ChainHead
 from slipstream.models.cache.packing import Entry
 from slipstream.models.weights.linears import pack_as_target
 

@@ -20,7 +20,7 @@ from slipstream.core.device import DeviceVerdict, Draws
 from slipstream.core.interfaces import Drafter, Model, Policy, Verifier
 from slipstream.core.loop import NoiseFactory
 from slipstream.core.shaping import needs_callback
-from slipstream.core.types import RunCycle
+from slipstream.core.types import Row, RunCycle
 from slipstream.engines.job import Job
 from slipstream.engines.native.publisher import ChunkPublisher
 
@@ -93,7 +93,7 @@ class CycleRuns:
         started = time.perf_counter()
         try:
             draws = [self._draws(job) for job in jobs]
-            if any(drawn is None and row.request.sampling.temperature > 0 for drawn, row in zip(draws, rows, strict=True)):
+            if not all(map(_are_known, draws, rows)):
                 return False
             cycles = self._model.run_rows(rows, most, draws)
         except MemoryError:  # one token may still fit
@@ -147,7 +147,7 @@ class CycleRuns:
     def _cycles(self, job: Job, most: int, depth: int, head: Any | None) -> list[RunCycle]:
         """`head`: of drafts. There are no cycles without it, or without a stream of draws."""
         draws = self._draws(job)
-        if (depth and head is None) or (draws is None and job.row.request.sampling.temperature > 0):
+        if (depth and head is None) or not _are_known(draws, job.row):
             return []
         return self._model.run_cycles(job.row, most, depth, head, draws)
 
@@ -158,3 +158,8 @@ class CycleRuns:
             return None
         stream = self._make_noise([job.row], [rule.shared]).stream(0)
         return None if stream is None else Draws(sampling, rule.device_rule.verdict, stream)
+
+
+def _are_known(draws: Draws | None, row: Row) -> bool:
+    """Whether the draws of a row are known, if its tokens are sampled."""
+    return draws is not None or row.request.sampling.temperature == 0

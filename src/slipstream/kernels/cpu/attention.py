@@ -20,7 +20,7 @@ from slipstream.kernels.cpu.compile import Unavailable, function, load
 from slipstream.kernels.cpu.linear import POINTER, parallel
 from slipstream.kernels.cpu.move import steps
 
-SOURCE = Path(__file__).parent / "src" / "attention.cpp"
+SOURCE = Path(__file__).parent / "src" / "passes" / "attention.cpp"
 SMALL = 1 << 15  # multiplications that one thread does faster than a team, which must be woken first
 
 

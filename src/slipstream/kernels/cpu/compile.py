@@ -32,9 +32,9 @@ NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-mar
 ALWAYS_FUSED = "--param=avoid-fma-max-bits=0"
 FLAGS = ("-std=c++17", "-O2", NATIVE, "-ffp-contract=fast", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
-PARTS = {
-    "decoder.cpp": ("draft.cpp", "markov.cpp", "cycle_run.cpp", "rows_run.cpp")
-}  # further sources of a library, which is named after its first
+SOURCES = Path(__file__).parent / "src"
+RUNS = ("draft.cpp", "markov.cpp", "cycle_run.cpp", "rows_run.cpp")
+PARTS = {"decoder.cpp": RUNS}  # further sources of a library, in the folder `runs`; it is named after its first one
 WITH_ROW_BITS = ("linear.cpp", "decoder.cpp")  # libraries that differ by the bits of activations (`row_bits`)
 CPU_FIELDS = {"model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant"}  # in /proc/cpuinfo
 TIMEOUT = 120  # seconds for one run of the compiler
@@ -51,8 +51,9 @@ def build(source: Path, row_bits: int = 16) -> Path:
     multiplied with weights of few bits."""
     compiler = _compiler()
     flags = (*_flags(compiler), *(() if row_bits == 16 else (f"-DROW_BITS={row_bits}",)))
-    sources = (source, *(source.with_name(part) for part in PARTS.get(source.name, ())))
-    texts = [path.read_text(encoding="utf-8") for path in (*sources, *sorted(source.parent.glob("*.hpp")))]
+    sources = (source, *(SOURCES / "runs" / part for part in PARTS.get(source.name, ())))
+    headers = (SOURCES if source.is_relative_to(SOURCES) else source.parent).rglob("*.hpp")
+    texts = [path.read_text(encoding="utf-8") for path in (*sources, *sorted(headers))]
     key = "\0".join((*texts, *compiler, *flags, _version(*compiler), _processor()))
     path = folder().resolve() / f"{source.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     try:
@@ -112,11 +113,11 @@ def build_all(row_bits: int = 16) -> None:
 
     with suppress(Unavailable):
         _version(*_compiler())  # once, rather than in every thread
-    folder = Path(__file__).parent / "src"
     parts = {part for names in PARTS.values() for part in names}
-    libraries = [(source, 16) for source in sorted(folder.glob("*.cpp")) if source.name not in parts]
+    sources = [source for source in sorted(SOURCES.rglob("*.cpp")) if source.name not in parts]
+    libraries = [(source, 16) for source in sources]
     if row_bits != 16:
-        libraries += [(folder / name, row_bits) for name in WITH_ROW_BITS]
+        libraries += [(source, row_bits) for source in sources if source.name in WITH_ROW_BITS]
     with ThreadPoolExecutor() as pool:
         list(pool.map(compile_library, *zip(*libraries, strict=True)))
 

@@ -20,7 +20,7 @@ from slipstream.kernels.cpu.compile import function, load_or_none
 from slipstream.kernels.cpu.linear import POINTER, SIZE, PackedWeight, parallel, symbol, work
 from slipstream.kernels.cpu.move import steps
 
-SOURCE = Path(__file__).parent / "src" / "decoder.cpp"
+SOURCE = Path(__file__).parent / "src" / "passes" / "decoder.cpp"
 SMALL = 1 << 16  # multiplications of a layer that take no longer than waking a second thread
 ATTENTION, MLP = ("query", "key", "value", "output"), ("gate", "up", "down")
 PRODUCTS = (*ATTENTION, *MLP)
@@ -213,12 +213,12 @@ class DecoderKernel:
 
     def run_cycles(self, net: CpuNetwork, call: int, cycle_args: int) -> None:
         """Run some cycles of one row. `call`: address of a `PassStruct`. `cycle_args`: of a `_CycleArgs`
-        (`kernels.cpu.cycle_run`)."""
+        (`kernels.cpu.runs.cycle_run`)."""
         assert net.row_bits == self.row_bits, "the weights need the library for other activation bits"
         self._cycles(net.address, call, cycle_args, _threads(net.work, 1), *self._team)
 
     def run_rows(self, net: CpuNetwork, call: int, rows_args: int, rows: int) -> None:
-        """Run some cycles of several rows. `rows_args`: address of a `_RowsArgs` (`kernels.cpu.rows_run`)."""
+        """Run some cycles of several rows. `rows_args`: address of a `_RowsArgs` (`kernels.cpu.runs.rows_run`)."""
         assert net.row_bits == self.row_bits, "the weights need the library for other activation bits"
         self._rows(net.address, call, rows_args, _threads(net.work, rows), *self._team)
 

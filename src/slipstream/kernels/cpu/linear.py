@@ -31,7 +31,7 @@ from slipstream.kernels.cpu.compile import Unavailable, load
 from slipstream.kernels.cpu.few_bits import QuantizedGrid
 from slipstream.kernels.machine import say
 
-SOURCE = Path(__file__).parent / "src" / "linear.cpp"
+SOURCE = Path(__file__).parent / "src" / "products" / "linear.cpp"
 SMALL = 1 << 15  # multiplications that one thread does faster than a team, which must be woken first
 POINTER, SIZE = ctypes.c_void_p, ctypes.c_int64
 ARGUMENTS = (POINTER, POINTER, POINTER, SIZE, ctypes.c_uint, POINTER)  # matrix, x, y, rows, threads, parallel

@@ -69,7 +69,8 @@ def markov_chains(
     keys = [key for args in row_args for key in (*args.keys, *(0,) * (levels - len(args.keys)))]
     parts = [[args.last for args in row_args], [args.depth for args in row_args], ends_from, keys, ends]
     integers = torch.tensor([x for part in parts for x in part], dtype=torch.long)
-    reals = torch.tensor([[args.floor, args.sampling.temperature] for args in row_args], dtype=torch.float64).T.contiguous()
+    floors, temperatures = zip(*((args.floor, args.sampling.temperature) for args in row_args), strict=True)
+    reals = torch.tensor([floors, temperatures], dtype=torch.float64)
     result, prob = torch.empty(rows * levels + rows, dtype=torch.long), torch.empty(rows, levels)
     law = torch.empty(rows, levels, columns.outputs if drawn else 0)
     limits = truncations([args.sampling for args in row_args])
@@ -77,8 +78,18 @@ def markov_chains(
     places = [integers.data_ptr() + 8 * sum(map(len, parts[:n])) for n in range(len(parts))]
     call = _MarkovArgs(
         *(columns.address, work(kernel.row_bits), *(x.data_ptr() for x in weights), *places),
-        *(reals.data_ptr(), reals.data_ptr() + 8 * rows, address(limits), result.data_ptr(), result.data_ptr() + 8 * rows * levels),
-        *(prob.data_ptr(), law.data_ptr(), rows, levels, tables.embedding.shape[1], mode, tables.epsilon),
+        *(reals.data_ptr(), reals.data_ptr() + 8 * rows, address(limits)),
+        *(
+            result.data_ptr(),
+            result.data_ptr() + 8 * rows * levels,
+            prob.data_ptr(),
+            law.data_ptr(),
+            rows,
+            levels,
+            tables.embedding.shape[1],
+            mode,
+            tables.epsilon,
+        ),
     )
     kernel.markov(ctypes.addressof(call), columns.inputs * columns.outputs)
     token, count = result[: rows * levels].view(rows, levels).tolist(), result[rows * levels :].tolist()

@@ -24,7 +24,7 @@ from slipstream.kernels.cpu.compile import Unavailable, function, load_or_none
 from slipstream.kernels.cpu.linear import POINTER, SIZE, parallel
 from slipstream.kernels.cpu.truncate import address, truncations
 
-SOURCE = Path(__file__).parent / "src" / "race.cpp"
+SOURCE = Path(__file__).parent / "src" / "laws" / "race.cpp"
 TINY = 2e-38  # exponentials that are smaller become 0
 
 

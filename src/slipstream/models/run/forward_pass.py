@@ -12,8 +12,8 @@ import torch
 from slipstream.core.array_types import Float, Tensor
 from slipstream.core.device import Draws
 from slipstream.core.types import Row, RunCycle
-from slipstream.kernels.cpu.cycle_run import RunPlan
 from slipstream.kernels.cpu.decoder import SkippedBlocks
+from slipstream.kernels.cpu.runs.cycle_run import RunPlan
 from slipstream.models.cache.packing import RowSlice
 from slipstream.models.cache.tensors import KVCache
 from slipstream.models.run.attention import view
@@ -58,13 +58,13 @@ class LayerPass(ABC):
         return False
 
     def run_cycles(self, row: Row, plan: RunPlan) -> list[RunCycle]:
-        """Some cycles of a row, by `kernels.cpu.cycle_run`; none where passes must run one by one."""
+        """Some cycles of a row, by `kernels.cpu.runs.cycle_run`; none where passes must run one by one."""
         return []
 
     def run_rows(
         self, rows: Sequence[Row], indices: Sequence[int], most: int, draws: Sequence[Draws | None]
     ) -> list[list[RunCycle]]:
-        """Some cycles of several rows, by `kernels.cpu.rows_run`; none where passes must run one by one."""
+        """Some cycles of several rows, by `kernels.cpu.runs.rows_run`; none where passes must run one by one."""
         return [[] for _ in rows]
 
     @abstractmethod

@@ -26,8 +26,8 @@ from slipstream.core.array_types import Float, Tensor
 from slipstream.core.device import Draws
 from slipstream.core.interfaces import Model
 from slipstream.core.types import Draft, Row, RunCycle, Scores, Verdict
-from slipstream.kernels.cpu.cycle_run import RunPlan
 from slipstream.kernels.cpu.decoder import SkippedBlocks
+from slipstream.kernels.cpu.runs.cycle_run import RunPlan
 from slipstream.models.cache.tensors import KVCache
 from slipstream.models.run.cpu.decoder import CpuDecoder
 from slipstream.models.run.draft_scorer import DraftScorer

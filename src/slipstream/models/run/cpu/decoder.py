@@ -12,7 +12,6 @@ import torch
 from slipstream.core.array_types import Float, Int, Tensor
 from slipstream.core.device import Draws
 from slipstream.core.types import Row, RunCycle
-from slipstream.kernels.cpu.cycle_run import RunPlan, run_cycles
 from slipstream.kernels.cpu.decoder import (
     CachePointers,
     CpuLayer,
@@ -23,8 +22,9 @@ from slipstream.kernels.cpu.decoder import (
     SkippedBlocks,
 )
 from slipstream.kernels.cpu.linear import PackedWeight
-from slipstream.kernels.cpu.rows_run import run_rows
-from slipstream.kernels.cpu.run_parts import RunInputs
+from slipstream.kernels.cpu.runs.cycle_run import RunPlan, run_cycles
+from slipstream.kernels.cpu.runs.rows_run import run_rows
+from slipstream.kernels.cpu.runs.run_parts import RunInputs
 from slipstream.models.cache.attention_mask import AttentionMask
 from slipstream.models.cache.packing import RowSlice
 from slipstream.models.cache.tensors import KVCache

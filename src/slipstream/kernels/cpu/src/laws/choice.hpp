@@ -1,7 +1,7 @@
 // The tokens that a cycle emits: what a rule accepts of a drafted chain, and one token more. The threads of a team work on it in
-// steps with barriers between them: `find_leaders`, `shape` for requests that change logits, then, unless the rule is greedy, `limit` and `weigh`, `truncate`,
-// `prepare_races` by one thread, and `race`. After that one thread writes the tokens. References are core/sampling.py, core/verify and
-// core/noise.py.
+// steps with barriers between them: `find_leaders`; `shape` for requests that change logits; then, unless the rule is greedy,
+// `limit` for top-k, `weigh`, `truncate` for top-p and min-p, `prepare_races` by one thread, and `race`. After that one thread
+// writes the tokens. References are core/shaping.py, core/sampling.py, core/verify and core/noise.py.
 
 #pragma once
 

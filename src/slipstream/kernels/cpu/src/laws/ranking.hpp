@@ -8,9 +8,9 @@
 #include <limits>
 #include <vector>
 
+#include "../vectors.hpp"
 #include "noise.hpp"
 #include "truncate.hpp"
-#include "vectors.hpp"
 
 namespace ranking {
 namespace {

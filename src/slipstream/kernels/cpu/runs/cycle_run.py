@@ -17,7 +17,7 @@ from slipstream.core.types import Row, RunCycle
 from slipstream.kernels.cpu.decoder import CachePointers, CpuNetwork
 from slipstream.kernels.cpu.draft import EmbeddingTables
 from slipstream.kernels.cpu.linear import POINTER, SIZE, PackedWeight
-from slipstream.kernels.cpu.run_parts import InputsStruct, RowDraws, RowDrawsStruct, RunInputs
+from slipstream.kernels.cpu.runs.run_parts import InputsStruct, RowDraws, RowDrawsStruct, RunInputs
 
 HEAD_ADDRESSES = ("net", "embedding", "cos", "sin", "ids", "fuse", "factor", "state", "keys", "values")
 HEAD_SIZES = ("fused", "rotated", "row_step", "head_step", "row", "held")

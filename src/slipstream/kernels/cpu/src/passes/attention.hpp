@@ -20,7 +20,7 @@
 #include <limits>
 #include <vector>
 
-#include "vectors.hpp"
+#include "../vectors.hpp"
 
 namespace attention {
 namespace {

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "matrix.hpp"
+#include "../products/matrix.hpp"
 
 #define WITHIN_LIBRARY __attribute__((visibility("hidden")))  // called directly, never through the linker's table
 

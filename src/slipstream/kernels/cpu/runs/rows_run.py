@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from slipstream.core.device import Draws
 from slipstream.core.types import Row, RunCycle
 from slipstream.kernels.cpu.linear import POINTER, SIZE
-from slipstream.kernels.cpu.run_parts import InputsStruct, RowDraws, RowDrawsStruct, RunInputs
+from slipstream.kernels.cpu.runs.run_parts import InputsStruct, RowDraws, RowDrawsStruct, RunInputs
 
 
 class _RowArgs(ctypes.Structure):
@@ -35,12 +35,9 @@ def run_rows(
     emitted are not cached afterwards."""
     tokens, seconds = [(SIZE * (1 + most))(row.tokens[-1]) for row in rows], (ctypes.c_double * most)()
     own = [RowDraws(row, drawn) for row, drawn in zip(rows, draws, strict=True)]
-    table = (_RowArgs * len(rows))(
-        *(
-            (drawn.struct, ctypes.addressof(line), index, row.length - 1)
-            for row, drawn, line, index in zip(rows, own, tokens, indices, strict=True)
-        )
-    )
+    parts = zip(own, tokens, indices, rows, strict=True)
+    each = [_RowArgs(drawn.struct, ctypes.addressof(line), index, row.length - 1) for drawn, line, index, row in parts]
+    table = (_RowArgs * len(rows))(*each)
     args = _RowsArgs(inputs.struct, ctypes.addressof(table), ctypes.addressof(seconds), len(rows), most)
     inputs.kernel.run_rows(inputs.net, inputs.pass_address, ctypes.addressof(args), len(rows))
     times = seconds[: args.cycles]

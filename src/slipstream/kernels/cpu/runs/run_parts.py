@@ -12,7 +12,7 @@ from slipstream.core.shaping import needs_shaping
 from slipstream.core.types import Row
 from slipstream.kernels.cpu.decoder import CachePointers, CpuNetwork, DecoderKernel, PassStruct
 from slipstream.kernels.cpu.linear import POINTER, SIZE, PackedWeight, unpacker
-from slipstream.kernels.cpu.shaping import LogitChanges
+from slipstream.kernels.cpu.runs.shaping import LogitChanges
 from slipstream.kernels.cpu.truncate import TruncationStruct, truncation
 
 RULES = (DeviceVerdict.MATCH, DeviceVerdict.TOKEN, DeviceVerdict.BLOCK)  # numbered from 1 on, as in choice.hpp

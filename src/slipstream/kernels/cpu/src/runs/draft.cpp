@@ -13,8 +13,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "decoder.hpp"
-#include "ranking.hpp"
+#include "../laws/ranking.hpp"
+#include "../passes/decoder.hpp"
 
 namespace {
 

@@ -7,8 +7,8 @@
 #include <cstring>
 #include <vector>
 
-#include "choice.hpp"
-#include "decoder.hpp"
+#include "../laws/choice.hpp"
+#include "../passes/decoder.hpp"
 
 namespace run_parts {
 namespace {

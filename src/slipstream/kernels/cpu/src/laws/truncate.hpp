@@ -10,7 +10,7 @@
 #include <numeric>
 #include <vector>
 
-#include "vectors.hpp"
+#include "../vectors.hpp"
 
 namespace truncate {
 namespace {

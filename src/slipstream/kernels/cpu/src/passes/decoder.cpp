@@ -10,8 +10,8 @@
 
 #include <deque>
 
+#include "../products/linear.hpp"
 #include "attention.hpp"
-#include "linear.hpp"
 
 using attention::Floats;
 using attention::load;

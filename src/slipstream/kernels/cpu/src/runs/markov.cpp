@@ -9,9 +9,9 @@
 #include <cmath>
 #include <vector>
 
-#include "decoder.hpp"
-#include "linear.hpp"
-#include "ranking.hpp"
+#include "../laws/ranking.hpp"
+#include "../passes/decoder.hpp"
+#include "../products/linear.hpp"
 
 namespace {
 
@@ -103,7 +103,8 @@ struct MarkovRun {
     void rank(int64_t i) {
         const int64_t r = scratch.active[i], at = line(r);
         const ranking::Slot own{scratch.logits.data() + i * vocab(), args.ids, vocab(),
-                                static_cast<float>(args.temperature[r]), args.key[at], args.law + at * vocab(), args.limits ? args.limits + r : nullptr};
+                                static_cast<float>(args.temperature[r]), args.key[at], args.law + at * vocab(),
+                                args.limits ? args.limits + r : nullptr};
         scratch.prob[r] = 0;
         scratch.peak[r] = ranking::rank(own, args.mode, 1, &scratch.prob[r], &scratch.index[r]);
     }

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "../vectors.hpp"
 #include "noise.hpp"
-#include "vectors.hpp"
 
 namespace law {
 namespace {

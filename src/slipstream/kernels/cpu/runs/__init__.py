@@ -1,0 +1,1 @@
+"""Runs of several cycles in one call."""
