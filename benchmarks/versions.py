@@ -1,7 +1,7 @@
 """Two checkouts on one CPU, request by request in turn: has a change made decoding slower?
 
     python benchmarks/versions.py OLD NEW [--way plain|depth1|depth2|depth3|policy] [--rounds 12]
-                                          [--temperature 0 --top-k 0 --top-p 1 --min-p 0] [--verify coupled]
+                                          [--temperature 0 --top-k 0 --top-p 1 --min-p 0] [--verify coupled] [--rows 1]
 
 OLD and NEW are checkouts (folders with `src`). Each has a process of its own, with one thread, on the same core. Every
 request runs in one and then in the other, in alternating order, so a change of the clock meets both. What counts is
@@ -30,7 +30,7 @@ TOKENS = 48
 
 
 def serve(way: str, params: dict[str, float], verify: str) -> None:
-    """Answer the prompts on stdin, one JSON string a line; print the processor time of each."""
+    """Answer the prompts on stdin, a JSON list a line that is answered together; print the processor time of each."""
     import torch
 
     import slipstream as ss
@@ -61,9 +61,9 @@ class Version:
         )
         self._hear("ready")
 
-    def seconds(self, prompt: str) -> float:
+    def seconds(self, prompts: list[str]) -> float:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(prompt) + "\n")
+        self._process.stdin.write(json.dumps(prompts) + "\n")
         self._process.stdin.flush()
         return float(self._hear("seconds").split()[1])
 
@@ -78,14 +78,15 @@ class Version:
         self._process.kill()
 
 
-def compare(old: Version, new: Version, rounds: int) -> dict[str, float]:
+def compare(old: Version, new: Version, rounds: int, rows: int) -> dict[str, float]:
     folder = Path(__file__).parents[1] / "src/slipstream/bench/workloads"
     ratios: dict[str, list[float]] = {name: [] for name in WORKLOADS}
     for n in range(rounds + WARM):
         for name in WORKLOADS:
-            prompt = json.loads((folder / f"{name}.jsonl").read_text().splitlines()[0])["prompt"]
+            lines = (folder / f"{name}.jsonl").read_text().splitlines()
+            prompts = [json.loads(lines[i % len(lines)])["prompt"] for i in range(rows)]
             order = (old, new) if n % 2 else (new, old)
-            seconds = {version: version.seconds(prompt) for version in order}
+            seconds = {version: version.seconds(prompts) for version in order}
             if n >= WARM:
                 ratios[name].append(seconds[old] / seconds[new])
     return {name: round(statistics.median(each), 3) for name, each in ratios.items()}
@@ -100,6 +101,7 @@ def main() -> None:
     for name, value in WHOLE.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
     parser.add_argument("--verify", default="coupled", help="the rule, above temperature 0")
+    parser.add_argument("--rows", type=int, default=1, help="prompts that are answered together")
     parser.add_argument("--serve", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--params", type=json.loads, help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -112,8 +114,8 @@ def main() -> None:
     for way in asked.way or WAYS:
         versions = [Version(checkout, way, params, asked.verify) for checkout in (asked.old, asked.new)]
         try:
-            ratios = compare(*versions, asked.rounds)
-            print(json.dumps({"way": way, **params, "old / new": ratios}), flush=True)
+            ratios = compare(*versions, asked.rounds, asked.rows)
+            print(json.dumps({"way": way, "rows": asked.rows, **params, "old / new": ratios}), flush=True)
         finally:
             for version in versions:
                 version.close()

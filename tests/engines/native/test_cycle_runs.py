@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -220,6 +221,44 @@ def test_rows_together_have_the_output_and_counts_of_single_cycles(engine, monke
             assert several.stats.cycles == single.stats.cycles
     finally:
         torch.set_num_threads(before)
+
+
+def random_request(rng: random.Random) -> tuple[str, ss.Sampling, dict]:
+    some = frozenset(rng.sample(range(1, 16), 9))
+    sampling = ss.Sampling(
+        temperature=rng.choice([0.0, 0.5, 1.0, 1.7]),
+        top_k=rng.choice([0, 0, 1, 3, 200]),
+        top_p=rng.choice([1.0, 1.0, 0.0, 0.6, 0.95]),
+        min_p=rng.choice([0.0, 0.0, 0.1]),
+        seed=rng.randrange(1000),
+        repetition_penalty=rng.choice([1.0, 1.0, 1.2, 0.9]),
+        presence_penalty=rng.choice([0.0, 0.0, 0.6]),
+        frequency_penalty=rng.choice([0.0, 0.0, -0.3]),
+        logit_bias=rng.choice([{}, {}, {3: 1.0, 8: -1.0}]),
+        allowed_token_ids=rng.choice([None, None, some]),
+        suppress_tokens=rng.choice([frozenset(), frozenset({5})]),
+    )
+    speculation = rng.choice([OFF, OFF, COUPLED, TOKEN, ss.Speculation(depth=2, verify="coupled")])
+    if sampling.temperature == 0:
+        speculation = ss.Speculation(off=speculation.off, depth=speculation.depth)
+    ends = {"stop_token_ids": sorted(some)[:1], "min_tokens": rng.choice([0, 0, 7])} if rng.random() < 0.4 else {}
+    prompt = "".join(rng.choices("abcdefgh", k=rng.randrange(1, 12)))
+    return prompt, sampling, {"max_tokens": rng.randrange(7, 40), "speculation": speculation, **ends}
+
+
+@pytest.mark.parametrize("engine", ["ngram"], indirect=True)
+def test_random_requests_together_have_the_output_of_single_cycles(engine, monkeypatch):
+    rng = random.Random(1)
+    for _ in range(25):
+        rows = [random_request(rng) for _ in range(rng.randrange(1, 6))]
+        several = asked_together(engine, rows)
+        with monkeypatch.context() as patch:
+            patch.setattr(CycleRuns, "_suits", lambda self, job: False)
+            single = asked_together(engine, rows)
+        for n, (one, other) in enumerate(zip(several, single, strict=True)):
+            assert (one.token_ids, one.finish_reason) == (other.token_ids, other.finish_reason), rows[n]
+            assert (one.origins, one.stats.cycles) == (other.origins, other.stats.cycles), rows[n]
+    assert max(calls) > 2
 
 
 def test_rows_together_end_where_logits_are_not_finite(engine):
