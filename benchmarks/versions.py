@@ -1,7 +1,8 @@
-"""Two checkouts on one CPU, request by request in turn: has a change made decoding slower?
+"""Two checkouts on one CPU, request by request in turn: has a change made decoding slower or faster?
 
     python benchmarks/versions.py OLD NEW [--way plain|depth1|depth2|depth3|policy] [--rounds 12]
-                                          [--temperature 0 --top-k 0 --top-p 1 --min-p 0] [--verify coupled] [--rows 1]
+                                          [--temperature 0 --top-k 0 --top-p 1 --min-p 0 --repetition-penalty 1]
+                                          [--verify coupled] [--rows 1]
 
 OLD and NEW are checkouts (folders with `src`). Each has a process of its own, with one thread, on the same core. Every
 request runs in one and then in the other, in alternating order, so a change of the clock meets both. What counts is
@@ -24,7 +25,7 @@ from pathlib import Path
 
 WORKLOADS = ("chat", "code", "maths", "rewriting", "summary")
 WAYS = {"plain": ("none", None), "policy": ("eagle", None)} | {f"depth{n}": ("eagle", n) for n in (1, 2, 3)}
-WHOLE = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}  # parameters without any truncation
+DEFAULTS = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}  # of `Sampling`
 WARM = 2  # rounds before any is counted
 TOKENS = 48
 
@@ -98,7 +99,7 @@ def main() -> None:
     parser.add_argument("new", type=Path, nargs="?")
     parser.add_argument("--way", choices=WAYS, action="append")
     parser.add_argument("--rounds", type=int, default=12)
-    for name, value in WHOLE.items():
+    for name, value in DEFAULTS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
     parser.add_argument("--verify", default="coupled", help="the rule, above temperature 0")
     parser.add_argument("--rows", type=int, default=1, help="prompts that are answered together")
@@ -110,7 +111,7 @@ def main() -> None:
         return
     if asked.old is None or asked.new is None:
         parser.error("name two checkouts, the old one first")
-    params = {name: getattr(asked, name) for name in WHOLE}
+    params = {name: getattr(asked, name) for name in DEFAULTS}
     for way in asked.way or WAYS:
         versions = [Version(checkout, way, params, asked.verify) for checkout in (asked.old, asked.new)]
         try:
