@@ -18,7 +18,7 @@
 namespace choice {
 namespace {
 
-// How a token is chosen and a draft is verified; numbered as `RULES` in cycle_run.py.
+// How a token is chosen and a draft is verified; numbered as `RULES` in run_parts.py.
 enum Rule : int64_t {
     GREEDY,   // the most probable token; the same must be drafted
     COUPLED,  // the winner of the race of its position; the same must be drafted
