@@ -208,29 +208,36 @@ def test_cycles_with_chains_are_those_of_single_ones(integers, threads):
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("rule", ["token", "block", "coupled"])
-@pytest.mark.parametrize("limits", [{}, {"top_k": 4}, {"top_p": 0.95}, {"top_k": 4, "top_p": 0.99, "min_p": 0.02}])
-def test_sampled_cycles_with_chains_are_those_of_single_ones(rule, threads, limits):
-    before, accepted = torch.get_num_threads(), set()
+def compared_runs(rule: str, threads: int, seeds: int, **params: Any) -> set[tuple[int, int]]:
+    """Compare runs with single cycles. Returns how many tokens a cycle drafted and accepted, for all cycles."""
+    before, counts = torch.get_num_threads(), set[tuple[int, int]]()
     torch.set_num_threads(threads)
     try:
-        for seed in range(4):
-            target, drafter, row, other = pair(True, rule=rule, seed=seed, **limits)
+        for seed in range(seeds):
+            target, drafter, row, other = pair(True, rule=rule, seed=seed, **params)
             for depth, most in ((2, 6), (0, 5), (4, 12), (1, 12)):
                 chains = drafter.chain_head(row, most * (depth + 1)) if depth else None
-                done = target.run_cycles(row, most, depth, chains, draws_of(row, rule))
+                draws = None if rule == "greedy" else draws_of(row, rule)
+                done = target.run_cycles(row, most, depth, chains, draws)
                 assert len(done) == most
                 for found in done:
                     step = ordinary(target, drafter, other, depth, rule)
                     assert (found.tokens, found.origins) == (step.tokens, step.origins)
                     assert (found.drafted, found.accepted) == (step.drafted, step.accepted)
-                    accepted.add((found.drafted, found.accepted))
+                    counts.add((found.drafted, found.accepted))
                     row.extend(found.tokens, found.origins, target.context)
             target.check_integrity(), drafter.slots.check_integrity()
-        assert {(2, 0), (2, 1), (2, 2), (4, 0), (4, 2), (1, 0), (1, 1)} <= accepted
     finally:
         torch.set_num_threads(before)
+    return counts
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("rule", ["token", "block", "coupled"])
+@pytest.mark.parametrize("limits", [{}, {"top_k": 4}, {"top_p": 0.95}, {"top_k": 4, "top_p": 0.99, "min_p": 0.02}])
+def test_sampled_cycles_with_chains_are_those_of_single_ones(rule, threads, limits):
+    counts = compared_runs(rule, threads, 4, **limits)
+    assert {(2, 0), (2, 1), (2, 2), (4, 0), (4, 2), (1, 0), (1, 1)} <= counts
 
 
 CHANGES = {
@@ -245,27 +252,8 @@ CHANGES = {
 @pytest.mark.parametrize("rule", ["greedy", "token", "block", "coupled"])
 @pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
 def test_cycles_with_chains_of_changed_logits_are_those_of_single_ones(rule, threads, changes):
-    before, accepted = torch.get_num_threads(), set()
-    torch.set_num_threads(threads)
-    try:
-        for seed in range(3):
-            target, drafter, row, other = pair(True, rule=rule, seed=seed, **changes)
-            for depth, most in ((2, 6), (0, 5), (4, 12), (1, 8)):
-                chains = drafter.chain_head(row, most * (depth + 1)) if depth else None
-                draws = None if rule == "greedy" else draws_of(row, rule)
-                done = target.run_cycles(row, most, depth, chains, draws)
-                assert len(done) == most
-                for found in done:
-                    step = ordinary(target, drafter, other, depth, rule)
-                    assert (found.tokens, found.origins) == (step.tokens, step.origins)
-                    assert (found.drafted, found.accepted) == (step.drafted, step.accepted)
-                    accepted.add((found.drafted, found.accepted))
-                    row.extend(found.tokens, found.origins, target.context)
-            target.check_integrity(), drafter.slots.check_integrity()
-        drafts = {taken for drafted, taken in accepted if drafted}
-        assert not drafts if changes is CHANGES["no draft"] else {0, 1} <= drafts
-    finally:
-        torch.set_num_threads(before)
+    accepted = {taken for drafted, taken in compared_runs(rule, threads, 3, **changes) if drafted}
+    assert not accepted if changes is CHANGES["no draft"] else {0, 1} <= accepted
 
 
 def test_an_end_token_ends_drafts_and_cycles():
