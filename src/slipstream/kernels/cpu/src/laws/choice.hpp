@@ -31,7 +31,7 @@ struct Draws {
     Rule rule;
     double temperature;
     uint64_t stream;    // the key that those of the row's draws are made of
-    truncate::Truncation limits{};
+    truncation::Truncation limits{};
     uint64_t start = 0;  // committed tokens at the start of the cycle
 
     bool any() const { return rule != GREEDY; }
@@ -146,7 +146,7 @@ struct Choice {
         const float temperature = draws.temperature;
         for (int64_t slot = number; slot < slots(); slot += team)
             if (const Leader best = best_of(slot); best.finite)
-                least[slot] = truncate::least_kept(logits + slot * vocab, vocab, best.logit, temperature, draws.limits.top_k);
+                least[slot] = truncation::least_kept(logits + slot * vocab, vocab, best.logit, temperature, draws.limits.top_k);
     }
 
     // The weights of a thread's parts of the vocabulary, at every slot.
@@ -173,7 +173,7 @@ struct Choice {
             if (!best_of(slot).finite) continue;
             float *line = &weight[slot * vocab], sum = sum_of(slot);
             for (int64_t i = 0; i < vocab; ++i) line[i] /= sum;
-            truncate::by_probability(line, vocab, draws.limits);
+            truncation::by_probability(line, vocab, draws.limits);
         }
     }
 

@@ -80,14 +80,14 @@ void raise(void* data) {
 struct Truncations {
     float* line;
     int64_t stride, rows, count;
-    const truncate::Truncation* limits;
+    const truncation::Truncation* limits;
     std::atomic<int64_t> next{0};
 };
 
 void cut(void* data) {
     Truncations& all = *static_cast<Truncations*>(data);
     for (int64_t r; (r = all.next.fetch_add(1, std::memory_order_relaxed)) < all.rows;)
-        truncate::by_probability(all.line + r * all.stride, all.count, all.limits[r]);
+        truncation::by_probability(all.line + r * all.stride, all.count, all.limits[r]);
 }
 
 }  // namespace
@@ -124,7 +124,7 @@ extern "C" void slipstream_exponentials(float* line, int64_t stride, int64_t row
 }
 
 // Applies top-p and min-p to probabilities, `line` [rows, count]. Rows lie `stride` numbers apart.
-extern "C" void slipstream_truncate(float* line, int64_t stride, int64_t rows, int64_t count, const truncate::Truncation* limits,
+extern "C" void slipstream_truncate(float* line, int64_t stride, int64_t rows, int64_t count, const truncation::Truncation* limits,
                                     unsigned threads, Parallel parallel) {
     Truncations all{line, stride, rows, count, limits};
     if (threads > 1 && rows > 1) parallel(cut, &all, threads, 0);

@@ -35,7 +35,7 @@ struct Slot {
     float temperature;
     int64_t key;  // of the noise, for RACED and DRAWN
     float* law;   // [vocab] receives the distribution, for DRAWN
-    const truncate::Truncation* limits = nullptr;  // of the distribution, for DRAWN
+    const truncation::Truncation* limits = nullptr;  // of the distribution, for DRAWN
 };
 
 // The `count` largest of n numbers, largest first, of equal ones the first; returns how many, fewer where some are NaN.
@@ -144,7 +144,7 @@ float raced(const Slot& slot, float best, int64_t count, float* prob, int64_t* i
 
 // Leave only the weights that top-k keeps; returns their sum.
 double keep_top(const Slot& slot, float best) {
-    const float least = truncate::least_kept(slot.x, slot.vocab, best, slot.temperature, slot.limits->top_k);
+    const float least = truncation::least_kept(slot.x, slot.vocab, best, slot.temperature, slot.limits->top_k);
     double sum = 0;
     for (int64_t i = 0; i < slot.vocab; ++i)
         if ((slot.x[i] - best) / slot.temperature >= least) sum += slot.law[i];
@@ -160,7 +160,7 @@ float drawn(const Slot& slot, float best, float* prob, int64_t* index) {
     const float total = static_cast<float>(sum);
     for (int64_t i = 0; i < slot.vocab; ++i) slot.law[i] /= total;
     const bool truncated = slot.limits && slot.limits->by_probability();
-    if (truncated) truncate::by_probability(slot.law, slot.vocab, *slot.limits);
+    if (truncated) truncation::by_probability(slot.law, slot.vocab, *slot.limits);
     const int64_t first = noise::winner(static_cast<uint64_t>(slot.key), slot.ids, slot.law, slot.vocab);
     if (first < 0) return prob[0] = 0;
     index[0] = first;

@@ -12,7 +12,7 @@
 
 #include "../vectors.hpp"
 
-namespace truncate {
+namespace truncation {
 namespace {
 
 constexpr int64_t FEW = 64;  // of the largest numbers, which are kept in order while all are looked at
@@ -104,4 +104,4 @@ inline void by_probability(float* probs, int64_t count, const Truncation& limits
 }
 
 }  // namespace
-}  // namespace truncate
+}  // namespace truncation

@@ -31,7 +31,7 @@ struct DraftArgs {
     float* prob;                        // [rows, most] of each token after its parent
     float* law;                         // [rows, levels, vocabulary] the distributions tokens were sampled from, if any
     const int64_t* key;                 // [rows, levels] keys of the noise at the next positions, for RACED and DRAWN
-    const truncate::Truncation* limits;  // [rows] of what DRAWN samples from, or null
+    const truncation::Truncation* limits;  // [rows] of what DRAWN samples from, or null
     int64_t rows, most, levels, mode;
 };
 

@@ -25,7 +25,7 @@ struct MarkovArgs {
     const int64_t *last, *depth;                  // [rows] the committed end, and the most tokens of the chain
     const int64_t *ends_from, *key, *ends;        // end tokens of all rows, and where each row's begin; [rows, levels] keys
     const double *floor, *temperature;            // [rows] drafting stops where the likeliest token is less probable
-    const truncate::Truncation* limits;           // [rows] of what DRAWN samples from, or null
+    const truncation::Truncation* limits;           // [rows] of what DRAWN samples from, or null
     int64_t *token, *count;                       // [rows, levels], [rows]
     float *prob, *law;                            // [rows, levels]; [rows, levels, vocabulary] if tokens are sampled
     int64_t rows, levels, hidden, mode;

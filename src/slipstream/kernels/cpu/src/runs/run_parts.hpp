@@ -34,7 +34,7 @@ struct Inputs {
 struct RowDraws {
     const int64_t* end;  // end tokens
     double temperature;  // unless the rule is greedy
-    truncate::Truncation limits;
+    truncation::Truncation limits;
     const shaping::Changes* changes;   // of the row's logits, or null
     int64_t end_count, rule, stream;  // stream: the key that the row's draws are made of
 
