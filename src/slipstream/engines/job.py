@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -102,9 +102,10 @@ class Job(RequestHandle):
     @property
     def stats(self) -> SpeculationStats:
         if self._counted:
-            with self.counting:
-                while self._counted:  # the engine's thread may go on adding to them
-                    self._stats.add(*self._counted.popleft())
+            with self.counting:  # the engine's thread may go on adding to them
+                alike = Counter([self._counted.popleft() for _ in range(len(self._counted))])
+                for (drafted, accepted, emitted), cycles in alike.items():
+                    self._stats.add(drafted, accepted, cycles * emitted, cycles)
         return self._stats
 
     @stats.setter
@@ -308,14 +309,20 @@ class Job(RequestHandle):
         )
 
     def _read_all(self) -> None:
-        """Decode the text of a finished request at once, where nobody has read a part of it."""
+        """Decode the text of a finished request at once, where nobody has read a part of it.
+
+        Where chunks tell no more than the row does, they are not looked at: there is one for each cycle."""
+        row = self.row
+        if not self.stops and self.top is None and self.prompt_top is None:
+            self._chunks = queue.SimpleQueue()
+            whole = Emission(row.output, row.origins, (), row.finish_reason, self.error)
+            self._seen.append(self._decoded(whole, at_once=True))
+            return
         items = self.undecoded()
         if not all(isinstance(item, Emission) for item in items):
             self._seen += map(self._decoded, items)
             return
         logprobs = [entry for item in items for entry in item.logprobs]
         first, last = items[0], items[-1]
-        merged = Emission(
-            self.row.output, self.row.origins, logprobs, last.finish_reason, last.error, first.prompt_logprobs
-        )
+        merged = Emission(row.output, row.origins, logprobs, last.finish_reason, last.error, first.prompt_logprobs)
         self._seen.append(self._decoded(merged, at_once=True))

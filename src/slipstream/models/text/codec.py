@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers.decoders import ByteLevel
 from tokenizers.decoders import Sequence as Chain
 
-from slipstream.models.text.detokenizer import ByteDetokenizer, Detokenizer, spelt_bytes
+from slipstream.models.text.detokenizer import ByteDetokenizer, Detokenizer, Spellings, spelt_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -53,7 +53,7 @@ class TextCodec:
         self.skipped = self.ends | special | set(tokenizer.all_special_ids)
         self._bos = tokenizer.bos_token_id if _wants_bos(tokenizer) else None
         self._decode = _decoder(tokenizer)
-        self._bytes, self._spellings = _of_bytes(tokenizer), dict[int, bytes]()
+        self._bytes, self._spellings = _of_bytes(tokenizer), Spellings(self._spelt)
 
     @property
     def huggingface(self) -> PreTrainedTokenizerBase:
@@ -169,7 +169,9 @@ class TextCodec:
 
     def stream(self) -> Detokenizer:
         """Decode ids as they come."""
-        return ByteDetokenizer(self._spelt) if self._bytes else Detokenizer(self.decode, self._is_text, self.is_byte)
+        if self._bytes:
+            return ByteDetokenizer(self._spellings.__getitem__)
+        return Detokenizer(self.decode, self._is_text, self.is_byte)
 
     def token_ids(self) -> list[int]:
         """The ids of all tokens without padding tokens, in ascending order."""
@@ -217,9 +219,7 @@ class TextCodec:
         return {spelling[0]: i for i, spelling in single.items() if len(spelling) == 1}
 
     def _spelt(self, i: int) -> bytes:
-        if (spelling := self._spellings.get(i)) is None:
-            spelling = self._spellings[i] = spelt_bytes(self.token(i)) if self._is_text(i) else b""
-        return spelling
+        return spelt_bytes(self.token(i)) if self._is_text(i) else b""
 
     def _is_text(self, i: int) -> bool:
         """False for special tokens, and for ids beyond the vocabulary, which models with a padded output can emit."""

@@ -81,6 +81,18 @@ class ByteDetokenizer(Detokenizer):
         return self._utf8.decode(b"", final=True)
 
 
+class Spellings(dict[int, bytes]):
+    """The bytes of tokens. A token that was asked for before is looked up without calling a Python function."""
+
+    def __init__(self, spelt: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self._spelt = spelt
+
+    def __missing__(self, i: int) -> bytes:
+        spelling = self[i] = self._spelt(i)
+        return spelling
+
+
 # byte-level vocabularies write each byte that is not a visible Latin-1 letter as a letter from U+0100 on, in order
 _VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _HIDDEN = [byte for byte in range(0x100) if byte not in _VISIBLE]
