@@ -32,7 +32,8 @@ class DraftedTree:
 
 @dataclass(frozen=True)
 class Chunk:
-    """The output of one cycle for one request. `finish_reason` is set on the last chunk."""
+    """The output of one cycle for one request, or of several whose chunks nobody asked for while they ran.
+    `finish_reason` is set on the last chunk."""
 
     text: str
     token_ids: tuple[int, ...]

@@ -2,6 +2,9 @@
 
 Text is decoded by the thread that reads the chunks, so that the engine's thread need not. Only a request with stop
 strings is decoded by the engine's thread, since its text may end it.
+
+Chunks are made from the time on that somebody reads them. Whoever waits for the result alone, as in `generate`, needs
+none: its tokens are those of the row. The first chunk of a late reader has all tokens so far.
 """
 
 from __future__ import annotations
@@ -98,6 +101,8 @@ class Job(RequestHandle):
         self._seen: list[Chunk] = []
         self._ready: Callable[[], None] | None = None  # called after each chunk
         self._begun = False  # whether a chunk was published
+        self._streamed = bool(stop) or logprobs is not None or prompt_logprobs is not None  # whether chunks are made
+        self._told = self._sent = 0  # emitted tokens that `emit` was told of, and those that a chunk was made of
 
     @property
     def stats(self) -> SpeculationStats:
@@ -165,7 +170,9 @@ class Job(RequestHandle):
             return
         self.row.finish_reason, self.error = reason, error
         if not self._stops:
-            self._send(Emission((), (), (), reason, error, self._first_scores()))
+            tokens, origins = self._unsent()
+            self._sent = self._told
+            self._send(Emission(tokens, origins, (), reason, error, self._first_scores()))
             return
         try:
             text = self._rest()
@@ -203,13 +210,24 @@ class Job(RequestHandle):
         `counts`: of the cycle, unless it was counted already. Hundreds of calls per cycle: `_send` is written out."""
         if counts is not None:
             self._counted.append(counts)
-        finish, scored = self.row.finish_reason, () if self._begun else self._first_scores()
+        before, finish = self._told, self.row.finish_reason
+        self._told = before + len(tokens)
+        if not self._streamed and finish is None:
+            return
+        if self._sent < before:
+            tokens, origins = self._unsent()
+        self._sent, scored = self._told, () if self._begun else self._first_scores()
         self._begun = True
         self._chunks.put(_emission(Emission, (tokens, origins, logprobs, finish, None, scored, draft)))
         if self._ready is not None:
             self._ready()
         if finish is not None:
             self._over.set()
+
+    def _unsent(self) -> tuple[list[int], list[Origin]]:
+        """The tokens that no chunk was made of yet, and their origins."""
+        new, prompt = slice(self._sent, self._told), len(self.row.request.prompt)
+        return self.row.tokens[prompt + new.start : prompt + new.stop], self.row.origins[new]
 
     def _send(self, chunk: Chunk | Emission) -> None:
         self._begun = True
@@ -220,7 +238,7 @@ class Job(RequestHandle):
             self._over.set()
 
     def notify(self, ready: Callable[[], None]) -> None:
-        self._ready = ready
+        self._ready, self._streamed = ready, True
         if not self._chunks.empty():
             ready()
 
@@ -230,6 +248,7 @@ class Job(RequestHandle):
         return new
 
     def undecoded(self) -> list[Chunk | Emission]:
+        self._streamed = True
         items: list[Chunk | Emission] = []
         while not self._chunks.empty():  # nobody else takes chunks
             items.append(self._chunks.get_nowait())
@@ -266,6 +285,10 @@ class Job(RequestHandle):
         self.cancelled = True
 
     def __iter__(self) -> Iterator[Chunk]:
+        self._streamed = True
+        return self._read_chunks()
+
+    def _read_chunks(self) -> Iterator[Chunk]:
         while not self._seen or self._seen[-1].finish_reason is None:
             self._seen.append(self._decoded(self._chunks.get()))
             yield self._seen[-1]
@@ -311,7 +334,7 @@ class Job(RequestHandle):
     def _read_all(self) -> None:
         """Decode the text of a finished request at once, where nobody has read a part of it.
 
-        Where chunks tell no more than the row does, they are not looked at: there is one for each cycle."""
+        Where chunks tell no more than the row does, they are not looked at: there may be one for each cycle."""
         row = self.row
         if not self.stops and self.top is None and self.prompt_top is None:
             self._chunks = queue.SimpleQueue()

@@ -12,6 +12,7 @@ CYCLES = 20_000
 
 def test_counts_are_whole_however_many_threads_read_them_meanwhile():
     job = Job(Request([1, 2], max_tokens=1), DecodingPlan("eagle", "greedy", 2))
+    assert job.undecoded() == [], "chunks are made from now on"
     over, seen = threading.Event(), []
 
     def read() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from slipstream.core.types import Origin, RunCycle
 from slipstream.engines.base import Logprob, SpeculationStats
@@ -26,7 +27,7 @@ class ChunkPublisher:
     def catch_up(self) -> None:
         """Publish all pending results. A failure ends only the job concerned."""
         pending, self._pending = self._pending, []
-        totals: dict[ChainCounts, int] = {}  # cycles
+        totals: dict[ChainCounts, list[Any]] = {}  # the same tuple for all jobs, and cycles
         for job, result, kept in pending:
             try:
                 drafted, parents, path, _, tokens, origins, _, _ = result
@@ -39,14 +40,17 @@ class ChunkPublisher:
                     self.publish(job, tokens, origins, logprobs, accepted, result.levels, shown)
                     continue
                 counts = len(drafted), accepted, kept
-                totals[counts] = totals.get(counts, 0) + 1
+                if (total := totals.get(counts)) is None:
+                    total = totals[counts] = [counts, 0]
+                total[1] += 1
+                counts = total[0]
                 if job.top is None:  # of many rows most often
                     job.emit(tokens, origins, counts=counts)
                 else:
                     job.emit(tokens, origins, _logprobs(result, kept, job.top), _drafted(result), counts)
             except Exception as error:
                 job.end("error", str(error))
-        for (depth, accepted, kept), cycles in totals.items():
+        for (depth, accepted, kept), cycles in totals.values():
             self.stats.add(depth, accepted, cycles * kept, cycles)
 
     def publish(
