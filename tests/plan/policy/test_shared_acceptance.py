@@ -21,6 +21,7 @@ class Batch:
         self.estimator, self._prompts = AcceptanceEstimator(AcceptanceConfig()), prompts
         self._choice = SizeChoice(self.estimator, AdaptiveConfig())
         self._rows = [(Row(Request([1])), rate) for rate in rates]
+        self.rows = [row for row, _ in self._rows]
 
     def run(self, cycles: int, change: float = 0.0) -> list[float]:
         """What new rows are expected to be like after each cycle."""
@@ -57,6 +58,17 @@ def test_another_text_is_noticed_within_a_few_cycles(count):
     batch = Batch([0.7] * count)
     batch.run(100)
     assert batch.run(100 if count == 1 else 16, change=-0.6)[-1] < 0.3
+
+
+@pytest.mark.parametrize("count", [8, 64])
+def test_rows_that_end_tell_what_a_whole_text_is_like(count):
+    batch = Batch([0.8] * count)
+    batch.run(20)
+    at_the_end = batch.run(20, change=-0.6)[-1]
+    for row in batch.rows:
+        batch.estimator.close(row)
+    assert at_the_end < 0.45
+    assert batch.estimator.shared().of_texts == pytest.approx(0.6, abs=0.08), "more slots of the first half are judged"
 
 
 @pytest.mark.parametrize("count", [3, 8, 9, 63, 64, 100, 256])

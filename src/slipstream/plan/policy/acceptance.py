@@ -27,6 +27,19 @@ class SharedAcceptance:
 
     def __post_init__(self) -> None:
         self._lately, self._latest = self.rate, self.weight  # the same of fewer observations
+        self._texts, self._text_weight = 0.0, 0.0  # the same of whole texts, and the observations it rests on
+
+    @property
+    def of_texts(self) -> float:
+        """The same of whole texts, once a row has ended."""
+        return self._texts if self._text_weight else self.rate
+
+    def learn_text(self, accepted: float, judged: float, config: AcceptanceConfig) -> None:
+        """A row has ended, with so many observations in all."""
+        if judged:
+            weight = min(judged, config.text_weight)
+            self._text_weight = min(self._text_weight + weight, config.text_memory)
+            self._texts += (accepted / judged - self._texts) * weight / self._text_weight
 
     def learn(self, accepted: bool, config: AcceptanceConfig, observed: int = 1) -> None:
         """One observation, in a cycle that `observed` rows are learnt from. Many rows give many observations in little
@@ -55,6 +68,8 @@ class AcceptanceEstimate:
     setup: float = 0.0  # seconds the drafter needs before its first draft (`Drafter.setup_seconds`)
     wake: float = 0.0  # seconds the drafter needs to read what it missed, and to set up the row
     asleep: bool = False  # whether that is too much
+    hits: float = 0.0  # of the slots that were judged so far; of a long text, older ones count less
+    judged: float = 0.0
     _observed: float = 0.0
     _lean: float = 1.0  # weight of `usual`
 
@@ -71,7 +86,10 @@ class AcceptanceEstimate:
         """So many levels were drafted and accepted. `first` tells of every slot that was judged whether its first
         candidate was accepted; by default the slots of a chain up to the first rejection."""
         config = self.config
-        for hit in [True] * accepted + [False] * (accepted < drafted) if first is None else first:
+        slots = [True] * accepted + [False] * (accepted < drafted) if first is None else first
+        fade = 0.5 if self.judged > config.row_text else 1.0
+        self.hits, self.judged = fade * self.hits + sum(slots), fade * self.judged + len(slots)
+        for hit in slots:
             self.weight = min(self.weight + 1, config.row_memory)
             self._observed += (hit - self._observed) / self.weight
             self._lean -= self._lean / self.weight
@@ -83,6 +101,13 @@ class AcceptanceEstimate:
         elif attempt:
             self.wait = min(config.max_wait, self.wait * 2)
         self.quiet = 0
+
+    def of_text(self, shared: SharedAcceptance) -> float:
+        """The acceptance over the rest of the text: the mean so far, which leans on that of whole texts. If drafts are
+        accepted far more often or less often at present, the texts are others, and the present counts."""
+        changed = abs(shared.rate - shared.of_texts) > self.config.another_text
+        usual, prior = shared.rate if self.judged and changed else shared.of_texts, self.config.text_prior
+        return (self.hits + prior * usual) / (self.judged + prior)
 
     def pause(self, usual: float) -> None:
         """Another cycle begins. While nothing is drafted, what was observed tells less and less."""
@@ -141,8 +166,9 @@ class AcceptanceEstimator:
         shared.ranks = shared.ranks or ranks
 
     def close(self, row: Row) -> None:
+        if (estimate := self._estimates.pop(row, None)) is not None:
+            self.shared_by(row).learn_text(estimate.hits, estimate.judged, self._config)
         self._opened.pop(row, None)
-        self._estimates.pop(row, None)
 
     def shared(self, group: Hashable = None) -> SharedAcceptance:
         if group not in self._shared:

@@ -22,7 +22,7 @@ class GraphCosts:
     its time on the device and the least that the host adds to others of so many rows: the host does more in a cycle
     that emits more, and a size that is priced too low is found out when it runs, one that is priced too high never.
     A time that was measured long ago may be too high, too: then its time on the device and what the host usually adds
-    count, if they are less.
+    count, if they are less, and later the least that the host adds. All kinds may have run last while the host was slow.
 
     `cached` tokens are those of all rows together. A price is that of the texts' present length, whenever the cycle ran
     last."""
@@ -66,9 +66,10 @@ class GraphCosts:
         if not measured:
             return self.device(key) + self._host_part(count, cached)
         seconds = max(LEAST * measured.at(cached, 0.0), measured.at(cached, self._context.per_token))
-        if self._cycles - self._learnt.get((key, count), 0) < self._config.graph_memory or key not in self._device:
+        age, memory = self._cycles - self._learnt.get((key, count), 0), self._config.graph_memory
+        if age < memory or key not in self._device:
             return seconds
-        return min(seconds, self.device(key) + self._host_part(count, cached, usual=True))
+        return min(seconds, self.device(key) + self._host_part(count, cached, usual=age < 4 * memory))
 
     def _host_part(self, count: int, cached: int, usual: bool = False) -> float:
         """The least that the host and the text add to a cycle of so many rows, or what they usually add; what was

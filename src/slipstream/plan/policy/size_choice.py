@@ -44,7 +44,7 @@ class SizeChoice:
         self._plain = 0  # cycles since anything was drafted
         self._idle = 0  # decisions in a row not to draft for the same rows
         self._turn = self._decisions = 0
-        self._failed: dict[int, int] = {}  # trials of the cheapest size that failed, less decisions to draft, by rows
+        self._failed: dict[int, float] = {}  # trials of the cheapest size that failed, less decisions to draft, by rows
         self._menu: tuple[int, SizeMenu] | None = None  # for drafts of the host: cycles it still holds for
 
     def held(self, rows: Sequence[Row]) -> DraftSize | None:
@@ -110,7 +110,7 @@ class SizeChoice:
         average, last = (self._charged(options, times.tolist(), delay) for times in self._done(rows, options))
         latest = [last[0] / (1.0 if option.size in (self._last, PLAIN) else self._config.stay) for option in options]
         return [
-            (own + whole) / 2 if whole <= bound else math.inf
+            own + self._config.last * (whole - own) if whole <= bound else math.inf
             for own, whole, bound in zip(average, last, latest, strict=True)
         ]
 
@@ -120,7 +120,6 @@ class SizeChoice:
         rate = np.array([self._rate(row) for row in judged])
         left = np.array([max(1, row.left) for row in judged])
         mean = float(rate.sum()) / len(rate)
-        rate += self._config.luck * (mean - rate)
         around = max(0.0, mean - self._step), mean, min(1.0, mean + self._step)
         seconds = np.array([option.seconds for option in options])
         tail = np.array([option.seconds if option.tail is None else option.tail for option in options])
@@ -162,9 +161,9 @@ class SizeChoice:
         self._rows.discard(row)
 
     def _rate(self, row: Row) -> float:
-        estimate = self._acceptance.of(row)
-        estimate.usual = self._acceptance.shared_by(row).rate
-        return estimate.rate
+        """A row's acceptance over the rest of its text. Rows that began together are at the same place of theirs,
+        where drafts may be accepted more often or less often than later, so that of whole texts counts."""
+        return self._acceptance.of(row).of_text(self._acceptance.shared_by(row))
 
     def _fastest(
         self, options: Sequence[SizeOption], expected: Sequence[float], delay: float, ready: Sequence[int] | None
@@ -173,7 +172,7 @@ class SizeChoice:
         best = min(range(len(options)), key=expected.__getitem__)
         count = next_power_of_two(len(self._rows))  # the last few rows of a batch say nothing about the next batch
         if self._margin * expected[best] < expected[0]:
-            self._plain, self._failed[count] = 0, max(0, self._failed.get(count, 0) - 1)
+            self._plain, self._failed[count] = 0, max(0.0, self._failed.get(count, 0) - config.forgiven)
             return options[self._used(options, expected, best) if ready is None else best].size
         self._plain += self._hold if ready is None else 1
         known = [option for option in others if option.captured or option.known]
