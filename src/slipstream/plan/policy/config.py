@@ -133,7 +133,7 @@ class SizeConfig:
     hold: int = 8  # cycles that a decision holds for while the rows are the same, at least
     doublings: int = 2  # of the cycles that a decision not to draft holds for, while the rows are the same
     rows_per_cycle: int = 8  # with more than `hold` times as many rows it holds for one cycle per so many rows
-    first_trial: float = 0.08  # share of all time that a trial of the cheapest size may take; halved by each failure
+    first_trial: float = 0.04  # share of all time that a trial of the cheapest size may take; halved by each failure
     least_trial: float = 0.005  # the same after many failures
     late_trial: float = 4.0  # plain decoding of rows past their middle takes so many times as long as a trial, at least
     change: float = 0.5  # plain cycles that a change to another size and back counts as in the cost of a trial

@@ -8,7 +8,7 @@ from typing import Any
 
 from slipstream.core.device import DraftSize, GraphKey, next_power_of_two
 from slipstream.plan.policy.config import CostConfig
-from slipstream.plan.policy.prices import ContextCost, ReadingCost, RecentMedian, TimesByContext
+from slipstream.plan.policy.prices import ContextCost, ReadingCost, RecentMedian, Slowdown, TimesByContext
 
 PLAIN = DraftSize(0)
 LEAST = 0.1  # share of a measured time that a price for much shorter texts is at least
@@ -37,6 +37,7 @@ class GraphCosts:
         # by rows, with no text: the least and the median that the host adds; worked out when it is asked for
         self._host_parts: dict[int, tuple[float, float]] = {}
         self._context = ContextCost(self._config)
+        self._slowdown = Slowdown(self._config)
         self._drafting: dict[GraphKey, float | None] = {}  # what `drafting` found out
         self.reading = ReadingCost(self._config)  # by tokens that the drafter had to read first
 
@@ -51,9 +52,12 @@ class GraphCosts:
     def learn(self, key: GraphKey, rows: int, seconds: float, cached: int = 0) -> None:
         """A cycle with so many rows took so long with the host's part. Nothing was captured or read in it."""
         kind = key, next_power_of_two(rows)
-        self._context.add(kind, cached, seconds)
         if key not in (alike := self._whole[kind[1]]):
             alike[key] = TimesByContext(self._config.graph_window, self._config.graph_quantile)
+        known = len(alike[key]) >= self._config.graph_reliable
+        expected = alike[key].at(cached, self._context.per_token) if known else None
+        seconds /= self._slowdown.update(seconds, expected)
+        self._context.add(kind, cached, seconds)
         alike[key].add(seconds, cached)
         self._cycles += 1
         self._learnt[kind] = self._cycles
