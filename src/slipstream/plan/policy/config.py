@@ -55,11 +55,12 @@ class CostConfig:
 
     window: int = 9  # latest times that a median is taken of
     plain_window: int = 9  # the same for plain passes
-    graph_window: int = 31  # the same for captured cycles
+    graph_window: int = 21  # the same for captured cycles
     graph_quantile: float = 0.4  # of these times that counts: a third of them may be pauses of the host
     graph_memory: int = (
         128  # captured cycles of all kinds after which what one kind took is doubted; more after 4 times
     )
+    host_bound: int = 128  # rows of a captured cycle from which the host takes longer than the device
     graph_reliable: int = 4  # cycles of a kind whose host part others are expected to have, at least
     context_memory: float = 64.0  # captured cycles that the usual time of a kind is taken over
     context_cycles: float = 1024.0  # captured cycles that what a cached token adds rests on
@@ -131,7 +132,7 @@ class SizeConfig:
     uncaptured: float = 1.1  # factor on the time of a size that is not captured yet, if that is a guess
     stay: float = 1.02  # promised speed over that of the size in use, at least: a change of sizes stops the device
     hold: int = 8  # cycles that a decision holds for while the rows are the same, at least
-    doublings: int = 2  # of the cycles that a decision not to draft holds for, while the rows are the same
+    doublings: int = 4  # of the cycles that a decision not to draft holds for, while the rows are the same
     rows_per_cycle: int = 8  # with more than `hold` times as many rows it holds for one cycle per so many rows
     first_trial: float = 0.04  # share of all time that a trial of the cheapest size may take; halved by each failure
     least_trial: float = 0.005  # the same after many failures

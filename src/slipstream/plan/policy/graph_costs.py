@@ -24,6 +24,9 @@ class GraphCosts:
     A time that was measured long ago may be too high, too: then its time on the device and what the host usually adds
     count, if they are less, and later the least that the host adds. All kinds may have run last while the host was slow.
 
+    With very many rows the host is the bound, and all kinds take longer or shorter together: their times are divided by
+    its present slowdown. With fewer rows the device is the bound of some.
+
     `cached` tokens are those of all rows together. A price is that of the texts' present length, whenever the cycle ran
     last."""
 
@@ -54,9 +57,10 @@ class GraphCosts:
         kind = key, next_power_of_two(rows)
         if key not in (alike := self._whole[kind[1]]):
             alike[key] = TimesByContext(self._config.graph_window, self._config.graph_quantile)
-        known = len(alike[key]) >= self._config.graph_reliable
-        expected = alike[key].at(cached, self._context.per_token) if known else None
-        seconds /= self._slowdown.update(seconds, expected)
+        if rows >= self._config.host_bound:
+            known = len(alike[key]) >= self._config.graph_reliable
+            expected = alike[key].at(cached, self._context.per_token) if known else None
+            seconds /= self._slowdown.update(seconds, expected)
         self._context.add(kind, cached, seconds)
         alike[key].add(seconds, cached)
         self._cycles += 1
