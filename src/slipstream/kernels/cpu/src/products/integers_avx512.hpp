@@ -1,5 +1,6 @@
 // Integer products on x86 with AVX-512, included by integers.hpp: sixteen outputs interleaved. Few rows use vector instructions
-// (VNNI). More rows use matrix instructions (AMX) if available, in blocks of eight rows, or sixteen with 8-bit activations.
+// (VNNI). More rows use matrix instructions (AMX) if available, in blocks of eight rows, or sixteen with 8-bit activations, and
+// otherwise vector instructions on panels of weights.
 
 constexpr int STEPS = SPAN / 4;    // vectors of a span: 16 outputs, four inputs of each
 constexpr int AHEAD = 12;          // prefetch distance, in spans of weights
@@ -337,6 +338,12 @@ void matrices(const Product& job, const Weight* weight, int64_t row, int64_t cou
     stream<Weight, ROWS>(job, weight, row, first, last);
 }
 
+constexpr int PAIR = 1;  // no panels
+template <class Weight>
+int64_t rows_by_pair(const Product&, const Weight*, int64_t row, int64_t, int64_t) {
+    return row;
+}
+
 #else
 
 template <int>
@@ -346,6 +353,8 @@ struct Tiles {
 };
 template <class Weight>
 void matrices(const Product&, const Weight*, int64_t, int64_t, int64_t, int64_t) {}
+
+#include "panels_avx512.hpp"
 
 #endif
 
@@ -357,7 +366,7 @@ void few(const Product& job, const Weight* weight, int64_t row, int64_t count, i
     vectors<Weight, ROWS>(job, weight, row, group);
 }
 
-// Rows by groups of outputs: most of the rows by tiles, the last few by vector instructions.
+// Rows by groups of outputs: most of the rows by tiles or panels, the last few by vector instructions.
 template <class Weight>
 void rows_by(const Product& job, const Weight* weight, bool tiles, int64_t row, int64_t end, int64_t first, int64_t last) {
     for (int64_t left; tiles && (left = end - row) > FEW;) {
@@ -366,18 +375,21 @@ void rows_by(const Product& job, const Weight* weight, bool tiles, int64_t row, 
         matrices(job, weight, row, count, first, last);
         row += count;
     }
-    for (int64_t group = first; group < last && row < end; ++group, weight += blocks_of<Weight>(job))
-        for (int64_t r = row, next; r < end; r = next) {
+    for (int64_t group = first, start = row; group < last && row < end; ++group, weight += blocks_of<Weight>(job)) {
+        if ((group - first) % PAIR == 0) start = group + PAIR <= last ? rows_by_pair(job, weight, row, end, group) : row;
+        for (int64_t r = start, next; r < end; r = next) {
             next = std::min({r + FEW, end, (r / HELD + 1) * HELD});
             few(job, weight, r, next - r, group);
         }
+    }
 }
 
 template <class Weight>
 void integers(const Product& job, int64_t top, int64_t bottom, int64_t first, int64_t last) {
     const Tiles<Weight::PARTS> tiles(bottom - top);
     const int64_t blocks = blocks_of<Weight>(job), line = blocks * sizeof(Weight);
-    const int64_t some = bottom - top > MANY ? std::max<int64_t>(1, NEAR / line) : last - first;  // groups whose weights stay in cache for all rows
+    const bool many = tiles.ready && bottom - top > MANY;  // then some groups' weights stay in cache for all rows
+    const int64_t some = many ? std::max<int64_t>(1, NEAR / line) : last - first;
     for (int64_t group = first; group < last; group += some) {
         const Weight* weight = static_cast<const Weight*>(job.weight) + group * blocks;
         rows_by(job, weight, tiles.ready, top, bottom, group, std::min(last, group + some));
