@@ -334,9 +334,9 @@ class Job(RequestHandle):
     def _read_all(self) -> None:
         """Decode the text of a finished request at once, where nobody has read a part of it.
 
-        Where chunks tell no more than the row does, they are not looked at: there may be one for each cycle."""
+        Where no chunks were made but the last, it is not looked at: it tells no more than the row does."""
         row = self.row
-        if not self.stops and self.top is None and self.prompt_top is None:
+        if not self._streamed:
             self._chunks = queue.SimpleQueue()
             whole = Emission(row.output, row.origins, (), row.finish_reason, self.error)
             self._seen.append(self._decoded(whole, at_once=True))
