@@ -22,7 +22,7 @@ class GraphCosts:
     its time on the device and the least that the host adds to others of so many rows: the host does more in a cycle
     that emits more, and a size that is priced too low is found out when it runs, one that is priced too high never.
     A time that was measured long ago may be too high, too: then its time on the device and what the host usually adds
-    count, if they are less, and later the least that the host adds. All kinds may have run last while the host was slow.
+    count, if they are less, and later the least that the host adds: all kinds may have run last while it was slow.
 
     With very many rows the host is the bound, and all kinds take longer or shorter together: their times are divided by
     its present slowdown. With fewer rows the device is the bound of some.
