@@ -1,9 +1,8 @@
-"""The charts of README, from the files in `results/`.
+"""The chart of README, from the files in `results/`.
 
     python benchmarks/images.py            # writes docs/images/*.svg, each for a light and a dark page
 
 `drafting` shows the speed of the shipped head against plain decoding on three machines, with 95 % intervals.
-`engines` shows llama.cpp and slipstream on the same file of weights, on two processors.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ THEMES = {
         "soft": "#59636e",
         "line": "#d1d9e0",
         "native": "#1666c5",
-        "llamacpp": "#178a5d",
     },
     "dark": {
         "paper": "#0d1117",
@@ -36,7 +34,6 @@ THEMES = {
         "soft": "#9198a1",
         "line": "#3d444d",
         "native": "#62a8ff",
-        "llamacpp": "#4fcf9a",
     },
 }
 NAMED = {"eagle": "automatic depth", "auto": "automatic depth"}
@@ -65,8 +62,7 @@ def main() -> None:
 
 def images() -> dict[str, str]:
     """Every image by the name of its file."""
-    charts = {"drafting": drafting, "engines": engines}
-    return {f"{name}-{theme}.svg": draw(colours) for name, draw in charts.items() for theme, colours in THEMES.items()}
+    return {f"drafting-{theme}.svg": drafting(colours) for theme, colours in THEMES.items()}
 
 
 def drafting(colours: dict[str, str]) -> str:
@@ -116,48 +112,13 @@ def across(ratio: float) -> float:
     return NAMES + (VALUES - NAMES) * (math.log(ratio) - low) / (high - low)
 
 
-def engines(colours: dict[str, str]) -> str:
-    data = json.loads((RESULTS / "llamacpp-native-2026-11-16.json").read_text())
-    top = max(high for rows in data["machines"].values() for _, high in rows.values())
-    panels = {
-        machine: [speed_row(name, low, high, top) for name, (low, high) in rows.items()]
-        for machine, rows in data["machines"].items()
-    }
-    ticks = [(NAMES + (VALUES - NAMES) * speed / top, str(speed)) for speed in (0, 100, 200, 300)]
-    about = (
-        "SmolLM2-135M, the same Q4_1 file, decoding alone, greedy.",
-        "Ranges noted by hand from several runs, not a recorded run.",
-    )
-    return chart("Tokens per second", about, panels, ticks, colours, None)
-
-
-def speed_row(name: str, low: float, high: float, top: float) -> Row:
-    def draw(y: float, colours: dict[str, str]) -> str:
-        colour = colours["llamacpp" if name.startswith("llama") else "native"]
-        opacity = "1" if name.endswith(("native", "plain")) else ".45"
-        unit = (VALUES - NAMES) / top
-        size = f'width="{(low + high) / 2 * unit:.1f}" height="16"'
-        bar = f'<rect x="{NAMES}" y="{y - 8:.1f}" {size} rx="2" fill="{colour}"'
-        ends = NAMES + low * unit, NAMES + high * unit
-        path = f"M{ends[0]:.1f} {y:.1f}H{ends[1]:.1f}" + "".join(f"M{x:.1f} {y - 5:.1f}v10" for x in ends)
-        whisker = f'<path d="{path}" stroke="{colours["ink"]}" stroke-width="1.5"/>' if low < high else ""
-        return f'{bar} fill-opacity="{opacity}"/>{whisker}'
-
-    shown = f"{low:g}" if low == high else f"{low:g} to {high:g}"
-    return Row(
-        name.replace(" wheel", ", wheel").replace(" native", ", native").replace("slipstream ", "slipstream, "),
-        draw,
-        shown,
-    )
-
-
 def chart(
     title: str,
     about: Sequence[str],
     panels: dict[str, list[Row]],
     ticks: Sequence[tuple[float, str]],
     colours: dict[str, str],
-    one: float | None,
+    one: float,
 ) -> str:
     """Rows in panels below each other over one axis, with a line at `one`."""
     parts = [text(0, 22, title, colours["ink"], 21, "600")]
@@ -172,10 +133,8 @@ def chart(
             parts += [text(0, y + 5, row.name, colours["soft"], 16), row.draw(y, colours)]
             parts.append(text(VALUES + 12, y + 5, row.value, colours["ink"], 16))
         y += 10
-    if one is not None:
-        parts.insert(
-            0, f'<path d="M{one:.1f} {start + 12:.1f}V{y + 8:.1f}" stroke="{colours["soft"]}" stroke-dasharray="4 3"/>'
-        )
+    line = f'<path d="M{one:.1f} {start + 12:.1f}V{y + 8:.1f}" stroke="{colours["soft"]}" stroke-dasharray="4 3"/>'
+    parts.insert(0, line)
     parts += [text(x, y + 26, name, colours["soft"], 15, anchor="middle") for x, name in ticks]
     parts.append(f'<path d="M{NAMES} {y + 8:.1f}H{VALUES}" stroke="{colours["line"]}"/>')
     height = round(y + 36)

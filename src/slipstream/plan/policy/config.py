@@ -132,7 +132,7 @@ class SizeConfig:
     uncaptured: float = 1.1  # factor on the time of a size that is not captured yet, if that is a guess
     stay: float = 1.02  # promised speed over that of the size in use, at least: a change of sizes stops the device
     hold: int = 8  # cycles that a decision holds for while the rows are the same, at least
-    doublings: int = 4  # of the cycles that a decision not to draft holds for, while the rows are the same
+    longest_hold: int = 128  # cycles that one not to draft holds for at most; they double while the rows are the same
     rows_per_cycle: int = 8  # with more than `hold` times as many rows it holds for one cycle per so many rows
     first_trial: float = 0.04  # share of all time that a trial of the cheapest size may take; halved by each failure
     least_trial: float = 0.005  # the same after many failures

@@ -80,8 +80,8 @@ class SizeChoice:
         config = self._config
         self._idle = self._idle + 1 if self._last == PLAIN and self._rows.issuperset(rows) else 0
         self._rows, self._listed = set(rows), rows
-        self._hold = max(config.hold, len(rows) // config.rows_per_cycle)
-        self._hold <<= min(self._idle, config.doublings)
+        least = max(config.hold, len(rows) // config.rows_per_cycle)
+        self._hold = max(least, min(least << min(self._idle, 16), config.longest_hold))
         self._held = self._hold - 1
         self._decisions += 1
         if self._decisions % config.refresh == 0:
