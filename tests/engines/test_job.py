@@ -70,6 +70,16 @@ def test_the_first_chunk_of_a_late_reader_has_all_tokens_so_far(early):
     assert speaker.job.result().text == speaker.text
 
 
+def test_chunks_whose_text_is_decoded_are_the_result():
+    """As peers make them."""
+    speaker, word = Speaker(4), "né".encode()
+    for part in (list(word[:2]), list(word[2:]), [33]):
+        kept = speaker.job.row.extend(part, [Origin.PLAIN] * len(part), 1000)
+        speaker.job.put(speaker.job.take(part[:kept], [Origin.PLAIN] * kept, ()))
+    answer = speaker.job.result()
+    assert (answer.text, answer.token_ids, answer.finish_reason) == ("né!", [*word, 33], "length")
+
+
 def test_a_request_that_is_ended_hands_out_what_it_emitted():
     speaker = Speaker()
     speaker.cycle()

@@ -189,7 +189,8 @@ class Job(RequestHandle):
             self.end("error", str(error))
 
     def put(self, chunk: Chunk) -> None:
-        """Hand out a chunk that `take` made."""
+        """Hand out a chunk that `take` made. Its text is decoded, so the result is made of chunks."""
+        self._streamed = True
         if scored := self._first_scores():
             chunk = replace(chunk, prompt_logprobs=scored)
         self._send(chunk)

@@ -57,9 +57,7 @@ class CostConfig:
     plain_window: int = 9  # the same for plain passes
     graph_window: int = 21  # the same for captured cycles
     graph_quantile: float = 0.4  # of these times that counts: a third of them may be pauses of the host
-    graph_memory: int = (
-        128  # captured cycles of all kinds after which what one kind took is doubted; more after 4 times
-    )
+    graph_memory: int = 128  # captured cycles after which what one kind took is doubted; four times as many: distrusted
     host_bound: int = 128  # rows of a captured cycle from which the host takes longer than the device
     graph_reliable: int = 4  # cycles of a kind whose host part others are expected to have, at least
     context_memory: float = 64.0  # captured cycles that the usual time of a kind is taken over
