@@ -148,16 +148,3 @@ def test_a_cache_that_cannot_be_written_is_the_reason(source: Path, monkeypatch:
     monkeypatch.setenv("SLIPSTREAM_CACHE", "/dev/null/cache")
     with pytest.raises(Unavailable, match=r"/dev/null/cache/kernels cannot be used \(Not a directory\)"):
         build(source)
-
-
-@pytest.mark.parametrize("source", sorted(compile.SOURCES.rglob("*.cpp")), ids=lambda path: path.name)
-def test_no_name_of_the_sources_is_one_of_the_system(source: Path) -> None:
-    """Standard libraries differ in which of these headers they include, as they may: `truncate` was a name of ours."""
-    try:
-        compiler = compile._compiler()
-    except Unavailable as error:
-        pytest.skip(str(error))
-    headers = [f"-include{name}" for name in ("unistd.h", "math.h", "stdlib.h", "string.h", "sched.h")]
-    command = [*compiler, *compile.FLAGS[:3], "-fsyntax-only", *headers, str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[:2000]

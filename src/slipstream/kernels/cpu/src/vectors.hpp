@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <unistd.h>  // as in some standard libraries: a name of ours that it has as well would fail only there
 #if defined(__AVX__)
 #include <immintrin.h>
 #endif

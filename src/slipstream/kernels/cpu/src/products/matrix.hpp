@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <unistd.h>  // as in some standard libraries: a name of ours that it has as well would fail only there
 
 namespace linear {
 
