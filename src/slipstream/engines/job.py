@@ -102,7 +102,9 @@ class Job(RequestHandle):
         self._ready: Callable[[], None] | None = None  # called after each chunk
         self._begun = False  # whether a chunk was published
         self._streamed = bool(stop) or logprobs is not None or prompt_logprobs is not None  # whether chunks are made
-        self._told = self._sent = 0  # emitted tokens that `emit` was told of, and those that a chunk was made of
+        self._emitted = self._published = (
+            0  # emitted tokens that `emit` was told of, and those that a chunk was made of
+        )
 
     @property
     def stats(self) -> SpeculationStats:
@@ -170,8 +172,8 @@ class Job(RequestHandle):
             return
         self.row.finish_reason, self.error = reason, error
         if not self._stops:
-            tokens, origins = self._unsent()
-            self._sent = self._told
+            tokens, origins = self._unpublished()
+            self._published = self._emitted
             self._send(Emission(tokens, origins, (), reason, error, self._first_scores()))
             return
         try:
@@ -211,13 +213,13 @@ class Job(RequestHandle):
         `counts`: of the cycle, unless it was counted already. Hundreds of calls per cycle: `_send` is written out."""
         if counts is not None:
             self._counted.append(counts)
-        before, finish = self._told, self.row.finish_reason
-        self._told = before + len(tokens)
+        before, finish = self._emitted, self.row.finish_reason
+        self._emitted = before + len(tokens)
         if not self._streamed and finish is None:
             return
-        if self._sent < before:
-            tokens, origins = self._unsent()
-        self._sent, scored = self._told, () if self._begun else self._first_scores()
+        if self._published < before:
+            tokens, origins = self._unpublished()
+        self._published, scored = self._emitted, () if self._begun else self._first_scores()
         self._begun = True
         self._chunks.put(_emission(Emission, (tokens, origins, logprobs, finish, None, scored, draft)))
         if self._ready is not None:
@@ -225,9 +227,9 @@ class Job(RequestHandle):
         if finish is not None:
             self._over.set()
 
-    def _unsent(self) -> tuple[list[int], list[Origin]]:
+    def _unpublished(self) -> tuple[list[int], list[Origin]]:
         """The tokens that no chunk was made of yet, and their origins."""
-        new, prompt = slice(self._sent, self._told), len(self.row.request.prompt)
+        new, prompt = slice(self._published, self._emitted), len(self.row.request.prompt)
         return self.row.tokens[prompt + new.start : prompt + new.stop], self.row.origins[new]
 
     def _send(self, chunk: Chunk | Emission) -> None:

@@ -68,7 +68,7 @@ def test_rows_that_end_tell_what_a_whole_text_is_like(count):
     for row in batch.rows:
         batch.estimator.close(row)
     assert at_the_end < 0.45
-    assert batch.estimator.shared().of_texts == pytest.approx(0.6, abs=0.08), "more slots of the first half are judged"
+    assert batch.estimator.shared().text_rate == pytest.approx(0.6, abs=0.08), "more slots of the first half are judged"
 
 
 @pytest.mark.parametrize("count", [3, 8, 9, 63, 64, 100, 256])

@@ -27,19 +27,19 @@ class SharedAcceptance:
 
     def __post_init__(self) -> None:
         self._lately, self._latest = self.rate, self.weight  # the same of fewer observations
-        self._texts, self._text_weight = 0.0, 0.0  # the same of whole texts, and the observations it rests on
+        self._text_rate, self._text_weight = 0.0, 0.0  # mean acceptance of whole texts; observations it rests on
 
     @property
-    def of_texts(self) -> float:
-        """The same of whole texts, once a row has ended."""
-        return self._texts if self._text_weight else self.rate
+    def text_rate(self) -> float:
+        """Mean acceptance over the whole texts of rows that have ended; `rate` before any has."""
+        return self._text_rate if self._text_weight else self.rate
 
     def learn_text(self, accepted: float, judged: float, config: AcceptanceConfig) -> None:
-        """A row has ended, with so many observations in all."""
+        """A row has ended: `accepted` of its `judged` slots were accepted."""
         if judged:
-            weight = min(judged, config.text_weight)
+            weight = min(judged, config.max_text_weight)
             self._text_weight = min(self._text_weight + weight, config.text_memory)
-            self._texts += (accepted / judged - self._texts) * weight / self._text_weight
+            self._text_rate += (accepted / judged - self._text_rate) * weight / self._text_weight
 
     def learn(self, accepted: bool, config: AcceptanceConfig, observed: int = 1) -> None:
         """One observation, in a cycle that `observed` rows are learnt from. Many rows give many observations in little
@@ -87,7 +87,7 @@ class AcceptanceEstimate:
         candidate was accepted; by default the slots of a chain up to the first rejection."""
         config = self.config
         slots = [True] * accepted + [False] * (accepted < drafted) if first is None else first
-        fade = 0.5 if self.judged > config.row_text else 1.0
+        fade = 0.5 if self.judged > config.text_half_life else 1.0
         self.hits, self.judged = fade * self.hits + sum(slots), fade * self.judged + len(slots)
         for hit in slots:
             self.weight = min(self.weight + 1, config.row_memory)
@@ -102,11 +102,11 @@ class AcceptanceEstimate:
             self.wait = min(config.max_wait, self.wait * 2)
         self.quiet = 0
 
-    def of_text(self, shared: SharedAcceptance) -> float:
-        """The acceptance over the rest of the text: the mean so far, which leans on that of whole texts. If drafts are
-        accepted far more often or less often at present, the texts are others, and the present counts."""
-        changed = abs(shared.rate - shared.of_texts) > self.config.another_text
-        usual, prior = shared.rate if self.judged and changed else shared.of_texts, self.config.text_prior
+    def remaining_rate(self, shared: SharedAcceptance) -> float:
+        """Expected acceptance over the rest of the text: the mean so far, shrunk towards that of whole texts, or
+        towards the present rate of all rows if this differs so much that the workload must have changed."""
+        changed = abs(shared.rate - shared.text_rate) > self.config.text_change
+        usual, prior = shared.rate if self.judged and changed else shared.text_rate, self.config.text_prior
         return (self.hits + prior * usual) / (self.judged + prior)
 
     def pause(self, usual: float) -> None:

@@ -33,11 +33,11 @@ class AcceptanceConfig:
     shared_prior: float = 6.0  # observations that the expectation for new rows counts as at first
     shared_memory: float = 64.0  # observations that it rests on at most, times the rows that a cycle teaches about
     shared_surprise: float = 4.0  # standard deviations by which the latest of them must differ to be another text's
-    text_memory: float = 512.0  # observations of rows that have ended which the acceptance of whole texts rests on
-    text_weight: float = 48.0  # observations that one of these rows counts as at most
-    text_prior: float = 12.0  # observations that it counts as in the estimate for a row's whole text
-    row_text: float = 96.0  # observations of a row after which older ones count half in that
-    another_text: float = 0.25  # difference of present from whole texts' acceptance that only another text makes
+    text_memory: float = 512.0  # observations of ended rows that the mean acceptance of whole texts rests on
+    max_text_weight: float = 48.0  # observations that one ended row counts as at most
+    text_prior: float = 12.0  # observations that this mean counts as in a row's own estimate
+    text_half_life: float = 96.0  # observations of a row after which its older ones count half
+    text_change: float = 0.25  # difference between the present rate and this mean that means another workload
     crowd_fade: float = 0.98  # share of the largest number of rows that is remembered from cycle to cycle
     row_prior: float = 6.0  # observations that the expectation counts as in a new row's estimate
     row_memory: float = 24.0  # observations that a row's estimate rests on at most
@@ -57,8 +57,9 @@ class CostConfig:
     plain_window: int = 9  # the same for plain passes
     graph_window: int = 21  # the same for captured cycles
     graph_quantile: float = 0.4  # of these times that counts: a third of them may be pauses of the host
-    graph_memory: int = 128  # captured cycles after which what one kind took is doubted; four times as many: distrusted
-    host_bound: int = 128  # rows of a captured cycle from which the host takes longer than the device
+    graph_memory: int = 128  # captured cycles after which an old price is capped by the host's usual share of a cycle;
+    # after four times as many by its least share
+    host_bound: int = 128  # rows of a captured cycle from which the host may take longer than the device
     graph_reliable: int = 4  # cycles of a kind whose host part others are expected to have, at least
     context_memory: float = 64.0  # captured cycles that the usual time of a kind is taken over
     context_cycles: float = 1024.0  # captured cycles that what a cached token adds rests on
@@ -138,8 +139,8 @@ class SizeConfig:
     change: float = 0.5  # plain cycles that a change to another size and back counts as in the cost of a trial
     change_row: float = 1.5e-5  # seconds of the host that it counts as for each row
     caution: float = 1.2  # factor on the time to catch up: it is certain, the gain is not
-    last: float = 0.8  # weight of the time until the last row is done; that of the average row has the rest
-    forgiven: float = 0.1  # failed trials that a decision to draft makes up for
+    last_row_weight: float = 0.8  # weight of the time until the last row is done; that of the average row has the rest
+    failures_forgiven: float = 0.1  # failed trials that are forgotten with each decision to draft
     judged_rows: int = 32  # rows that a decision looks at; of more rows, some in turn
     observed_rows: int = 8  # rows that are learnt from per cycle; of more rows, some in turn
     refresh: int = 256  # decisions after which the worth of trees is worked out again

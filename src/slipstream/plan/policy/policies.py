@@ -83,7 +83,7 @@ class Adaptive(Policy):
         best = max(own, key=lambda shared: shared.weight, default=None)
         if best is None:
             return PolicySeed(self._costs.to_json())
-        return PolicySeed(self._costs.to_json(), best.of_texts, best.weight, best.ranks.counts if best.ranks else ())
+        return PolicySeed(self._costs.to_json(), best.text_rate, best.weight, best.ranks.counts if best.ranks else ())
 
     def forget(self) -> None:
         self.acceptance.forget()

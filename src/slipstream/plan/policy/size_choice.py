@@ -110,7 +110,7 @@ class SizeChoice:
         average, last = (self._charged(options, times.tolist(), delay) for times in self._done(rows, options))
         latest = [last[0] / (1.0 if option.size in (self._last, PLAIN) else self._config.stay) for option in options]
         return [
-            own + self._config.last * (whole - own) if whole <= bound else math.inf
+            own + self._config.last_row_weight * (whole - own) if whole <= bound else math.inf
             for own, whole, bound in zip(average, last, latest, strict=True)
         ]
 
@@ -161,9 +161,9 @@ class SizeChoice:
         self._rows.discard(row)
 
     def _rate(self, row: Row) -> float:
-        """A row's acceptance over the rest of its text. Rows that began together are at the same place of theirs,
-        where drafts may be accepted more often or less often than later, so that of whole texts counts."""
-        return self._acceptance.of(row).of_text(self._acceptance.shared_by(row))
+        """A row's expected acceptance over the rest of its text. Acceptance changes with the position in a text, and
+        rows of a batch are at the same position, so their present rate would mislead."""
+        return self._acceptance.of(row).remaining_rate(self._acceptance.shared_by(row))
 
     def _fastest(
         self, options: Sequence[SizeOption], expected: Sequence[float], delay: float, ready: Sequence[int] | None
@@ -172,7 +172,7 @@ class SizeChoice:
         best = min(range(len(options)), key=expected.__getitem__)
         count = next_power_of_two(len(self._rows))  # the last few rows of a batch say nothing about the next batch
         if self._margin * expected[best] < expected[0]:
-            self._plain, self._failed[count] = 0, max(0.0, self._failed.get(count, 0) - config.forgiven)
+            self._plain, self._failed[count] = 0, max(0.0, self._failed.get(count, 0) - config.failures_forgiven)
             return options[self._used(options, expected, best) if ready is None else best].size
         self._plain += self._hold if ready is None else 1
         known = [option for option in others if option.captured or option.known]

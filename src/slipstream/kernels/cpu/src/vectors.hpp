@@ -4,7 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
-#include <unistd.h>  // as in some standard libraries: a name of ours that it has as well would fail only there
+#include <unistd.h>  // some standard libraries include it: a clash of names must fail on all machines
 #if defined(__AVX__)
 #include <immintrin.h>
 #endif

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <cstdint>
-#include <unistd.h>  // as in some standard libraries: a name of ours that it has as well would fail only there
+#include <unistd.h>  // some standard libraries include it: a clash of names must fail on all machines
 
 namespace linear {
 
