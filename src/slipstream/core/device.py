@@ -191,6 +191,17 @@ class RowResult(Protocol):
 
 
 @runtime_checkable
+class CountedResults(Protocol):
+    """The outcome of a captured cycle for all rows that has not to be looked at row by row."""
+
+    drafted: bool  # whether some row drafted
+
+    @property
+    def emitted_counts(self) -> Sequence[int]:
+        """The number of emitted tokens of each row."""
+
+
+@runtime_checkable
 class DeviceProcessor(Protocol):
     """A logits processor that captured cycles can apply."""
 

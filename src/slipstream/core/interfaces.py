@@ -266,6 +266,10 @@ def sibling_mode(rule: Verifier, drafter: Drafter) -> Siblings | None:
 class Policy(ABC):
     """Decides in each cycle which rows draft, and how deep and wide."""
 
+    # whether `choose` looks at rows before it asks for the menu, or `observe_captured` at their texts; where not, many
+    # rows on a GPU are told of their tokens once for several cycles
+    reads_rows: ClassVar[bool] = True
+
     @classmethod
     def build(cls, max_depth: int | None = None) -> Policy:
         """Make the policy when it is chosen by its registered name. `max_depth`: of every draft, if a plan has it."""

@@ -101,7 +101,7 @@ class Job(RequestHandle):
         self._seen: list[Chunk] = []
         self._ready: Callable[[], None] | None = None  # called after each chunk
         self._begun = False  # whether a chunk was published
-        self._streamed = bool(stop) or logprobs is not None or prompt_logprobs is not None  # whether chunks are made
+        self.streamed = bool(stop) or logprobs is not None or prompt_logprobs is not None  # whether chunks are made
         self._emitted = self._published = (
             0  # emitted tokens that `emit` was told of, and those that a chunk was made of
         )
@@ -192,7 +192,7 @@ class Job(RequestHandle):
 
     def put(self, chunk: Chunk) -> None:
         """Hand out a chunk that `take` made. Its text is decoded, so the result is made of chunks."""
-        self._streamed = True
+        self.streamed = True
         if scored := self._first_scores():
             chunk = replace(chunk, prompt_logprobs=scored)
         self._send(chunk)
@@ -207,15 +207,16 @@ class Job(RequestHandle):
         origins: Sequence[Origin],
         logprobs: Sequence[Logprob] = (),
         draft: DraftedTree | None = None,
-        counts: ChainCounts | None = None,
+        counts: Sequence[ChainCounts] = (),
     ) -> None:
         """Hand out newly committed tokens of a request without stop strings. Whoever reads them decodes their text.
-        `counts`: of the cycle, unless it was counted already. Hundreds of calls per cycle: `_send` is written out."""
-        if counts is not None:
-            self._counted.append(counts)
+        `counts`: of the cycles, unless they were counted already. Hundreds of calls per cycle: `_send` is written out.
+        """
+        if counts:
+            self._counted.extend(counts)
         before, finish = self._emitted, self.row.finish_reason
         self._emitted = before + len(tokens)
-        if not self._streamed and finish is None:
+        if not self.streamed and finish is None:
             return
         if self._published < before:
             tokens, origins = self._unpublished()
@@ -241,7 +242,7 @@ class Job(RequestHandle):
             self._over.set()
 
     def notify(self, ready: Callable[[], None]) -> None:
-        self._ready, self._streamed = ready, True
+        self._ready, self.streamed = ready, True
         if not self._chunks.empty():
             ready()
 
@@ -251,7 +252,7 @@ class Job(RequestHandle):
         return new
 
     def undecoded(self) -> list[Chunk | Emission]:
-        self._streamed = True
+        self.streamed = True
         items: list[Chunk | Emission] = []
         while not self._chunks.empty():  # nobody else takes chunks
             items.append(self._chunks.get_nowait())
@@ -288,7 +289,7 @@ class Job(RequestHandle):
         self.cancelled = True
 
     def __iter__(self) -> Iterator[Chunk]:
-        self._streamed = True
+        self.streamed = True
         return self._read_chunks()
 
     def _read_chunks(self) -> Iterator[Chunk]:
@@ -339,7 +340,7 @@ class Job(RequestHandle):
 
         Where no chunks were made but the last, it is not looked at: it tells no more than the row does."""
         row = self.row
-        if not self._streamed:
+        if not self.streamed:
             self._chunks = queue.SimpleQueue()
             whole = Emission(row.output, row.origins, (), row.finish_reason, self.error)
             self._seen.append(self._decoded(whole, at_once=True))

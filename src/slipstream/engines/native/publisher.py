@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from slipstream.core.types import Origin, RunCycle
 from slipstream.engines.base import Logprob, SpeculationStats
 from slipstream.engines.completion import DraftedTree
 from slipstream.engines.job import ChainCounts, Emission, Job
-from slipstream.engines.native.captured.result import CycleResult
+from slipstream.engines.native.captured.result import CycleResult, RowCycles
 
 
 class ChunkPublisher:
@@ -45,13 +46,28 @@ class ChunkPublisher:
                 total[1] += 1
                 counts = total[0]
                 if job.top is None:  # of many rows most often
-                    job.emit(tokens, origins, counts=counts)
+                    job.emit(tokens, origins, counts=(counts,))
                 else:
-                    job.emit(tokens, origins, _logprobs(result, kept, job.top), _drafted(result), counts)
+                    job.emit(tokens, origins, _logprobs(result, kept, job.top), _drafted(result), (counts,))
             except Exception as error:
                 job.end("error", str(error))
         for (depth, accepted, kept), cycles in totals.values():
             self.stats.add(depth, accepted, cycles * kept, cycles)
+
+    def tell(self, cycles: Sequence[RowCycles], context: int) -> None:
+        """Commit what several cycles emitted to its rows, and publish it. A failure ends only the job concerned."""
+        self.catch_up()
+        counted = list[ChainCounts]()
+        for job, tokens, origins, counts in cycles:
+            try:
+                if (kept := job.row.extend(tokens, origins, context)) < len(tokens):
+                    tokens, origins, counts = tokens[:kept], origins[:kept], _first_counts(counts, kept)
+                counted += counts
+                job.emit(tokens, origins, counts=counts)
+            except Exception as error:
+                job.end("error", str(error))
+        for (depth, accepted, kept), count in Counter(counted).items():
+            self.stats.add(depth, accepted, count * kept, count)
 
     def publish(
         self,
@@ -96,6 +112,17 @@ class ChunkPublisher:
             job.emit(tokens, origins, logprobs, shown)
         else:
             job.put(chunk)
+
+
+def _first_counts(counts: Sequence[ChainCounts], tokens: int) -> list[ChainCounts]:
+    """The counts of the cycles that so many tokens came from."""
+    first = list[ChainCounts]()
+    for drafted, accepted, emitted in counts:
+        if tokens:
+            own = min(tokens, emitted)
+            first.append((drafted, min(own, accepted), own))
+            tokens -= own
+    return first
 
 
 def _logprobs(result: CycleResult, kept: int, top: int) -> list[Logprob]:

@@ -22,7 +22,7 @@ class RemoteJob(Job):
     ) -> None:
         super().__init__(request, UNKNOWN, decoder, prompt_logprobs=prompt_logprobs)
         self._send_cancel, self._accepted = send_cancel, False
-        self._streamed = True  # chunks come whoever reads them, and the last may be cut at a stop string
+        self.streamed = True  # chunks come whoever reads them, and the last may be cut at a stop string
         self._refusal: Exception | None = None
 
     def accepted(self) -> bool:

@@ -41,7 +41,8 @@ class Pace:
         if rows != self._together:
             self._settle()
             self._together, self._own = rows, np.zeros(len(rows))
-        own, mean = np.array(counts, float), sum(counts) / len(counts)
+        own = np.array(counts, float)
+        mean = float(own.mean())
         self._own += own
         self._others += mean
         self._weighted += mean * sensitivity

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import ClassVar
 
-from slipstream.core.device import RowResult, SizeMenu
+from slipstream.core.device import CountedResults, RowResult, SizeMenu
 from slipstream.core.interfaces import Drafter, Model, Policy, Verifier, sibling_mode
 from slipstream.core.tree import Shape
 from slipstream.core.types import Budget, Draft, Row, Verdict
@@ -48,6 +49,8 @@ class Adaptive(Policy):
 
     One estimate of acceptance and one cost model serve two questions. `FreeChoice` answers how much to draft where a
     cycle may have any size; `SizeChoice` answers which of the captured sizes to run."""
+
+    reads_rows: ClassVar[bool] = False
 
     def __init__(self, config: AdaptiveConfig | None = None, clock: Callable[[], float] | None = None) -> None:
         """With a `clock` thinking is timed, and takes a small share of all time: a decision is kept for a while."""
@@ -163,8 +166,12 @@ class Adaptive(Policy):
         for r in observed:
             if judged := results[r].judged:
                 self.acceptance.learn(rows[r], len(judged), judged)
-        if any(result.tokens for result in results):
-            sizes.pace.moved(rows, [len(result.emitted) for result in results], sizes.sensitivity)
+        if isinstance(results, CountedResults):
+            drafted, counts = results.drafted, results.emitted_counts
+        else:
+            drafted, counts = any(result.tokens for result in results), [len(result.emitted) for result in results]
+        if drafted:
+            sizes.pace.moved(rows, counts, sizes.sensitivity)
 
     def _size_choice(self, row: Row) -> SizeChoice:
         group = self._groups.get(row)  # None: its drafter failed before the row was opened here

@@ -19,7 +19,7 @@ from slipstream.core.types import Request
 from slipstream.drafters.none import NoDrafter
 from slipstream.engines.job import DecodingPlan, Job
 from slipstream.engines.native.batch import Batch
-from slipstream.engines.native.captured import graph_cache
+from slipstream.engines.native.captured import deferred, graph_cache
 from slipstream.engines.native.captured.parts import PendingRecord
 from slipstream.engines.native.captured.runner import CapturedRunner
 from slipstream.engines.native.scheduler import Limits
@@ -44,13 +44,31 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(draw, "BLOCK", 128)
 
 
+@pytest.fixture(autouse=True)
+def later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So few rows, too, are told of their tokens once for several cycles."""
+    monkeypatch.setattr(deferred, "LEAST_ROWS", 1)
+    monkeypatch.setattr(deferred, "MOST_SECONDS", 1e9)
+    monkeypatch.setattr(deferred, "MOST_CYCLES", 3)
+
+
+class Always(Fixed):
+    """The same depth, whatever the rows say."""
+
+    reads_rows = False
+
+
 class Overlaps(CapturedRunner):
     """Counts the cycles that were launched before the record of the last one was read."""
 
-    early = handed_over = 0
+    early = handed_over = told = 0
 
-    def launch_next(self, flight, chosen=None):
-        following = super().launch_next(flight, chosen)
+    def land_deferred(self, *cycles):
+        self.told += 1
+        return super().land_deferred(*cycles)
+
+    def launch_next(self, flight, *more):
+        following = super().launch_next(flight, *more)
         self.early += following is not None
         self.handed_over += following is not None and following.cycle is not flight.cycle
         return following
@@ -66,7 +84,7 @@ def opened(fast: bool, policy: Policy | None = None) -> tuple[Batch, TorchModel,
     parts = {"none": NoDrafter(VOCAB), "eagle": head}
     runner = Overlaps(target, decoder) if fast else None
     rule = {name: rules.get(name)() for name in ("greedy", "coupled", "block")}
-    batch = Batch(target, parts.__getitem__, rule.__getitem__, policy or Fixed(2), Limits(), runner=runner)
+    batch = Batch(target, parts.__getitem__, rule.__getitem__, policy or Always(2), Limits(), runner=runner)
     return batch, target, runner
 
 
@@ -113,6 +131,7 @@ def test_rows_that_end_come_or_go_while_a_cycle_is_under_way_say_what_they_say_a
         cancelled.cancel()
     finish(batch, target)
     assert runner.early > 3, "no cycle overlapped with another"
+    assert runner.told or plan.shape, "rows of chains were told after every cycle"
     assert stopped.result().token_ids == said[0][:stop]
     assert stopped.result().finish_reason == "stop"
     assert late.result().token_ids == said[2]
@@ -144,7 +163,7 @@ def test_a_row_that_has_ended_never_writes_beyond_its_places_of_the_cache(monkey
     assert second.result().token_ids == alone.result().token_ids
 
 
-class Changing(Fixed):
+class Changing(Always):
     """Another depth after every third decision."""
 
     calls = 0

@@ -139,7 +139,7 @@ def run(
         make = whole._cycle
         whole._cycle = lambda *args: noted(make(*args), policy)
         if not overlap:
-            whole.launch_next = lambda flight, chosen=None: None
+            whole.launch_next = lambda *_: None
     jobs, rng = [], random.Random(1)
     for n, (length, tokens, depth, shape) in enumerate(rows):
         prompt = [rng.randrange(VOCAB) for _ in range(length)]

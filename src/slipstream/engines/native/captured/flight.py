@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from slipstream.core.device import DeviceRule, DraftSize, GraphKey
 from slipstream.core.types import Row
@@ -13,6 +14,9 @@ from slipstream.engines.native.captured.graph_cache import GraphCache
 from slipstream.engines.native.captured.parts import PendingRecord
 from slipstream.engines.native.captured.sizes import DEPTHS
 from slipstream.engines.native.captured.tree_cycle import TreeCycle
+
+if TYPE_CHECKING:
+    from slipstream.engines.native.captured.deferred import DeferredCycles
 
 FAR = 1 << 62  # places
 
@@ -58,18 +62,20 @@ class Flight:
         deepest = max(goal for _, _, goal in lines)
         return DraftSize(min((depth for depth in DEPTHS if depth >= deepest), default=self.size.depth))
 
-    def rooms(self, step: int) -> tuple[int, int]:
+    def rooms(self, step: int, deferred: DeferredCycles | None = None) -> tuple[int, int]:
         """The fewest places that are left of a row once this cycle has landed: of rows that go on, and of those that
         have ended, with which the device goes on. A cycle adds up to `step` tokens to a row. Of a row that has just
-        ended, some were cut off, and this cycle adds more. On the device, too, no row outgrows its longest text."""
+        ended, some were cut off, and this cycle adds more. On the device, too, no row outgrows its longest text.
+        `deferred`: cycles that the rows were not told of yet."""
         spare = min([beyond for _, beyond in self.room])
         if spare > step + self.size.places:  # as most often
             return spare, spare
-        live, ended = FAR, self.ended
+        live, ended = FAR if deferred is None else deferred.room(step), self.ended
         for line, row, _ in self.lines:
             places, beyond = self.room[line]
             if row.finish_reason is None:
-                live = min(live, max(beyond, places - row.length - step))
+                if deferred is None:
+                    live = min(live, max(beyond, places - row.length - step))
             else:
                 ended = min(ended, places - row.length - 2 * step)
         return live, max(spare, ended - step) if ended < FAR else FAR

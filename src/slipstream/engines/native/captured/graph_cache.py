@@ -14,13 +14,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
+from typing import cast
 
-from slipstream.core.device import DeviceRule, DraftSize, GraphKey, SizeOption
+from slipstream.core.device import DeviceProcessor, DeviceRule, DraftSize, GraphKey, SizeOption
+from slipstream.drafters.device.interface import DeviceDraft, TreeDraft
 from slipstream.engines.native.captured.capture_budget import COUNTED
 from slipstream.engines.native.captured.chain_cycle import ChainCycle
 from slipstream.engines.native.captured.sizes import FIRST, PLAIN, BatchShape
 from slipstream.engines.native.captured.tree_cycle import TreeCycle
+from slipstream.kernels.gpu.decoder import Held
 from slipstream.kernels.machine import say
+from slipstream.models.run.gpu.passes import GpuPasses
 from slipstream.plan.policy.graph_costs import GraphCosts
 
 MIN_CAPTURE = 0.05  # seconds that capturing is expected to take at least
@@ -29,12 +33,15 @@ TAIL = 4  # of so many rows one is left when a batch is nearly done
 FIRST_TREE = 4.0  # seconds of the first tree, whose kernels must be compiled; the first chain is always captured
 
 
+Cycle = ChainCycle | TreeCycle
+
+
 class GraphCache:
     """Captured cycles under one drafter, or with none."""
 
     def __init__(self, costs: GraphCosts | None = None) -> None:
         self.costs = costs or GraphCosts()
-        self.cycles: dict[GraphKey, ChainCycle | TreeCycle] = {}
+        self.cycles: dict[GraphKey, Cycle] = {}
         # of these cycles, by rule and recorded log-probabilities, and then by size
         self._alike: defaultdict[tuple[DeviceRule, int | None], dict[DraftSize, list[GraphKey]]] = defaultdict(dict)
         self._version: tuple[int, int] | None = None
@@ -188,3 +195,12 @@ def _saved_share(larger: GraphKey, own: GraphKey) -> float:
     default model takes about a tenth less for half the rows and a twentieth less for each level."""
     halvings = math.log2(larger.rows / own.rows)
     return min(0.5, max(0.05, 0.1 * halvings + 0.05 * (larger.depth - own.depth)))
+
+
+def new_cycle(
+    key: GraphKey, passes: GpuPasses, held: Held, part: DeviceDraft, processor: DeviceProcessor | None
+) -> Cycle:
+    """Capture the cycle of a key."""
+    if key.nodes:
+        return TreeCycle(key, passes, held, cast(TreeDraft, part))  # asked for only where the drafter branches
+    return ChainCycle(key, passes, held, part, processor)

@@ -12,6 +12,7 @@ from dataclasses import fields
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from slipstream.core.array_types import Int, Tensor
 from slipstream.drafters.device.interface import DeviceDraft
@@ -97,12 +98,12 @@ class PendingRecord:
         self._record.copy_(result, non_blocking=True)
         self._event.record()
 
-    def read(self, rows: int, columns: int) -> list[list[int]]:
+    def read(self, rows: int, columns: int) -> NDArray[np.int64]:
         """The first numbers of the first rows, as integers. The one place where the host waits for the device."""
         if self._event is not None:
             self._event.synchronize()
-        lines: list[list[int]] = self._record.numpy()[:rows, :columns].astype(np.int64).tolist()
-        return lines
+        record: NDArray[np.int64] = self._record.numpy()[:rows, :columns].astype(np.int64)
+        return record
 
     def read_numbers(self, rows: int, start: int) -> list[list[float]]:
         """The numbers of the first rows from a column on. Called after `read`."""

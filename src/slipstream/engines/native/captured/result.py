@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from slipstream.core.types import Origin
+from slipstream.engines.job import ChainCounts, Job
 
 PLAIN = (Origin.PLAIN,)
 _new = tuple.__new__  # a named tuple of so many rows per millisecond, without the call of its own constructor
@@ -54,6 +55,15 @@ class CycleResult(NamedTuple):
                 ranks.append((-1 if node is None else line.index(node), len(line)))
             slot = -1 if node is None else node
         return ranks
+
+
+class RowCycles(NamedTuple):
+    """What several cycles, which drafted chains or nothing, emitted for one row."""
+
+    job: Job
+    tokens: list[int]
+    origins: list[Origin]
+    counts: list[ChainCounts]  # of each cycle
 
 
 def told_chains(record: Sequence[list[int]], whole: bool = False) -> list[CycleResult]:

@@ -6,11 +6,13 @@ sampling rule verifies a row of temperature 0 as the greedy rule does. One cycle
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
-from slipstream.core.device import DeviceRule, DeviceVerdict
+from slipstream.core.device import DeviceProcessor, DeviceRule, DeviceVerdict
 from slipstream.core.interfaces import Verifier
+from slipstream.core.types import Row
+from slipstream.drafters.device.interface import DeviceDrafter
 from slipstream.engines.job import Job
 
 
@@ -63,3 +65,21 @@ def _kind(job: Job) -> tuple[str, str, bool]:
     """What rows of one cycle share: the drafter, the rule, and whether they want log-probabilities of trees, which are
     not recorded."""
     return (*job.drafter_and_rule, job.plan.shape is not None and job.top is not None)
+
+
+def processing(row: Row) -> Hashable:
+    """What rows must have in common to share a cycle: the settings of their logits processor."""
+    processor = row.request.processor
+    return processor.device_settings if isinstance(processor, DeviceProcessor) else None
+
+
+def mixed(rows: Sequence[Row], rule: DeviceRule) -> bool:
+    """Whether greedy rows are among sampled ones. Trees of these are ranked by noise."""
+    return not rule.greedy and any(row.request.sampling.temperature == 0 for row in rows)
+
+
+def alike(rows: Sequence[Row], device: DeviceDrafter) -> bool:
+    """Whether one cycle can shape the laws of all rows."""
+    if all(row.request.processor is None for row in rows):
+        return True
+    return device.whole_vocabulary and len({processing(row) for row in rows}) == 1

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from slipstream.core.interfaces import Drafter, Policy, Verifier
 from slipstream.core.types import Budget, Row
 from slipstream.engines.job import Job
+from slipstream.engines.native.captured.deferred import DeferredCycles, Lines
 from slipstream.engines.native.captured.free_rows import FreeRows
 from slipstream.engines.native.captured.row_groups import RowGroup, row_groups
 from slipstream.engines.native.groups import limited
@@ -48,6 +49,7 @@ class CapturedRows:
         self._whole = True  # whether that cycle has all rows
         self._changed: bool | None = False  # what `_choose` said while it was under way
         self._decided: dict[Job, Budget] = {}  # what the policy wants of a drafter without a device form
+        self._deferred: DeferredCycles | None = None  # the cycles that rows will be told of later
 
     def chains_only(self, job: Job) -> bool:
         """Whether a tree would keep a row from captured cycles, which a chain does not."""
@@ -134,7 +136,7 @@ class CapturedRows:
             return False if len(free) == len(jobs) and self._idles(jobs, verifier) else None
         drafter, rule = self._drafter(free[0].plan.drafter), verifier.device_rule
         assert rule is not None, "rows without a device rule take the ordinary path"
-        chosen = self.runner.choose(self._free.rows, drafter, rule, self._policy)
+        chosen = self.runner.choose(self._free.rows, drafter, rule, self._policy, self._tell_deferred)
         if chosen is None:
             return None
         if changed := self._free.assign(chosen):
@@ -185,7 +187,7 @@ class CapturedRows:
             changed = self._changed if late else self._choose(live, rule)
             if changed is None or (changed and (not flight.by_policy or live[0].budget.shape is not None)):
                 return False
-            following = runner.launch_next(flight, live[0].budget if changed else None)
+            following = runner.launch_next(flight, live[0].budget if changed else None, self._deferred)
             if following is not None:
                 self._changed = self._choose(live, rule) if late else False
         if following is None:
@@ -195,6 +197,8 @@ class CapturedRows:
             runner.abandon(following)
         else:
             self._flight = following
+            if following.cycle is not flight.cycle:
+                self._stop_deferring()
         self._publisher.catch_up()
         return True
 
@@ -203,6 +207,7 @@ class CapturedRows:
         publisher's next `catch_up`."""
         if self._flight is not None:
             self._repeated = self._land(self.live())
+        self._stop_deferring()
 
     def _land(self, live: Sequence[Job]) -> set[Job]:
         """The rows whose cycle must be repeated on the ordinary path."""
@@ -211,11 +216,29 @@ class CapturedRows:
         if not live:
             self.drop()
             return set()
-        flight, self._flight, landed = self._flight, None, None
+        flight, self._flight, landed = self._flight, None, False
         with self._giving_up():
-            landed = self.runner.land(flight)
-        if landed is None:
+            record = self.runner.read(flight)
+            landed = self._defer(flight, record, live) or self._tell(flight, record, live)
+        if not landed:
+            self._stop_deferring()
             return set(live)
+        now = time.perf_counter()
+        if self.runner is not None:
+            if flight.overlapped or not self._whole or not flight.cycle.repeats:  # others wait for the host in between
+                cached = sum([len(job.row.tokens) for job in live]) if self._deferred is None else self._deferred.cached
+                self.runner.paid(flight, len(live), cached, now - self._since)
+            if self.runner.idled(flight) and not flight.captured:
+                self._policy.price(0.0, now - self._since, len(live))
+        self._since = now
+        return set()
+
+    def _tell(self, flight: Flight, record: Lines, live: Sequence[Job]) -> bool:
+        """Commit a cycle to its rows; False where it must be repeated on the ordinary path."""
+        self._stop_deferring()
+        landed = None if self.runner is None else self.runner.land(flight, record)
+        if landed is None:
+            return False
         if flight.size.depth:
             self._policy.observe_captured([row for row, _ in landed], [result for _, result in landed])
         context = self._context
@@ -227,17 +250,37 @@ class CapturedRows:
         )
         if any(job.stops for job in live):  # a text may end where it holds a string
             self._publisher.catch_up()
-        now = time.perf_counter()
-        if self.runner is not None:
-            if flight.overlapped or not self._whole or not flight.cycle.repeats:  # others wait for the host in between
-                self.runner.paid(flight, [job.row for job in live], now - self._since)
-            if self.runner.idled(flight) and not flight.captured:
-                self._policy.price(0.0, now - self._since, len(live))
-        self._since = now
-        return set()
+        return True
+
+    def _defer(self, flight: Flight, record: Lines, live: Sequence[Job]) -> bool:
+        """Keep a cycle's record, and tell its rows later. False where that cannot be, nothing having changed."""
+        if self.runner is None or self._policy.reads_rows or any(job.streamed for job in live):
+            return False
+        deferred = self._deferred = self._deferred or DeferredCycles.of(flight, live, self._context)
+        added = None if deferred is None else deferred.add(record)
+        if deferred is None or added is None:
+            return False
+        results, ended = added
+        if flight.size.depth:
+            self._policy.observe_captured([job.row for job in live], results)
+        if len(ended):
+            self._publisher.tell(self.runner.land_deferred(deferred, ended), self._context)
+        if deferred.due:
+            self._tell_deferred()
+        return True
+
+    def _tell_deferred(self) -> None:
+        """Bring the rows up to date."""
+        if self._deferred is not None and self.runner is not None:
+            self._publisher.tell(self.runner.land_deferred(self._deferred), self._context)
+
+    def _stop_deferring(self) -> None:
+        self._tell_deferred()
+        self._deferred = None
 
     def drop(self) -> None:
         """Forget the cycle under way, as after a failure."""
+        self._stop_deferring()
         if self._flight is not None and self.runner is not None:
             self.runner.abandon(self._flight)
         self._flight, self._jobs = None, ()
@@ -250,6 +293,7 @@ class CapturedRows:
             yield
         except Exception as error:
             self._note(f"captured cycles, given up: {error}")
+            self._stop_deferring()
             reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
             warn(f"cycles are no longer captured ({reason}); decoding on this GPU is several times slower")
             self.runner = self._flight = None

@@ -9,7 +9,7 @@ and after. Both paths leave caches and rows in the same state.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -19,14 +19,16 @@ from slipstream.core.device import RECORDED_LOGPROBS, DeviceProcessor, DeviceRul
 from slipstream.core.interfaces import Drafter, Policy
 from slipstream.core.shaping import needs_shaping, only_processed
 from slipstream.core.types import Budget, Row
-from slipstream.drafters.device.interface import DeviceDraft, DeviceDrafter, PlainDecoding, TreeDraft
+from slipstream.drafters.device.interface import DeviceDrafter, PlainDecoding
 from slipstream.engines.native.captured.capture_budget import CaptureBudget
 from slipstream.engines.native.captured.chain_cycle import ChainCycle
 from slipstream.engines.native.captured.control_words import control_words
+from slipstream.engines.native.captured.deferred import DeferredCycles, Lines
 from slipstream.engines.native.captured.flight import FAR, Flight
-from slipstream.engines.native.captured.graph_cache import GraphCache
-from slipstream.engines.native.captured.result import CycleResult
+from slipstream.engines.native.captured.graph_cache import Cycle, GraphCache, new_cycle
+from slipstream.engines.native.captured.result import CycleResult, RowCycles
 from slipstream.engines.native.captured.room import device_limits, reserve
+from slipstream.engines.native.captured.row_groups import alike, mixed, processing
 from slipstream.engines.native.captured.sizes import (
     AHEAD,
     GROWN,
@@ -38,9 +40,7 @@ from slipstream.engines.native.captured.sizes import (
     size_for,
     up_to,
 )
-from slipstream.engines.native.captured.tree_cycle import TreeCycle
 from slipstream.engines.native.scheduler import CPU, DeviceLimits
-from slipstream.kernels.gpu.decoder import Held
 from slipstream.models.run.gpu.pass_sizes import large_sizes
 from slipstream.models.run.gpu.passes import GpuPasses
 from slipstream.models.run.torch_model import TorchModel
@@ -80,7 +80,7 @@ class CapturedRunner:
         return large_sizes(self._passes.largest)
 
     @property
-    def captured(self) -> list[ChainCycle | TreeCycle]:
+    def captured(self) -> list[Cycle]:
         return [cycle for graphs in self._graphs.values() for cycle in graphs.cycles.values()]
 
     def drafts(self, drafter: Drafter) -> bool:
@@ -116,20 +116,31 @@ class CapturedRunner:
         """Whether it has read all but its last token."""
         return self._model.cached(row) == row.length - 1
 
-    def choose(self, rows: Sequence[Row], drafter: Drafter, rule: DeviceRule, policy: Policy) -> Budget | None:
-        """What all rows are to draft in the coming cycle; None where the policy wants the ordinary path."""
+    def choose(
+        self, rows: Sequence[Row], drafter: Drafter, rule: DeviceRule, policy: Policy, tell: Callable[[], None]
+    ) -> Budget | None:
+        """What all rows are to draft in the coming cycle; None where the policy wants the ordinary path. `tell` brings
+        the rows up to date; it is called before anybody looks at them."""
         device = self._device_drafter(drafter)
         if device is None or not device.drafts:
             return Budget(0)
         if rule.needs_draft:
             return CASCADE  # sizes are compared with plain decoding, which these rows cannot have
-        if rows is not self._alike and not _alike(rows, device):
+        if rows is not self._alike and not alike(rows, device):
             return None
         self._alike = rows
         ready = device.ready(rows, chain_depths(drafter.longest_chain)[-1])
-        return policy.choose(rows, partial(self._menu, rows, drafter, device, rule), ready)
+        return policy.choose(rows, partial(self._menu, rows, drafter, device, rule, tell), ready)
 
-    def _menu(self, rows: Sequence[Row], drafter: Drafter, device: DeviceDrafter, rule: DeviceRule) -> SizeMenu:
+    def _menu(
+        self,
+        rows: Sequence[Row],
+        drafter: Drafter,
+        device: DeviceDrafter,
+        rule: DeviceRule,
+        tell: Callable[[], None],
+    ) -> SizeMenu:
+        tell()
         shape = self._shape(rows, AHEAD)  # of all rows to come: the head would read their prompts in vain
         shape = shape.with_rows(max(shape.rows, self.expected_rows))
         depths = chain_depths(drafter.longest_chain)
@@ -138,7 +149,7 @@ class CapturedRunner:
             depths, levels = up_to(depths, deepest), up_to(LEVELS, deepest)
             grown = [size for size in GROWN if size.depth in levels]
         chains = [DraftSize(depth) for depth in depths if not depth or rule.chains]
-        only_chains = rows[0].request.processor is not None or _mixed(rows, rule)
+        only_chains = rows[0].request.processor is not None or mixed(rows, rule)
         sizes = [size for size in (*chains, *grown) if self._fits(shape, size, drafter, rule, only_chains)]
         may_capture = partial(self.capture_budget.left, shape.lines(sizes[0], self.expected_rows))
         graphs = self._graphs_of(drafter, rows[0])
@@ -151,7 +162,7 @@ class CapturedRunner:
 
     def _graphs_of(self, drafter: Drafter | None, row: Row) -> GraphCache:
         """The graphs of a drafter for rows with the logits processor of `row`."""
-        key = 0 if drafter is None else id(drafter), _processing(row)
+        key = 0 if drafter is None else id(drafter), processing(row)
         if key not in self._graphs:
             name = "none" if drafter is None else type(drafter).__name__
             while name in self._names:
@@ -191,7 +202,7 @@ class CapturedRunner:
         device = self._device_drafter(drafter)
         if device is None and by_policy and self.idles(drafter, rule) and not any(own.depth for own in budget):
             device = self._idle
-        if device is None or not _alike(rows, device):
+        if device is None or not alike(rows, device):
             return None
         deepest = math.inf if device.max_depth is None else device.max_depth
         if rule.chains and not any(own.shape for own in budget):
@@ -201,7 +212,7 @@ class CapturedRunner:
             budget = device.draft_on_host(rows, budget)
         shape, size = self._shape(rows), size_for(budget, rule, drafter.longest_chain)
         processor = rows[0].request.processor
-        if size is None or not self._fits(shape, size, drafter, rule, processor is not None or _mixed(rows, rule)):
+        if size is None or not self._fits(shape, size, drafter, rule, processor is not None or mixed(rows, rule)):
             return None
         if not self._in_context(shape, size, device):
             return None
@@ -232,9 +243,12 @@ class CapturedRunner:
             lines, depths, cycle, graphs, device, record, shape.cut, by_policy, began, read, captured, version, room
         )
 
-    def launch_next(self, flight: Flight, chosen: Budget | None = None) -> Flight | None:
+    def launch_next(
+        self, flight: Flight, chosen: Budget | None = None, deferred: DeferredCycles | None = None
+    ) -> Flight | None:
         """Start the next cycle before the record of `flight` is read; None where the rows need something else first.
-        `chosen`: what all rows are to draft from now on, if that is not what they drafted so far.
+        `chosen`: what all rows are to draft from now on, if that is not what they drafted so far. `deferred`: cycles
+        that they were not told of yet.
 
         Where the graph stays the same, rows that have finished keep their lines, and nobody looks at them any more. The
         device does not know that they have, and goes on with them; they must not outgrow the caches either."""
@@ -249,9 +263,13 @@ class CapturedRunner:
         ):
             return None
         under_way = flight.size.depth + 1  # if all of it is accepted
-        lengths = [len(row.tokens) for _, row, _ in lines]
-        shape = BatchShape(len(lines), max(lengths) + under_way, flight.cut, flight.key.logprobs, sum(lengths))
-        room, ended = flight.rooms(under_way)
+        if deferred is None:
+            lengths = [len(row.tokens) for _, row, _ in lines]
+            longest, cached = max(lengths), sum(lengths)
+        else:
+            longest, cached = deferred.longest, deferred.cached
+        shape = BatchShape(len(lines), longest + under_way, flight.cut, flight.key.logprobs, cached)
+        room, ended = flight.rooms(under_way, deferred)
         if min(room, ended) < size.places + 1 or not self._in_context(shape, size, device):
             return None
         context = self._context(shape, size, device)
@@ -273,23 +291,24 @@ class CapturedRunner:
         kept = [flight.room[line] for line, _, _ in lines]
         return replace(following, lines=rows, cycle=cycle, record=record, began=perf_counter(), ended=FAR, room=kept)
 
-    def land(self, flight: Flight) -> list[tuple[Row, CycleResult]] | None:
-        """Wait for a cycle and commit it to the caches; None where it must be repeated on the ordinary path, nothing
-        having changed. Rows that have finished since it was launched are left out."""
+    def read(self, flight: Flight) -> Lines:
+        """Wait for a cycle. Returns its record: the numbers of each line."""
         with self.capture_budget.runs():
-            return self._land(flight)
-
-    def _land(self, flight: Flight) -> list[tuple[Row, CycleResult]] | None:
-        record = flight.record.read(flight.lines[-1][0] + 1, flight.cycle.columns)
-        lines, rows, depths = flight.landed(self._model.context)
+            record = flight.record.read(flight.lines[-1][0] + 1, flight.cycle.columns)
         if flight.read:  # the device had read it when the record was there
-            seconds = perf_counter() - flight.began
+            seconds, rows = perf_counter() - flight.began, [row for _, row, _ in flight.lines]
             flight.graphs.costs.learn_reading(flight.key, len(rows), flight.read, seconds, _cached(rows))
         self.cycles += 1
-        own = [record[line] for line in lines]
-        if not all(line[2] for line in own):  # some slot has no law; the ordinary path finds out which row's
+        return record
+
+    def land(self, flight: Flight, record: Lines) -> list[tuple[Row, CycleResult]] | None:
+        """Commit a cycle to the caches; None where it must be repeated on the ordinary path, nothing having changed.
+        Rows that have finished since it was launched are left out."""
+        lines, rows, depths = flight.landed(self._model.context)
+        own = record[lines]
+        if not own[:, 2].all():  # some slot has no law; the ordinary path finds out which row's
             return None
-        results = flight.cycle.told(own)
+        results = flight.cycle.told(own.tolist())
         if isinstance(flight.cycle, ChainCycle) and flight.cycle.logprobs is not None:
             numbers = flight.record.read_numbers(len(record), flight.cycle.logprobs)
             results = [
@@ -300,15 +319,24 @@ class CapturedRunner:
         flight.device.commit(rows, depths, accepted, flight.cycle, lines)
         return list(zip(rows, results, strict=True))
 
+    def land_deferred(self, deferred: DeferredCycles, lines: Lines | None = None) -> list[RowCycles]:
+        """Commit deferred cycles to the caches: those of these lines, which have ended, or of all rows."""
+        taken, cycles = deferred.take(lines)
+        if cycles:
+            rows, accepted = [own.job.row for own in cycles], [own.tokens[:-1] for own in cycles]
+            self._model.record_written(rows, accepted)
+            deferred.device.commit(rows, [], accepted, deferred.cycle, taken.tolist())
+        return cycles
+
     def abandon(self, flight: Flight) -> None:
         """Nobody will read this cycle's record. What it wrote beyond the rows' committed text is written again."""
         flight.device.forget()
 
-    def paid(self, flight: Flight, rows: Sequence[Row], seconds: float) -> None:
+    def paid(self, flight: Flight, rows: int, cached: int, seconds: float) -> None:
         """What a cycle took with the host's part. What was published meanwhile is of the cycle before, which most often
-        was one like this."""
+        was one like this. `cached`: tokens of all rows."""
         if not flight.captured and not flight.read:
-            flight.graphs.costs.learn(flight.key, len(rows), seconds, _cached(rows))
+            flight.graphs.costs.learn(flight.key, rows, seconds, cached)
 
     def _make_room(self, row: Row, places: int, device: DeviceDrafter) -> None:
         """Let a row have so many places in both caches."""
@@ -351,7 +379,7 @@ class CapturedRunner:
         device: DeviceDrafter,
         counted: bool,
         processor: Any,
-    ) -> tuple[ChainCycle | TreeCycle, bool]:
+    ) -> tuple[Cycle, bool]:
         """The cycle of a key, and whether it had to be captured. `counted`: in the policy's capture budget."""
         part, held = device.part(), self._passes.held(self._model.cache)
         for (identity, _), cache in self._graphs.items():  # graphs must not hold on to caches that have moved
@@ -359,7 +387,7 @@ class CapturedRunner:
             cache.set_version((self._model.cache.version, own.version if own else 0))
         if missing := key not in graphs.cycles:
             with self.capture_budget.captures(counted), graphs.captures(key):
-                graphs.add(key, _new_cycle(key, self._passes, held, part, processor))
+                graphs.add(key, new_cycle(key, self._passes, held, part, processor))
             self.captures += 1
         return graphs.cycles[key], missing
 
@@ -370,29 +398,3 @@ def _cached(rows: Sequence[Row]) -> int:
 
 def _no_deeper(budgets: Sequence[Budget], depth: float) -> list[Budget]:
     return [own if own.depth <= depth else replace(own, depth=int(depth)) for own in budgets]
-
-
-def _processing(row: Row) -> Hashable:
-    """What rows must have in common to share a cycle: the settings of their logits processor."""
-    processor = row.request.processor
-    return processor.device_settings if isinstance(processor, DeviceProcessor) else None
-
-
-def _mixed(rows: Sequence[Row], rule: DeviceRule) -> bool:
-    """Whether greedy rows are among sampled ones. Trees of these are ranked by noise."""
-    return not rule.greedy and any(row.request.sampling.temperature == 0 for row in rows)
-
-
-def _alike(rows: Sequence[Row], device: DeviceDrafter) -> bool:
-    """Whether one cycle can shape the laws of all rows."""
-    if all(row.request.processor is None for row in rows):
-        return True
-    return device.whole_vocabulary and len({_processing(row) for row in rows}) == 1
-
-
-def _new_cycle(
-    key: GraphKey, passes: GpuPasses, held: Held, part: DeviceDraft, processor: DeviceProcessor | None
-) -> ChainCycle | TreeCycle:
-    if key.nodes:
-        return TreeCycle(key, passes, held, cast(TreeDraft, part))  # asked for only where the drafter branches
-    return ChainCycle(key, passes, held, part, processor)
