@@ -91,6 +91,8 @@ class Request:
 class Row:
     """One request while it decodes. `finish_reason` is None until it ends. An end token itself is emitted."""
 
+    ahead = 0  # tokens of captured cycles that were read and are not in `tokens` yet
+
     def __init__(self, request: Request) -> None:
         self.request = request
         self.seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
@@ -105,7 +107,7 @@ class Row:
     @property
     def length(self) -> int:
         """Committed tokens, prompt included."""
-        return len(self.tokens)
+        return len(self.tokens) + self.ahead
 
     @property
     def output(self) -> list[int]:
@@ -114,17 +116,17 @@ class Row:
     @property
     def emitted(self) -> int:
         """Committed tokens beyond the prompt."""
-        return len(self.tokens) - len(self.request.prompt)
+        return len(self.tokens) + self.ahead - len(self.request.prompt)
 
     @property
     def left(self) -> int:
         """How many tokens may still be emitted, by the request's limit alone."""
-        return self._longest - len(self.tokens)
+        return self._longest - len(self.tokens) - self.ahead
 
     def room(self, context: int) -> int:
         """How many tokens may still be emitted, by the request's limit and the model's context."""
         longest = self._longest if self._longest < context else context
-        return max(0, longest - len(self.tokens))
+        return max(0, longest - len(self.tokens) - self.ahead)
 
     def extend(self, tokens: Sequence[int], origins: Sequence[Origin], context: int) -> int:
         """Commit emitted tokens up to the first end token. Returns how many were committed."""

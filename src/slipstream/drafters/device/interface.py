@@ -161,6 +161,9 @@ class DeviceDrafter(ABC):
         """Record the accepted tokens of each row. Called before the rows are extended by them. `depths` are what rows
         could draft, if `needs_depths`; `lines` are their indices in the cycle."""
 
+    def record_lengths(self, rows: Sequence[Row], lengths: Sequence[int], cycle: Any, lines: Sequence[int]) -> None:
+        """The same after several cycles of one graph, which made the rows so long; not if `needs_depths`."""
+
 
 class PlainDecoding(DeviceDrafter):
     """The device form of `NoDrafter`."""

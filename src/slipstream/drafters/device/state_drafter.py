@@ -67,11 +67,14 @@ class StateDrafter(DeviceDrafter):
         cycle: Any,
         lines: Sequence[int],
     ) -> None:
-        if not cycle.key.depth:
-            return
-        lengths = [len(row.tokens) + len(tokens) + 1 for row, tokens in zip(rows, accepted, strict=True)]
-        self.record_cached(rows, lengths)
-        self._last_cycle = rows, lines, lengths, cycle
+        if cycle.key.depth:
+            lengths = [len(row.tokens) + len(tokens) + 1 for row, tokens in zip(rows, accepted, strict=True)]
+            self.record_lengths(rows, lengths, cycle, lines)
+
+    def record_lengths(self, rows: Sequence[Row], lengths: Sequence[int], cycle: Any, lines: Sequence[int]) -> None:
+        if cycle.key.depth:
+            self.record_cached(rows, lengths)
+            self._last_cycle = rows, lines, lengths, cycle
 
 
 class PromptReadingDrafter(StateDrafter):

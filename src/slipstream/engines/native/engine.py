@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
+from functools import cached_property
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
@@ -140,7 +141,7 @@ class NativeEngine(JobEngine):
         if warm_up:
             self.warm_up()
 
-    @property
+    @cached_property
     def model_info(self) -> ModelInfo:
         files, model = self.target.files, self.target.model
         return ModelInfo(files.name, self.target.label, files.quantised, model.vocab, model.context)

@@ -4,6 +4,7 @@ output promises."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
@@ -19,6 +20,7 @@ from slipstream.plan.policy.config import TreeConfig
 SEEDED_DEPTH = 3  # of a request whose depth must not depend on earlier requests
 
 
+@lru_cache(maxsize=256)
 def choose_rule(named: str | None, auto: AutoRule, temperature: float, seeded: bool, tree: bool) -> str:
     """The name of the rule that verifies a request. `named`: the plan's or the user's own choice, or None. `auto`: the
     plan's choice by seed.
@@ -89,6 +91,7 @@ def meets_its_draws_again(rule: str, sampling: Sampling) -> bool:
     return sampling.seed is not None and sampling.temperature > 0 and not rules.get(rule).shared
 
 
+@lru_cache(maxsize=256)
 def guarantee(rule: str, seeded: bool, invariant: bool) -> Guarantee:
     """The guarantees of a request under a rule. Outside invariant mode, rounding depends on the shape of a pass."""
     kind = rules.get(rule)

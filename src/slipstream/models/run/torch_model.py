@@ -36,6 +36,7 @@ from slipstream.models.run.encoder_decoder.decoder_pass import CrossDecoderPass
 from slipstream.models.run.encoder_decoder.support_check import check_numbers, cross_anatomy
 from slipstream.models.run.features import FeatureStore
 from slipstream.models.run.forward_pass import ForwardPass, LayerPass
+from slipstream.models.run.inference import inference
 from slipstream.models.run.pending_reader import PendingReader
 from slipstream.models.run.prefix_reuse import PrefixReuse
 from slipstream.models.run.row_table import RowTable
@@ -101,7 +102,7 @@ class TorchModel(Model):
         else:
             self._conditions.check(row.request.condition)
 
-    @torch.inference_mode()
+    @inference
     def open(self, rows: Sequence[Row], encode: bool = True) -> None:
         """`encode=False`: conditions are encoded when they are first needed."""
         if self._conditions is not None:
@@ -120,7 +121,7 @@ class TorchModel(Model):
             return 0.0
         return float(row.request.condition.expected_seconds(self._conditions.encoder))
 
-    @torch.inference_mode()
+    @inference
     def close(self, rows: Sequence[Row]) -> None:
         for row in rows:
             self.prefixes.close(self.rows.states.pop(row))

@@ -8,8 +8,9 @@ there no character spans the cut, and later tokens cannot change what is before 
 
 from __future__ import annotations
 
-from codecs import getincrementaldecoder
+from codecs import IncrementalDecoder, getincrementaldecoder
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 
 MARK = "\N{REPLACEMENT CHARACTER}"  # decoders write it for bytes that form no character yet
 WINDOW = 16  # tokens kept before the window is cut
@@ -62,7 +63,7 @@ class ByteDetokenizer(Detokenizer):
     """A detokenizer for vocabularies where each token is a fixed sequence of bytes: nothing is decoded twice."""
 
     def __init__(self, spelt: Callable[[int], bytes]) -> None:
-        self._spelt, self._utf8 = spelt, getincrementaldecoder("utf-8")("replace")
+        self._spelt = spelt
         self._between = True  # whether the bytes so far end with a whole character
 
     def push(self, ids: Iterable[int]) -> str:
@@ -77,8 +78,14 @@ class ByteDetokenizer(Detokenizer):
         return text
 
     def flush(self) -> str:
+        if self._between:
+            return ""
         self._between = True
         return self._utf8.decode(b"", final=True)
+
+    @cached_property
+    def _utf8(self) -> IncrementalDecoder:
+        return getincrementaldecoder("utf-8")("replace")
 
 
 class Spellings(dict[int, bytes]):

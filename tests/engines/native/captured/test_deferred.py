@@ -11,7 +11,9 @@ pytest.importorskip("triton", reason="needs Triton (pip install triton); its int
 
 from slipstream.core.sampling import Sampling
 from slipstream.core.types import Request
+from slipstream.drafters.device.interface import PlainDecoding
 from slipstream.engines.job import DecodingPlan, Job
+from slipstream.engines.native.captured import deferred as deferred_cycles
 from slipstream.engines.native.captured.deferred import DeferredCycles
 from slipstream.engines.native.captured.result import told_chains
 from slipstream.engines.native.publisher import ChunkPublisher
@@ -47,7 +49,7 @@ def flight_of(jobs: list[Job], depth: int) -> SimpleNamespace:
         room=[(100, 10)] * len(jobs),
         key=SimpleNamespace(depth=depth),
         cycle=SimpleNamespace(told=told_chains),
-        device=None,
+        device=PlainDecoding(),
     )
 
 
@@ -70,7 +72,9 @@ class Told:
 
 @pytest.mark.parametrize("depth", [0, 1, 4])
 @pytest.mark.parametrize("seed", range(4))
-def test_rows_that_are_told_later_are_told_the_same(depth, seed):
+def test_rows_that_are_told_later_are_told_the_same(depth, seed, monkeypatch):
+    monkeypatch.setattr(deferred_cycles, "TOLD_ROWS", 2)
+    monkeypatch.setattr(deferred_cycles, "MOST_CYCLES", 8)
     random = np.random.default_rng(seed)
     jobs, later = jobs_of(np.random.default_rng(seed), 9), jobs_of(np.random.default_rng(seed), 9)
     told, publisher = Told(jobs), ChunkPublisher()
@@ -86,9 +90,15 @@ def test_rows_that_are_told_later_are_told_the_same(depth, seed):
         assert list(results.emitted_counts) == [record[line, 0] + 1 for line in lengths]
         assert results[0] == told_chains([record[next(iter(lengths))].tolist()])[0]
         assert set(ended.tolist()) == lengths.keys() - told.live.keys()
-        publisher.tell(deferred.take(ended)[1], CONTEXT)
+        publisher.tell(deferred.end(ended), CONTEXT)
+        if (due := deferred.due()) is not None:
+            publisher.tell(deferred.take(due), CONTEXT)
         if random.random() < 0.3:
-            publisher.tell(deferred.take()[1], CONTEXT)
+            deferred.announce()
+            assert [job.row.length for job in later] == [job.row.length for job in jobs]
+            assert [job.row.left for job in later] == [job.row.left for job in jobs]
+        if random.random() < 0.1:
+            publisher.tell(deferred.take(), CONTEXT)
             assert [job.row.tokens for job in later] == [job.row.tokens for job in jobs]
     for own, other in zip(later, jobs, strict=True):
         assert (own.row.tokens, own.row.origins) == (other.row.tokens, other.row.origins)
@@ -103,4 +113,4 @@ def test_a_row_without_a_law_leaves_everything_as_it_was():
     before = deferred.cached
     assert deferred.add(np.array([[0, 1, 1, 0], [0, 1, 0, 0], [0, 1, 1, 0]])) is None
     assert deferred.cached == before
-    assert not deferred.take()[1]
+    assert not deferred.take()

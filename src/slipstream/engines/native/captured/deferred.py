@@ -7,6 +7,7 @@ cycles are kept as arrays. They also tell which rows have ended.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
     from slipstream.engines.native.captured.graph_cache import Cycle
 
 LEAST_ROWS = 32  # fewer rows are told after every cycle
-MOST_CYCLES = 8  # that rows are told of at once: what that takes is less than the device takes for a cycle
-MOST_SECONDS = 0.02  # that they wait for their tokens
+TOLD_ROWS = 32  # that are told at once: what that takes is less than the device takes for a cycle
+MOST_CYCLES = 32  # that rows are told of at once
+MOST_SECONDS = 0.02  # until the next rows are told
 
 Lines = NDArray[np.int64]
 ORIGINS = np.array([Origin.ACCEPTED, Origin.RECOVERED, Origin.BONUS, Origin.PLAIN], dtype=object)
@@ -69,7 +71,9 @@ class DeferredCycles:
         self._ends = np.array([own + [-1] * (widest - len(own)) for own in ends], np.int64).reshape(count, 1, widest)
         self._live: Lines = np.array([*self._jobs], np.int64)
         self._records: list[Lines] = []
-        self._since = perf_counter()
+        self._told = np.zeros(count, np.int64)  # how many of these the row of a line was told of
+        self._turns = deque(np.array_split(self._live, -(-len(jobs) // TOLD_ROWS)))  # lines that are told at once
+        self._since = perf_counter(), 0  # when some were told, and the records there were
 
     @classmethod
     def of(cls, flight: Flight, jobs: Sequence[Job], context: int) -> DeferredCycles | None:
@@ -78,11 +82,6 @@ class DeferredCycles:
         if len(jobs) < LEAST_ROWS or key.nodes or key.rule.needs_draft or flight.device.needs_depths:
             return None
         return cls(flight, jobs, context) if simple and flight.cycle.repeats else None
-
-    @property
-    def due(self) -> bool:
-        """Whether the rows have waited for long enough."""
-        return len(self._records) >= MOST_CYCLES or perf_counter() - self._since > MOST_SECONDS
 
     @property
     def longest(self) -> int:
@@ -113,21 +112,53 @@ class DeferredCycles:
         left = np.maximum(self._beyond[live], self._places[live] - self._length[live] - step)
         return int(left.min())
 
-    def take(self, lines: Lines | None = None) -> tuple[Lines, list[RowCycles]]:
-        """Hand out the tokens of these lines, which have ended, or of all rows."""
-        if lines is None:
-            taken, self._since = self._live, perf_counter()
-        else:
-            taken, self._live = lines, np.setdiff1d(self._live, lines, assume_unique=True)
-        records = [record[taken] for record in self._records]
-        if lines is None:
-            self._records = []
-        return taken, self._rows(taken, records) if records else []
+    def announce(self) -> None:
+        """Let rows and drafter know how long the texts are. What they say is told later."""
+        lengths = self._length[self._live].tolist()
+        rows = [self._jobs[line].row for line in self._live.tolist()]
+        for row, length in zip(rows, lengths, strict=True):
+            row.ahead = length - len(row.tokens)
+        self.device.record_lengths(rows, lengths, self.cycle, self._live.tolist())
 
-    def _rows(self, lines: Lines, records: list[Lines]) -> list[RowCycles]:
-        cycles, depth = len(records), self._depth
-        jobs = [self._jobs[line] for line in lines.tolist()]
-        record = np.stack(records, 1)  # by row, then by cycle
+    def due(self) -> Lines | None:
+        """The lines whose rows are to be told now; None if nobody has waited for long enough."""
+        count, (when, before) = len(self._records), self._since
+        if (count - before) * len(self._turns) < MOST_CYCLES and perf_counter() - when < MOST_SECONDS:
+            return None
+        self._since = perf_counter(), count
+        self._turns.rotate(-1)
+        return np.intersect1d(self._turns[-1], self._live, assume_unique=True)
+
+    def take(self, lines: Lines | None = None) -> list[RowCycles]:
+        """Hand out the tokens of these lines, or of all rows that go on."""
+        lines = self._live if lines is None else lines
+        told = [(lines[self._told[lines] == start], start) for start in np.unique(self._told[lines]).tolist()]
+        self._told[lines] = len(self._records)
+        cycles = [own for some, start in told if self._records[start:] for own in self._rows(some, start)]
+        self._forget()
+        return cycles
+
+    def end(self, lines: Lines) -> list[RowCycles]:
+        """Hand out the tokens of these lines. Their rows have ended."""
+        rows, lengths = [self._jobs[line].row for line in lines.tolist()], self._length[lines].tolist()
+        self.device.record_lengths(rows, lengths, self.cycle, lines.tolist())
+        self._live = np.setdiff1d(self._live, lines, assume_unique=True)
+        return self.take(lines)
+
+    def _forget(self) -> None:
+        """Drop the records that all rows were told of."""
+        if first := int(self._told[self._live].min(initial=len(self._records))):
+            del self._records[:first]
+            self._told -= first
+            self._since = self._since[0], self._since[1] - first
+
+    def _rows(self, lines: Lines, start: int) -> list[RowCycles]:
+        """What the cycles from record `start` on emitted."""
+        depth, jobs = self._depth, [self._jobs[line] for line in lines.tolist()]
+        for job in jobs:
+            job.row.ahead = 0
+        record = np.stack([record[lines] for record in self._records[start:]], 1)  # by row, then by cycle
+        cycles = record.shape[1]
         if not depth:
             origins, counts = [Origin.PLAIN] * cycles, [(0, 0, 1)] * cycles
             return [

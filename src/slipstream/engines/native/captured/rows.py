@@ -13,6 +13,7 @@ from slipstream.core.types import Budget, Row
 from slipstream.engines.job import Job
 from slipstream.engines.native.captured.deferred import DeferredCycles, Lines
 from slipstream.engines.native.captured.free_rows import FreeRows
+from slipstream.engines.native.captured.result import RowCycles
 from slipstream.engines.native.captured.row_groups import RowGroup, row_groups
 from slipstream.engines.native.groups import limited
 from slipstream.engines.native.publisher import ChunkPublisher
@@ -136,7 +137,7 @@ class CapturedRows:
             return False if len(free) == len(jobs) and self._idles(jobs, verifier) else None
         drafter, rule = self._drafter(free[0].plan.drafter), verifier.device_rule
         assert rule is not None, "rows without a device rule take the ordinary path"
-        chosen = self.runner.choose(self._free.rows, drafter, rule, self._policy, self._tell_deferred)
+        chosen = self.runner.choose(self._free.rows, drafter, rule, self._policy, self._announce)
         if chosen is None:
             return None
         if changed := self._free.assign(chosen):
@@ -264,19 +265,26 @@ class CapturedRows:
         if flight.size.depth:
             self._policy.observe_captured([job.row for job in live], results)
         if len(ended):
-            self._publisher.tell(self.runner.land_deferred(deferred, ended), self._context)
-        if deferred.due:
-            self._tell_deferred()
+            self._tell_deferred(deferred.end(ended))
+        if (due := deferred.due()) is not None:
+            self._tell_deferred(deferred.take(due))
         return True
 
-    def _tell_deferred(self) -> None:
-        """Bring the rows up to date."""
-        if self._deferred is not None and self.runner is not None:
-            self._publisher.tell(self.runner.land_deferred(self._deferred), self._context)
+    def _tell_deferred(self, cycles: Sequence[RowCycles]) -> None:
+        if self.runner is not None:
+            self.runner.land_deferred(cycles)
+        self._publisher.tell(cycles, self._context)
+
+    def _announce(self) -> None:
+        if self._deferred is not None:
+            self._deferred.announce()
 
     def _stop_deferring(self) -> None:
-        self._tell_deferred()
-        self._deferred = None
+        """Tell all rows of the cycles that were deferred."""
+        deferred, self._deferred = self._deferred, None
+        if deferred is not None:
+            deferred.announce()
+            self._tell_deferred(deferred.take())
 
     def drop(self) -> None:
         """Forget the cycle under way, as after a failure."""

@@ -119,8 +119,8 @@ class CapturedRunner:
     def choose(
         self, rows: Sequence[Row], drafter: Drafter, rule: DeviceRule, policy: Policy, tell: Callable[[], None]
     ) -> Budget | None:
-        """What all rows are to draft in the coming cycle; None where the policy wants the ordinary path. `tell` brings
-        the rows up to date; it is called before anybody looks at them."""
+        """What all rows are to draft in the coming cycle; None where the policy wants the ordinary path. `tell` lets
+        the rows know how long they are; it is called before anybody looks at them."""
         device = self._device_drafter(drafter)
         if device is None or not device.drafts:
             return Budget(0)
@@ -319,14 +319,9 @@ class CapturedRunner:
         flight.device.commit(rows, depths, accepted, flight.cycle, lines)
         return list(zip(rows, results, strict=True))
 
-    def land_deferred(self, deferred: DeferredCycles, lines: Lines | None = None) -> list[RowCycles]:
-        """Commit deferred cycles to the caches: those of these lines, which have ended, or of all rows."""
-        taken, cycles = deferred.take(lines)
-        if cycles:
-            rows, accepted = [own.job.row for own in cycles], [own.tokens[:-1] for own in cycles]
-            self._model.record_written(rows, accepted)
-            deferred.device.commit(rows, [], accepted, deferred.cycle, taken.tolist())
-        return cycles
+    def land_deferred(self, cycles: Sequence[RowCycles]) -> None:
+        """Commit deferred cycles to the target's cache. The drafter knows of them (`DeferredCycles`)."""
+        self._model.record_written([own.job.row for own in cycles], [own.tokens[:-1] for own in cycles])
 
     def abandon(self, flight: Flight) -> None:
         """Nobody will read this cycle's record. What it wrote beyond the rows' committed text is written again."""

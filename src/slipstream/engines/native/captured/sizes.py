@@ -35,7 +35,7 @@ class BatchShape:
     @staticmethod
     def of(rows: Sequence[Row], ahead: int = 0) -> BatchShape:
         """`ahead`: the cached tokens are those half way through this number of further tokens of each row."""
-        lengths = [len(row.tokens) for row in rows]
+        lengths = [row.length for row in rows]
         grown = sum([min(ahead, row.left) for row in rows]) // 2 if ahead else 0
         return BatchShape(len(rows), max(lengths), any(map(_cut, rows)), _recorded(rows), sum(lengths) + grown)
 
