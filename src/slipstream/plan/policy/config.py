@@ -59,7 +59,6 @@ class CostConfig:
     graph_quantile: float = 0.4  # of these times that counts: a third of them may be pauses of the host
     graph_memory: int = 128  # captured cycles after which an old price is capped by the host's usual share of a cycle;
     # after four times as many by its least share
-    host_bound: int = 128  # rows of a captured cycle from which the host may take longer than the device
     graph_reliable: int = 4  # cycles of a kind whose host part others are expected to have, at least
     context_memory: float = 64.0  # captured cycles that the usual time of a kind is taken over
     context_cycles: float = 1024.0  # captured cycles that what a cached token adds rests on

@@ -8,7 +8,7 @@ from typing import Any
 
 from slipstream.core.device import DraftSize, GraphKey, next_power_of_two
 from slipstream.plan.policy.config import CostConfig
-from slipstream.plan.policy.prices import ContextCost, ReadingCost, RecentMedian, Slowdown, TimesByContext
+from slipstream.plan.policy.prices import ContextCost, ReadingCost, RecentMedian, TimesByContext
 
 PLAIN = DraftSize(0)
 LEAST = 0.1  # share of a measured time that a price for much shorter texts is at least
@@ -24,8 +24,8 @@ class GraphCosts:
     A time that was measured long ago may be too high, too: then its time on the device and what the host usually adds
     count, if they are less, and later the least that the host adds: all kinds may have run last while it was slow.
 
-    With very many rows the host is the bound, and all kinds take longer or shorter together: their times are divided by
-    its present slowdown. With fewer rows the device is the bound of some.
+    A cycle that overlaps with the one before takes what the device takes for it. One that waits for the host in between
+    may take twice as long. Such times count only until the first cycle has overlapped.
 
     `cached` tokens are those of all rows together. A price is that of the texts' present length, whenever the cycle ran
     last."""
@@ -40,7 +40,7 @@ class GraphCosts:
         # by rows, with no text: the least and the median that the host adds; worked out when it is asked for
         self._host_parts: dict[int, tuple[float, float]] = {}
         self._context = ContextCost(self._config)
-        self._slowdown = Slowdown(self._config)
+        self._overlapped = False  # whether a cycle ever overlapped with the one before
         self._drafting: dict[GraphKey, float | None] = {}  # what `drafting` found out
         self.reading = ReadingCost(self._config)  # by tokens that the drafter had to read first
 
@@ -52,15 +52,17 @@ class GraphCosts:
     def device(self, key: GraphKey) -> float:
         return self._device.get(key, 0.0)
 
-    def learn(self, key: GraphKey, rows: int, seconds: float, cached: int = 0) -> None:
+    def learn(self, key: GraphKey, rows: int, seconds: float, cached: int = 0, overlapped: bool = True) -> None:
         """A cycle with so many rows took so long with the host's part. Nothing was captured or read in it."""
+        if overlapped and not self._overlapped:
+            self._overlapped = True
+            self._whole.clear()
+            self._host_parts.clear()
+        elif self._overlapped and not overlapped:
+            return
         kind = key, next_power_of_two(rows)
         if key not in (alike := self._whole[kind[1]]):
             alike[key] = TimesByContext(self._config.graph_window, self._config.graph_quantile)
-        if rows >= self._config.host_bound:
-            known = len(alike[key]) >= self._config.graph_reliable
-            expected = alike[key].at(cached, self._context.per_token) if known else None
-            seconds /= self._slowdown.update(seconds, expected)
         self._context.add(kind, cached, seconds)
         alike[key].add(seconds, cached)
         self._cycles += 1

@@ -42,7 +42,7 @@ class SizeChoice:
         self.missed: tuple[DraftSize, float] | None = None  # a barred size, and the seconds that it would save
         self._hold = self._held = 0  # cycles that it holds for, and still holds for
         self._plain = 0  # cycles since anything was drafted
-        self._idle = 0  # decisions in a row not to draft for the same rows
+        self._idle = 0  # decisions in a row not to draft; half of them count for new rows
         self._turn = self._decisions = 0
         self._failed: dict[int, float] = {}  # trials of the cheapest size that failed, less decisions to draft, by rows
         self._menu: tuple[int, SizeMenu] | None = None  # for drafts of the host: cycles it still holds for
@@ -78,7 +78,8 @@ class SizeChoice:
         """One of the options; the first of them drafts nothing. `ready` tells how many tokens each row has to draft,
         where that is known beforehand. `delay` are seconds before drafting can begin, which it must win back."""
         config = self._config
-        self._idle = self._idle + 1 if self._last == PLAIN and self._rows.issuperset(rows) else 0
+        same = self._rows.issuperset(rows)
+        self._idle = 0 if self._last != PLAIN else self._idle + 1 if same else self._idle // 2
         self._rows, self._listed = set(rows), rows
         least = max(config.hold, len(rows) // config.rows_per_cycle)
         self._hold = max(least, min(least << min(self._idle, 16), config.longest_hold))

@@ -16,6 +16,7 @@ from slipstream.engines.job import DecodingPlan, Job
 from slipstream.engines.native.captured import deferred as deferred_cycles
 from slipstream.engines.native.captured.deferred import DeferredCycles
 from slipstream.engines.native.captured.result import told_chains
+from slipstream.engines.native.captured.sizes import BatchShape
 from slipstream.engines.native.publisher import ChunkPublisher
 
 VOCAB, CONTEXT = 40, 90
@@ -48,6 +49,7 @@ def flight_of(jobs: list[Job], depth: int) -> SimpleNamespace:
         lines=[(line, job.row, depth) for line, job in enumerate(jobs)],
         room=[(100, 10)] * len(jobs),
         key=SimpleNamespace(depth=depth),
+        cut=False,
         cycle=SimpleNamespace(told=told_chains),
         device=PlainDecoding(),
     )
@@ -97,6 +99,8 @@ def test_rows_that_are_told_later_are_told_the_same(depth, seed, monkeypatch):
             deferred.announce()
             assert [job.row.length for job in later] == [job.row.length for job in jobs]
             assert [job.row.left for job in later] == [job.row.left for job in jobs]
+            rows = [job.row for job in told.live.values()]
+            assert not rows or deferred.shape(5) == BatchShape.of(rows, 5)
         if random.random() < 0.1:
             publisher.tell(deferred.take(), CONTEXT)
             assert [job.row.tokens for job in later] == [job.row.tokens for job in jobs]

@@ -24,7 +24,7 @@ class BrokenRunner:
     def only_chains(self, drafter, rule):
         return False
 
-    def choose(self, rows, drafter, rule, policy, tell):
+    def choose(self, rows, drafter, rule, policy, deferred):
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from slipstream.core.types import Origin
 from slipstream.engines.job import Job
 from slipstream.engines.native.captured.result import CycleResult, RowCycles
+from slipstream.engines.native.captured.sizes import BatchShape
 
 if TYPE_CHECKING:
     from slipstream.engines.native.captured.flight import Flight
@@ -60,13 +61,15 @@ class DeferredCycles:
         self.cycle, self.device, self._jobs = flight.cycle, flight.device, dict[int, Job]()
         self._depth = flight.key.depth
         count = flight.lines[-1][0] + 1
-        self._length, self._limit, self._places, self._beyond = np.zeros((4, count), np.int64)
+        self._length, self._limit, self._whole, self._places, self._beyond = np.zeros((5, count), np.int64)
         ends: list[list[int]] = [[] for _ in range(count)]
         lines = [line for line in flight.lines if line[1].finish_reason is None]
         for (line, row, _), job in zip(lines, jobs, strict=True):
             self._jobs[line], ends[line] = job, [*row.request.ends]
             self._length[line], self._limit[line] = row.length, row.length + row.room(context)
+            self._whole[line] = row.length + row.left
             self._places[line], self._beyond[line] = flight.room[line]
+        self._known, self._cut = self._length.copy(), flight.cut  # lengths that the rows know
         widest = max(map(len, ends))
         self._ends = np.array([own + [-1] * (widest - len(own)) for own in ends], np.int64).reshape(count, 1, widest)
         self._live: Lines = np.array([*self._jobs], np.int64)
@@ -114,11 +117,23 @@ class DeferredCycles:
 
     def announce(self) -> None:
         """Let rows and drafter know how long the texts are. What they say is told later."""
-        lengths = self._length[self._live].tolist()
-        rows = [self._jobs[line].row for line in self._live.tolist()]
-        for row, length in zip(rows, lengths, strict=True):
-            row.ahead = length - len(row.tokens)
-        self.device.record_lengths(rows, lengths, self.cycle, self._live.tolist())
+        lines = self._live
+        ahead = (self._length - self._known)[lines].tolist()
+        for line, count in zip(lines.tolist(), ahead, strict=True):
+            self._jobs[line].row.ahead = count
+        self.record_lengths()
+
+    def shape(self, ahead: int) -> BatchShape:
+        """The shape of all rows (`BatchShape.of`)."""
+        length, left = self._length[self._live], (self._whole - self._length)[self._live]
+        cached = int(length.sum() + np.minimum(ahead, left).sum() // 2)
+        return BatchShape(len(length), int(length.max()), self._cut, None, cached)
+
+    def record_lengths(self, lines: Lines | None = None) -> None:
+        """Let the drafter know how long texts are: of these lines, or of all rows."""
+        own = self._live if lines is None else lines
+        rows = [self._jobs[line].row for line in own.tolist()]
+        self.device.record_lengths(rows, self._length[own].tolist(), self.cycle, own.tolist())
 
     def due(self) -> Lines | None:
         """The lines whose rows are to be told now; None if nobody has waited for long enough."""
@@ -140,8 +155,7 @@ class DeferredCycles:
 
     def end(self, lines: Lines) -> list[RowCycles]:
         """Hand out the tokens of these lines. Their rows have ended."""
-        rows, lengths = [self._jobs[line].row for line in lines.tolist()], self._length[lines].tolist()
-        self.device.record_lengths(rows, lengths, self.cycle, lines.tolist())
+        self.record_lengths(lines)
         self._live = np.setdiff1d(self._live, lines, assume_unique=True)
         return self.take(lines)
 
@@ -155,6 +169,7 @@ class DeferredCycles:
     def _rows(self, lines: Lines, start: int) -> list[RowCycles]:
         """What the cycles from record `start` on emitted."""
         depth, jobs = self._depth, [self._jobs[line] for line in lines.tolist()]
+        self._known[lines] = self._length[lines]
         for job in jobs:
             job.row.ahead = 0
         record = np.stack([record[lines] for record in self._records[start:]], 1)  # by row, then by cycle

@@ -137,7 +137,10 @@ class CapturedRows:
             return False if len(free) == len(jobs) and self._idles(jobs, verifier) else None
         drafter, rule = self._drafter(free[0].plan.drafter), verifier.device_rule
         assert rule is not None, "rows without a device rule take the ordinary path"
-        chosen = self.runner.choose(self._free.rows, drafter, rule, self._policy, self._announce)
+        deferred = self._deferred if len(free) == len(jobs) else None
+        if deferred is None:
+            self._tell_all()
+        chosen = self.runner.choose(self._free.rows, drafter, rule, self._policy, deferred)
         if chosen is None:
             return None
         if changed := self._free.assign(chosen):
@@ -275,16 +278,15 @@ class CapturedRows:
             self.runner.land_deferred(cycles)
         self._publisher.tell(cycles, self._context)
 
-    def _announce(self) -> None:
+    def _tell_all(self) -> None:
+        """Bring all rows up to date."""
         if self._deferred is not None:
-            self._deferred.announce()
+            self._deferred.record_lengths()
+            self._tell_deferred(self._deferred.take())
 
     def _stop_deferring(self) -> None:
-        """Tell all rows of the cycles that were deferred."""
-        deferred, self._deferred = self._deferred, None
-        if deferred is not None:
-            deferred.announce()
-            self._tell_deferred(deferred.take())
+        self._tell_all()
+        self._deferred = None
 
     def drop(self) -> None:
         """Forget the cycle under way, as after a failure."""

@@ -9,7 +9,7 @@ and after. Both paths leave caches and rows in the same state.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -117,10 +117,14 @@ class CapturedRunner:
         return self._model.cached(row) == row.length - 1
 
     def choose(
-        self, rows: Sequence[Row], drafter: Drafter, rule: DeviceRule, policy: Policy, tell: Callable[[], None]
+        self,
+        rows: Sequence[Row],
+        drafter: Drafter,
+        rule: DeviceRule,
+        policy: Policy,
+        deferred: DeferredCycles | None = None,
     ) -> Budget | None:
-        """What all rows are to draft in the coming cycle; None where the policy wants the ordinary path. `tell` lets
-        the rows know how long they are; it is called before anybody looks at them."""
+        """What all rows are to draft in the coming cycle; None where the policy wants the ordinary path."""
         device = self._device_drafter(drafter)
         if device is None or not device.drafts:
             return Budget(0)
@@ -130,7 +134,7 @@ class CapturedRunner:
             return None
         self._alike = rows
         ready = device.ready(rows, chain_depths(drafter.longest_chain)[-1])
-        return policy.choose(rows, partial(self._menu, rows, drafter, device, rule, tell), ready)
+        return policy.choose(rows, partial(self._menu, rows, drafter, device, rule, deferred), ready)
 
     def _menu(
         self,
@@ -138,10 +142,12 @@ class CapturedRunner:
         drafter: Drafter,
         device: DeviceDrafter,
         rule: DeviceRule,
-        tell: Callable[[], None],
+        deferred: DeferredCycles | None,
     ) -> SizeMenu:
-        tell()
-        shape = self._shape(rows, AHEAD)  # of all rows to come: the head would read their prompts in vain
+        if deferred is not None:
+            deferred.announce()
+        shape = self._at_least(BatchShape.of(rows, AHEAD) if deferred is None else deferred.shape(AHEAD))
+        # of all rows to come: the head would read their prompts in vain
         shape = shape.with_rows(max(shape.rows, self.expected_rows))
         depths = chain_depths(drafter.longest_chain)
         grown: Sequence[DraftSize] = GROWN
@@ -156,8 +162,7 @@ class CapturedRunner:
         options = graphs.menu(shape, rule, sizes, may_capture)
         return SizeMenu(options, graphs.costs.reading(device.behind(rows)), partial(graphs.missed, shape, rule))
 
-    def _shape(self, rows: Sequence[Row], ahead: int = 0) -> BatchShape:
-        shape = BatchShape.of(rows, ahead)
+    def _at_least(self, shape: BatchShape) -> BatchShape:
         return shape if shape.longest >= self.least_text else replace(shape, longest=self.least_text)
 
     def _graphs_of(self, drafter: Drafter | None, row: Row) -> GraphCache:
@@ -210,7 +215,7 @@ class CapturedRunner:
         budget, goals = _no_deeper(budget, deepest), _no_deeper(goals, deepest)
         if not any(row.depth and row.shape for row in budget):
             budget = device.draft_on_host(rows, budget)
-        shape, size = self._shape(rows), size_for(budget, rule, drafter.longest_chain)
+        shape, size = self._at_least(BatchShape.of(rows)), size_for(budget, rule, drafter.longest_chain)
         processor = rows[0].request.processor
         if size is None or not self._fits(shape, size, drafter, rule, processor is not None or mixed(rows, rule)):
             return None
@@ -331,7 +336,7 @@ class CapturedRunner:
         """What a cycle took with the host's part. What was published meanwhile is of the cycle before, which most often
         was one like this. `cached`: tokens of all rows."""
         if not flight.captured and not flight.read:
-            flight.graphs.costs.learn(flight.key, rows, seconds, cached)
+            flight.graphs.costs.learn(flight.key, rows, seconds, cached, flight.overlapped)
 
     def _make_room(self, row: Row, places: int, device: DeviceDrafter) -> None:
         """Let a row have so many places in both caches."""
