@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -55,6 +56,20 @@ def test_a_price_of_long_ago_is_doubted_if_the_host_added_more_than_it_most_ofte
     assert costs.seconds(key(1), 8) == pytest.approx(1.3), "nothing is wrong with it"
     costs.learn(key(5), 8, 9.0)
     assert costs.seconds(key(5), 8) == 9.0, "it is still so"
+
+
+def test_cycles_that_waited_for_the_host_count_only_until_one_overlapped():
+    costs = GraphCosts()
+    costs.learn(key(0), 8, 0.004, overlapped=False)
+    assert costs.seconds(key(0), 8) == pytest.approx(0.004), "an engine whose cycles never overlap knows nothing else"
+    costs.learn(key(0), 8, 0.002)
+    for _ in range(30):
+        costs.learn(key(0), 8, 0.004, overlapped=False)
+    again = GraphCosts.from_json(json.loads(json.dumps(costs.to_json())))
+    again.learn(key(0), 8, 0.004, overlapped=False)
+    assert costs.seconds(key(0), 8) == again.seconds(key(0), 8) == pytest.approx(0.002)
+    again.learn(key(0), 8, 0.002)
+    assert again.seconds(key(0), 8) == pytest.approx(0.002), "what was measured before is not forgotten"
 
 
 def test_one_that_did_not_run_takes_the_least_that_the_host_adds_to_others():

@@ -55,7 +55,7 @@ class GraphCosts:
     def learn(self, key: GraphKey, rows: int, seconds: float, cached: int = 0, overlapped: bool = True) -> None:
         """A cycle with so many rows took so long with the host's part. Nothing was captured or read in it."""
         if overlapped and not self._overlapped:
-            self._overlapped = True
+            self._overlapped, self._host = True, RecentMedian(self._config.graph_window)
             self._whole.clear()
             self._host_parts.clear()
         elif self._overlapped and not overlapped:
@@ -137,6 +137,7 @@ class GraphCosts:
             ],
             "host": self._host.to_json(),
             "reading": self.reading.to_json(),
+            "overlapped": self._overlapped,
         }
 
     @classmethod
@@ -148,4 +149,5 @@ class GraphCosts:
             costs._whole[rows][GraphKey.from_json(key)] = TimesByContext(window, quantile, times)
         costs._host = RecentMedian(window, saved["host"])
         costs.reading = ReadingCost.from_json(saved["reading"], costs._config)
+        costs._overlapped = saved.get("overlapped", True)
         return costs

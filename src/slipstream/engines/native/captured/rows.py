@@ -226,6 +226,8 @@ class CapturedRows:
             landed = self._defer(flight, record, live) or self._tell(flight, record, live)
         if not landed:
             self._stop_deferring()
+            if self.runner is not None:
+                self.runner.abandon(flight)
             return set(live)
         now = time.perf_counter()
         if self.runner is not None:
