@@ -11,11 +11,15 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from slipstream.core.sampling import Sampling
 from slipstream.core.tree import Shape
 from slipstream.core.types import Budget
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 RECORDED_LOGPROBS = (0, 20)  # most probable tokens that captured cycles can record at each position
 
@@ -191,14 +195,16 @@ class RowResult(Protocol):
 
 
 @runtime_checkable
-class CountedResults(Protocol):
-    """The outcome of a captured cycle for all rows that has not to be looked at row by row."""
-
-    drafted: bool  # whether some row drafted
+class ChainResults(Protocol):
+    """The outcome of a captured cycle that drafted chains, for all rows at once."""
 
     @property
-    def emitted_counts(self) -> Sequence[int]:
-        """The number of emitted tokens of each row."""
+    def drafted(self) -> NDArray[np.int64]:
+        """The number of tokens that were drafted for each row."""
+
+    @property
+    def accepted(self) -> NDArray[np.int64]:
+        """How many of these were accepted."""
 
 
 @runtime_checkable

@@ -11,10 +11,15 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from slipstream.core.types import Row
 from slipstream.plan.policy.config import AcceptanceConfig
 from slipstream.plan.policy.rank_table import Judged, RankTable
 from slipstream.plan.policy.tree_shapes import Node, best_first
+
+Counts = NDArray[np.int64]
 
 
 @dataclass
@@ -34,21 +39,22 @@ class SharedAcceptance:
         """Mean acceptance over the whole texts of rows that have ended; `rate` before any has."""
         return self._text_rate if self._text_weight else self.rate
 
-    def learn_text(self, accepted: float, judged: float, config: AcceptanceConfig) -> None:
-        """A row has ended: `accepted` of its `judged` slots were accepted."""
+    def learn_text(self, accepted: float, judged: float, config: AcceptanceConfig, rows: float = 1) -> None:
+        """A row has ended: `accepted` of its `judged` slots were accepted. So many rows decoded together: of these, the
+        last ones to end are those that least was accepted of, so that all of them are remembered."""
         if judged:
             weight = min(judged, config.max_text_weight)
-            self._text_weight = min(self._text_weight + weight, config.text_memory)
+            self._text_weight = min(self._text_weight + weight, max(config.text_memory, rows * weight))
             self._text_rate += (accepted / judged - self._text_rate) * weight / self._text_weight
 
-    def learn(self, accepted: bool, config: AcceptanceConfig, observed: int = 1) -> None:
-        """One observation, in a cycle that `observed` rows are learnt from. Many rows give many observations in little
-        time, so more are remembered: else the last cycles of a batch would decide for the next one. Where the latest
-        ones differ by more than chance, the text is another one, and all others are forgotten."""
-        self.weight = min(self.weight + 1, config.shared_memory * observed)
-        self.rate += (accepted - self.rate) / self.weight
-        self._latest = min(self._latest + 1, config.shared_memory)
-        self._lately += (accepted - self._lately) / self._latest
+    def learn(self, accepted: float, config: AcceptanceConfig, observed: int = 1, slots: float = 1.0) -> None:
+        """The mean of `slots` observations, in a cycle that `observed` rows are learnt from. Many rows give many
+        observations in little time, so more are remembered: else the last cycles of a batch would decide for the next
+        one. Where the latest ones differ by more than chance, the text is another one, and all others are forgotten."""
+        self.weight = min(self.weight + slots, config.shared_memory * observed)
+        self.rate += (accepted - self.rate) * slots / self.weight
+        self._latest = min(self._latest + slots, config.shared_memory)
+        self._lately += (accepted - self._lately) * slots / self._latest
         deviation = math.sqrt(self.rate * (1 - self.rate) / (2 * self._latest))  # of a mean that fades exponentially
         if abs(self._lately - self.rate) > config.shared_surprise * deviation:
             self.rate, self.weight = self._lately, self._latest
@@ -102,6 +108,16 @@ class AcceptanceEstimate:
             self.wait = min(config.max_wait, self.wait * 2)
         self.quiet = 0
 
+    def add(self, hits: float, judged: float) -> None:
+        """So many of the slots were accepted that were judged in some cycles with chains."""
+        if judged:
+            config, fade = self.config, 0.5 if self.judged > self.config.text_half_life else 1.0
+            self.hits, self.judged, self.quiet = fade * self.hits + hits, fade * self.judged + judged, 0
+            self.weight = min(self.weight + judged, config.row_memory)
+            share = min(1.0, judged / self.weight)
+            self._observed += (hits / judged - self._observed) * share
+            self._lean -= self._lean * share
+
     def remaining_rate(self, shared: SharedAcceptance) -> float:
         """Expected acceptance over the rest of the text: the mean so far, shrunk towards that of whole texts, or
         towards the present rate of all rows if this differs so much that the workload must have changed."""
@@ -149,6 +165,8 @@ class AcceptanceEstimator:
         self._observed = 1  # rows that are learnt from in a cycle
         self._crowd = 1.0  # rows that decoded together lately, at most
         self._typical = True  # whether most of these still do
+        self._rows: Sequence[Row] = ()  # whose chains of the latest cycles are not in the estimates yet
+        self._hits, self._slots = np.zeros(0), np.zeros(0)  # of these chains: accepted and judged, by row
 
     def open(
         self,
@@ -166,8 +184,9 @@ class AcceptanceEstimator:
         shared.ranks = shared.ranks or ranks
 
     def close(self, row: Row) -> None:
+        self.settle()
         if (estimate := self._estimates.pop(row, None)) is not None:
-            self.shared_by(row).learn_text(estimate.hits, estimate.judged, self._config)
+            self.shared_by(row).learn_text(estimate.hits, estimate.judged, self._config, self._crowd)
         self._opened.pop(row, None)
 
     def shared(self, group: Hashable = None) -> SharedAcceptance:
@@ -223,3 +242,23 @@ class AcceptanceEstimator:
             estimate.ranks.learn(judged)
         for hit in first if self._typical else ():
             shared.learn(hit, self._config, self._observed)
+
+    def learn_chains(self, rows: Sequence[Row], accepted: Counts, drafted: Counts) -> None:
+        """What was drafted for these rows in a cycle, in chains, and accepted of it. All rows share one group."""
+        judged = np.minimum(accepted + 1, drafted)
+        if rows != self._rows:
+            self.settle()
+            self._rows, self._hits, self._slots = rows, np.zeros(len(rows)), np.zeros(len(rows))
+        self._hits += accepted
+        self._slots += judged
+        slots = float(judged.sum())
+        if self._typical and slots:
+            weight = slots * min(1.0, self._observed / len(rows))
+            self.shared_by(rows[0]).learn(float(accepted.sum()) / slots, self._config, self._observed, weight)
+
+    def settle(self) -> None:
+        """Add the latest chains to the rows' estimates: once for many cycles, since that takes time for every row."""
+        rows, self._rows = self._rows, ()
+        for row, hits, judged in zip(rows, self._hits.tolist(), self._slots.tolist(), strict=False):
+            self.of(row).add(hits, judged)
+        self._hits, self._slots = np.zeros(0), np.zeros(0)

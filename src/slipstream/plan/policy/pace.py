@@ -32,7 +32,7 @@ class Pace:
         self._own, self._others, self._weighted = np.zeros(0), 0.0, 0.0  # those tokens
         self._crowd = 0.0  # rows that decoded together lately, at most
 
-    def moved(self, rows: Sequence[Row], counts: Sequence[int], sensitivity: float = 1.0) -> None:
+    def moved(self, rows: Sequence[Row], counts: Sequence[int] | NDArray[np.int64], sensitivity: float = 1.0) -> None:
         """A cycle with drafts of this sensitivity brought each row so many tokens. Once most rows have left, the others
         are the slow ones: they say nothing about how far rows fall apart."""
         self._crowd = max(len(rows), self._config.fade * self._crowd)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ClassVar
 
-from slipstream.core.device import CountedResults, RowResult, SizeMenu
+from slipstream.core.device import ChainResults, RowResult, SizeMenu
 from slipstream.core.interfaces import Drafter, Model, Policy, Verifier, sibling_mode
 from slipstream.core.tree import Shape
 from slipstream.core.types import Budget, Draft, Row, Verdict
@@ -163,15 +163,16 @@ class Adaptive(Policy):
         sizes = self._size_choice(rows[0])
         observed = sizes.observed(len(rows))
         self.acceptance.together(len(rows), len(observed))
+        if isinstance(results, ChainResults):
+            self.acceptance.learn_chains(rows, results.accepted, results.drafted)
+            if results.drafted.any():
+                sizes.pace.moved(rows, results.accepted + 1, sizes.sensitivity)
+            return
         for r in observed:
             if judged := results[r].judged:
                 self.acceptance.learn(rows[r], len(judged), judged)
-        if isinstance(results, CountedResults):
-            drafted, counts = results.drafted, results.emitted_counts
-        else:
-            drafted, counts = any(result.tokens for result in results), [len(result.emitted) for result in results]
-        if drafted:
-            sizes.pace.moved(rows, counts, sizes.sensitivity)
+        if any(result.tokens for result in results):
+            sizes.pace.moved(rows, [len(result.emitted) for result in results], sizes.sensitivity)
 
     def _size_choice(self, row: Row) -> SizeChoice:
         group = self._groups.get(row)  # None: its drafter failed before the row was opened here

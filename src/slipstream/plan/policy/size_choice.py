@@ -117,6 +117,7 @@ class SizeChoice:
 
     def _done(self, rows: Sequence[Row], options: Sequence[SizeOption]) -> tuple[Column, Column]:
         """Seconds until the average row and the last one are done, by options; of many rows, some are looked at."""
+        self._acceptance.settle()
         judged = [rows[r] for r in _in_turn(len(rows), self._config.judged_rows, self._decisions)]
         rate = np.array([self._rate(row) for row in judged])
         left = np.array([max(1, row.left) for row in judged])

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from slipstream.engines.native.captured.graph_cache import Cycle
 
 LEAST_ROWS = 32  # fewer rows are told after every cycle
-TOLD_ROWS = 32  # that are told at once: what that takes is less than the device takes for a cycle
+TOLD_ROWS = 16  # that are told at once: what that takes is less than the device takes for a cycle
 MOST_CYCLES = 32  # that rows are told of at once
 MOST_SECONDS = 0.02  # until the next rows are told
 
@@ -41,8 +41,7 @@ class RecordedResults(Sequence[CycleResult]):
 
     def __init__(self, cycle: Cycle, record: Lines) -> None:
         self._cycle, self._record = cycle, record
-        self.emitted_counts: Lines = record[:, 0] + 1
-        self.drafted = bool(record[:, 3].any())
+        self.accepted, self.drafted = record[:, 0], record[:, 3]
 
     def __len__(self) -> int:
         return len(self._record)
