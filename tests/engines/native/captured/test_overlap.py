@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton", reason="needs Triton (pip install triton); its interpreter will do")
 
 from heads import eagle
-from slipstream.core.device import DraftSize
+from slipstream.core.device import ChainResults, DraftSize
 from slipstream.core.interfaces import Policy
 from slipstream.core.rules import rules
 from slipstream.core.sampling import Sampling
@@ -28,7 +28,7 @@ from slipstream.models.cache import tensors
 from slipstream.models.run.gpu import pass_sizes
 from slipstream.models.run.gpu.decoder import GpuDecoder
 from slipstream.models.run.torch_model import TorchModel
-from slipstream.plan.policy.policies import Fixed
+from slipstream.plan.policy.policies import Adaptive, Fixed
 from tiny import VOCAB, build
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -188,6 +188,33 @@ def test_a_cycle_of_another_size_is_launched_before_the_last_record_is_read(rule
     assert runner.handed_over > 1, "no cycle followed one of another size"
     assert {cycle.key.depth for cycle in runner.captured} == {0, 1, 2, 3}
     assert said[0] == said[1]
+
+
+class Remembering(Adaptive):
+    """Notes what it learnt from cycles that rows were told of later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.learnt: list[list[int]] = []
+
+    def observe_captured(self, rows, results):
+        super().observe_captured(rows, results)
+        if isinstance(results, ChainResults):
+            self.learnt.append((results.accepted + 1).tolist())
+
+
+def test_the_engines_own_policy_learns_from_rows_that_are_told_later():
+    plan, policy = DecodingPlan("eagle", "greedy", None), Remembering()
+    batch, target, _ = opened(fast=False)
+    alone = [job(batch, n, plan, 12) for n in range(2)]
+    finish(batch, target)
+    batch, target, runner = opened(fast=True, policy=policy)
+    jobs = [job(batch, n, plan, 12) for n in range(2)]
+    finish(batch, target)
+    assert [each.result().token_ids for each in jobs] == [each.row.output for each in alone]
+    assert [each.row.ahead for each in jobs] == [0] * 2
+    assert runner.told > 0
+    assert policy.learnt, "some of the cycles drafted"
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ class Flight:
         """The size that these rows ask for. That of the graph may be larger, because it was captured already."""
         if self.size.nodes or not self.size.depth:
             return self.size
-        deepest = max(goal for _, _, goal in lines)
+        deepest = max([goal for _, _, goal in lines])
         return DraftSize(min((depth for depth in DEPTHS if depth >= deepest), default=self.size.depth))
 
     def rooms(self, step: int, deferred: DeferredCycles | None = None) -> tuple[int, int]:
