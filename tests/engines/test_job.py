@@ -27,7 +27,7 @@ class Speaker:
         new = self.tokens[self.said :][: 1 + self.cycles % 3]
         origins = [Origin.ACCEPTED] * (len(new) - 1) + [Origin.BONUS]
         kept = self.job.row.extend(new, origins, context=10_000)
-        self.job.emit(new[:kept], origins[:kept], counts=(2, kept - 1, kept))
+        self.job.emit(new[:kept], origins[:kept], counts=[(2, kept - 1, kept)])
         self.said, self.cycles = self.said + kept, self.cycles + 1
 
     def finish(self) -> None:

@@ -24,7 +24,7 @@ def test_counts_are_whole_however_many_threads_read_them_meanwhile():
         reader.start()
     for n in range(CYCLES):
         accepted = n % 3
-        job.emit([5] * (accepted + 1), [Origin.PLAIN] * (accepted + 1), counts=(2, accepted, accepted + 1))
+        job.emit([5] * (accepted + 1), [Origin.PLAIN] * (accepted + 1), counts=[(2, accepted, accepted + 1)])
     over.set()
     for reader in readers:
         reader.join()

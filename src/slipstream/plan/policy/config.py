@@ -55,11 +55,12 @@ class CostConfig:
 
     window: int = 9  # latest times that a median is taken of
     plain_window: int = 9  # the same for plain passes
-    graph_window: int = 21  # the same for captured cycles
+    graph_window: int = 9  # the same for stretches of captured cycles
     graph_quantile: float = 0.4  # of these times that counts: a third of them may be pauses of the host
     graph_memory: int = 128  # captured cycles after which an old price is capped by the host's usual share of a cycle;
     # after four times as many by its least share
     graph_reliable: int = 4  # cycles of a kind whose host part others are expected to have, at least
+    graph_stretch: int = 4  # cycles of a kind in a row whose mean counts as one time, once so many were timed
     context_memory: float = 64.0  # captured cycles that the usual time of a kind is taken over
     context_cycles: float = 1024.0  # captured cycles that what a cached token adds rests on
     context_prior: float = 1e7  # tokens²; so much variance of the texts' length counts as one without any effect

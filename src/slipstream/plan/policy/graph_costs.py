@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from slipstream.core.device import DraftSize, GraphKey, next_power_of_two
@@ -12,6 +13,24 @@ from slipstream.plan.policy.prices import ContextCost, ReadingCost, RecentMedian
 
 PLAIN = DraftSize(0)
 LEAST = 0.1  # share of a measured time that a price for much shorter texts is at least
+
+
+@dataclass
+class Stretch:
+    """Some cycles of one kind in a row. The host does more in some of them than in others, for decisions and for rows
+    that are told of their tokens; what a cycle costs is the mean."""
+
+    kind: tuple[GraphKey, int] | None = None
+    cycles: int = 0
+    seconds: float = 0.0
+    cached: int = 0
+
+    def add(self, seconds: float, cached: int) -> None:
+        self.cycles, self.seconds, self.cached = self.cycles + 1, self.seconds + seconds, self.cached + cached
+
+    @property
+    def means(self) -> tuple[float, int]:
+        return self.seconds / self.cycles, self.cached // self.cycles
 
 
 class GraphCosts:
@@ -40,6 +59,7 @@ class GraphCosts:
         # by rows, with no text: the least and the median that the host adds; worked out when it is asked for
         self._host_parts: dict[int, tuple[float, float]] = {}
         self._context = ContextCost(self._config)
+        self._stretch = Stretch()  # the latest cycles, if they are of one kind
         self._overlapped = False  # whether a cycle ever overlapped with the one before
         self._drafting: dict[GraphKey, float | None] = {}  # what `drafting` found out
         self.reading = ReadingCost(self._config)  # by tokens that the drafter had to read first
@@ -63,12 +83,24 @@ class GraphCosts:
         kind = key, next_power_of_two(rows)
         if key not in (alike := self._whole[kind[1]]):
             alike[key] = TimesByContext(self._config.graph_window, self._config.graph_quantile)
-        self._context.add(kind, cached, seconds)
-        alike[key].add(seconds, cached)
         self._cycles += 1
         self._learnt[kind] = self._cycles
+        if len(alike[key]) < self._config.graph_reliable:
+            self._add(kind, seconds, cached)
+            return
+        if self._stretch.kind != kind:
+            self._stretch = Stretch(kind)
+        self._stretch.add(seconds, cached)
+        if self._stretch.cycles == self._config.graph_stretch:
+            self._add(kind, *self._stretch.means)
+            self._stretch = Stretch()
+
+    def _add(self, kind: tuple[GraphKey, int], seconds: float, cached: int) -> None:
+        key, count = kind
+        self._context.add(kind, cached, seconds)
+        self._whole[count][key].add(seconds, cached)
         self._host.add(max(0.0, seconds - self.device(key)))
-        self._host_parts.pop(kind[1], None)
+        self._host_parts.pop(count, None)
 
     def seconds(self, key: GraphKey, rows: int, cached: int = 0) -> float:
         count = next_power_of_two(rows)

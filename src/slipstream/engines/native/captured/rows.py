@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from slipstream.core.interfaces import Drafter, Policy, Verifier
 from slipstream.core.types import Budget, Row
 from slipstream.engines.job import Job
-from slipstream.engines.native.captured.deferred import DeferredCycles, Lines
 from slipstream.engines.native.captured.free_rows import FreeRows
 from slipstream.engines.native.captured.result import RowCycles
 from slipstream.engines.native.captured.row_groups import RowGroup, row_groups
@@ -20,6 +19,7 @@ from slipstream.engines.native.publisher import ChunkPublisher
 from slipstream.kernels.machine import warn
 
 if TYPE_CHECKING:
+    from slipstream.engines.native.captured.deferred import DeferredCycles, Lines
     from slipstream.engines.native.captured.flight import Flight
     from slipstream.engines.native.captured.runner import CapturedRunner
 
@@ -262,7 +262,7 @@ class CapturedRows:
         """Keep a cycle's record, and tell its rows later. False where that cannot be, nothing having changed."""
         if self.runner is None or self._policy.reads_rows or any(job.streamed for job in live):
             return False
-        deferred = self._deferred = self._deferred or DeferredCycles.of(flight, live, self._context)
+        deferred = self._deferred = self._deferred or self.runner.defer(flight, live)
         added = None if deferred is None else deferred.add(record)
         if deferred is None or added is None:
             return False

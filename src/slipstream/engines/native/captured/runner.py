@@ -20,6 +20,7 @@ from slipstream.core.interfaces import Drafter, Policy
 from slipstream.core.shaping import needs_shaping, only_processed
 from slipstream.core.types import Budget, Row
 from slipstream.drafters.device.interface import DeviceDrafter, PlainDecoding
+from slipstream.engines.job import Job
 from slipstream.engines.native.captured.capture_budget import CaptureBudget
 from slipstream.engines.native.captured.chain_cycle import ChainCycle
 from slipstream.engines.native.captured.control_words import control_words
@@ -301,8 +302,8 @@ class CapturedRunner:
         with self.capture_budget.runs():
             record = flight.record.read(flight.lines[-1][0] + 1, flight.cycle.columns)
         if flight.read:  # the device had read it when the record was there
-            seconds, rows = perf_counter() - flight.began, [row for _, row, _ in flight.lines]
-            flight.graphs.costs.learn_reading(flight.key, len(rows), flight.read, seconds, _cached(rows))
+            seconds, cached = perf_counter() - flight.began, sum(row.length for _, row, _ in flight.lines)
+            flight.graphs.costs.learn_reading(flight.key, len(flight.lines), flight.read, seconds, cached)
         self.cycles += 1
         return record
 
@@ -323,6 +324,9 @@ class CapturedRunner:
         self._model.record_written(rows, accepted)
         flight.device.commit(rows, depths, accepted, flight.cycle, lines)
         return list(zip(rows, results, strict=True))
+
+    def defer(self, flight: Flight, jobs: Sequence[Job]) -> DeferredCycles | None:
+        return DeferredCycles.of(flight, jobs, self._model.context)
 
     def land_deferred(self, cycles: Sequence[RowCycles]) -> None:
         """Commit deferred cycles to the target's cache. The drafter knows of them (`DeferredCycles`)."""
@@ -390,10 +394,6 @@ class CapturedRunner:
                 graphs.add(key, new_cycle(key, self._passes, held, part, processor))
             self.captures += 1
         return graphs.cycles[key], missing
-
-
-def _cached(rows: Sequence[Row]) -> int:
-    return sum([len(row.tokens) for row in rows])
 
 
 def _no_deeper(budgets: Sequence[Budget], depth: float) -> list[Budget]:
