@@ -302,9 +302,16 @@ def test_chains_of_the_shipped_head_are_those_of_single_cycles(monkeypatch, dept
 PENALTIES = {"min_p": 0.05, "repetition_penalty": 1.1, "presence_penalty": 0.4, "frequency_penalty": 0.2}
 
 
+TRUNCATED = {"top_k": 20, "top_p": 0.8}
+CHAINS = [(verify, limits) for verify in ("coupled", "token", "block") for limits in ({}, TRUNCATED, PENALTIES)]
+FIRST_CHAINS = [("coupled", PENALTIES), ("token", {}), ("block", TRUNCATED)]
+
+
 @pytest.mark.model
-@pytest.mark.parametrize("limits", [{}, {"top_k": 20, "top_p": 0.8}, PENALTIES])
-@pytest.mark.parametrize("verify", ["coupled", "token", "block"])
+@pytest.mark.parametrize(
+    ("verify", "limits"),
+    [pytest.param(*each, marks=() if each in FIRST_CHAINS else pytest.mark.slow) for each in CHAINS],
+)
 def test_sampled_chains_of_the_shipped_head_are_those_of_single_cycles(monkeypatch, depths, verify, limits):
     """Where draft and target draw from the same noise, the text is that of plain decoding, too."""
     from default import target

@@ -438,7 +438,9 @@ def test_a_text_that_cannot_be_told_ends_its_own_request_alone():
     assert not batch.failures
 
 
-@pytest.mark.parametrize("drafter", ["none", "eagle", "dflash", *EXITS, *HEADS])
+@pytest.mark.parametrize(
+    "drafter", ["none", "eagle", *[pytest.param(name, marks=pytest.mark.slow) for name in ("dflash", *EXITS, *HEADS)]]
+)
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul")  # on processors without such products
 def test_drafters_have_captured_cycles_in_half_precision(drafter):
     """Passes keep their states in float32, and heads have the model's own type."""
