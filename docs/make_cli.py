@@ -16,7 +16,7 @@ def help_of(*words: str) -> str:
         capture_output=True,
         text=True,
         check=True,
-        env={**os.environ, "COLUMNS": "100", "TERM": "dumb"},
+        env={**os.environ, "COLUMNS": "122", "TERM": "dumb"},
     )
     return f"## `slipstream {' '.join(words)}`\n\n```\n{done.stdout.strip()}\n```\n".replace(
         "slipstream `", "slipstream`"

@@ -34,6 +34,7 @@ def build_app(name: str | None = None) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
+        context_settings={"max_content_width": 120},  # of a help text; click's own limit is 80
     )
     app.callback()(_top)
     for command in [name] if name in COMMANDS else COMMANDS:
