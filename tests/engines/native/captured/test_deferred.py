@@ -100,7 +100,8 @@ def test_rows_that_are_told_later_are_told_the_same(depth, seed, monkeypatch):
             assert [job.row.length for job in later] == [job.row.length for job in jobs]
             assert [job.row.left for job in later] == [job.row.left for job in jobs]
             rows = [job.row for job in told.live.values()]
-            assert not rows or deferred.shape(5) == BatchShape.of(rows, 5)
+            for some in (rows, rows[1:]):
+                assert not some or deferred.shape(some, 5) == BatchShape.of(some, 5)
         if random.random() < 0.1:
             publisher.tell(deferred.take(), CONTEXT)
             assert [job.row.tokens for job in later] == [job.row.tokens for job in jobs]

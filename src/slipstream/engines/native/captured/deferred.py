@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.core.types import Origin
+from slipstream.core.types import Origin, Row
 from slipstream.engines.job import Job
 from slipstream.engines.native.captured.result import CycleResult, RowCycles
 from slipstream.engines.native.captured.sizes import BatchShape
@@ -122,8 +122,10 @@ class DeferredCycles:
             self._jobs[line].row.ahead = count
         self.record_lengths()
 
-    def shape(self, ahead: int) -> BatchShape:
-        """The shape of all rows (`BatchShape.of`)."""
+    def shape(self, rows: Sequence[Row], ahead: int) -> BatchShape:
+        """The shape of these rows (`BatchShape.of`), most often all of them. They know how long they are."""
+        if len(rows) < len(self._live):
+            return BatchShape.of(rows, ahead)
         length, left = self._length[self._live], (self._whole - self._length)[self._live]
         cached = int(length.sum() + np.minimum(ahead, left).sum() // 2)
         return BatchShape(len(length), int(length.max()), self._cut, None, cached)

@@ -137,10 +137,7 @@ class CapturedRows:
             return False if len(free) == len(jobs) and self._idles(jobs, verifier) else None
         drafter, rule = self._drafter(free[0].plan.drafter), verifier.device_rule
         assert rule is not None, "rows without a device rule take the ordinary path"
-        deferred = self._deferred if len(free) == len(jobs) else None
-        if deferred is None:
-            self._tell_all()
-        chosen = self.runner.choose(self._free.rows, drafter, rule, self._policy, deferred)
+        chosen = self.runner.choose(self._free.rows, drafter, rule, self._policy, self._deferred)
         if chosen is None:
             return None
         if changed := self._free.assign(chosen):
@@ -280,15 +277,12 @@ class CapturedRows:
             self.runner.land_deferred(cycles)
         self._publisher.tell(cycles, self._context)
 
-    def _tell_all(self) -> None:
-        """Bring all rows up to date."""
-        if self._deferred is not None:
-            self._deferred.record_lengths()
-            self._tell_deferred(self._deferred.take())
-
     def _stop_deferring(self) -> None:
-        self._tell_all()
-        self._deferred = None
+        """Bring all rows up to date."""
+        deferred, self._deferred = self._deferred, None
+        if deferred is not None:
+            deferred.record_lengths()
+            self._tell_deferred(deferred.take())
 
     def drop(self) -> None:
         """Forget the cycle under way, as after a failure."""

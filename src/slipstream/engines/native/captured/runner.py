@@ -147,7 +147,7 @@ class CapturedRunner:
     ) -> SizeMenu:
         if deferred is not None:
             deferred.announce()
-        shape = self._at_least(BatchShape.of(rows, AHEAD) if deferred is None else deferred.shape(AHEAD))
+        shape = self._at_least(BatchShape.of(rows, AHEAD) if deferred is None else deferred.shape(rows, AHEAD))
         # of all rows to come: the head would read their prompts in vain
         shape = shape.with_rows(max(shape.rows, self.expected_rows))
         depths = chain_depths(drafter.longest_chain)
