@@ -267,7 +267,7 @@ class Policy(ABC):
     """Decides in each cycle which rows draft, and how deep and wide."""
 
     # whether `choose` looks at rows before it asks for the menu, or `observe_captured` at their texts; where not, many
-    # rows on a GPU are told of their tokens once for several cycles
+    # rows on a GPU get their tokens once for several cycles
     reads_rows: ClassVar[bool] = True
 
     @classmethod

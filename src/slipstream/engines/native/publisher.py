@@ -54,7 +54,7 @@ class ChunkPublisher:
         for (depth, accepted, kept), cycles in totals.values():
             self.stats.add(depth, accepted, cycles * kept, cycles)
 
-    def tell(self, cycles: Sequence[RowCycles], context: int) -> None:
+    def commit(self, cycles: Sequence[RowCycles], context: int) -> None:
         """Commit what several cycles emitted to its rows, and publish it. A failure ends only the job concerned."""
         self.catch_up()
         counted = list[ChainCounts]()

@@ -17,8 +17,8 @@ LEAST = 0.1  # share of a measured time that a price for much shorter texts is a
 
 @dataclass
 class Stretch:
-    """Some cycles of one kind in a row. The host does more in some of them than in others, for decisions and for rows
-    that are told of their tokens; what a cycle costs is the mean."""
+    """Some cycles of one kind in a row. The host does more in some of them than in others, for decisions and to commit
+    tokens; what a cycle costs is the mean."""
 
     kind: tuple[GraphKey, int] | None = None
     cycles: int = 0

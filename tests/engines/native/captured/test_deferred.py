@@ -1,4 +1,4 @@
-"""Cycles that rows are told of later: tokens, origins, counts and ends are the same as if they were told at once."""
+"""Cycles that are committed later: tokens, origins, counts and ends are the same as of cycles committed at once."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def flight_of(jobs: list[Job], depth: int) -> SimpleNamespace:
     )
 
 
-class Told:
-    """Jobs that are told of every cycle at once."""
+class AtOnce:
+    """Jobs whose cycles are committed at once."""
 
     def __init__(self, jobs: list[Job]) -> None:
         self.jobs, self.publisher = dict(enumerate(jobs)), ChunkPublisher()
@@ -74,42 +74,42 @@ class Told:
 
 @pytest.mark.parametrize("depth", [0, 1, 4])
 @pytest.mark.parametrize("seed", range(4))
-def test_rows_that_are_told_later_are_told_the_same(depth, seed, monkeypatch):
-    monkeypatch.setattr(deferred_cycles, "TOLD_ROWS", 2)
+def test_cycles_that_are_committed_later_give_the_same(depth, seed, monkeypatch):
+    monkeypatch.setattr(deferred_cycles, "SOME_ROWS", 2)
     monkeypatch.setattr(deferred_cycles, "MOST_CYCLES", 8)
     random = np.random.default_rng(seed)
     jobs, later = jobs_of(np.random.default_rng(seed), 9), jobs_of(np.random.default_rng(seed), 9)
-    told, publisher = Told(jobs), ChunkPublisher()
+    direct, publisher = AtOnce(jobs), ChunkPublisher()
     flight = flight_of(later, depth)
     deferred = DeferredCycles(flight, later, CONTEXT)
-    while told.live:
-        lengths = {line: job.row.length for line, job in told.live.items()}
+    while direct.live:
+        lengths = {line: job.row.length for line, job in direct.live.items()}
         assert (deferred.longest, deferred.cached) == (max(lengths.values()), sum(lengths.values()))
         assert deferred.room(2) == min(max(10, 98 - length) for length in lengths.values())
-        record = record_of(random, told.live, 9, depth)
-        told.add(record)
+        record = record_of(random, direct.live, 9, depth)
+        direct.add(record)
         results, ended = deferred.add(record)
         assert list(results.accepted) == [record[line, 0] for line in lengths]
         assert results[0] == told_chains([record[next(iter(lengths))].tolist()])[0]
-        assert set(ended.tolist()) == lengths.keys() - told.live.keys()
-        publisher.tell(deferred.end(ended), CONTEXT)
+        assert set(ended.tolist()) == lengths.keys() - direct.live.keys()
+        publisher.commit(deferred.end(ended), CONTEXT)
         if (due := deferred.due()) is not None:
-            publisher.tell(deferred.take(due), CONTEXT)
+            publisher.commit(deferred.take(due), CONTEXT)
         if random.random() < 0.3:
-            deferred.announce()
+            deferred.update_lengths()
             assert [job.row.length for job in later] == [job.row.length for job in jobs]
             assert [job.row.left for job in later] == [job.row.left for job in jobs]
-            rows = [job.row for job in told.live.values()]
+            rows = [job.row for job in direct.live.values()]
             for some in (rows, rows[1:]):
                 assert not some or deferred.shape(some, 5) == BatchShape.of(some, 5)
         if random.random() < 0.1:
-            publisher.tell(deferred.take(), CONTEXT)
+            publisher.commit(deferred.take(), CONTEXT)
             assert [job.row.tokens for job in later] == [job.row.tokens for job in jobs]
     for own, other in zip(later, jobs, strict=True):
         assert (own.row.tokens, own.row.origins) == (other.row.tokens, other.row.origins)
         assert own.row.finish_reason == other.row.finish_reason
         assert own.result() == other.result()
-    assert publisher.stats == told.publisher.stats
+    assert publisher.stats == direct.publisher.stats
 
 
 def test_a_row_without_a_law_leaves_everything_as_it_was():

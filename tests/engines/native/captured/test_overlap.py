@@ -46,11 +46,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So few rows, too, are told of their tokens once for several cycles."""
+    """So few rows, too, get their tokens once for several cycles."""
     monkeypatch.setattr(deferred, "LEAST_ROWS", 1)
     monkeypatch.setattr(deferred, "MOST_SECONDS", 1e9)
     monkeypatch.setattr(deferred, "MOST_CYCLES", 4)
-    monkeypatch.setattr(deferred, "TOLD_ROWS", 2)
+    monkeypatch.setattr(deferred, "SOME_ROWS", 2)
 
 
 class Always(Fixed):
@@ -62,10 +62,10 @@ class Always(Fixed):
 class Overlaps(CapturedRunner):
     """Counts the cycles that were launched before the record of the last one was read."""
 
-    early = handed_over = told = 0
+    early = handed_over = late = 0
 
     def land_deferred(self, cycles):
-        self.told += len(cycles)
+        self.late += len(cycles)
         super().land_deferred(cycles)
 
     def launch_next(self, flight, *more):
@@ -132,7 +132,7 @@ def test_rows_that_end_come_or_go_while_a_cycle_is_under_way_say_what_they_say_a
         cancelled.cancel()
     finish(batch, target)
     assert runner.early > 3, "no cycle overlapped with another"
-    assert runner.told or plan.shape, "rows of chains were told after every cycle"
+    assert runner.late or plan.shape, "rows of chains got their tokens after every cycle"
     assert stopped.result().token_ids == said[0][:stop]
     assert stopped.result().finish_reason == "stop"
     assert late.result().token_ids == said[2]
@@ -191,7 +191,7 @@ def test_a_cycle_of_another_size_is_launched_before_the_last_record_is_read(rule
 
 
 class Remembering(Adaptive):
-    """Notes what it learnt from cycles that rows were told of later."""
+    """Notes what it learnt from cycles that were committed later."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ class Remembering(Adaptive):
             self.learnt.append((results.accepted + 1).tolist())
 
 
-def test_the_engines_own_policy_learns_from_rows_that_are_told_later():
+def test_the_engines_own_policy_learns_from_cycles_that_are_committed_later():
     plan, policy = DecodingPlan("eagle", "greedy", None), Remembering()
     batch, target, _ = opened(fast=False)
     alone = [job(batch, n, plan, 12) for n in range(2)]
@@ -213,7 +213,7 @@ def test_the_engines_own_policy_learns_from_rows_that_are_told_later():
     finish(batch, target)
     assert [each.result().token_ids for each in jobs] == [each.row.output for each in alone]
     assert [each.row.ahead for each in jobs] == [0] * 2
-    assert runner.told > 0
+    assert runner.late > 0
     assert policy.learnt, "some of the cycles drafted"
 
 

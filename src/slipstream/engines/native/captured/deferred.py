@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from slipstream.engines.native.captured.flight import Flight
     from slipstream.engines.native.captured.graph_cache import Cycle
 
-LEAST_ROWS = 32  # fewer rows are told after every cycle
-TOLD_ROWS = 16  # that are told at once: what that takes is less than the device takes for a cycle
-MOST_CYCLES = 32  # that rows are told of at once
-MOST_SECONDS = 0.02  # until the next rows are told
+LEAST_ROWS = 32  # fewer rows get their tokens after every cycle
+SOME_ROWS = 16  # that get theirs at once, in less time than the device takes for a cycle
+MOST_CYCLES = 32  # whose tokens a row waits for
+MOST_SECONDS = 0.02  # until the next rows get theirs
 
 Lines = NDArray[np.int64]
 ORIGINS = np.array([Origin.ACCEPTED, Origin.RECOVERED, Origin.BONUS, Origin.PLAIN], dtype=object)
@@ -46,7 +46,7 @@ class RecordedResults(Sequence[CycleResult]):
     def __len__(self) -> int:
         return len(self._record)
 
-    def __getitem__(self, row):  # type: ignore[no-untyped-def]
+    def __getitem__(self, row: Any) -> Any:
         if isinstance(row, slice):
             return self._cycle.told(self._record[row].tolist())
         return self._cycle.told([self._record[row].tolist()])[0]
@@ -60,6 +60,7 @@ class DeferredCycles:
         self.cycle, self.device, self._jobs = flight.cycle, flight.device, dict[int, Job]()
         self._depth = flight.key.depth
         count = flight.lines[-1][0] + 1
+        # of each row: the text's length, its limit by context and request, by the request alone; `Flight.room`
         self._length, self._limit, self._whole, self._places, self._beyond = np.zeros((5, count), np.int64)
         ends: list[list[int]] = [[] for _ in range(count)]
         lines = [line for line in flight.lines if line[1].finish_reason is None]
@@ -73,13 +74,13 @@ class DeferredCycles:
         self._ends = np.array([own + [-1] * (widest - len(own)) for own in ends], np.int64).reshape(count, 1, widest)
         self._live: Lines = np.array([*self._jobs], np.int64)
         self._records: list[Lines] = []
-        self._told = np.zeros(count, np.int64)  # how many of these the row of a line was told of
-        self._turns = deque(np.array_split(self._live, -(-len(jobs) // TOLD_ROWS)))  # lines that are told at once
-        self._since = perf_counter(), 0  # when some were told, and the records there were
+        self._given = np.zeros(count, np.int64)  # how many of these each row has the tokens of
+        self._turns = deque(np.array_split(self._live, -(-len(jobs) // SOME_ROWS)))  # rows that get tokens at once
+        self._since = perf_counter(), 0  # when some rows got theirs, and the records there were
 
     @classmethod
     def of(cls, flight: Flight, jobs: Sequence[Job], context: int) -> DeferredCycles | None:
-        """None where the rows must be told of every cycle at once."""
+        """None where rows need their tokens after every cycle."""
         key, simple = flight.key, jobs[0].row.request.processor is None and flight.key.logprobs is None
         if len(jobs) < LEAST_ROWS or key.nodes or key.rule.needs_draft or flight.device.needs_depths:
             return None
@@ -114,8 +115,8 @@ class DeferredCycles:
         left = np.maximum(self._beyond[live], self._places[live] - self._length[live] - step)
         return int(left.min())
 
-    def announce(self) -> None:
-        """Let rows and drafter know how long the texts are. What they say is told later."""
+    def update_lengths(self) -> None:
+        """Let rows and drafter know how long the texts are. Rows get the tokens later."""
         lines = self._live
         ahead = (self._length - self._known)[lines].tolist()
         for line, count in zip(lines.tolist(), ahead, strict=True):
@@ -137,7 +138,7 @@ class DeferredCycles:
         self.device.record_lengths(rows, self._length[own].tolist(), self.cycle, own.tolist())
 
     def due(self) -> Lines | None:
-        """The lines whose rows are to be told now; None if nobody has waited for long enough."""
+        """The lines whose rows get their tokens now; None if nobody has waited for long enough."""
         count, (when, before) = len(self._records), self._since
         if (count - before) * len(self._turns) < MOST_CYCLES and perf_counter() - when < MOST_SECONDS:
             return None
@@ -148,9 +149,9 @@ class DeferredCycles:
     def take(self, lines: Lines | None = None) -> list[RowCycles]:
         """Hand out the tokens of these lines, or of all rows that go on."""
         lines = self._live if lines is None else lines
-        told = [(lines[self._told[lines] == start], start) for start in np.unique(self._told[lines]).tolist()]
-        self._told[lines] = len(self._records)
-        cycles = [own for some, start in told if self._records[start:] for own in self._rows(some, start)]
+        since = [(lines[self._given[lines] == start], start) for start in np.unique(self._given[lines]).tolist()]
+        self._given[lines] = len(self._records)
+        cycles = [own for some, start in since if self._records[start:] for own in self._rows(some, start)]
         self._forget()
         return cycles
 
@@ -161,10 +162,10 @@ class DeferredCycles:
         return self.take(lines)
 
     def _forget(self) -> None:
-        """Drop the records that all rows were told of."""
-        if first := int(self._told[self._live].min(initial=len(self._records))):
+        """Drop the records that all rows have the tokens of."""
+        if first := int(self._given[self._live].min(initial=len(self._records))):
             del self._records[:first]
-            self._told -= first
+            self._given -= first
             self._since = self._since[0], self._since[1] - first
 
     def _rows(self, lines: Lines, start: int) -> list[RowCycles]:

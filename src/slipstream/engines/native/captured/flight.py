@@ -66,7 +66,7 @@ class Flight:
         """The fewest places that are left of a row once this cycle has landed: of rows that go on, and of those that
         have ended, with which the device goes on. A cycle adds up to `step` tokens to a row. Of a row that has just
         ended, some were cut off, and this cycle adds more. On the device, too, no row outgrows its longest text.
-        `deferred`: cycles that the rows were not told of yet."""
+        `deferred`: cycles that are not committed to them yet."""
         spare = min([beyond for _, beyond in self.room])
         if spare > step + self.size.places:  # as most often
             return spare, spare

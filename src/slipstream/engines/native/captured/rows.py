@@ -50,7 +50,7 @@ class CapturedRows:
         self._whole = True  # whether that cycle has all rows
         self._changed: bool | None = False  # what `_choose` said while it was under way
         self._decided: dict[Job, Budget] = {}  # what the policy wants of a drafter without a device form
-        self._deferred: DeferredCycles | None = None  # the cycles that rows will be told of later
+        self._deferred: DeferredCycles | None = None  # cycles that are committed to the rows later
 
     def chains_only(self, job: Job) -> bool:
         """Whether a tree would keep a row from captured cycles, which a chain does not."""
@@ -220,7 +220,7 @@ class CapturedRows:
         flight, self._flight, landed = self._flight, None, False
         with self._giving_up():
             record = self.runner.read(flight)
-            landed = self._defer(flight, record, live) or self._tell(flight, record, live)
+            landed = self._defer(flight, record, live) or self._commit(flight, record, live)
         if not landed:
             self._stop_deferring()
             if self.runner is not None:
@@ -236,7 +236,7 @@ class CapturedRows:
         self._since = now
         return set()
 
-    def _tell(self, flight: Flight, record: Lines, live: Sequence[Job]) -> bool:
+    def _commit(self, flight: Flight, record: Lines, live: Sequence[Job]) -> bool:
         """Commit a cycle to its rows; False where it must be repeated on the ordinary path."""
         self._stop_deferring()
         landed = None if self.runner is None else self.runner.land(flight, record)
@@ -256,7 +256,7 @@ class CapturedRows:
         return True
 
     def _defer(self, flight: Flight, record: Lines, live: Sequence[Job]) -> bool:
-        """Keep a cycle's record, and tell its rows later. False where that cannot be, nothing having changed."""
+        """Keep a cycle's record, and commit it later. False where that cannot be, nothing having changed."""
         if self.runner is None or self._policy.reads_rows or any(job.streamed for job in live):
             return False
         deferred = self._deferred = self._deferred or self.runner.defer(flight, live)
@@ -267,22 +267,22 @@ class CapturedRows:
         if flight.size.depth:
             self._policy.observe_captured([job.row for job in live], results)
         if len(ended):
-            self._tell_deferred(deferred.end(ended))
+            self._commit_deferred(deferred.end(ended))
         if (due := deferred.due()) is not None:
-            self._tell_deferred(deferred.take(due))
+            self._commit_deferred(deferred.take(due))
         return True
 
-    def _tell_deferred(self, cycles: Sequence[RowCycles]) -> None:
+    def _commit_deferred(self, cycles: Sequence[RowCycles]) -> None:
         if self.runner is not None:
             self.runner.land_deferred(cycles)
-        self._publisher.tell(cycles, self._context)
+        self._publisher.commit(cycles, self._context)
 
     def _stop_deferring(self) -> None:
         """Bring all rows up to date."""
         deferred, self._deferred = self._deferred, None
         if deferred is not None:
             deferred.record_lengths()
-            self._tell_deferred(deferred.take())
+            self._commit_deferred(deferred.take())
 
     def drop(self) -> None:
         """Forget the cycle under way, as after a failure."""

@@ -146,7 +146,7 @@ class CapturedRunner:
         deferred: DeferredCycles | None,
     ) -> SizeMenu:
         if deferred is not None:
-            deferred.announce()
+            deferred.update_lengths()
         shape = self._at_least(BatchShape.of(rows, AHEAD) if deferred is None else deferred.shape(rows, AHEAD))
         # of all rows to come: the head would read their prompts in vain
         shape = shape.with_rows(max(shape.rows, self.expected_rows))
@@ -254,7 +254,7 @@ class CapturedRunner:
     ) -> Flight | None:
         """Start the next cycle before the record of `flight` is read; None where the rows need something else first.
         `chosen`: what all rows are to draft from now on, if that is not what they drafted so far. `deferred`: cycles
-        that they were not told of yet.
+        that are not committed to them yet.
 
         Where the graph stays the same, rows that have finished keep their lines, and nobody looks at them any more. The
         device does not know that they have, and goes on with them; they must not outgrow the caches either."""
